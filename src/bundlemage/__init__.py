@@ -1,0 +1,1 @@
+"""BundleMage: match bundles to users, and complete bundles for them."""

@@ -1,0 +1,1 @@
+"""Data in, checked and frozen. Nothing here imports torch."""

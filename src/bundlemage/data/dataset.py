@@ -1,0 +1,162 @@
+"""The one form in which data reaches a model: three binary matrices, three vocabularies, a catalogue."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from scipy import sparse
+
+from bundlemage.data.vocabulary import Vocabulary
+
+Positions = npt.NDArray[np.int32]
+
+ITEM_SCHEMA = pa.schema(
+    [
+        ("item_id", pa.string()),
+        ("title", pa.string()),
+        ("price", pa.float64()),
+        ("tags", pa.list_(pa.string())),
+        ("stock", pa.int64()),
+    ]
+)
+BUNDLE_SCHEMA = pa.schema(
+    [
+        ("bundle_id", pa.string()),
+        ("title", pa.string()),
+        ("price", pa.float64()),
+        ("tags", pa.list_(pa.string())),
+        ("discount", pa.float64()),  # a fraction: 0.2 is 20% off
+    ]
+)
+
+
+def binary_matrix(rows: npt.ArrayLike, columns: npt.ArrayLike, shape: tuple[int, int]) -> sparse.csr_matrix:
+    """A CSR matrix of ones with sorted rows; a pair given twice counts once. Its arrays are read-only."""
+    row, column = np.asarray(rows, dtype=np.int64), np.asarray(columns, dtype=np.int64)
+    if row.size and (row.min() < 0 or column.min() < 0 or row.max() >= shape[0] or column.max() >= shape[1]):
+        raise ValueError(f"a position lies outside a matrix of shape {shape}")
+    keys = np.unique(row * max(shape[1], 1) + column)
+    counts = np.bincount(keys // max(shape[1], 1), minlength=shape[0])
+    indptr = np.concatenate([[0], np.cumsum(counts)])
+    indices = (keys % max(shape[1], 1)).astype(np.int32)
+    return _frozen(sparse.csr_matrix((np.ones(len(keys), np.float32), indices, indptr), shape=shape))
+
+
+def _frozen(matrix: sparse.csr_matrix) -> sparse.csr_matrix:
+    for array in (matrix.data, matrix.indices, matrix.indptr):
+        array.setflags(write=False)
+    return matrix
+
+
+def _as_binary(matrix: Any, shape: tuple[int, int]) -> sparse.csr_matrix:
+    coo = sparse.coo_matrix(matrix)
+    if coo.shape != shape:
+        raise ValueError(f"matrix of shape {coo.shape} where the vocabularies say {shape}")
+    stored = coo.data != 0
+    return binary_matrix(coo.row[stored], coo.col[stored], shape)
+
+
+def empty_catalogue(schema: pa.Schema, vocabulary: Vocabulary) -> pa.Table:
+    columns: dict[str, Any] = {schema.names[0]: vocabulary.to_arrow()}
+    for column in schema.names[1:]:
+        columns[column] = pa.nulls(len(vocabulary), schema.field(column).type)
+    return pa.table(columns, schema=schema)
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """What is known of items and bundles besides who bought them. Row n describes position n."""
+
+    items: pa.Table
+    """`ITEM_SCHEMA`; unknown values are null."""
+    bundles: pa.Table
+    """`BUNDLE_SCHEMA`; unknown values are null."""
+
+    def item_titles(self) -> list[str | None]:
+        titles: list[str | None] = self.items["title"].to_pylist()
+        return titles
+
+    def bundle_titles(self) -> list[str | None]:
+        titles: list[str | None] = self.bundles["title"].to_pylist()
+        return titles
+
+
+@dataclass(frozen=True)
+class BundleDataset:
+    """Who bought which items and bundles, and what is in each bundle. Frozen, validated, binary."""
+
+    user_item: sparse.csr_matrix  # [users, items]
+    user_bundle: sparse.csr_matrix  # [users, bundles]
+    bundle_item: sparse.csr_matrix  # [bundles, items]
+    users: Vocabulary
+    items: Vocabulary
+    bundles: Vocabulary
+    catalogue: Catalogue | None = None
+    name: str = "dataset"
+    notes: tuple[str, ...] = field(default=())
+    """What a reader of figures must know of this data, such as that a matrix was reconstructed."""
+
+    def __post_init__(self) -> None:
+        shapes = {
+            "user_item": (len(self.users), len(self.items)),
+            "user_bundle": (len(self.users), len(self.bundles)),
+            "bundle_item": (len(self.bundles), len(self.items)),
+        }
+        for attribute, shape in shapes.items():
+            matrix = getattr(self, attribute)
+            already = (
+                isinstance(matrix, sparse.csr_matrix)
+                and matrix.shape == shape
+                and matrix.dtype == np.float32
+                and not matrix.data.flags.writeable
+            )
+            if not already:
+                object.__setattr__(self, attribute, _as_binary(matrix, shape))
+        if self.catalogue is not None:
+            for table, vocabulary in (
+                (self.catalogue.items, self.items),
+                (self.catalogue.bundles, self.bundles),
+            ):
+                if table.num_rows != len(vocabulary):
+                    raise ValueError(
+                        f"a catalogue of {table.num_rows} rows for {len(vocabulary)} {vocabulary.kind} ids"
+                    )
+
+    def with_interactions(self, **matrices: sparse.csr_matrix) -> BundleDataset:
+        """The same vocabularies and catalogue with other matrices, as a split needs."""
+        return replace(self, **matrices)
+
+    def item_title(self, position: int) -> str | None:
+        return None if self.catalogue is None else self.catalogue.items["title"][position].as_py()
+
+    def bundle_title(self, position: int) -> str | None:
+        return None if self.catalogue is None else self.catalogue.bundles["title"][position].as_py()
+
+    def fingerprint(self) -> str:
+        """A SHA-256 over ids and pairs: equal for equal data, whatever reader it came through."""
+        digest = hashlib.sha256()
+        for vocabulary in (self.users, self.items, self.bundles):
+            digest.update(f"{vocabulary.kind}:{len(vocabulary)}\n".encode())
+            for name in vocabulary:
+                digest.update(name.encode() + b"\n")
+        for matrix in (self.user_item, self.user_bundle, self.bundle_item):
+            digest.update(matrix.indptr.astype("<i8").tobytes())
+            digest.update(matrix.indices.astype("<i4").tobytes())
+        return digest.hexdigest()
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return {"users": len(self.users), "items": len(self.items), "bundles": len(self.bundles)}
+
+    def __repr__(self) -> str:
+        return (
+            f"BundleDataset({self.name!r}: {len(self.users):,} users, {len(self.bundles):,} bundles, "
+            f"{len(self.items):,} items; {self.user_bundle.nnz:,} user-bundle, {self.user_item.nnz:,} user-item, "
+            f"{self.bundle_item.nnz:,} bundle-item pairs)"
+        )

@@ -1,0 +1,92 @@
+"""One family of exceptions. A message says what was found, where, what is expected, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal
+
+
+class BundleMageError(Exception):
+    """Anything the caller can mend. The command line prints it and exits with 2."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One kind of fault in one place, with the first instance spelled out and the rest counted."""
+
+    kind: str
+    """A stable slug, e.g. `missing-file`, for programs and tests."""
+    where: str
+    """The file, table or frame, as the user named it."""
+    message: str
+    """What was found and what is expected."""
+    fix: str
+    """What to do about it."""
+    line: int | None = None
+    """The 1-based line in a text file (or row in a table) of the first instance."""
+    value: str | None = None
+    """The offending value of the first instance."""
+    more: int = 0
+    """How many more instances of the same kind there are in the same place."""
+    severity: Literal["error", "warning"] = "error"
+    """An error stops loading. A warning loads, but `data check` still refuses it."""
+
+    def __str__(self) -> str:
+        place = self.where if self.line is None else f"{self.where}:{self.line}"
+        more = f" ({self.more:,} more like this)" if self.more else ""
+        return f"{place}: {self.message}{more}. {self.fix}"
+
+
+class DataError(BundleMageError):
+    """The data cannot be used. Carries every problem found, not only the first."""
+
+    def __init__(self, problems: Problem | Iterable[Problem]) -> None:
+        self.problems: tuple[Problem, ...] = (problems,) if isinstance(problems, Problem) else tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class ConfigError(BundleMageError):
+    """An unknown or impossible setting."""
+
+
+class UnknownIdError(BundleMageError):
+    """An id that is not in the vocabulary."""
+
+    def __init__(self, kind: str, unknown: Sequence[str], known: Iterable[str]) -> None:
+        first = unknown[0]
+        # Fuzzy matching a large catalogue takes seconds; a prefix pool keeps the answer immediate.
+        pool = [name for name in known if name[:1].casefold() == first[:1].casefold()][:5000]
+        close = get_close_matches(first, pool, n=3)
+        more = f" (and {len(unknown) - 1:,} more)" if len(unknown) > 1 else ""
+        hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
+        super().__init__(
+            f"unknown {kind} id {first!r}{more}: not in the data the model was trained on.{hint}"
+        )
+        self.kind = kind
+        self.unknown = tuple(unknown)
+
+
+class ArtifactError(BundleMageError):
+    """A saved model is missing, cut short, altered, or of another format version."""
+
+
+class CheckpointError(BundleMageError):
+    """A training run cannot be resumed from what is on disk."""
+
+
+class DeviceError(BundleMageError):
+    """A device that is unknown or not present."""
+
+
+class UnsupportedError(BundleMageError):
+    """A thing this model does not do, such as scoring users it was not trained on."""
+
+
+class MissingExtraError(BundleMageError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, extra: str, needed_for: str) -> None:
+        super().__init__(f"{needed_for} needs an extra: pip install 'bundlemage[{extra}]'")
+        self.extra = extra
