@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -59,3 +59,209 @@ class Split:
     """How it was made, e.g. `paper`, `authors`, `bgcn`, `cold-bundles`, `none`."""
     seed: int | None = None
     """The seed that made it, or None where files or nothing did."""
+
+
+PROTOCOLS = ("auto", "paper", "full", "cold-bundles", "none")
+"""`auto` takes the split that the files define, or else `paper`."""
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """How to divide a dataset. Kept in a saved model, so that evaluation can divide it the same way."""
+
+    protocol: str = "auto"
+    seed: int = 0
+    negatives: int = 99
+    """How many bundles that the user has not are ranked against the held-out one."""
+    positives: int | None = None
+    """n: how many items of a held-out bundle are to be found; None picks it by the bundles' mean size."""
+
+    def divide(self, dataset: BundleDataset, ready: Split | None = None) -> Split:
+        if self.protocol == "auto" and ready is not None:
+            return ready
+        random = np.random.default_rng(self.seed)
+        match self.protocol:
+            case "auto" | "paper":
+                return _paper(dataset, self, random)
+            case "full":
+                return _full_ranking(dataset, self, random)
+            case "cold-bundles":
+                return _cold_bundles(dataset, self, random)
+            case "none":
+                return Split(dataset, dataset, None, None, None, "none")
+        raise ConfigError(f"unknown protocol {self.protocol!r}; the protocols are: {', '.join(PROTOCOLS)}")
+
+
+def _paper(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
+    """Section "Experimental process": 10% of the bundles held out for generation, one bundle of each
+    user for validation and one for test, each among bundles that the user has not."""
+    held_out = _choose_bundles(dataset, 0.1, random)
+    generation = _generation_cases(dataset, held_out, plan, random)
+    users, bundles = _pairs(dataset.user_bundle)
+    rest = ~held_out[bundles]
+    order = _rank_in_user(users, rest, random)
+    train = _training_part(dataset, rest & (order >= 2), ~held_out)
+    # As in the published split, a user's only bundle goes to validation, and the second to test.
+    validation, test = (
+        _leave_one_out(dataset, users[which], bundles[which], held_out, plan.negatives, random)
+        for which in (rest & (order == 0), rest & (order == 1))
+    )
+    return Split(dataset, train, validation, test, generation, "paper", plan.seed)
+
+
+def _full_ranking(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
+    """70% / 10% / 20% of each user's bundles to learn from, to choose by and to be tested on; every bundle
+    that the user has not in training is a candidate."""
+    users, bundles = _pairs(dataset.user_bundle)
+    order = _rank_in_user(users, np.ones(len(users), bool), random)
+    count = np.bincount(users, minlength=len(dataset.users))[users]
+    to_test = np.maximum((count * 0.2).round(), count > 2)  # whoever has three bundles is tested on one
+    to_tune = np.maximum((count * 0.1).round(), count > 2)
+    test, tune = order < to_test, (order >= to_test) & (order < to_test + to_tune)
+    train = _training_part(dataset, ~(test | tune), np.ones(len(dataset.bundles), bool))
+    validation, testing = (_all_bundles(dataset, users[part], bundles[part]) for part in (tune, test))
+    return Split(dataset, train, validation, testing, None, "full", plan.seed)
+
+
+def _cold_bundles(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
+    """A tenth of the bundles is new at test time and another tenth at validation: known by their items,
+    taken by nobody yet. Candidates are all bundles that are new at that time."""
+    draw = random.permutation(len(dataset.bundles))
+    tenth = max(1, len(draw) // 10)
+    is_test, is_tune = np.zeros(len(draw), bool), np.zeros(len(draw), bool)
+    is_test[draw[:tenth]], is_tune[draw[tenth : 2 * tenth]] = True, True
+    users, bundles = _pairs(dataset.user_bundle)
+    seen = ~(is_test | is_tune)
+    # Their items are known, as for a bundle that a shop has just put together.
+    train = _training_part(dataset, seen[bundles], np.ones(len(draw), bool))
+    validation, test = (
+        _all_bundles(dataset, users[cold[bundles]], bundles[cold[bundles]], np.flatnonzero(cold))
+        for cold in (is_tune, is_test)
+    )
+    return Split(dataset, train, validation, test, None, "cold-bundles", plan.seed)
+
+
+def _choose_bundles(dataset: BundleDataset, share: float, random: Random) -> npt.NDArray[np.bool_]:
+    """A random share of the bundles that have items and users, and so can make generation cases."""
+    usable = np.flatnonzero(
+        (np.diff(dataset.bundle_item.indptr) > 0)
+        & (np.bincount(dataset.user_bundle.indices, minlength=len(dataset.bundles)) > 0)
+    )
+    chosen = np.zeros(len(dataset.bundles), bool)
+    chosen[random.permutation(usable)[: round(len(usable) * share)]] = True
+    return chosen
+
+
+def _pairs(matrix: sparse.csr_matrix) -> tuple[Positions, Positions]:
+    rows = np.repeat(np.arange(matrix.shape[0], dtype=np.int32), np.diff(matrix.indptr))
+    return rows, matrix.indices
+
+
+def _rank_in_user(users: Positions, counted: npt.NDArray[np.bool_], random: Random) -> Positions:
+    """A random rank of each counted pair among its user's counted pairs; the others rank last."""
+    key = np.where(counted, random.random(len(users)), 2.0)
+    order = np.lexsort((key, users))
+    starts = np.searchsorted(users, users)  # users are in order
+    rank = np.empty(len(users), np.int32)
+    rank[order] = np.arange(len(users)) - starts[order]
+    return rank
+
+
+def _training_part(
+    dataset: BundleDataset, pairs: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]
+) -> BundleDataset:
+    """The given user-bundle pairs, and the contents of the bundles that training may know."""
+    users, bundles = _pairs(dataset.user_bundle)
+    owners, items = _pairs(dataset.bundle_item)
+    return dataset.with_interactions(
+        user_bundle=binary_matrix(users[pairs], bundles[pairs], dataset.user_bundle.shape),
+        bundle_item=binary_matrix(owners[known[owners]], items[known[owners]], dataset.bundle_item.shape),
+    )
+
+
+def _leave_one_out(
+    dataset: BundleDataset,
+    users: Positions,
+    bundles: Positions,
+    held_out: npt.NDArray[np.bool_],
+    negatives: int,
+    random: Random,
+) -> MatchingCases:
+    """One positive a user, among `negatives` bundles that the user has nowhere in the data."""
+    allowed = np.flatnonzero(~held_out)
+    drawn = [
+        _draw(np.setdiff1d(allowed, _row(dataset.user_bundle, user), assume_unique=True), negatives, random)
+        for user in users
+    ]
+    candidates = _padded(
+        [np.concatenate([[bundle], row]) for bundle, row in zip(bundles, drawn, strict=True)]
+    )
+    positives = binary_matrix(np.arange(len(users)), bundles, (len(users), len(dataset.bundles)))
+    return MatchingCases(users, positives, candidates)
+
+
+def _all_bundles(
+    dataset: BundleDataset, users: Positions, bundles: Positions, among: npt.NDArray[np.intp] | None = None
+) -> MatchingCases:
+    """A case for each user who has a pair, with all the user's pairs as positives."""
+    asked, case = np.unique(users, return_inverse=True)
+    positives = binary_matrix(case, bundles, (len(asked), len(dataset.bundles)))
+    candidates = None if among is None else np.tile(among.astype(np.int32), (len(asked), 1))
+    return MatchingCases(asked, positives, candidates)
+
+
+def positives_by_size(dataset: BundleDataset) -> int:
+    """n as the paper set it: 1 for bundles of 6 items on average, 5 for 37, 10 for 78."""
+    filled = int(np.count_nonzero(np.diff(dataset.bundle_item.indptr)))
+    mean = dataset.bundle_item.nnz / max(1, filled)
+    return 1 if mean < 15 else 5 if mean < 60 else 10
+
+
+def _generation_cases(
+    dataset: BundleDataset, held_out: npt.NDArray[np.bool_], plan: SplitPlan, random: Random
+) -> GenerationCases | None:
+    """n items of each held-out bundle to be found among 99 n that are not in it."""
+    positives = plan.positives or positives_by_size(dataset)
+    chosen = np.flatnonzero(held_out)
+    if not len(chosen):
+        return None
+    hidden, shown, candidates = [], [], []
+    everything = np.arange(len(dataset.items))
+    for bundle in chosen.tolist():
+        items = random.permutation(_row(dataset.bundle_item, bundle))
+        others = np.delete(everything, items)
+        hidden.append(items[:positives])
+        shown.append(items[positives:])
+        candidates.append(np.concatenate([items[:positives], _draw(others, 99 * positives, random)]))
+    users, bundles = _pairs(dataset.user_bundle)
+    asked = held_out[bundles]
+    row_of_bundle = np.cumsum(held_out) - 1
+    return GenerationCases(
+        users[asked],
+        row_of_bundle[bundles[asked]].astype(np.int32),
+        _rows_to_matrix(shown, len(dataset.items)),
+        _rows_to_matrix(hidden, len(dataset.items)),
+        _padded(candidates),
+    )
+
+
+def _row(matrix: sparse.csr_matrix, row: int) -> Positions:
+    found: Positions = matrix.indices[matrix.indptr[row] : matrix.indptr[row + 1]]
+    return found
+
+
+def _draw(pool: npt.NDArray[np.intp], count: int, random: Random) -> npt.NDArray[np.intp]:
+    return random.choice(pool, size=min(count, len(pool)), replace=False, shuffle=False)
+
+
+def _padded(rows: list[npt.NDArray[np.intp]]) -> Positions:
+    table = np.full((len(rows), max(map(len, rows), default=0)), PAD, np.int32)
+    for number, row in enumerate(rows):
+        table[number, : len(row)] = row
+    return table
+
+
+def _rows_to_matrix(rows: list[Positions], columns: int) -> sparse.csr_matrix:
+    lengths = [len(row) for row in rows]
+    numbers = np.repeat(np.arange(len(rows)), lengths)
+    return binary_matrix(numbers, np.concatenate(rows), (len(rows), columns))

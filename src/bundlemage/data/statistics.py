@@ -1,0 +1,86 @@
+"""Figures that describe a dataset, as the paper gives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import sparse
+
+from bundlemage.data.dataset import BundleDataset
+
+Floats = npt.NDArray[np.float64]
+
+_CELLS = 1 << 22
+"""The most entries in a block of preference vectors: 50 MB, and a few such blocks live at once."""
+
+
+def dataset_table(dataset: BundleDataset) -> dict[str, int | float]:
+    """A row of the paper's table "Summary of datasets". A density is a fraction: 0.01 is 1%."""
+    table: dict[str, int | float] = {
+        "users": len(dataset.users),
+        "bundles": len(dataset.bundles),
+        "items": len(dataset.items),
+    }
+    for name in ("user_bundle", "user_item", "bundle_item"):
+        matrix = getattr(dataset, name)
+        table[f"{name}_pairs"] = int(matrix.nnz)
+        table[f"{name}_density"] = matrix.nnz / max(matrix.shape[0] * matrix.shape[1], 1)
+    table["items_per_bundle"] = dataset.bundle_item.nnz / max(len(dataset.bundles), 1)
+    return table
+
+
+def popularity_bias(dataset: BundleDataset) -> float:
+    """How popular the items in bundles are: near 0, the most popular ones; 0.5, as good as any.
+
+    The paper: "the average of every bundle's ranking score which is evaluated as the average of
+    rankings of included items", here as a fraction of the number of items. An item's popularity is its
+    number of users; rank 1 is the most popular item, and equally popular ones share their mean rank,
+    so that the order of the items does not matter. Bundles without items are left out; nan if all are.
+    """
+    rank = _popularity_ranks(dataset.user_item)
+    size = np.diff(dataset.bundle_item.indptr)
+    filled = size > 0
+    if not filled.any():
+        return float("nan")
+    mean_rank = (dataset.bundle_item.astype(np.float64) @ rank)[filled] / size[filled]
+    return float(mean_rank.mean() / len(dataset.items))
+
+
+def _popularity_ranks(user_item: sparse.csr_matrix) -> Floats:
+    popularity = np.bincount(user_item.indices, minlength=user_item.shape[1])
+    _, level, count = np.unique(-popularity, return_inverse=True, return_counts=True)
+    mean_rank = np.cumsum(count) - (count - 1) / 2
+    ranks: Floats = mean_rank[level]
+    return ranks
+
+
+def dissimilarity(dataset: BundleDataset) -> Floats:
+    """For each user, the cosine similarity of item and bundle preferences (figure "dissimilarity").
+
+    c_i is the multi-hot vector of item i's users. A user's item preference is the mean c_i over the
+    user's items, the bundle preference that over all items of the user's bundles, each item once. Where
+    either is missing (no items, no bundles, or only items that nobody bought) the answer is nan.
+    """
+    item_users = dataset.user_item.T.tocsr().astype(np.float64)  # [items, users], row i is c_i
+    users = len(dataset.users)
+    step = max(1, _CELLS // max(users, 1))
+    blocks = [_block_similarity(dataset, item_users, start, start + step) for start in range(0, users, step)]
+    return np.concatenate(blocks) if blocks else np.empty(0)
+
+
+def _block_similarity(dataset: BundleDataset, item_users: sparse.csr_matrix, start: int, stop: int) -> Floats:
+    bundle_items = dataset.user_bundle[start:stop] @ dataset.bundle_item  # [block, items]
+    bundle_items.data[:] = 1  # a union: an item in two bundles counts once
+    # Sums in place of the paper's means: the length of a vector does not change its cosine.
+    by_items = dataset.user_item[start:stop].astype(np.float64) @ item_users  # [block, users]
+    by_bundles = bundle_items.astype(np.float64) @ item_users  # [block, users]
+    lengths = np.sqrt(_row_sums(by_items.power(2)) * _row_sums(by_bundles.power(2)))
+    overlap = _row_sums(by_items.multiply(by_bundles))
+    cosine: Floats = np.divide(overlap, lengths, out=np.full(len(lengths), np.nan), where=lengths > 0)
+    return cosine
+
+
+def _row_sums(matrix: Any) -> Floats:
+    return np.asarray(matrix.sum(axis=1), dtype=np.float64).ravel()

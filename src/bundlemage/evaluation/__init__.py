@@ -1,0 +1,1 @@
+"""Evaluation: what a model is asked, and how its answers are counted."""

@@ -1,0 +1,115 @@
+"""The contract that every model keeps, so that training, evaluation and serving are written once."""
+
+from __future__ import annotations
+
+from abc import ABC
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bundlemage.data.dataset import BundleDataset
+from bundlemage.errors import UnsupportedError
+from bundlemage.models.config import ModelConfig
+from bundlemage.models.ragged import Ragged
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many of each a model is built for."""
+
+    users: int
+    items: int
+    bundles: int
+
+    @classmethod
+    def of(cls, dataset: BundleDataset) -> Sizes:
+        return cls(len(dataset.users), len(dataset.items), len(dataset.bundles))
+
+
+@dataclass(frozen=True)
+class Histories:
+    """What each of a batch of people has: items, and bundles as rows of a table of bundle contents."""
+
+    items: Ragged
+    bundles: Ragged
+    users: Tensor | None = None
+    """Positions of users known from training, for models that know no others."""
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+@dataclass(frozen=True)
+class Interactions:
+    """A dataset on a device."""
+
+    user_item: Ragged
+    user_bundle: Ragged
+    bundle_item: Ragged
+
+    @classmethod
+    def of(cls, dataset: BundleDataset, device: torch.device) -> Interactions:
+        return cls(
+            Ragged.from_csr(dataset.user_item, device),
+            Ragged.from_csr(dataset.user_bundle, device),
+            Ragged.from_csr(dataset.bundle_item, device),
+        )
+
+    def histories(self, users: Tensor) -> Histories:
+        return Histories(self.user_item.rows(users), self.user_bundle.rows(users), users)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of an epoch: one pass, in shuffled batches, over one kind of row."""
+
+    name: str
+    over: Literal["users", "user_bundle"]
+    """`users`: those with at least one bundle. `user_bundle`: every pair, by its index in the matrix."""
+
+
+class Model(nn.Module, ABC):
+    """A scorer. It learns from `loss` if it names phases, else from `observe` alone.
+
+    Whatever must survive saving is a parameter or a buffer.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    config_class: ClassVar[type[ModelConfig]] = ModelConfig
+    knows_new_users: ClassVar[bool] = True
+
+    def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    @property
+    def matches(self) -> bool:
+        """Whether `score_bundles` means anything as the model is configured."""
+        return True
+
+    @property
+    def generates(self) -> bool:
+        """Whether `score_items` means anything as the model is configured."""
+        return False
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return ()
+
+    def observe(self, data: Interactions) -> None:
+        """Take from the training data what no gradient teaches: counts, closed forms."""
+
+    def loss(self, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
+        """The scalar to step down on, for one batch of a phase."""
+        raise UnsupportedError(f"{self.title} does not learn by gradient steps")
+
+    def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
+        """A score for every row of `contents` (bundles by their items), known in training or not."""
+        raise UnsupportedError(f"{self.title} does not match bundles to users")
+
+    def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
+        """A score for every item as an addition to each row of `partial`."""
+        raise UnsupportedError(f"{self.title} does not complete bundles")

@@ -1,0 +1,1 @@
+"""Rivals, one file a model."""

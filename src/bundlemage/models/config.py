@@ -1,0 +1,57 @@
+"""Settings. Each hyperparameter is written once, with its meaning; an unknown one is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bundlemage.errors import ConfigError
+
+
+class ModelConfig(BaseModel):
+    """What every model has."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    seed: int = Field(0, ge=0)
+    """Everything random follows from it: first weights, order of batches, masks, dropout."""
+    device: str = "auto"
+    """`auto` (CUDA, then MPS, then CPU), or a name such as `cpu`, `cuda`, `cuda:1`, `mps`."""
+
+
+class LearnedConfig(ModelConfig):
+    """What every model has that learns by gradient steps."""
+
+    epochs: int = Field(200, ge=1)
+    """The most passes over the training data."""
+    patience: int = Field(20, ge=1)
+    """Stop after this many epochs without a better validation nDCG@5."""
+    batch_size: int = Field(2000, ge=1)
+    """Users, or (user, bundle) pairs, per step."""
+    learning_rate: float = Field(0.001, gt=0)
+    """Adam's step size."""
+    weight_decay: float = Field(0.00001, ge=0)
+    """Added to the gradient as weight_decay × weight."""
+    weight_average: float = Field(0.0, ge=0, lt=1)
+    """Decay of an exponential moving average of the weights, which is then what is used; 0 for none."""
+
+
+Config = TypeVar("Config", bound=ModelConfig)
+
+
+def parse_config(config_class: type[Config], settings: Mapping[str, Any]) -> Config:
+    """Settings to a config, with one message that names every wrong one."""
+    try:
+        return config_class(**settings)
+    except ValidationError as error:
+        known = config_class.model_fields
+        lines = []
+        for fault in error.errors():
+            key = ".".join(map(str, fault["loc"]))
+            if fault["type"] == "extra_forbidden":
+                lines.append(f"unknown setting {key!r}; the settings are: {', '.join(sorted(known))}")
+            else:
+                lines.append(f"setting {key!r} is {fault['input']!r}: {fault['msg'].lower()}")
+        raise ConfigError("; ".join(lines)) from None

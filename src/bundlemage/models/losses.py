@@ -1,0 +1,58 @@
+"""The multinomial likelihood over a whole catalogue, without a target matrix and in bounded memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bundlemage.models.ragged import Ragged
+
+BLOCK_ENTRIES = 2**24
+"""How many logits exist at a time: 64 MiB of float32, whatever the batch and the catalogue."""
+
+
+class _WeightedLogSumExp(torch.autograd.Function):
+    """Σ_r weight_r · log Σ_n exp(z_r · e_n), a block of rows at a time.
+
+    As the weights are known, the gradient is finished in the forward pass while a block's logits are
+    at hand: three matrix products in all, and nothing of size rows × catalogue is kept.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, table: Tensor, weights: Tensor) -> Tensor:
+        learning = z.requires_grad or table.requires_grad
+        grad_z = torch.empty_like(z) if learning else None
+        grad_table = torch.zeros_like(table) if learning else None
+        total = z.new_zeros(())
+        step = max(1, BLOCK_ENTRIES // max(1, len(table)))
+        for start in range(0, len(z), step):
+            rows = slice(start, start + step)
+            logits = z[rows] @ table.T  # [block, catalogue]
+            normaliser = logits.logsumexp(1, keepdim=True)
+            weight = weights[rows, None]
+            total += (normaliser * weight).sum()
+            if grad_z is not None and grad_table is not None:
+                share = logits.sub_(normaliser).exp_().mul_(weight)  # weight × softmax
+                grad_z[rows] = share @ table
+                grad_table.addmm_(share.T, z[rows])
+        ctx.save_for_backward(grad_z, grad_table)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
+        grad_z, grad_table = ctx.saved_tensors
+        return grad_z * upstream, grad_table * upstream, None
+
+
+def multinomial_loss(z: Tensor, table: Tensor, positives: Ragged, row_weights: Tensor) -> Tensor:
+    """−Σ_r weight_r · Σ_p log softmax(table · z_r)_p over each row's positives p, divided by the number of rows.
+
+    A row without positives adds nothing.
+    """
+    counts = positives.lengths.to(z.dtype)  # [rows]
+    # Σ_p z·e_p = z·Σ_p e_p, so the positives' logits need no gather from the logits.
+    positive = (z * positives.sum_of(table)).sum(1)  # [rows]
+    normaliser: Tensor = _WeightedLogSumExp.apply(z, table, counts * row_weights)  # type: ignore[no-untyped-call]
+    return (normaliser - (positive * row_weights).sum()) / max(1, len(z))

@@ -1,0 +1,35 @@
+"""PreMix: how a person's item history and bundle history become one vector."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Mixer = Literal["gate", "average"]
+
+
+def feed_forward(dim: int) -> nn.Sequential:
+    """FNN: ℝᵈ → ℝᵈᐟ² → ℝᵈ, a ReLU between the two layers and none after."""
+    return nn.Sequential(nn.Linear(dim, dim // 2), nn.ReLU(), nn.Linear(dim // 2, dim))
+
+
+class PreMix(nn.Module):
+    """Eq. gate: g_u = σ(W¹[p_u; q_u] + b¹), z_u = FNN¹(g_u ⊙ p_u + (1 − g_u) ⊙ q_u)."""
+
+    def __init__(self, dim: int, mixer: Mixer) -> None:
+        super().__init__()
+        self.weigh = nn.Linear(2 * dim, dim) if mixer == "gate" else None  # W¹, b¹
+        self.transform = feed_forward(dim)  # FNN¹
+
+    def gate(self, from_items: Tensor, from_bundles: Tensor) -> Tensor:
+        """How far item history speaks, against bundle history, in each dimension."""
+        if self.weigh is None:  # the ablation "-Avg"
+            return torch.full_like(from_items, 0.5)
+        return torch.sigmoid(self.weigh(torch.cat([from_items, from_bundles], dim=1)))  # g_u [rows, d]
+
+    def forward(self, from_items: Tensor, from_bundles: Tensor) -> Tensor:
+        gate = self.gate(from_items, from_bundles)
+        z: Tensor = self.transform(gate * from_items + (1 - gate) * from_bundles)  # z_u [rows, d]
+        return z

@@ -1,0 +1,110 @@
+"""Rows of different lengths on a device: a binary CSR matrix without its ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Row n holds `values[offsets[n]:offsets[n + 1]]`, positions into some table."""
+
+    values: Tensor  # [entries] int64
+    offsets: Tensor  # [rows + 1] int64
+
+    @classmethod
+    def from_csr(cls, matrix: Any, device: torch.device | None = None) -> Ragged:
+        values = torch.from_numpy(matrix.indices.astype(np.int64)).to(device)
+        return cls(values, torch.from_numpy(matrix.indptr.astype(np.int64)).to(device))
+
+    @classmethod
+    def from_lists(cls, rows: Sequence[Iterable[int]], device: torch.device | None = None) -> Ragged:
+        lists = [list(row) for row in rows]
+        offsets = np.cumsum([0, *map(len, lists)])
+        values = np.array([value for row in lists for value in row], dtype=np.int64)
+        return cls(torch.from_numpy(values).to(device), torch.from_numpy(offsets).to(device))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    @property
+    def lengths(self) -> Tensor:  # [rows]
+        return self.offsets.diff()
+
+    def to(self, device: torch.device) -> Ragged:
+        return Ragged(self.values.to(device), self.offsets.to(device))
+
+    def row_of_entry(self) -> Tensor:  # [entries]
+        rows = torch.arange(len(self), device=self.device)
+        return torch.repeat_interleave(rows, self.lengths, output_size=len(self.values))
+
+    def rows(self, index: Tensor) -> Ragged:
+        """The chosen rows, in the order asked for."""
+        starts, lengths = self.offsets[index], self.lengths[index]
+        offsets = _offsets(lengths)
+        total = int(offsets[-1])
+        within = torch.arange(total, device=self.device) - torch.repeat_interleave(
+            offsets[:-1], lengths, output_size=total
+        )
+        source = torch.repeat_interleave(starts, lengths, output_size=total) + within
+        return Ragged(self.values[source], offsets)
+
+    def keep(self, entries: Tensor) -> Ragged:
+        """The same rows with only the entries marked True."""
+        counted = torch.cat([entries.new_zeros(1, dtype=torch.int64), entries.cumsum(0)])
+        return Ragged(self.values[entries], counted[self.offsets])
+
+    def append(self, other: Ragged) -> Ragged:
+        """The rows of this one followed by those of the other."""
+        offsets = torch.cat([self.offsets, other.offsets[1:] + self.offsets[-1]])
+        return Ragged(torch.cat([self.values, other.values]), offsets)
+
+    def mean_of(self, table: Tensor) -> Tensor:
+        """The mean of each row's vectors in `table`; zeros for an empty row."""  # [rows, d]
+        return F.embedding_bag(self.values, table, self.offsets, mode="mean", include_last_offset=True)
+
+    def sum_of(self, table: Tensor) -> Tensor:  # [rows, d]
+        return F.embedding_bag(self.values, table, self.offsets, mode="sum", include_last_offset=True)
+
+    def as_mask(self, columns: int) -> Tensor:
+        """A dense [rows, columns] mask of the entries, for hiding what a user has already."""
+        mask = torch.zeros(len(self), columns, dtype=torch.bool, device=self.device)
+        mask[self.row_of_entry(), self.values] = True
+        return mask
+
+
+def _offsets(lengths: Tensor) -> Tensor:
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+
+def mask_each_row(ragged: Ragged, ratio: float) -> Ragged:
+    """Hide `ratio` of every row's entries (ρ and ψ as the paper words them).
+
+    The count to hide is rounded up or down at random, so that its mean is exact for short rows too.
+    """
+    entries, lengths = len(ragged.values), ragged.lengths
+    chance = torch.rand(len(ragged), device=ragged.device)
+    hidden = (lengths * ratio + chance).floor().long()  # [rows]
+    # A random rank inside each row: shuffle all entries, then bring rows together without reordering.
+    shuffled = torch.randperm(entries, device=ragged.device)
+    row = ragged.row_of_entry()
+    order = shuffled[torch.argsort(row[shuffled], stable=True)]
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(entries, device=ragged.device) - ragged.offsets[:-1][row]
+    return ragged.keep(rank >= hidden[row])
+
+
+def mask_whole_batch(ragged: Ragged, ratio: float) -> Ragged:
+    """Hide each entry of the batch with chance `ratio`, so that a row may lose all or nothing."""
+    return ragged.keep(torch.rand(len(ragged.values), device=ragged.device) >= ratio)

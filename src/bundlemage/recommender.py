@@ -1,0 +1,222 @@
+"""The object a user holds: fit, recommend, complete, evaluate, save, load. Ids in, ids out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from bundlemage.artifact import Artifact, load_artifact, save_artifact
+from bundlemage.card import model_card
+from bundlemage.data.dataset import BundleDataset
+from bundlemage.data.splits import Split, SplitPlan
+from bundlemage.errors import BundleMageError, ConfigError, UnsupportedError
+from bundlemage.evaluation.results import Evaluation, evaluate
+from bundlemage.models.base import Histories, Interactions, Model, Sizes
+from bundlemage.models.config import ModelConfig
+from bundlemage.models.ragged import Ragged
+from bundlemage.models.registry import build, make_config
+from bundlemage.shop import History, Id, NewBundles, Recommendation, Shop, User, best
+from bundlemage.training.devices import resolve_device
+from bundlemage.training.history import EpochRecord, Observer
+from bundlemage.training.loop import TrainingResult, train
+
+ROWS_AT_A_TIME = 1024
+"""How many questions are answered in one pass of the model."""
+
+
+class Recommender:
+    """A model together with the shop it was fitted to."""
+
+    def __init__(self, model: str = "bundlemage", **settings: Any) -> None:
+        self.model_name = model
+        self.config: ModelConfig = make_config(model, settings)
+        self.plan = SplitPlan()
+        self.metrics: dict[str, Any] = {}
+        self.history: tuple[EpochRecord, ...] = ()
+        self.training: TrainingResult | None = None
+        self._fitted: tuple[Model, Shop] | None = None
+
+    # ── Fitting ──────────────────────────────────────────────────────────────────────────────────
+
+    def fit(
+        self,
+        data: BundleDataset | Split,
+        plan: SplitPlan | None = None,
+        *,
+        folder: Path | None = None,
+        resume: bool = False,
+        checkpoint_every: int = 1,
+        observers: Sequence[Observer] = (),
+    ) -> Recommender:
+        """Learn from a dataset, divided as `plan` says, or from a split that is ready.
+
+        Held-out pairs are not learned from, but they belong to a user's history afterwards.
+        With a `folder`, training survives being killed: fit again with `resume` and the same data.
+        """
+        self.plan = plan or SplitPlan()
+        split = data if isinstance(data, Split) else self.plan.divide(data)
+        model = build(self.model_name, self.config, Sizes.of(split.dataset))
+        self.training = train(
+            model,
+            self.config,
+            split,
+            folder=folder,
+            resume=resume,
+            checkpoint_every=checkpoint_every,
+            observers=observers,
+        )
+        self.history = self.training.history
+        self._fitted = (model, Shop(split.dataset, resolve_device(self.config.device)))
+        return self
+
+    def evaluate(self, split: Split) -> Evaluation:
+        """The model on a split's test cases. Histories come from the split's training part."""
+        for kind in ("users", "items", "bundles"):
+            mine, theirs = getattr(self.dataset, kind), getattr(split.dataset, kind)
+            if mine != theirs:
+                raise ConfigError(
+                    f"this data has other {kind} than the model was trained on "
+                    f"({len(theirs):,} against {len(mine):,}): evaluate on the data it was trained on"
+                )
+        return evaluate(self.model, split, Interactions.of(split.train, self.shop.device))
+
+    @property
+    def model(self) -> Model:
+        return self._fit_or_fail()[0]
+
+    @property
+    def shop(self) -> Shop:
+        return self._fit_or_fail()[1]
+
+    @property
+    def dataset(self) -> BundleDataset:
+        """All that is known of the shop, held-out pairs included."""
+        return self.shop.dataset
+
+    def _fit_or_fail(self) -> tuple[Model, Shop]:
+        if self._fitted is None:
+            raise BundleMageError("this recommender is not fitted yet: call fit, or use Recommender.load")
+        return self._fitted
+
+    # ── Asking ───────────────────────────────────────────────────────────────────────────────────
+
+    def recommend(
+        self, user: User, k: int = 10, *, new_bundles: NewBundles | None = None, include_owned: bool = False
+    ) -> list[Recommendation]:
+        """The k bundles that fit a user best, of those that the user has not.
+
+        `new_bundles` are further candidates that the shop had not at training: id → item ids.
+        """
+        return self.recommend_many([user], k, new_bundles=new_bundles, include_owned=include_owned)[0]
+
+    def recommend_many(
+        self,
+        users: Iterable[User],
+        k: int = 10,
+        *,
+        new_bundles: NewBundles | None = None,
+        include_owned: bool = False,
+    ) -> list[list[Recommendation]]:
+        """`recommend` for many at a time."""
+        if not self.model.matches:
+            raise UnsupportedError("this model learned generation alone: it does not recommend bundles")
+        new = new_bundles or {}
+        candidates = self.shop.bundles_and(new)
+        answers: list[list[Recommendation]] = []
+        with torch.inference_mode():
+            for batch in _in_batches(users, k):
+                self._check_known(batch)
+                histories, contents = self.shop.encode(batch, new)
+                scores = self.model.score_bundles(histories, contents)[:, : len(candidates.ids)]
+                owned = histories.bundles.as_mask(len(contents))[:, : len(candidates.ids)]
+                answers += best(scores, owned & (not include_owned), _empty(histories), candidates, k)
+        return answers
+
+    def complete(
+        self, user: User, items: Sequence[Id] = (), k: int = 5, *, include_owned: bool = False
+    ) -> list[Recommendation]:
+        """The k items that best complete a partial bundle for a user; with no items, how to begin one.
+
+        Items of the partial bundle never come back; items that the user owns only with `include_owned`.
+        """
+        return self.complete_many([(user, items)], k, include_owned=include_owned)[0]
+
+    def complete_many(
+        self, cases: Iterable[tuple[User, Sequence[Id]]], k: int = 5, *, include_owned: bool = False
+    ) -> list[list[Recommendation]]:
+        """`complete` for many (user, items) at a time."""
+        if not self.model.generates:
+            raise UnsupportedError("this model learned matching alone: it does not complete bundles")
+        candidates = self.shop.items
+        answers: list[list[Recommendation]] = []
+        with torch.inference_mode():
+            for batch in _in_batches(cases, k):
+                users = [user for user, _ in batch]
+                self._check_known(users)
+                histories, contents = self.shop.encode(users)
+                rows = [self.shop.item_positions(items) for _, items in batch]
+                partial = Ragged.from_lists(rows, self.shop.device)
+                scores = self.model.score_items(histories, partial, contents)
+                owned = histories.items.as_mask(scores.shape[1]) & (not include_owned)
+                hidden = owned | partial.as_mask(scores.shape[1])
+                nothing = _empty(histories) & (partial.lengths == 0)
+                answers += best(scores, hidden, nothing, candidates, k)
+        return answers
+
+    def _check_known(self, users: Sequence[User]) -> None:
+        if not self.model.knows_new_users and any(isinstance(user, History) for user in users):
+            raise UnsupportedError(f"{self.model.title} knows only the users it was trained on")
+
+    # ── Keeping ──────────────────────────────────────────────────────────────────────────────────
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the model with its ids, catalogue and histories as one folder."""
+        config = {
+            "model": self.model_name,
+            "settings": self.config.model_dump(mode="json"),
+            "split": asdict(self.plan),
+        }
+        artifact = Artifact(
+            config=config,
+            weights=dict(self.model.state_dict()),
+            dataset=self.dataset,
+            metrics=self.metrics,
+            history="".join(record.to_line() for record in self.history),
+            card=model_card(self.model.title, config, self.dataset, self.metrics, self.history),
+        )
+        save_artifact(artifact, Path(path), overwrite=overwrite)
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path, *, device: str = "auto") -> Recommender:
+        """A saved model, checked file by file."""
+        artifact = load_artifact(Path(path))
+        loaded = cls(artifact.config["model"], **{**artifact.config["settings"], "device": device})
+        loaded.plan = SplitPlan(**artifact.config["split"])
+        loaded.metrics = artifact.metrics
+        loaded.history = tuple(map(EpochRecord.from_line, artifact.history.splitlines()))
+        where = resolve_device(device)
+        model = build(loaded.model_name, loaded.config, Sizes.of(artifact.dataset))
+        model.load_state_dict(artifact.weights)
+        model.to(where).eval()
+        loaded._fitted = (model, Shop(artifact.dataset, where))
+        return loaded
+
+
+def _empty(histories: Histories) -> torch.Tensor:
+    return (histories.items.lengths == 0) & (histories.bundles.lengths == 0)
+
+
+Row = TypeVar("Row")
+
+
+def _in_batches(rows: Iterable[Row], k: int) -> Iterator[list[Row]]:
+    if k < 1:
+        raise ConfigError(f"k is {k}; ask for at least one answer")
+    whole = list(rows)
+    for start in range(0, len(whole), ROWS_AT_A_TIME):
+        yield whole[start : start + ROWS_AT_A_TIME]

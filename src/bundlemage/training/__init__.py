@@ -1,0 +1,1 @@
+"""Training: the one loop, its batches, checkpoints and history."""

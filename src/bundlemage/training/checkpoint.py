@@ -1,0 +1,160 @@
+"""A training run on disk: enough to go on from the last finished epoch after any kind of end.
+
+No file is ever changed in place: each is written beside its name, flushed to the disk and renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bundlemage.errors import CheckpointError
+from bundlemage.training.history import EpochRecord
+
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come, besides its tensors."""
+
+    history: tuple[EpochRecord, ...] = ()
+    best_epoch: int = 0
+    best_value: float = float("-inf")
+
+    @property
+    def epoch(self) -> int:
+        return self.history[-1].epoch if self.history else 0
+
+
+class RunFolder:
+    """`run.json` says what is being trained, `last.safetensors` how far, `best-N.safetensors` the winner."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def begin(self, identity: Mapping[str, Any]) -> None:
+        """Start anew, forgetting any earlier run here."""
+        self.discard()
+        self.path.mkdir(parents=True)
+        _replace(self.path / "run.json", json.dumps(identity, indent=2).encode())
+
+    def discard(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def holds_progress(self) -> bool:
+        return (self.path / "last.safetensors").exists()
+
+    def check_identity(self, identity: Mapping[str, Any], may_differ: frozenset[str]) -> None:
+        """Refuse to go on with other settings or other data than the run began with."""
+        stored = json.loads(_read_text(self.path / "run.json"))
+        different = [
+            f"{key} was {stored.get(key)!r} and is {identity.get(key)!r}"
+            for key in sorted(stored.keys() | identity.keys())
+            if stored.get(key) != identity.get(key) and key not in may_differ
+        ]
+        if different:
+            raise CheckpointError(
+                f"{self.path} was begun differently: {'; '.join(different)}. "
+                "Use the same settings and data to resume, or start over without --resume."
+            )
+
+    def save(self, tensors: Weights, progress: Progress, best: Weights | None) -> None:
+        """Write a finished epoch. `best` is given when this epoch is the best so far."""
+        if best is not None:
+            _save_tensors(self._best(progress.best_epoch), best, {})
+        state = {
+            "history": [record.to_json() for record in progress.history],
+            "best_epoch": progress.best_epoch,
+            "best_value": progress.best_value,
+        }
+        _save_tensors(self.path / "last.safetensors", tensors, {"progress": json.dumps(state)})
+        for old in self.path.glob("best-*.safetensors"):
+            if old != self._best(progress.best_epoch):
+                old.unlink(missing_ok=True)
+
+    def load(self) -> tuple[Weights, Progress, Weights | None]:
+        tensors, metadata = _load_tensors(self.path / "last.safetensors")
+        state = json.loads(metadata["progress"])
+        progress = Progress(
+            tuple(EpochRecord(**record) for record in state["history"]),
+            state["best_epoch"],
+            state["best_value"],
+        )
+        best = _load_tensors(self._best(progress.best_epoch))[0] if progress.best_epoch else None
+        return tensors, progress, best
+
+    def _best(self, epoch: int) -> Path:
+        return self.path / f"best-{epoch:06d}.safetensors"
+
+
+def optimiser_tensors(optimiser: torch.optim.Optimizer) -> Weights:
+    """Adam's memory as flat, named tensors."""
+    state = optimiser.state_dict()["state"]
+    return {f"optimiser.{index}.{key}": value for index, slot in state.items() for key, value in slot.items()}
+
+
+def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Weights) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        if name.startswith("optimiser."):
+            _, index, key = name.split(".", 2)
+            state.setdefault(int(index), {})[key] = value
+    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+
+
+def prefixed(prefix: str, weights: Weights) -> Weights:
+    return {f"{prefix}.{name}": value for name, value in weights.items()}
+
+
+def unprefixed(prefix: str, weights: Weights) -> Weights:
+    start = f"{prefix}."
+    return {name[len(start) :]: value for name, value in weights.items() if name.startswith(start)}
+
+
+def _save_tensors(path: Path, tensors: Weights, metadata: dict[str, str]) -> None:
+    temporary = path.with_suffix(".tmp")
+    on_cpu = {name: value.detach().to("cpu").contiguous() for name, value in tensors.items()}
+    save_file(on_cpu, temporary, metadata=metadata or None)
+    _into_place(temporary, path)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(content)
+    _into_place(temporary, path)
+
+
+def _into_place(temporary: Path, path: Path) -> None:
+    with temporary.open("rb+") as handle:
+        os.fsync(handle.fileno())
+    temporary.replace(path)
+
+
+def _load_tensors(path: Path) -> tuple[Weights, dict[str, str]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"cannot resume: {path} is missing or damaged ({error}). Start over without --resume."
+        ) from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot resume: {path} cannot be read ({error}). Start over without --resume."
+        ) from None

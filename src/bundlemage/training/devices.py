@@ -1,0 +1,53 @@
+"""Choosing a device, and making what runs there repeat."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from bundlemage.errors import DeviceError
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` takes the fastest present; any other name must be one that is present."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise DeviceError(f"unknown device {name!r}; use auto, cpu, cuda, cuda:N or mps") from None
+    present = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if device.type not in present:
+        raise DeviceError(f"unsupported device {name!r}; use auto, cpu, cuda, cuda:N or mps")
+    if not present[device.type]:
+        raise DeviceError(f"device {name!r} is not present on this machine; use auto or cpu")
+    return device
+
+
+@contextmanager
+def repeatable(device: torch.device) -> Iterator[None]:
+    """The same seed gives the same result twice on one device, and the caller's random state is untouched."""
+    # cuBLAS reads this once, when it starts.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled()
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.use_deterministic_algorithms(device.type == "cuda")
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before)
+
+
+def seed_epoch(seed: int, epoch: int) -> None:
+    """All that is random in an epoch follows from the seed and its number, so resuming needs no more."""
+    torch.manual_seed(seed * 1_000_003 + epoch)

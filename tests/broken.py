@@ -1,0 +1,310 @@
+"""One folder of tables for each way in which data can be broken, and exactly what is to be said about it."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+
+from tests.shop_files import BUNDLES, GOOD, ITEMS, parquet, with_files, with_parquet, write
+
+
+def _folder_for_file(folder: Path) -> None:
+    write(folder, user_item_csv=None)
+    (folder / "user_item.csv").mkdir()
+
+
+def _link_to_itself(folder: Path) -> None:
+    # Not a file without permissions: for root, who runs many a container, every file has them.
+    write(folder, user_item_csv=None)
+    (folder / "user_item.csv").symlink_to("user_item.csv")
+
+
+def _renamed(folder: Path) -> None:
+    write(folder, user_item_csv=None)
+    (folder / "User-Items.csv").write_text(GOOD["user_item.csv"])
+
+
+def _photos(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "holiday.jpg").write_bytes(b"\xff\xd8")
+
+
+def _plain_file(path: Path) -> None:
+    path.write_text("a file")
+
+
+def _nothing(_: Path) -> None:
+    pass
+
+
+_PAIRS = {"user_id": pa.array(["ann", "bob"] * 500), "item_id": pa.array(["i1", "i2"] * 500)}
+_TABLES = (
+    "Give a folder with the tables user_item, user_bundle, bundle_item "
+    "(each as .csv, .tsv, .csv.gz, .tsv.gz or .parquet)"
+)
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A kind of broken data. `{path}` in the message stands for the folder."""
+
+    write: Callable[[Path], None]
+    kind: str
+    message: str
+    severity: Literal["error", "warning"] = "error"
+
+
+BROKEN: dict[str, Broken] = {
+    "no such folder": Broken(
+        _nothing, "no-such-path", "{path}: there is no such file or folder. Check the path"
+    ),
+    "a folder of other things": Broken(
+        _photos,
+        "not-a-dataset",
+        "{path}: none of the tables is in this folder; it holds holiday.jpg. " + _TABLES,
+    ),
+    "a file for the folder": Broken(
+        _plain_file, "not-a-dataset", "{path}: this is a file, not a folder of tables. " + _TABLES
+    ),
+    "a table missing": Broken(
+        with_files(bundle_item_csv=None),
+        "missing-file",
+        "bundle_item.csv: the table 'bundle_item' is missing. Put bundle_item.csv (or .tsv, .csv.gz, "
+        ".tsv.gz, .parquet) in the folder, with the columns bundle_id and item_id",
+    ),
+    "a table under a wrong name": Broken(
+        _renamed,
+        "missing-file",
+        "user_item.csv: the table 'user_item' is missing. Put user_item.csv (or .tsv, .csv.gz, .tsv.gz, "
+        ".parquet) in the folder, with the columns user_id and item_id; if it is 'User-Items.csv', rename it",
+    ),
+    "a table twice": Broken(
+        with_files(user_item_tsv="user_id\titem_id\nann\ti1\n"),
+        "ambiguous-file",
+        "user_item.csv: the table 'user_item' is there more than once: user_item.csv and user_item.tsv. "
+        "Keep one of them",
+    ),
+    "an empty file": Broken(
+        with_files(user_item_csv=""),
+        "empty-file",
+        "user_item.csv: the file is empty. Export the data again",
+    ),
+    "an empty gzip": Broken(
+        with_files(user_item_csv=None, user_item_csv_gz=gzip.compress(b"")),
+        "empty-file",
+        "user_item.csv.gz: the file is empty. Export the data again",
+    ),
+    "a header alone": Broken(
+        with_files(user_bundle_csv="user_id,bundle_id"),
+        "no-rows",
+        "user_bundle.csv: there are column names but no rows. Export the data again",
+    ),
+    "a folder for a file": Broken(
+        _folder_for_file,
+        "not-a-file",
+        "user_item.csv: a folder stands where a file should be. Put the table there as a single file",
+    ),
+    "a file that does not open": Broken(
+        _link_to_itself,
+        "unreadable",
+        "user_item.csv: the file cannot be read: Too many levels of symbolic links. "
+        "Check that it exists, that you may read it, and that it opens in another program",
+    ),
+    "semicolons in a CSV": Broken(
+        with_files(user_item_csv="user_id;item_id\nann;i1\n"),
+        "wrong-delimiter",
+        "user_item.csv:1: the columns are separated by semicolons, not commas: 'user_id;item_id'. "
+        "Save it with commas",
+    ),
+    "tabs in a CSV": Broken(
+        with_files(user_item_csv="user_id\titem_id\nann\ti1\n"),
+        "wrong-delimiter",
+        "user_item.csv:1: the columns are separated by tabs, not commas: 'user_id\\titem_id'. "
+        "Save it with commas, or name it .tsv",
+    ),
+    "commas in a TSV": Broken(
+        with_files(user_item_csv=None, user_item_tsv="\nuser_id,item_id\nann,i1\n"),
+        "wrong-delimiter",
+        "user_item.tsv:2: the columns are separated by commas, not tabs: 'user_id,item_id'. "
+        "Save it with tabs, or name it .csv",
+    ),
+    "an unknown column": Broken(
+        with_files(user_item_csv="user_id,thing\nann,i1\n"),
+        "unknown-column",
+        "user_item.csv: no column 'item_id'; the columns found are 'user_id', 'thing'. "
+        "Rename the column that holds it to 'item_id'",
+    ),
+    "no header": Broken(
+        with_files(user_item_csv="17,4\n17,5\n"),
+        "unknown-column",
+        "user_item.csv: no column 'user_id' or 'item_id'; the columns found are '17', '4'. "
+        "The first line looks like data: put a line with the column names above it",
+    ),
+    "two columns for one": Broken(
+        with_files(user_item_csv="User ID,customer_id,item_id\nann,7,i1\n"),
+        "ambiguous-column",
+        "user_item.csv: the columns 'User ID' and 'customer_id' could each be 'user_id'. "
+        "Name the right one exactly 'user_id', and drop or rename the other",
+    ),
+    "a NUL byte": Broken(
+        with_files(user_item_csv="user_id,item_id\nann,i1\nbo\0b,i2\nbob,\0\n"),
+        "nul-byte",
+        "user_item.csv:3: there is a NUL byte in the line 'bo\\x00b,i2' (1 more like this). "
+        "Export the data again; a NUL byte is the mark of a damaged copy",
+    ),
+    "Latin-1": Broken(
+        with_files(user_item_csv="user_id,item_id\nann,i1\nJosé,i2\n".encode("latin-1")),
+        "broken-utf8",
+        "user_item.csv:3: the line is not UTF-8 text: 'Jos\\xe9,i2'. "
+        "Save the file as UTF-8; it is probably in Latin-1 or Windows-1252 now",
+    ),
+    "a Latin-1 header": Broken(
+        with_files(user_item_csv="user_id,item_id,prénom\nann,i1,x\n".encode("latin-1")),
+        "broken-utf8",
+        "user_item.csv:1: the line is not UTF-8 text: 'user_id,item_id,pr\\xe9nom'. "
+        "Save the file as UTF-8; it is probably in Latin-1 or Windows-1252 now",
+    ),
+    "UTF-16": Broken(
+        with_files(user_item_csv=GOOD["user_item.csv"].encode("utf-16")),
+        "broken-utf8",
+        "user_item.csv:1: the file is UTF-16, not UTF-8. Save it as UTF-8 (in Excel: 'CSV UTF-8')",
+    ),
+    "UTF-16 without its mark": Broken(
+        with_files(user_item_csv=GOOD["user_item.csv"].encode("utf-16-le")),
+        "nul-byte",
+        "user_item.csv:1: there is a NUL byte in the line "
+        "'u\\x00s\\x00e\\x00r\\x00_\\x00i\\x00d\\x00,\\x00i\\x00t\\x00e\\x00m\\… (5 more like this). "
+        "Save the file as UTF-8; it looks like UTF-16",
+    ),
+    "a row too long": Broken(
+        with_files(user_item_csv="user_id,item_id\nann,i1\n\nann,Salt, Pepper\nbob\nbob,i3\n"),
+        "ragged-row",
+        "user_item.csv:4: 3 fields where the header has 2: 'ann,Salt, Pepper' (1 more like this). "
+        "Correct the row; put a field that holds a delimiter in double quotes",
+    ),
+    "a quote never closed": Broken(
+        with_files(user_item_csv='user_id,item_id\n"a\nb",i1\nann,"i2\nbob,i1\nbob,i3\n'),
+        "unclosed-quote",
+        'user_item.csv:4: a field opens with " and is never closed, so that the rest of the file is one '
+        'field. Close the quote; write a " inside a quoted field as ""',
+    ),
+    "ids missing": Broken(
+        with_files(user_item_csv='user_id,item_id\n"an\nn",i1\n\nann,\nbob,i1\nbob, \n'),
+        "missing-id",
+        "user_item.csv:5: 'item_id' is empty (1 more like this). Fill it in or remove the row",
+    ),
+    "a plain file named gzip": Broken(
+        with_files(user_item_csv=None, user_item_csv_gz=GOOD["user_item.csv"]),
+        "bad-gzip",
+        "user_item.csv.gz: this is not a sound gzip file (Not a gzipped file (b'us')). "
+        "Compress it again, or drop .gz from the name if it is plain text",
+    ),
+    "a gzip cut short": Broken(
+        with_files(user_item_csv=None, user_item_csv_gz=gzip.compress(GOOD["user_item.csv"].encode())[:-12]),
+        "bad-gzip",
+        "user_item.csv.gz: the gzip file is cut short. Copy or export it again",
+    ),
+    "a Parquet cut short": Broken(
+        with_files(user_item_csv=None, user_item_parquet=parquet(_PAIRS)[:-20]),
+        "bad-parquet",
+        "user_item.parquet: the Parquet file is cut short: its end is missing. Copy or export it again",
+    ),
+    "a CSV named Parquet": Broken(
+        with_files(user_item_csv=None, user_item_parquet=GOOD["user_item.csv"]),
+        "bad-parquet",
+        "user_item.parquet: this is not a Parquet file. Copy or export it again",
+    ),
+    "fractions for ids": Broken(
+        with_parquet({"user_id": pa.array([1.0, 2.5, 3.5]), "item_id": pa.array([1, 2, 3])}),
+        "bad-id-type",
+        "user_item.parquet:2: 'user_id' holds 2.5, a float; an id is text, a whole number or a UUID "
+        "(1 more like this). Convert the column to text or whole numbers, or name the right column",
+    ),
+    "truths for ids": Broken(
+        with_parquet({"user_id": pa.array([True]), "item_id": pa.array([1])}),
+        "bad-id-type",
+        "user_item.parquet:1: 'user_id' holds True, a bool; an id is text, a whole number or a UUID. "
+        "Convert the column to text or whole numbers, or name the right column",
+    ),
+    "lists for ids": Broken(
+        with_parquet({"user_id": pa.array([["a", "b"]]), "item_id": pa.array([1])}),
+        "bad-id-type",
+        "user_item.parquet:1: 'user_id' holds ('a', 'b'), a tuple; an id is text, a whole number or a UUID. "
+        "Convert the column to text or whole numbers, or name the right column",
+    ),
+    "nulls in a Parquet": Broken(
+        with_parquet({"user_id": pa.array(["ann", None, None]), "item_id": pa.array([1, 2, 3])}),
+        "missing-id",
+        "user_item.parquet:2: 'user_id' is empty (1 more like this). Fill it in or remove the row",
+    ),
+    "a NUL byte in a Parquet": Broken(
+        with_parquet({"user_id": pa.array(["ann", "b\0b"]), "item_id": pa.array([1, 2])}),
+        "nul-byte",
+        "user_item.parquet:2: 'user_id' holds a NUL byte: 'b\\x00b'. "
+        "Export the data again; a NUL byte is the mark of a damaged copy",
+    ),
+    "bytes for ids": Broken(
+        with_parquet({"user_id": pa.array([b"ann", b"\xff"]), "item_id": pa.array([1, 2])}),
+        "broken-utf8",
+        "user_item.parquet:2: 'user_id' holds bytes that are not UTF-8 text: b'\\xff'. "
+        "Store the ids as UTF-8 text or as whole numbers",
+    ),
+    "a price in words": Broken(
+        with_files(items_csv=ITEMS.replace("5,0", "$5,0")),
+        "bad-number",
+        "items.csv:3: 'price' is '$5'; expected a number, 0 or more. Write it without a currency sign, "
+        "with a point for the decimals; leave it empty if it is not known",
+    ),
+    "half a thing in stock": Broken(
+        with_files(items_csv=ITEMS.replace("9.99,3", "9.99,2.5")),
+        "bad-number",
+        "items.csv:2: 'stock' is '2.5'; expected a whole number, 0 or more. "
+        "Write how many can be sold; leave it empty if it is not known",
+    ),
+    "a discount in per cent": Broken(
+        with_files(bundles_csv=BUNDLES.replace("0.2", "20")),
+        "bad-number",
+        "bundles.csv:2: 'discount' is '20'; expected a fraction from 0 to 1. "
+        "Write 20% off as 0.2; leave it empty if it is not known",
+    ),
+    "a bundle without items": Broken(
+        with_files(user_bundle_csv=GOOD["user_bundle.csv"] + "bob,b3\nbob,b3\nann,b4\n"),
+        "empty-bundle",
+        "user_bundle.csv:4: bundle 'b3' has no items in bundle_item.csv (1 more like this). "
+        "Add its items there, or remove the bundle",
+        "warning",
+    ),
+    "an item outside the catalogue": Broken(
+        with_files(items_csv=ITEMS.replace("i3,", "i4,")),
+        "item-not-in-catalogue",
+        "bundle_item.csv:5: item 'i3' is in a bundle but not in items.csv. "
+        "Add it to the catalogue, or correct the id",
+        "warning",
+    ),
+    "an item described twice": Broken(
+        with_files(items_csv=ITEMS + "i2,Ash,1,1\n"),
+        "duplicate-catalogue-id",
+        "items.csv:5: 'item_id' 'i2' is described a second time; only the first description counts. "
+        "Keep one row for each id",
+        "warning",
+    ),
+    "a space around an id": Broken(
+        with_files(user_item_csv=GOOD["user_item.csv"] + "bob ,i1\n"),
+        "id-with-spaces",
+        "user_item.csv:6: 'user_id' holds 'bob ', with a space at its start or end, which makes it another "
+        "id than without. Trim the ids if the space is not meant",
+        "warning",
+    ),
+    "an empty catalogue": Broken(
+        with_files(items_csv="item_id,title\n"),
+        "no-rows",
+        "items.csv: there are column names but no rows. "
+        "Fill it or remove it; it is read as if it were not there",
+        "warning",
+    ),
+}

@@ -1,0 +1,210 @@
+"""The model against the slow NumPy version of every equation, written from the paper alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from bundlemage.models.base import Histories, Interactions, Sizes
+from bundlemage.models.bundlemage import BundleMage, BundleMageConfig
+from bundlemage.models.ragged import Ragged
+from scipy import sparse
+
+from tests.reference import numpy_bundlemage as paper
+
+USERS, ITEMS, BUNDLES, DIM = 6, 11, 5, 8
+
+
+@pytest.fixture
+def matrices() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(3)
+    user_item = (random.random((USERS, ITEMS)) < 0.3).astype(float)
+    user_bundle = (random.random((USERS, BUNDLES)) < 0.5).astype(float)
+    bundle_item = (random.random((BUNDLES, ITEMS)) < 0.4).astype(float)
+    user_item[0] = 0  # a user known by bundles alone
+    user_bundle[:, 0] = 1  # everyone has a bundle: the equations divide by its number
+    bundle_item[2], bundle_item[3] = 0, 0
+    bundle_item[3, 4] = 1  # an empty bundle, and a bundle of one item
+    return {"user_item": user_item, "user_bundle": user_bundle, "bundle_item": bundle_item}
+
+
+def make(**settings: Any) -> BundleMage:
+    torch.manual_seed(0)
+    defaults = {"embedding_dim": DIM, "dropout": 0.0, "mask_bundles": 0.0, "mask_items": 0.0}
+    model = BundleMage(BundleMageConfig(**(defaults | settings)), Sizes(USERS, ITEMS, BUNDLES)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.7)
+    return model
+
+
+def parameters_of(model: BundleMage) -> paper.Parameters:
+    def array(tensor: torch.Tensor) -> np.ndarray:
+        return tensor.detach().numpy()
+
+    def layers(network: Any) -> paper.Layers:
+        first, _, second = network
+        return array(first.weight), array(first.bias), array(second.weight), array(second.bias)
+
+    weigh = model.premix.weigh
+    return {
+        "shared": array(model.item_shared).T,
+        "matching_own": array(model.item_matching).T,
+        "generation_own": array(model.item_generation).T,
+        "W1": array(weigh.weight) if weigh else np.zeros((DIM, 2 * DIM)),
+        "b1": array(weigh.bias) if weigh else np.zeros(DIM),
+        "fnn1": layers(model.premix.transform),
+        "W2": array(model.project_user.weight),
+        "b2": array(model.project_user.bias),
+        "W3": array(model.project_bundle.weight),
+        "b3": array(model.project_bundle.bias),
+        "fnn2": layers(model.join),
+    }
+
+
+def interactions(matrices: dict[str, np.ndarray]) -> Interactions:
+    return Interactions(**{name: Ragged.from_csr(sparse.csr_matrix(m)) for name, m in matrices.items()})
+
+
+def paper_user(model: BundleMage, v_u: np.ndarray, r_u: np.ndarray, X: np.ndarray) -> np.ndarray:
+    parameters = parameters_of(model)
+    E1 = paper.matching_embeddings(parameters)
+    p_u, q_u = paper.item_rep(E1, v_u), paper.bundle_rep(E1, X, r_u)
+    mix = paper.latent_user if model.config.mixer == "gate" else paper.latent_user_average
+    return mix(parameters, p_u, q_u)
+
+
+def paper_matching(model: BundleMage, matrices: dict[str, np.ndarray]) -> np.ndarray:
+    X = matrices["bundle_item"].T
+    E1 = paper.matching_embeddings(parameters_of(model))
+    return np.stack(
+        [
+            paper.matching_prob(E1, X, paper_user(model, v_u, r_u, X))
+            for v_u, r_u in zip(matrices["user_item"], matrices["user_bundle"], strict=True)
+        ]
+    )
+
+
+def paper_generation(
+    model: BundleMage, matrices: dict[str, np.ndarray], u: int, x_b: np.ndarray
+) -> np.ndarray:
+    parameters = parameters_of(model)
+    E2 = paper.generation_embeddings(parameters)
+    z_u = paper_user(model, matrices["user_item"][u], matrices["user_bundle"][u], matrices["bundle_item"].T)
+    return paper.reconstruction(E2, paper.pair_rep(parameters, z_u, paper.incomplete_bundle_rep(E2, x_b)))
+
+
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"mixer": "average"},
+    {"shared_fraction": 0.0},
+    {"shared_fraction": 1.0},
+    {"shared_fraction": 0.25},
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_matching_probabilities(variant: dict[str, Any], matrices: dict[str, np.ndarray]) -> None:
+    model, data = make(**variant).eval(), interactions(matrices)
+    with torch.no_grad():
+        scores = model.score_bundles(data.histories(torch.arange(USERS)), data.bundle_item)
+    np.testing.assert_allclose(scores.softmax(1), paper_matching(model, matrices), rtol=1e-10)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_generation_probabilities(variant: dict[str, Any], matrices: dict[str, np.ndarray]) -> None:
+    model, data = make(**variant).eval(), interactions(matrices)
+    partial = matrices["bundle_item"][[0, 1, 2, 3, 4, 0]]
+    with torch.no_grad():
+        scores = model.score_items(
+            data.histories(torch.arange(USERS)), Ragged.from_csr(sparse.csr_matrix(partial)), data.bundle_item
+        )
+    expected = [paper_generation(model, matrices, u, x_b) for u, x_b in enumerate(partial)]
+    np.testing.assert_allclose(scores.softmax(1), np.stack(expected), rtol=1e-10)
+
+
+def test_gate(matrices: dict[str, np.ndarray]) -> None:
+    model = make()
+    parameters = parameters_of(model)
+    p, q = np.random.default_rng(0).normal(size=(2, DIM))
+    expected = paper.gate(parameters["W1"], parameters["b1"], p, q)
+    with torch.no_grad():
+        gate = model.premix.gate(torch.tensor(p)[None], torch.tensor(q)[None])[0]
+    np.testing.assert_allclose(gate, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("weighting", "expected"), [("mean", paper.matching_loss), ("sum", paper.matching_loss_plain_sum)]
+)
+def test_matching_loss(weighting: str, expected: Any, matrices: dict[str, np.ndarray]) -> None:
+    model = make(loss_weighting=weighting).train()
+    loss = model.matching_loss(torch.arange(USERS), interactions(matrices))
+    by_paper = expected(matrices["user_bundle"], paper_matching(model, matrices))
+    assert loss.item() == pytest.approx(by_paper, rel=1e-10)
+
+
+@pytest.mark.parametrize("weighting", ["mean", "sum"])
+def test_generation_loss(weighting: str, matrices: dict[str, np.ndarray]) -> None:
+    model, data = make(loss_weighting=weighting).train(), interactions(matrices)
+    pairs = [(int(u), int(b)) for u, b in np.argwhere(matrices["user_bundle"])]
+    predicted = {(u, b): paper_generation(model, matrices, u, matrices["bundle_item"][b]) for u, b in pairs}
+    loss = model.generation_loss(torch.arange(len(pairs)), data)
+    X = matrices["bundle_item"].T
+    if weighting == "mean":
+        by_paper = paper.generation_loss(matrices["user_bundle"], X, predicted)
+    else:
+        by_paper = paper.generation_loss_plain_sum(pairs, X, predicted)
+    assert loss.item() == pytest.approx(by_paper, rel=1e-10)
+
+
+@pytest.mark.parametrize("phase", [0, 1])
+def test_gradients_match_finite_differences(phase: int, matrices: dict[str, np.ndarray]) -> None:
+    """The loss finishes its gradient by hand, so it is checked against the loss itself."""
+    model, data = make().train(), interactions(matrices)
+    rows = torch.arange(USERS)
+
+    def loss() -> torch.Tensor:
+        return model.loss(model.phases[phase], rows, data)
+
+    loss().backward()
+    random = np.random.default_rng(1)
+    for name, parameter in model.named_parameters():
+        if parameter.grad is None:  # the generation network plays no part in matching
+            assert phase == 0
+            assert name.startswith(("item_generation", "project", "join"))
+            continue
+        place = tuple(int(random.integers(size)) for size in parameter.shape)
+        with torch.no_grad():
+            value = parameter[place].item()
+            parameter[place] = value + 1e-6
+            above = loss().item()
+            parameter[place] = value - 1e-6
+            below = loss().item()
+            parameter[place] = value
+        numeric = (above - below) / 2e-6
+        assert parameter.grad[place].item() == pytest.approx(numeric, rel=1e-4, abs=1e-7), name
+
+
+def test_blocks_change_nothing(matrices: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = make().train(), interactions(matrices)
+    whole = model.generation_loss(torch.arange(8), data)
+    whole.backward()
+    expected = model.item_shared.grad
+    assert expected is not None
+    model.zero_grad()
+    monkeypatch.setattr("bundlemage.models.losses.BLOCK_ENTRIES", 2 * ITEMS)
+    blocked = model.generation_loss(torch.arange(8), data)
+    blocked.backward()
+    assert blocked.item() == pytest.approx(whole.item(), rel=1e-12)
+    assert model.item_shared.grad is not None
+    torch.testing.assert_close(model.item_shared.grad, expected)
+
+
+def test_empty_histories_and_bundles_give_finite_scores(matrices: dict[str, np.ndarray]) -> None:
+    model, data = make().eval(), interactions(matrices)
+    nobody = Histories(Ragged.from_lists([[], []]), Ragged.from_lists([[], [2]]))
+    with torch.no_grad():
+        assert model.score_bundles(nobody, data.bundle_item).isfinite().all()
+        assert model.score_items(nobody, Ragged.from_lists([[], [1]]), data.bundle_item).isfinite().all()
