@@ -1,1 +1,67 @@
-"""BundleMage: match bundles to users, and complete bundles for them."""
+"""BundleMage: match bundles to users, and complete bundles for them.
+
+>>> import bundlemage
+>>> shop = bundlemage.read("sample").dataset
+>>> model = bundlemage.Recommender(epochs=50).fit(shop)
+>>> model.recommend("u0001", k=5)
+>>> model.complete("u0001", ["g0001", "g0002"], k=3)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bundlemage.data.dataset import BundleDataset, Catalogue
+    from bundlemage.data.load import read
+    from bundlemage.data.readers.frames import read_frames
+    from bundlemage.data.readers.sql import read_sql
+    from bundlemage.data.sample import sample_shop
+    from bundlemage.data.splits import Split, SplitPlan
+    from bundlemage.errors import BundleMageError
+    from bundlemage.recommender import Recommender
+    from bundlemage.shop import History, Recommendation
+
+__version__ = "0.1.0"
+
+# Loaded on first use, so that `import bundlemage` stays quick and does not bring torch along.
+_HOME = {
+    "BundleDataset": "bundlemage.data.dataset",
+    "BundleMageError": "bundlemage.errors",
+    "Catalogue": "bundlemage.data.dataset",
+    "History": "bundlemage.shop",
+    "Recommendation": "bundlemage.shop",
+    "Recommender": "bundlemage.recommender",
+    "Split": "bundlemage.data.splits",
+    "SplitPlan": "bundlemage.data.splits",
+    "read": "bundlemage.data.load",
+    "read_frames": "bundlemage.data.readers.frames",
+    "read_sql": "bundlemage.data.readers.sql",
+    "sample_shop": "bundlemage.data.sample",
+}
+
+__all__ = [
+    "BundleDataset",
+    "BundleMageError",
+    "Catalogue",
+    "History",
+    "Recommendation",
+    "Recommender",
+    "Split",
+    "SplitPlan",
+    "read",
+    "read_frames",
+    "read_sql",
+    "sample_shop",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'bundlemage' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

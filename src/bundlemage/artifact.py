@@ -176,7 +176,8 @@ def _verified_files(path: Path) -> dict[str, bytes]:
             ) from None
         if len(content) != expected["bytes"]:
             raise ArtifactError(
-                f"{path / name} has {len(content):,} bytes where {expected['bytes']:,} were saved; copy the folder anew"
+                f"{path / name} has {len(content):,} bytes where {expected['bytes']:,} were saved; "
+                "copy the folder anew"
             )
         if hashlib.sha256(content).hexdigest() != expected["sha256"]:
             raise ArtifactError(f"{path / name} was altered after it was saved; copy the folder anew")

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
+
 from bundlemage.models.base import Histories, Interactions, Sizes
 from bundlemage.models.bundlemage import BundleMage, BundleMageConfig
 from bundlemage.models.ragged import Ragged
-from scipy import sparse
-
 from tests.reference import numpy_bundlemage as paper
 
 USERS, ITEMS, BUNDLES, DIM = 6, 11, 5, 8

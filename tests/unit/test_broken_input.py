@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+
+from bundlemage.data.load import check
+from bundlemage.data.readers import tables
+from bundlemage.errors import DataError
 from tests.broken import BROKEN, Broken
 from tests.shop_files import GOOD, ITEMS, parquet, write
-
-from bundlemage.data.readers import tables
-from bundlemage.data.validate import check
-from bundlemage.errors import DataError
 
 
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tests.pickle_files import PROTOCOLS, a_matrix_with, load, refusal
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.published_files import pairs, problems, write_bgcn
 
 from bundlemage.data.readers import bgcn
+from tests.published_files import pairs, problems, write_bgcn
 
 
 class TestBgcn:

@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from bundlemage.data.readers import authors, bgcn, pathak
+from bundlemage.data.splits import PAD
 from tests.published_files import (
     BUNDLES,
     HELD_OUT,
@@ -22,9 +25,6 @@ from tests.published_files import (
     write_pathak,
     write_pickles,
 )
-
-from bundlemage.data.readers import authors, bgcn, pathak
-from bundlemage.data.splits import PAD
 
 
 class TestAuthorsMatching:

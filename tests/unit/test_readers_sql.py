@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import sqlalchemy
-from tests.postgres_server import PASSWORD
 
 from bundlemage.data.readers import sql
 from bundlemage.data.readers.frames import read_frames
 from bundlemage.data.readers.sql import matches, read_sql
 from bundlemage.errors import DataError, MissingExtraError
+from tests.postgres_server import PASSWORD
 
 ANN, BOB = uuid.UUID(int=1), uuid.UUID(int=2)
 ROWS: dict[str, list[dict[str, Any]]] = {

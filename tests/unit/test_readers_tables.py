@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.shop_files import BUNDLES, GOOD, ITEMS, parquet, write
 
 from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset
+from bundlemage.data.load import check
 from bundlemage.data.readers import tables
 from bundlemage.data.readers.frames import read_frames
 from bundlemage.data.readers.sql import read_sql
-from bundlemage.data.validate import check
+from tests.shop_files import BUNDLES, GOOD, ITEMS, parquet, write
 
 Pairs = Sequence[tuple[Any, Any]]
 COLUMNS = {

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.real_data import real_data
 
 from bundlemage.data.dataset import BundleDataset, Catalogue
 from bundlemage.data.readers import authors, bgcn, pathak
 from bundlemage.data.readers.source import Source
 from bundlemage.data.splits import GenerationCases, MatchingCases, Split
+from tests.real_data import real_data
 
 YOUSHU = {"users": 8_039, "bundles": 4_771, "items": 32_770}
 STEAM = {"users": 29_634, "bundles": 615, "items": 2_819}

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.real_data import real_data
 
 from bundlemage.data import statistics
 from bundlemage.data.dataset import BundleDataset, binary_matrix
 from bundlemage.data.sample import sample_shop
 from bundlemage.data.vocabulary import Vocabulary
+from tests.real_data import real_data
 
 Matrix = NDArray[np.float64]
 

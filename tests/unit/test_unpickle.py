@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
-from tests.pickle_files import PROTOCOLS, a_matrix_with, load, refusal
 
 from bundlemage.data.readers.unpickle import safe_load
 from bundlemage.errors import DataError
+from tests.pickle_files import PROTOCOLS, a_matrix_with, load, refusal
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 keys = st.integers() | st.text() | st.booleans()

@@ -159,6 +159,6 @@ class BundleDataset:
     def __repr__(self) -> str:
         return (
             f"BundleDataset({self.name!r}: {len(self.users):,} users, {len(self.bundles):,} bundles, "
-            f"{len(self.items):,} items; {self.user_bundle.nnz:,} user-bundle, {self.user_item.nnz:,} user-item, "
-            f"{self.bundle_item.nnz:,} bundle-item pairs)"
+            f"{len(self.items):,} items; {self.user_bundle.nnz:,} user-bundle, "
+            f"{self.user_item.nnz:,} user-item, {self.bundle_item.nnz:,} bundle-item pairs)"
         )

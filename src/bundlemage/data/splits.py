@@ -103,7 +103,7 @@ def _paper(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
     train = _training_part(dataset, rest & (order >= 2), ~held_out)
     # As in the published split, a user's only bundle goes to validation, and the second to test.
     validation, test = (
-        _leave_one_out(dataset, users[which], bundles[which], held_out, plan.negatives, random)
+        leave_one_out(dataset, users[which], bundles[which], held_out, plan.negatives, random)
         for which in (rest & (order == 0), rest & (order == 1))
     )
     return Split(dataset, train, validation, test, generation, "paper", plan.seed)
@@ -179,7 +179,7 @@ def _training_part(
     )
 
 
-def _leave_one_out(
+def leave_one_out(
     dataset: BundleDataset,
     users: Positions,
     bundles: Positions,
@@ -193,9 +193,7 @@ def _leave_one_out(
         _draw(np.setdiff1d(allowed, _row(dataset.user_bundle, user), assume_unique=True), negatives, random)
         for user in users
     ]
-    candidates = _padded(
-        [np.concatenate([[bundle], row]) for bundle, row in zip(bundles, drawn, strict=True)]
-    )
+    candidates = padded([np.concatenate([[bundle], row]) for bundle, row in zip(bundles, drawn, strict=True)])
     positives = binary_matrix(np.arange(len(users)), bundles, (len(users), len(dataset.bundles)))
     return MatchingCases(users, positives, candidates)
 
@@ -241,7 +239,7 @@ def _generation_cases(
         row_of_bundle[bundles[asked]].astype(np.int32),
         _rows_to_matrix(shown, len(dataset.items)),
         _rows_to_matrix(hidden, len(dataset.items)),
-        _padded(candidates),
+        padded(candidates),
     )
 
 
@@ -254,7 +252,7 @@ def _draw(pool: npt.NDArray[np.intp], count: int, random: Random) -> npt.NDArray
     return random.choice(pool, size=min(count, len(pool)), replace=False, shuffle=False)
 
 
-def _padded(rows: list[npt.NDArray[np.intp]]) -> Positions:
+def padded(rows: list[npt.NDArray[np.intp]]) -> Positions:
     table = np.full((len(rows), max(map(len, rows), default=0)), PAD, np.int32)
     for number, row in enumerate(rows):
         table[number, : len(row)] = row

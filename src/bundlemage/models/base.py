@@ -67,7 +67,7 @@ class Phase:
 
     name: str
     over: Literal["users", "user_bundle"]
-    """`users`: those with at least one bundle. `user_bundle`: every pair, by its index in the matrix."""
+    """`users`: every user. `user_bundle`: every pair, by its index in the matrix."""
 
 
 class Model(nn.Module, ABC):

@@ -164,7 +164,7 @@ class BundleMage(Model):
         z = self.user_vectors(history.items, masked, item_table, bundle_table)
         weights = torch.ones_like(z[:, 0])
         if self.config.loss_weighting == "mean":
-            weights = weights / history.bundles.lengths  # 1 / ‖r_u‖₁
+            weights = weights / history.bundles.lengths.clamp(min=1)  # 1 / ‖r_u‖₁
         return multinomial_loss(z, bundle_table, history.bundles, weights)
 
     def generation_loss(self, pairs: Tensor, data: Interactions) -> Tensor:
@@ -185,8 +185,7 @@ class BundleMage(Model):
         weights = torch.ones_like(z[:, 0])
         if self.config.loss_weighting == "mean":
             # A batch is of pairs and the equation's mean is over users: pairs / users evens that out.
-            every_pair, every_user = len(data.user_bundle.values), (data.user_bundle.lengths > 0).sum()
-            weights = weights * every_pair / every_user
+            weights = weights * (len(data.user_bundle.values) / len(data.user_bundle))
             weights = weights / history.bundles.lengths / whole.lengths.clamp(min=1)  # 1 / ‖r_u‖₁ / ‖x_b‖₁
         return multinomial_loss(z, table, whole, weights)
 

@@ -47,7 +47,7 @@ class _WeightedLogSumExp(torch.autograd.Function):
 
 
 def multinomial_loss(z: Tensor, table: Tensor, positives: Ragged, row_weights: Tensor) -> Tensor:
-    """−Σ_r weight_r · Σ_p log softmax(table · z_r)_p over each row's positives p, divided by the number of rows.
+    """The mean over rows r of −weight_r · Σ_p log softmax(table · z_r)_p, p running over the row's positives.
 
     A row without positives adds nothing.
     """

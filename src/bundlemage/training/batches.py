@@ -11,7 +11,7 @@ from bundlemage.models.base import Interactions, Phase
 def phase_rows(phase: Phase, data: Interactions) -> Tensor:
     """All rows of one phase, in order, on the data's device."""
     if phase.over == "users":
-        return data.user_bundle.lengths.nonzero().squeeze(1)
+        return torch.arange(len(data.user_bundle), device=data.user_bundle.device)
     return torch.arange(len(data.user_bundle.values), device=data.user_bundle.device)
 
 

@@ -181,18 +181,17 @@ class _Run:
         losses = {}
         for phase, rows in self.rows.items():
             total = torch.zeros((), device=rows.device)  # summed there: reading it each step would wait
-            batches = shuffled(rows, self.config.batch_size)
-            for batch in batches:
+            for batch in shuffled(rows, self.config.batch_size):
                 self.optimiser.zero_grad(set_to_none=True)
                 loss = self.model.loss(phase, batch, self.data)
                 loss.backward()  # type: ignore[no-untyped-call]
                 self.optimiser.step()
                 self.steps += 1
                 self._average()
-                total += loss.detach()
+                total += loss.detach() * len(batch)
                 for observer in self.observers:
                     observer.on_step(phase.name)
-            losses[phase.name] = float(total) / max(1, len(batches))
+            losses[phase.name] = float(total) / max(1, len(rows))
             if not math.isfinite(losses[phase.name]):
                 raise BundleMageError(
                     f"the {phase.name} loss is no longer finite: the steps are too large. "

@@ -22,7 +22,7 @@ from bundlemage.data.readers.authors_files import (
 )
 from bundlemage.data.readers.published import data_name
 from bundlemage.data.readers.source import Source
-from bundlemage.data.splits import GenerationCases, MatchingCases, Split, _leave_one_out, _padded
+from bundlemage.data.splits import GenerationCases, MatchingCases, Split, leave_one_out, padded
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import DataError, Problem
 
@@ -149,7 +149,7 @@ def _cases(
     users, bundles = _pairs(pairs)
     if negatives is None:
         held_out = np.arange(len(dataset.bundles)) >= pairs.shape[1]
-        return _leave_one_out(dataset, users, bundles, held_out, _NEGATIVES, random)
+        return leave_one_out(dataset, users, bundles, held_out, _NEGATIVES, random)
     positives = binary_matrix(np.arange(len(users)), bundles, (len(users), len(dataset.bundles)))
     return MatchingCases(users, positives, np.column_stack([bundles, negatives[users]]).astype(np.int32))
 
@@ -159,4 +159,4 @@ def _generation(held_out: HeldOut) -> GenerationCases:
     users, bundles = _pairs(held_out.users)
     hidden = np.split(held_out.hidden.indices, held_out.hidden.indptr[1:-1])
     candidates = [np.concatenate(row) for row in zip(hidden, held_out.negatives, strict=True)]
-    return GenerationCases(users, bundles, held_out.shown, held_out.hidden, _padded(candidates))
+    return GenerationCases(users, bundles, held_out.shown, held_out.hidden, padded(candidates))

@@ -1,0 +1,67 @@
+"""Data from anywhere: one function that finds the reader which fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+
+from bundlemage.data.readers import authors, bgcn, pathak, sql, tables
+from bundlemage.data.readers.columns import TABLES
+from bundlemage.data.readers.source import Source
+from bundlemage.data.sample import sample_shop
+from bundlemage.errors import ConfigError, DataError, Problem
+
+SAMPLE = "sample"
+"""The location of the built-in shop. A folder of that name is `./sample`."""
+
+_FOLDERS = (tables, bgcn, authors, pathak)
+
+
+def read(location: str | Path, tables_or_queries: Mapping[str, str] | None = None) -> Source:
+    """Read a folder in any known layout, a database by its URL, or the built-in sample shop.
+
+    `tables_or_queries` is for databases: which table or query gives `user_item`, `user_bundle`, …
+    """
+    named = dict(tables_or_queries or {})
+    if unknown := sorted(named.keys() - set(TABLES)):
+        raise ConfigError(f"unknown table {unknown[0]!r}; the tables are: {', '.join(TABLES)}")
+    if sql.matches(str(location)):
+        return sql.read_sql(str(location), **named)
+    if named:
+        raise ConfigError("tables and queries can be named for a database only, and this is a path")
+    if location == SAMPLE:
+        return Source(sample_shop().dataset)
+    path = Path(location)
+    for reader in _FOLDERS:
+        if reader.matches(path):
+            return reader.read(path)
+    raise DataError(_not_a_dataset(path))
+
+
+def check(location: str | Path, tables_or_queries: Mapping[str, str] | None = None) -> list[Problem]:
+    """Every error and warning, errors first. Bad data never raises; good data gives an empty list."""
+    path = Path(location)
+    if tables.matches(path) and not tables_or_queries:
+        problems = tables.survey(path)[1]
+    else:
+        try:
+            problems = list(read(location, tables_or_queries).warnings)
+        except DataError as error:
+            problems = list(error.problems)
+    return sorted(problems, key=lambda problem: problem.severity == "warning")
+
+
+def _not_a_dataset(path: Path) -> Problem:
+    if not path.is_dir():
+        return tables.survey(path)[1][0]
+    inside = (folder for folder in sorted(path.glob("*/")) + sorted(path.glob("*/*/")) if folder.is_dir())
+    fitting = [str(folder) for folder in inside if any(reader.matches(folder) for reader in _FOLDERS)]
+    if fitting:
+        return Problem(
+            "not-a-dataset",
+            str(path),
+            "this folder holds no data itself",
+            f"Did you mean {' or '.join(islice(fitting, 4))}?",
+        )
+    return tables.survey(path)[1][0]
