@@ -133,7 +133,9 @@ class Recommender:
                 histories, contents = self.shop.encode(batch, new)
                 scores = self.model.score_bundles(histories, contents)[:, : len(candidates.ids)]
                 owned = histories.bundles.as_mask(len(contents))[:, : len(candidates.ids)]
-                answers += best(scores, owned & (not include_owned), _empty(histories), candidates, k)
+                # A bundle without items cannot be sold, and its score would say nothing.
+                hidden = (owned & (not include_owned)) | (contents.lengths[: len(candidates.ids)] == 0)
+                answers += best(scores, hidden, _empty(histories), candidates, k)
         return answers
 
     def complete(

@@ -32,7 +32,8 @@ def matrices() -> dict[str, np.ndarray]:
 
 def make(**settings: Any) -> BundleMage:
     torch.manual_seed(0)
-    defaults = {"embedding_dim": DIM, "dropout": 0.0, "mask_bundles": 0.0, "mask_items": 0.0}
+    plain = {"dropout": 0.0, "mask_bundles": 0.0, "mask_items": 0.0, "hide_target": False}
+    defaults = {"embedding_dim": DIM, **plain}
     model = BundleMage(BundleMageConfig(**(defaults | settings)), Sizes(USERS, ITEMS, BUNDLES)).double()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -35,7 +35,8 @@ def read(location: str | Path, tables_or_queries: Mapping[str, str] | None = Non
     path = Path(location)
     for reader in _FOLDERS:
         if reader.matches(path):
-            return reader.read(path)
+            source: Source = reader.read(path)
+            return source
     raise DataError(_not_a_dataset(path))
 
 

@@ -39,6 +39,11 @@ class BundleMageConfig(LearnedConfig):
     """`mean` divides by the number of a user's bundles and a bundle's items, as the equations do;
     `sum` does not, as the program behind the paper's tables did, and measures better."""
 
+    hide_target: bool = True
+    """Whether the bundle that is being completed is left out of its owner's history meanwhile, as a bundle
+    that does not exist yet will be. The program behind the paper's tables left it in; hidden measures better.
+    """
+
     @model_validator(mode="after")
     def _even_dimension(self) -> BundleMageConfig:
         if self.embedding_dim % 2:
@@ -71,7 +76,7 @@ class BundleMage(Model):
         self.join = feed_forward(dim)  # FNN²
         self.dropout = nn.Dropout(config.dropout)
         self._bundle_table: tuple[Ragged, Tensor] | None = None
-        self.register_load_state_dict_post_hook(BundleMage._forget)
+        self.register_load_state_dict_post_hook(BundleMage._forget)  # type: ignore[no-untyped-call]
         self._initialise()
 
     @torch.no_grad()
@@ -170,15 +175,15 @@ class BundleMage(Model):
     def generation_loss(self, pairs: Tensor, data: Interactions) -> Tensor:
         """Eq. generation_loss."""
         users = torch.searchsorted(data.user_bundle.offsets, pairs, right=True) - 1
+        targets = data.user_bundle.values[pairs]
         history = data.histories(users)
+        bundles = history.bundles
+        if self.config.hide_target:
+            bundles = bundles.keep(bundles.values != targets[bundles.row_of_entry()])
         item_table = self.matching_embeddings()
-        z_user = self.user_vectors(
-            history.items,
-            history.bundles,
-            item_table,
-            self.bundle_embeddings(data.bundle_item, item_table),
-        )
-        whole = data.bundle_item.rows(data.user_bundle.values[pairs])  # x_b
+        bundle_table = self.bundle_embeddings(data.bundle_item, item_table)
+        z_user = self.user_vectors(history.items, bundles, item_table, bundle_table)
+        whole = data.bundle_item.rows(targets)  # x_b
         masked = self._mask(whole, self.config.mask_items)  # ẍ_b
         table = self.generation_embeddings()
         z = self.pair_vectors(z_user, masked, table)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from bundlemage.errors import DeviceError
+
+_settings: Any = torch.utils.deterministic
 
 
 def resolve_device(name: str) -> torch.device:
@@ -38,17 +41,17 @@ def repeatable(device: torch.device) -> Iterator[None]:
     """The same seed gives the same result twice on one device, and the caller's random state is untouched."""
     # cuBLAS reads this once, when it starts.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    before = torch.are_deterministic_algorithms_enabled(), _settings.fill_uninitialized_memory
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.use_deterministic_algorithms(device.type == "cuda")
         # Nothing here reads memory that it did not write, and filling it costs a pass over each tensor.
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        _settings.fill_uninitialized_memory = False
         try:
             yield
         finally:
             torch.use_deterministic_algorithms(before[0])
-            torch.utils.deterministic.fill_uninitialized_memory = before[1]
+            _settings.fill_uninitialized_memory = before[1]
 
 
 def seed_epoch(seed: int, epoch: int) -> None:

@@ -1,0 +1,62 @@
+# `make demo` and `make test` each do all the set-up themselves: Python 3.11 or newer and make are enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := runs/demo
+
+.PHONY: help demo test test-slow bench lint clean
+
+help:
+	@echo "make demo       set up, train on the sample shop, show recommendations and a completed bundle"
+	@echo "make test       set up, check style, types and imports, run the tests (some minutes)"
+	@echo "make test-slow  the tests that take minutes each"
+	@echo "make bench      accuracy on Youshu (BUNDLEMAGE_DATA names the data; hours without a GPU)"
+	@echo "make lint       only style, types and imports"
+	@echo "make clean      remove the environment, runs and caches"
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed; name one with: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# Versions are pinned for the build, too, which -c alone would not do.
+$(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "Installing into $(VENV) (once; a few minutes on a slow network) ..."
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.core
+	@echo "\n── The sample shop ─────────────────────────────────────────────────────────────────\n"
+	@$(BIN)/bundlemage data stats
+	@echo "\n── Training on it, and how good the model is ───────────────────────────────────────\n"
+	@$(BIN)/bundlemage train --output $(DEMO) --overwrite
+	@echo "\n── Bundles for u0007, who loves the sea ────────────────────────────────────────────\n"
+	@$(BIN)/bundlemage recommend $(DEMO) --user u0007 -k 3
+	@echo "\n── Two games of a series: what else belongs into the bundle, for this user? ────────\n"
+	@$(BIN)/bundlemage complete $(DEMO) --user u0007 --items g0022,g0401 -k 5
+	@echo "\nYour own shop: $(BIN)/bundlemage train FOLDER -o MODEL  (README.md says what goes into FOLDER)"
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --verbose > $(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; exit 1; }
+
+test: lint
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow --timeout 3600
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.accuracy --recipe recipes/youshu.toml --seeds 0 1 2 \
+		--matching $${BUNDLEMAGE_DATA:-../shared/datasets}/youshu/authors/mat \
+		--generation $${BUNDLEMAGE_DATA:-../shared/datasets}/youshu/authors/gen
+
+clean:
+	rm -rf $(VENV) runs build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src -name '*.egg-info' -prune -exec rm -rf {} +

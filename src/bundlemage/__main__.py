@@ -1,0 +1,5 @@
+"""`python -m bundlemage`."""
+
+from bundlemage.cli.main import main
+
+main()

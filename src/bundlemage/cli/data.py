@@ -1,0 +1,118 @@
+"""`bundlemage data`: look at data before a model does."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bundlemage.cli.options import AsJson, Location, Tables, key_values
+
+app = typer.Typer(no_args_is_help=True, help="Check, describe and generate data.")
+
+
+@app.command()
+def check(location: Location = "sample", table: Tables = None, as_json: AsJson = False) -> None:
+    """Report every problem of PATH at once: where, what was found, what to do. Exits 2 if there is one."""
+    from bundlemage.cli import show
+    from bundlemage.data.load import check as find_problems
+
+    with show.notes.status(f"checking {location if '@' not in location else 'the database'}"):
+        problems = find_problems(location, key_values(table, "--table"))
+    if as_json:
+        show.print_json({"ok": not problems, "problems": [asdict(problem) for problem in problems]})
+    else:
+        for problem in problems:
+            colour = "red" if problem.severity == "error" else "yellow"
+            show.notes.print(f"[{colour}]{problem.severity}:[/] ", end="", soft_wrap=True)
+            show.notes.print(str(problem), markup=False, soft_wrap=True)
+        errors = sum(problem.severity == "error" for problem in problems)
+        if problems:
+            show.notes.print(f"{errors} kinds of error, {len(problems) - errors} of warning")
+        else:
+            show.out.print("no problem found")
+    if problems:
+        raise typer.Exit(2)
+
+
+@app.command()
+def stats(location: Location = "sample", table: Tables = None, as_json: AsJson = False) -> None:
+    """The paper's dataset table, its popularity-bias figure, and how alike item and bundle tastes are."""
+    from bundlemage.cli import show
+    from bundlemage.data.load import read
+
+    with show.notes.status(f"reading {location if '@' not in location else 'the database'}"):
+        source = read(location, key_values(table, "--table"))
+        found = _statistics(source.dataset)
+    show.warnings(source.warnings)
+    if as_json:
+        show.print_json(found)
+        return
+    show.out.print(_table(found))
+    for note in source.dataset.notes:
+        show.out.print(f"[yellow]note:[/] {note}")
+
+
+def _statistics(dataset: Any) -> dict[str, Any]:
+    import numpy as np
+
+    from bundlemage.data.statistics import dataset_table, dissimilarity, popularity_bias
+
+    similar = dissimilarity(dataset)
+    similar = similar[~np.isnan(similar)]
+    return {
+        "dataset": dataset.name,
+        **dataset_table(dataset),
+        "popularity_bias": popularity_bias(dataset),
+        "taste_similarity_median": float(np.median(similar)) if len(similar) else None,
+        "notes": list(dataset.notes),
+    }
+
+
+def _table(found: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table(title=found["dataset"], title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name in ("users", "bundles", "items"):
+        table.add_row(name, f"{found[name]:,}")
+    for name in ("user_bundle", "user_item", "bundle_item"):
+        label = name.replace("_", "-") + " pairs (density)"
+        table.add_row(label, f"{found[name + '_pairs']:,} ({found[name + '_density']:.2%})")
+    table.add_row("items per bundle, mean", f"{found['items_per_bundle']:.2f}")
+    table.add_row("popularity bias: mean rank of a bundle's items", f"{found['popularity_bias']:.2%}")
+    similar = found["taste_similarity_median"]
+    shown = "unknown" if similar is None else f"{similar:.2f}"
+    table.add_row("cosine of item and bundle taste, median user", shown)
+    return table
+
+
+@app.command()
+def sample(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the tables go.")],
+    users: Annotated[int, typer.Option(min=1)] = 800,
+    items: Annotated[int, typer.Option(min=1)] = 600,
+    bundles: Annotated[int, typer.Option(min=1)] = 240,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    format: Annotated[str, typer.Option(help="csv, tsv or parquet.")] = "csv",  # noqa: A002
+    as_json: AsJson = False,
+) -> None:
+    """Write a generated game shop as tables, to try things on or to see what tables look like."""
+    from typing import get_args
+
+    from bundlemage.cli import show
+    from bundlemage.data.sample import TableFormat, sample_shop, write_shop
+    from bundlemage.errors import ConfigError
+
+    if format not in get_args(TableFormat):
+        raise ConfigError(f"unknown format {format!r}; the formats are: {', '.join(get_args(TableFormat))}")
+    with show.notes.status("generating"):
+        shop = sample_shop(users, items, bundles, seed=seed).dataset
+        files = write_shop(shop, output, format)  # type: ignore[arg-type]
+    if as_json:
+        show.print_json({"files": [str(file) for file in files]})
+    else:
+        show.out.print(f"{shop!r}\nwritten to [bold]{output}[/]: {', '.join(file.name for file in files)}")

@@ -1,0 +1,76 @@
+"""`bundlemage`: the commands together, and the one place where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from bundlemage import __version__
+from bundlemage.cli import ask, data, evaluate, train
+from bundlemage.errors import BundleMageError
+
+
+class _Commands(TyperGroup):
+    """Runs a command; what goes wrong is one clear message on stderr, and a traceback only with --debug."""
+
+    def invoke(self, ctx: Any) -> Any:
+        debug = bool(ctx.params.get("debug"))
+        try:
+            return super().invoke(ctx)
+        except BundleMageError as error:
+            if debug:
+                raise
+            _fail(ctx, str(error), 2)
+        except OSError as error:
+            if debug or isinstance(error, BrokenPipeError):
+                raise
+            _fail(ctx, f"{error.filename or 'the system'}: {error.strerror or error}", 2)
+        except KeyboardInterrupt:
+            if debug:
+                raise
+            _fail(ctx, "interrupted", 130)
+
+
+def _fail(ctx: Any, message: str, code: int) -> None:
+    for line in message.splitlines():
+        print(f"error: {line}", file=sys.stderr)
+    ctx.exit(code)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Match a shop's bundles to its users, and complete bundles for them.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"bundlemage {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.add_typer(data.app, name="data")
+app.command("train")(train.train)
+app.command("evaluate")(evaluate.evaluate)
+app.command("recommend")(ask.recommend)
+app.command("complete")(ask.complete)
+
+
+def main() -> None:
+    app(prog_name="bundlemage")

@@ -1,0 +1,62 @@
+"""Options that several commands share, and how their texts are read."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from bundlemage.errors import ConfigError
+
+Location = Annotated[
+    str,
+    typer.Argument(
+        metavar="[PATH]",
+        help="A folder of tables or of a published layout, a database URL, or 'sample', the built-in shop.",
+        show_default=True,
+    ),
+]
+Tables = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--table",
+        metavar="NAME=TABLE",
+        help="For a database: the table or query of user_item, user_bundle, bundle_item, items, bundles.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")]
+ModelFolder = Annotated[
+    str, typer.Argument(metavar="DIR", help="A folder that 'bundlemage train' has written.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
+
+
+def key_values(pairs: Sequence[str] | None, option: str) -> dict[str, str]:
+    """`a=b` texts as a dict."""
+    found = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{option} {pair!r}: write it as NAME=VALUE")
+        found[key.strip()] = value
+    return found
+
+
+def settings(pairs: Sequence[str] | None) -> dict[str, Any]:
+    """`key=value` texts with values as JSON where they are JSON, and as plain text otherwise."""
+    return {key: _value(text) for key, text in key_values(pairs, "--set").items()}
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def ids(texts: Sequence[str] | None) -> list[str]:
+    """Ids separated by commas; an id with a comma in it stands in double quotes, as in CSV."""
+    return [name.strip() for row in csv.reader(texts or ()) for name in row if name.strip()]

@@ -1,0 +1,147 @@
+"""How answers look in a terminal: tables, cards, curves."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from bundlemage.data.dataset import BundleDataset
+    from bundlemage.errors import Problem
+    from bundlemage.evaluation.results import Evaluation
+    from bundlemage.shop import Recommendation
+    from bundlemage.training.history import EpochRecord
+
+BARS = "▁▂▃▄▅▆▇█"
+
+out = Console(highlight=False)
+notes = Console(stderr=True, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    json.dump(value, sys.stdout, ensure_ascii=False, indent=2)
+    print()
+
+
+def warnings(problems: Iterable[Problem]) -> None:
+    for problem in problems:
+        notes.print(f"[yellow]warning:[/] {_plain(problem)}")
+
+
+def _plain(value: object) -> str:
+    return str(value).replace("[", "\\[")
+
+
+def evaluations(rows: Sequence[Evaluation]) -> RenderableType:
+    """Models side by side, a table for each task; the best of each column in bold."""
+    tables: list[RenderableType] = []
+    for task, question in (
+        ("matching", "Which bundle did the user take next?"),
+        ("generation", "Which items complete the bundle?"),
+    ):
+        found = [(row.model, getattr(row, task)) for row in rows if getattr(row, task)]
+        if not found:
+            continue
+        cases = getattr(rows[0], f"{task}_cases")
+        table = Table(title=f"{question}  ({task}, {cases:,} cases)", title_justify="left")
+        table.add_column("model")
+        metrics = [f"{name}@{k}" for name in ("ndcg", "recall") for k in (5, 10, 20)]
+        best = {metric: max(values[metric] for _, values in found) for metric in metrics}
+        for metric in metrics:
+            table.add_column(metric, justify="right")
+        for model, values in found:
+            cells = [
+                f"[bold]{values[metric]:.4f}[/]"
+                if values[metric] == best[metric]
+                else f"{values[metric]:.4f}"
+                for metric in metrics
+            ]
+            table.add_row(model, *cells)
+        tables.append(table)
+    return Group(*tables) if tables else Text("Nothing is held out to test on.")
+
+
+def curve(history: Sequence[EpochRecord], metric: str) -> RenderableType:
+    """Validation over the epochs as a line of bars."""
+    values = [record.validation[metric] for record in history if metric in record.validation]
+    if len(values) < 2:
+        return Text("")
+    width = min(60, len(values))
+    picked = [values[round(step * (len(values) - 1) / (width - 1))] for step in range(width)]
+    low, high = min(picked), max(picked)
+    bars = "".join(BARS[round((value - low) / ((high - low) or 1) * (len(BARS) - 1))] for value in picked)
+    return Text(f"validation {metric}  {values[0]:.4f} {bars} {values[-1]:.4f}  (best {max(values):.4f})")
+
+
+def bundle_cards(dataset: BundleDataset, answers: Sequence[Recommendation]) -> RenderableType:
+    """Recommended bundles as cards with what is in them."""
+    return Columns([_bundle_card(dataset, answer) for answer in answers], equal=True, expand=False)
+
+
+def _bundle_card(dataset: BundleDataset, answer: Recommendation) -> Panel:
+    position = dataset.bundles.position(answer.id)
+    row = dataset.bundle_item
+    items = row.indices[row.indptr[position] : row.indptr[position + 1]].tolist()
+    lines = [f"• {_plain(item_name(dataset, item))}" for item in items[:6]]
+    if len(items) > 6:
+        lines.append(f"  and {len(items) - 6:,} more")
+    details = []
+    if dataset.catalogue is not None:
+        price, discount = (
+            dataset.catalogue.bundles[name][position].as_py() for name in ("price", "discount")
+        )
+        if price is not None:
+            details.append(f"[bold]{price:,.2f}[/]" + (f"  [green]−{discount:.0%}[/]" if discount else ""))
+        tags = dataset.catalogue.bundles["tags"][position].as_py()
+        if tags:
+            details.append(f"[dim]{_plain(', '.join(tags[:3]))}[/]")
+    title = answer.title or answer.id
+    body = "\n".join(
+        [*details, *lines, "", f"[cyan]{answer.score:.1%}[/] [dim]{answer.source} · {_plain(answer.id)}[/]"]
+    )
+    return Panel(body, title=f"{answer.rank}. {_plain(title)}", title_align="left", width=44)
+
+
+def item_table(dataset: BundleDataset, answers: Sequence[Recommendation], title: str) -> Table:
+    """Suggested items, best first."""
+    table = Table(title=title, title_justify="left")
+    for column, justify in (
+        ("rank", "right"),
+        ("item", "left"),
+        ("tags", "left"),
+        ("price", "right"),
+        ("score", "right"),
+    ):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for answer in answers:
+        tags, price = "", ""
+        if dataset.catalogue is not None:
+            row = dataset.items.position(answer.id)
+            tags = ", ".join((dataset.catalogue.items["tags"][row].as_py() or [])[:3])
+            amount = dataset.catalogue.items["price"][row].as_py()
+            price = "" if amount is None else f"{amount:,.2f}"
+        name = f"{_plain(answer.title)} [dim]{_plain(answer.id)}[/]" if answer.title else _plain(answer.id)
+        table.add_row(str(answer.rank), name, _plain(tags), price, f"{answer.score:.1%}")
+    return table
+
+
+def item_name(dataset: BundleDataset, position: int) -> str:
+    return dataset.item_title(position) or dataset.items[position]
+
+
+def bundle_name(dataset: BundleDataset, position: int) -> str:
+    return dataset.bundle_title(position) or dataset.bundles[position]
+
+
+def names(labels: Sequence[str], most: int = 6) -> str:
+    """A few names and how many more there are."""
+    shown = ", ".join(_plain(label) for label in labels[:most])
+    return f"{shown} and {len(labels) - most:,} more" if len(labels) > most else shown or "nothing"

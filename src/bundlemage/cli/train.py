@@ -1,0 +1,175 @@
+"""`bundlemage train`: from data to a saved, measured model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bundlemage.cli.options import AsJson, Location, Tables, key_values, settings
+
+if TYPE_CHECKING:
+    from bundlemage.data.splits import Split
+    from bundlemage.recipe import Recipe
+    from bundlemage.recommender import Recommender
+
+
+def train(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the model goes.")],
+    location: Location = "sample",
+    recipe: Annotated[
+        Path | None, typer.Option(help="A TOML file with model, settings and split; options override it.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="bundlemage (the default) or popularity.")] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A hyperparameter, e.g. embedding_dim=64. Repeatable."
+        ),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="The most passes over the data.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Everything random in training follows from it.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(help="auto (the data's own split, else paper), paper, full, cold-bundles, or none."),
+    ] = None,
+    split_seed: Annotated[int | None, typer.Option(help="The seed of the split, where one is drawn.")] = None,
+    table: Tables = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was cut off.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model or run in DIR.")] = False,
+    checkpoint_every: Annotated[int, typer.Option(min=0, help="Epochs between checkpoints; 0 for none.")] = 1,
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also write logs for TensorBoard here.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model on PATH and save it to DIR.
+
+    Training can be killed at any time: the same command with --resume goes on from the last epoch and
+    ends with the same model. Ctrl-C stops early and keeps the best model so far.
+    """
+    from bundlemage.cli import show
+    from bundlemage.recipe import Recipe
+    from bundlemage.training.history import SELECTION_METRIC
+
+    given = {"epochs": epochs, "seed": seed, "device": device}
+    chosen = (Recipe.load(recipe) if recipe else Recipe()).changed(
+        {**settings(setting), **_given(given)}, _given({"protocol": protocol, "seed": split_seed})
+    )
+    if model is not None:
+        chosen = Recipe(model, chosen.settings, chosen.split)
+    checkpoints = output.with_name(output.name + ".checkpoints")
+    _check_output(output, checkpoints, resume, overwrite)
+    recommender, plan = chosen.recommender(), chosen.plan()  # bad settings fail before data is read
+    split = _read_split(location, key_values(table, "--table"), chosen)
+    show.notes.print(f"{split.train!r}\nprotocol {split.protocol}, model {recommender.model_name}")
+    recommender.fit(
+        split,
+        folder=checkpoints if checkpoint_every else None,
+        resume=resume,
+        checkpoint_every=checkpoint_every,
+        observers=_observers(tensorboard),
+    )
+    recommender.plan = plan
+    training = recommender.training
+    assert training is not None
+    with show.notes.status("evaluating and saving"):
+        rows = evaluate_beside_popularity(recommender, split)
+        recommender.metrics = {"test": [row.to_json() for row in rows], "best_epoch": training.best_epoch}
+        recommender.save(output, overwrite=overwrite or resume)
+    if not training.interrupted:
+        _remove(checkpoints)
+    if as_json:
+        show.print_json(
+            {
+                "model": str(output),
+                "epochs": len(training.history),
+                "best_epoch": training.best_epoch,
+                "seconds": round(training.seconds, 3),
+                "device": training.device,
+                "interrupted": training.interrupted,
+                "validation": dict(training.history[training.best_epoch - 1].validation)
+                if training.best_epoch
+                else {},
+                "test": [row.to_json() for row in rows],
+            }
+        )
+    else:
+        show.out.print(show.curve(training.history, SELECTION_METRIC))
+        show.out.print(show.evaluations(rows))
+        for note in split.dataset.notes:
+            show.out.print(f"[yellow]note:[/] {note}")
+        show.out.print(
+            f"Saved to [bold]{output}[/] after {len(training.history)} epochs in {training.seconds:.1f} s on "
+            f"{training.device}."
+        )
+    if training.interrupted:
+        show.notes.print("Interrupted: the best model so far is saved; --resume goes on from here.")
+        raise typer.Exit(130)
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _check_output(output: Path, checkpoints: Path, resume: bool, overwrite: bool) -> None:
+    """Nothing that is stored is lost unless asked for, and that is known before an hour of training."""
+    from bundlemage.errors import ArtifactError, CheckpointError
+    from bundlemage.training.checkpoint import RunFolder
+
+    if resume or overwrite:
+        if output.exists() and not (output / "manifest.json").exists():
+            raise ArtifactError(
+                f"{output} is not a saved model, so it is not overwritten; choose another folder"
+            )
+        if resume and output.exists() and not RunFolder(checkpoints).holds_progress():
+            raise CheckpointError(
+                f"nothing to resume: {output} is a finished model. Use --overwrite to train anew."
+            )
+        return
+    if RunFolder(checkpoints).holds_progress():
+        raise CheckpointError(
+            f"{checkpoints} holds a run that was cut off: "
+            "add --resume to go on with it, or --overwrite to start over"
+        )
+    if output.exists():
+        raise ArtifactError(
+            f"{output} exists already: add --overwrite to replace it, or choose another folder"
+        )
+
+
+def _read_split(location: str, tables: dict[str, str], recipe: Recipe) -> Split:
+    from bundlemage.cli import show
+    from bundlemage.data.load import read
+
+    with show.notes.status(f"reading {location if '@' not in location else 'the database'}"):
+        source = read(location, tables)
+        show.warnings(source.warnings)
+        return recipe.plan().divide(source.dataset, source.ready)
+
+
+def _observers(tensorboard: Path | None) -> list[Any]:
+    from bundlemage.cli import show
+    from bundlemage.cli.progress import ProgressBar
+    from bundlemage.training.history import TensorBoard
+
+    return [ProgressBar(show.notes), *([TensorBoard(tensorboard)] if tensorboard else [])]
+
+
+def evaluate_beside_popularity(recommender: Recommender, split: Split) -> list[Any]:
+    """The model's row and, so that a figure means something, popularity's."""
+    from bundlemage.recommender import Recommender
+
+    rows = [recommender.evaluate(split)]
+    if recommender.model_name != "popularity":
+        device = str(recommender.shop.device)
+        rows.append(Recommender("popularity", device=device).fit(split).evaluate(split))
+    return rows
+
+
+def _remove(checkpoints: Path) -> None:
+    from bundlemage.training.checkpoint import RunFolder
+
+    RunFolder(checkpoints).discard()

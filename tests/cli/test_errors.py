@@ -1,0 +1,170 @@
+"""Bad input: one clear message on stderr, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.broken import BROKEN
+from tests.cli.run import TINY, run, run_json
+from tests.published_files import write_matching
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_data(name: str, tmp_path: Path) -> None:
+    case, folder = BROKEN[name], tmp_path / "shop"
+    case.write(folder)
+    message = case.message.replace("{path}", str(folder))
+    checked = run("data", "check", folder, code=2)
+    assert flat(message) in flat(checked.stderr)
+    if case.severity == "error":
+        refused = run("train", folder, "-o", tmp_path / "model", *TINY, code=2)
+        assert flat(message) in flat(refused.stderr)
+        assert "Traceback" not in refused.output
+        assert not (tmp_path / "model").exists()
+
+
+def test_check_says_everything_in_json(tmp_path: Path) -> None:
+    case = BROKEN[next(iter(BROKEN))]
+    case.write(tmp_path / "shop")
+    import json
+
+    found = json.loads(run("data", "check", tmp_path / "shop", "--json", code=2).stdout)
+    assert found["ok"] is False
+    assert found["problems"][0].keys() >= {"kind", "where", "line", "value", "more", "message", "fix"}
+
+
+class _Attack:
+    def __init__(self, sentinel: Path) -> None:
+        self.sentinel = sentinel
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.write_text, (self.sentinel, "it ran"))
+
+
+def test_a_malicious_pickle_is_refused_and_does_not_run(tmp_path: Path) -> None:
+    folder = write_matching(tmp_path / "mat")
+    sentinel = tmp_path / "sentinel"
+    (folder / "train.pkl").write_bytes(pickle.dumps(_Attack(sentinel)))
+    refused = run("train", folder, "-o", tmp_path / "model", *TINY, code=2)
+    assert "train.pkl" in refused.stderr
+    assert not sentinel.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "-o", "m", "--set", "embeding_dim=8"], "unknown setting 'embeding_dim'"),
+        (["train", "-o", "m", "--set", "dropout=2"], "setting 'dropout' is 2"),
+        (["train", "-o", "m", "--set", "embedding_dim=7"], "must be even"),
+        (["train", "-o", "m", "--set", "epochs"], "write it as NAME=VALUE"),
+        (["train", "-o", "m", "--model", "magic"], "unknown model 'magic'"),
+        (["train", "-o", "m", "--device", "quantum"], "unknown device 'quantum'"),
+        (["train", "-o", "m", "--device", "cuda:99"], "not present"),
+        (["train", "-o", "m", "--protocol", "guess"], "unknown protocol 'guess'"),
+        (["train", "-o", "m", "--recipe", "none.toml"], "none.toml cannot be read"),
+        (["train", "-o", "m", "--table", "user_item=x"], "for a database only"),
+        (["train", "sqlite:///nowhere.db", "-o", "m"], "nowhere.db"),
+        (["train", "nowhere", "-o", "m"], "no such file or folder"),
+        (["evaluate", "nowhere"], "no such folder"),
+        (["recommend", "nowhere", "--user", "u1"], "no such folder"),
+        (["data", "stats", "nowhere"], "no such file or folder"),
+        (["data", "sample", "-o", "s", "--users", "1", "--items", "1", "--bundles", "1"], "items"),
+        (["data", "sample", "-o", "s", "--format", "xml"], "unknown format 'xml'"),
+        (["train"], "--output"),
+        (["trian"], "No such command"),
+    ],
+)
+def test_bad_arguments(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = run(*arguments, code=2)
+    assert message in flat(refused.output)
+    assert "Traceback" not in refused.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_recipes(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    for text, message in (
+        ("settings = 3", "'settings' must be a dict"),
+        ("colour = 'red'", "unknown key 'colour'"),
+        ("= x", "not valid TOML"),
+        ("[split]\nsize = 2", "unknown split setting 'size'"),
+        ("[settings]\nepoch = 2", "unknown setting 'epoch'"),
+    ):
+        recipe.write_text(text)
+        assert message in flat(run("train", "-o", tmp_path / "m", "--recipe", recipe, code=2).stderr)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "model"
+    run("train", "-o", folder, *TINY)
+    return folder
+
+
+def test_questions_that_cannot_be_answered(model: Path) -> None:
+    for arguments, message in (
+        (["recommend", model], "for whom?"),
+        (["recommend", model, "--user", "nobody"], "unknown user id 'nobody'"),
+        (["recommend", model, "--user", "u001"], "Did you mean"),
+        (["recommend", model, "--user", "u0001", "--history-items", "g0001"], "not both"),
+        (["recommend", model, "--user", "u0001", "-k", "0"], "at least one"),
+        (["complete", model, "--user", "u0001", "--items", "g0001,x9"], "unknown item id 'x9'"),
+        (["recommend", model, "--history-bundles", "x"], "unknown bundle id 'x'"),
+        (["train", "-o", model], "--overwrite"),
+    ):
+        assert message in flat(run(*arguments, code=2).stderr)
+
+
+def test_evaluating_on_other_data_is_refused(model: Path, tmp_path: Path) -> None:
+    run("data", "sample", "-o", tmp_path / "other", "--users", 50, "--items", 60, "--bundles", 20)
+    assert "other users" in run("evaluate", model, tmp_path / "other", code=2).stderr
+
+
+def test_a_damaged_model_is_refused(model: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = shutil.copytree(model, tmp_path / "copy")
+    (copy / "model.safetensors").write_bytes((copy / "model.safetensors").read_bytes()[:-1])
+    assert "model.safetensors" in run("recommend", copy, "--user", "u0001", code=2).stderr
+
+
+def test_a_folder_that_is_no_model_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
+    assert "not a saved model" in run("train", "-o", tmp_path / "photos", "--overwrite", code=2).stderr
+    assert (tmp_path / "photos" / "cat.jpg").read_bytes() == b"cat"
+
+
+def test_debug_shows_the_traceback() -> None:
+    from typer.testing import CliRunner
+
+    from bundlemage.cli.main import app
+    from bundlemage.errors import DataError
+
+    result = CliRunner().invoke(app, ["--debug", "data", "stats", "nowhere"])
+    assert isinstance(result.exception, DataError)
+
+
+def test_answers_for_anyone_by_history(model: Path) -> None:
+    by_history = run_json("recommend", model, "--history-items", "g0001,g0002", "-k", 3)["bundles"]
+    assert [answer["source"] for answer in by_history] == ["model"] * 3
+    empty = run_json("recommend", model, "--history-items", "", "-k", 3)["bundles"]
+    assert [answer["source"] for answer in empty] == ["popular"] * 3
+
+
+def test_ids_with_commas_are_quoted_as_in_csv() -> None:
+    from bundlemage.cli.options import ids
+
+    assert ids(['"Tea, green",7', "x"]) == ["Tea, green", "7", "x"]
+    assert ids(None) == []

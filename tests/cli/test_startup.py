@@ -1,0 +1,45 @@
+"""The command line answers at once, and people can read what it prints."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.cli.run import TINY, run
+
+
+def test_help_is_quick() -> None:
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "bundlemage", "--help"], check=True, capture_output=True)
+        seconds.append(time.perf_counter() - started)
+    assert min(seconds) < 0.3, seconds
+
+
+def test_help_does_not_import_torch() -> None:
+    script = (
+        "import sys, bundlemage.cli.main; print(sorted({'torch', 'numpy', 'pyarrow'} & set(sys.modules)))"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert answer.stdout.strip() == "[]"
+
+
+def test_the_tour_of_the_demo_names_games(tmp_path: Path) -> None:
+    trained = run("train", "-o", tmp_path / "model", *TINY).stdout
+    assert "BundleMage" in trained
+    assert "Popularity" in trained
+    cards = run("recommend", tmp_path / "model", "--user", "u0007", "-k", 2).stdout
+    assert "has the items" in cards
+    assert "•" in cards
+    completed = run("complete", tmp_path / "model", "--user", "u0007", "--items", "g0022,g0401").stdout
+    assert "Glassreach Corsairs II" in completed
+    assert "to complete it" in completed
+
+
+def test_stats_has_the_papers_columns() -> None:
+    shown = run("data", "stats").stdout
+    for label in ("users", "user-bundle pairs", "items per bundle", "popularity bias"):
+        assert label in shown

@@ -1,0 +1,241 @@
+"""What every registered model keeps to, found by itself: a new one is tested by being registered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bundlemage import History, Recommender, SplitPlan
+from bundlemage.data.dataset import BundleDataset
+from bundlemage.data.sample import SampleShop, sample_shop
+from bundlemage.data.splits import Split
+from bundlemage.errors import ConfigError, UnknownIdError, UnsupportedError
+from bundlemage.evaluation.results import Evaluation
+from bundlemage.models.base import Interactions
+from bundlemage.models.config import parse_config
+from bundlemage.models.ragged import Ragged
+from bundlemage.models.registry import MODELS, make_config
+from tests.small_shop import QUICK, dataset_of, small_shop
+
+ENOUGH = {"embedding_dim": 64, "batch_size": 256, "learning_rate": 0.003, "epochs": 40, "device": "cpu"}
+"""Settings with which a model learns the sample shop in a few seconds."""
+
+BASELINES = {"popularity"}
+"""Models that the planted answer is not asked of, as they say the same to everyone."""
+
+every_model = pytest.mark.parametrize("name", sorted(MODELS))
+
+
+def settings_for(name: str, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Those of the settings that the model has."""
+    return {key: value for key, value in wanted.items() if key in MODELS[name].config_class.model_fields}
+
+
+def fitted(name: str, data: BundleDataset | Split, **settings: Any) -> Recommender:
+    return Recommender(name, **settings_for(name, QUICK | settings)).fit(data)
+
+
+@pytest.fixture(scope="module")
+def shop() -> BundleDataset:
+    return small_shop()
+
+
+def all_scores(model: Recommender) -> list[torch.Tensor]:
+    """Scores of everyone, for every bundle and as additions to a bundle of two items."""
+    data = Interactions.of(model.dataset, torch.device("cpu"))
+    histories = data.histories(torch.arange(len(model.dataset.users)))
+    partial = Ragged.from_lists([[0, 1]] * len(histories))
+    scores = []
+    with torch.inference_mode():
+        if model.model.matches:
+            scores.append(model.model.score_bundles(histories, data.bundle_item))
+        if model.model.generates:
+            scores.append(model.model.score_items(histories, partial, data.bundle_item))
+    return scores
+
+
+class TestConfig:
+    @every_model
+    def test_a_config_goes_out_and_comes_back(self, name: str) -> None:
+        config = make_config(name, {"seed": 7, "device": "cpu"})
+        assert make_config(name, config.model_dump(mode="json")) == config
+        assert parse_config(MODELS[name].config_class, config.model_dump()) == config
+
+    @every_model
+    def test_an_unknown_setting_is_refused_and_the_known_ones_named(self, name: str) -> None:
+        with pytest.raises(ConfigError, match="unknown setting 'sped'") as error:
+            Recommender(name, sped=3)
+        for known in MODELS[name].config_class.model_fields:
+            assert known in str(error.value)
+
+    @every_model
+    def test_it_is_registered_under_its_own_name(self, name: str) -> None:
+        assert MODELS[name].name == name
+        assert MODELS[name].title
+
+
+class TestScores:
+    @every_model
+    def test_scores_have_a_row_for_everyone_and_a_column_for_everything(
+        self, name: str, shop: BundleDataset
+    ) -> None:
+        model = fitted(name, shop)
+        widths = [len(shop.bundles)] * model.model.matches + [len(shop.items)] * model.model.generates
+        assert [tuple(scores.shape) for scores in all_scores(model)] == [
+            (len(shop.users), width) for width in widths
+        ]
+        assert widths, "a model does at least one of the two"
+
+    @every_model
+    def test_saved_and_loaded_it_scores_the_same(
+        self, name: str, shop: BundleDataset, tmp_path: Path
+    ) -> None:
+        model = fitted(name, shop)
+        loaded = Recommender.load(model.save(tmp_path / "model"), device="cpu")
+        for before, after in zip(all_scores(model), all_scores(loaded), strict=True):
+            assert torch.equal(before, after)
+
+    @every_model
+    def test_the_same_seed_gives_the_same_scores(self, name: str, shop: BundleDataset) -> None:
+        one, other = (all_scores(fitted(name, shop, seed=5)) for _ in range(2))
+        assert all(torch.equal(first, second) for first, second in zip(one, other, strict=True))
+
+    @every_model
+    def test_scoring_does_not_change_with_the_batch(self, name: str, shop: BundleDataset) -> None:
+        model = fitted(name, shop)
+        data = Interactions.of(shop, torch.device("cpu"))
+        with torch.inference_mode():
+            whole = model.model.score_bundles(data.histories(torch.arange(9)), data.bundle_item)
+            row = model.model.score_bundles(data.histories(torch.tensor([4])), data.bundle_item)
+        torch.testing.assert_close(whole[4:5], row)
+
+    @every_model
+    def test_training_leaves_it_ready_to_answer(self, name: str, shop: BundleDataset) -> None:
+        model = fitted(name, shop)
+        assert not model.model.training
+        assert model.recommend(shop.users[0], 5) == model.recommend(shop.users[0], 5)
+
+
+class TestUnusualPeople:
+    @every_model
+    @pytest.mark.parametrize(
+        "history",
+        [
+            History(),
+            History(items=["g0001"]),
+            History(items=["g0001", "g0002", "g0003"]),
+            History(bundles=["b0001"]),
+            History(bundles=[["g0001", "g0002"]]),
+            History(bundles=[[]]),
+        ],
+        ids=["nothing", "one-item", "items-alone", "bundles-alone", "a-nameless-bundle", "an-empty-bundle"],
+    )
+    def test_anyone_gets_finite_scores_or_a_clear_refusal(
+        self, name: str, shop: BundleDataset, history: History
+    ) -> None:
+        model = fitted(name, shop)
+        if not model.model.knows_new_users:
+            with pytest.raises(UnsupportedError, match="knows only the users"):
+                model.recommend(history)
+            return
+        answers = model.recommend(history, 5)
+        assert len(answers) == 5
+        assert all(np.isfinite(answer.score) for answer in answers)
+        assert {answer.source for answer in answers} == {"popular" if history == History() else "model"}
+        if model.model.generates:
+            for partial in ([], ["g0004"]):
+                assert all(np.isfinite(answer.score) for answer in model.complete(history, partial, 5))
+
+    @every_model
+    def test_users_without_items_or_bundles_and_empty_bundles_are_no_trouble(self, name: str) -> None:
+        strange = dataset_of([[0], [], [1, 2], []], [[0], [1], [], []], [[0, 1], [], [2], [0]], 3)
+        model = Recommender(name, **settings_for(name, QUICK)).fit(strange, SplitPlan("none"))
+        for scores in all_scores(model):
+            assert bool(torch.isfinite(scores).all())
+
+    @every_model
+    def test_a_new_bundle_is_scored_by_its_items(self, name: str, shop: BundleDataset) -> None:
+        answers = fitted(name, shop).recommend(shop.users[0], 1000, new_bundles={"fresh": ["g0001"]})
+        assert "fresh" in [answer.id for answer in answers]
+
+    @every_model
+    def test_an_unknown_id_is_an_error_with_a_suggestion(self, name: str, shop: BundleDataset) -> None:
+        model = fitted(name, shop)
+        with pytest.raises(UnknownIdError, match=r"unknown user id 'u00001'.*Did you mean.*'u0001'"):
+            model.recommend("u00001")
+        if model.model.generates:
+            with pytest.raises(UnknownIdError, match=r"unknown item id 'g00001'.*Did you mean.*'g0001'"):
+                model.complete(shop.users[0], ["g00001"])
+
+
+@pytest.fixture(scope="module")
+def sample() -> SampleShop:
+    return sample_shop()
+
+
+@pytest.fixture(scope="module")
+def split(sample: SampleShop) -> Split:
+    return SplitPlan("paper").divide(sample.dataset)
+
+
+@pytest.fixture(scope="module", params=sorted(MODELS.keys() - BASELINES))
+def learned(request: pytest.FixtureRequest, split: Split) -> Recommender:
+    return Recommender(request.param, **settings_for(request.param, ENOUGH)).fit(split)
+
+
+@pytest.fixture(scope="module")
+def popularity(split: Split) -> Evaluation:
+    return Recommender("popularity", device="cpu").fit(split).evaluate(split)
+
+
+class TestThePlantedAnswer:
+    """The sample shop has tastes planted in it; whoever learns finds them."""
+
+    def test_popularity_beats_chance(self, popularity: Evaluation) -> None:
+        chance = sum(1 / np.log2(rank + 1) for rank in range(1, 6)) / 100
+        assert popularity.matching is not None
+        assert popularity.generation is not None
+        assert popularity.matching["ndcg@5"] > 1.5 * chance
+        assert popularity.generation["ndcg@5"] > 3 * chance
+
+    def test_it_beats_popularity_in_both_tasks_by_a_wide_margin(
+        self, learned: Recommender, popularity: Evaluation, split: Split
+    ) -> None:
+        found = learned.evaluate(split)
+        assert found.matching is not None
+        assert popularity.matching is not None
+        assert found.matching["ndcg@5"] > 2.2 * popularity.matching["ndcg@5"]
+        if learned.model.generates:
+            assert found.generation is not None
+            assert popularity.generation is not None
+            assert found.generation["ndcg@5"] > 3 * popularity.generation["ndcg@5"]
+
+    def test_recommended_bundles_are_to_the_users_taste(
+        self, learned: Recommender, sample: SampleShop
+    ) -> None:
+        users, bundles, tastes = sample.dataset.users, sample.dataset.bundles, sample.tastes
+        first = learned.recommend_many(users, 1)
+        genre = tastes.bundle_genre[[bundles.position(answers[0].id) for answers in first]]
+        liked = tastes.user_bundle_taste[np.arange(len(users)), genre].mean()
+        at_random = tastes.user_bundle_taste[:, tastes.bundle_genre].mean()
+        assert liked > 2 * at_random
+
+    def test_a_series_is_completed_with_the_same_series(
+        self, learned: Recommender, sample: SampleShop
+    ) -> None:
+        if not learned.model.generates:
+            pytest.skip("this model does not complete bundles")
+        items, line = sample.dataset.items, sample.tastes.item_line
+        lines = [np.flatnonzero(line == number) for number in np.unique(line)]
+        cases = [(History(), [items[int(item)] for item in line_items[:3]]) for line_items in lines]
+        found = learned.complete_many(cases, 3)
+        same = [
+            line[items.position(answer.id)] == line[line_items[0]]
+            for line_items, answers in zip(lines, found, strict=True)
+            for answer in answers
+        ]
+        assert np.mean(same) > 0.5, "by chance it would be one in thirty"

@@ -1,0 +1,73 @@
+"""Shops small enough that a test divides them, or trains on them, in a fraction of a second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from bundlemage.data.dataset import BundleDataset, binary_matrix
+from bundlemage.data.sample import sample_shop
+from bundlemage.data.vocabulary import Vocabulary
+
+Rows = Sequence[Iterable[int]]
+
+QUICK: dict[str, Any] = {"embedding_dim": 16, "batch_size": 64, "epochs": 3, "device": "cpu"}
+"""Settings with which training on `small_shop` takes a moment."""
+
+
+def small_shop(**settings: Any) -> BundleDataset:
+    size = {"items_per_user": 8.0, "bundles_per_user": 4.0, "items_per_bundle": 5.0}
+    return sample_shop(**({"users": 80, "items": 90, "bundles": 40} | size | settings)).dataset
+
+
+def matrix_of(rows: Rows, columns: int) -> Any:
+    pairs = [(number, column) for number, row in enumerate(rows) for column in row]
+    return binary_matrix([row for row, _ in pairs], [column for _, column in pairs], (len(rows), columns))
+
+
+def dataset_of(
+    user_item: Rows, user_bundle: Rows, bundle_item: Rows, item_count: int, **others: Any
+) -> BundleDataset:
+    """A dataset from lists of positions, with the ids u0, u1, …, i0, … and b0, …"""
+    users, bundles = len(user_item), len(bundle_item)
+    return BundleDataset(
+        user_item=matrix_of(user_item, item_count),
+        user_bundle=matrix_of(user_bundle, bundles),
+        bundle_item=matrix_of(bundle_item, item_count),
+        **(
+            {
+                "users": Vocabulary("user", [f"u{number}" for number in range(users)]),
+                "items": Vocabulary("item", [f"i{number}" for number in range(item_count)]),
+                "bundles": Vocabulary("bundle", [f"b{number}" for number in range(bundles)]),
+            }
+            | others
+        ),
+    )
+
+
+def pairs_of(matrix: Any) -> set[tuple[int, int]]:
+    coo = matrix.tocoo()
+    return set(zip(coo.row.tolist(), coo.col.tolist(), strict=True))
+
+
+def row_of(matrix: Any, row: int) -> set[int]:
+    return set(np.flatnonzero(matrix[row].toarray()[0]).tolist())
+
+
+def rows_of(matrix: Any) -> list[set[int]]:
+    return [row_of(matrix, row) for row in range(matrix.shape[0])]
+
+
+@st.composite
+def datasets(draw: st.DrawFn, most: int = 12) -> BundleDataset:
+    """Any small dataset: users without bundles or items, bundles without items or users, and so on."""
+    users, items, bundles = (draw(st.integers(1, most)) for _ in range(3))
+
+    def rows(count: int, columns: int) -> list[set[int]]:
+        row = st.sets(st.integers(0, columns - 1), max_size=min(columns, 8))
+        return draw(st.lists(row, min_size=count, max_size=count))
+
+    return dataset_of(rows(users, items), rows(users, bundles), rows(bundles, items), items)
