@@ -79,10 +79,9 @@ def test_from_data_to_answers(layout: str, tmp_path: Path) -> None:
 
 
 def test_the_same_tables_from_sqlite_and_csv_are_the_same_data(tmp_path: Path) -> None:
-    assert (
-        read(sqlite(tmp_path / "a")).dataset.fingerprint()
-        == read(tables("csv")(tmp_path / "b")).dataset.fingerprint()
-    )
+    (tmp_path / "a").mkdir()
+    from_sqlite, from_csv = read(sqlite(tmp_path / "a")).dataset, read(tables("csv")(tmp_path / "b")).dataset
+    assert from_sqlite.fingerprint() == from_csv.fingerprint()
 
 
 def test_postgresql(postgres_url: str, tmp_path: Path) -> None:

@@ -13,17 +13,8 @@ import pytest
 from bundlemage.training.checkpoint import RunFolder
 from tests.cli.run import finish, run, start
 
-SETTINGS = [
-    "--set",
-    "embedding_dim=32",
-    "--set",
-    "batch_size=128",
-    "--epochs",
-    "12",
-    "--device",
-    "cpu",
-    "--json",
-]
+SMALL = ["--set", "embedding_dim=32", "--set", "batch_size=128", "--device", "cpu"]
+SETTINGS = [*SMALL, "--epochs", "12", "--json"]
 
 
 def epochs_done(model: Path) -> int:
@@ -57,17 +48,7 @@ def test_kill_and_resume_give_the_same_model(more: list[str], tmp_path: Path) ->
 
 
 def test_ctrl_c_keeps_the_best_model_so_far(tmp_path: Path) -> None:
-    settings = [
-        "--set",
-        "embedding_dim=32",
-        "--set",
-        "batch_size=64",
-        "--epochs",
-        "5000",
-        "--set",
-        "patience=5000",
-    ]
-    process = start("train", "-o", tmp_path / "model", *settings, "--device", "cpu")
+    process = start("train", "-o", tmp_path / "model", *SMALL, "--epochs", "5000", "--set", "patience=5000")
     deadline = time.monotonic() + 120
     while epochs_done(tmp_path / "model") < 2:
         assert process.poll() is None
@@ -80,8 +61,8 @@ def test_ctrl_c_keeps_the_best_model_so_far(tmp_path: Path) -> None:
     assert "Traceback" not in stderr
     run("recommend", tmp_path / "model", "--user", "u0001")
     # … and the run can still go on from there.
-    shorter = ["--set", "patience=5000", "--epochs", str(epochs_done(tmp_path / "model") + 1)]
-    run("train", "-o", tmp_path / "model", *settings[:4], *shorter, "--device", "cpu", "--resume")
+    one_more = epochs_done(tmp_path / "model") + 1
+    run("train", "-o", tmp_path / "model", *SMALL, "--epochs", one_more, "--resume")
 
 
 def test_an_unfinished_run_is_not_thrown_away_by_accident(tmp_path: Path) -> None:

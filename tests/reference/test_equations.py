@@ -169,7 +169,7 @@ def test_gradients_match_finite_differences(phase: int, matrices: dict[str, np.n
     def loss() -> torch.Tensor:
         return model.loss(model.phases[phase], rows, data)
 
-    loss().backward()
+    torch.autograd.backward(loss())
     random = np.random.default_rng(1)
     for name, parameter in model.named_parameters():
         if parameter.grad is None:  # the generation network plays no part in matching
@@ -191,13 +191,13 @@ def test_gradients_match_finite_differences(phase: int, matrices: dict[str, np.n
 def test_blocks_change_nothing(matrices: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = make().train(), interactions(matrices)
     whole = model.generation_loss(torch.arange(8), data)
-    whole.backward()
+    torch.autograd.backward(whole)
     expected = model.item_shared.grad
     assert expected is not None
     model.zero_grad()
     monkeypatch.setattr("bundlemage.models.losses.BLOCK_ENTRIES", 2 * ITEMS)
     blocked = model.generation_loss(torch.arange(8), data)
-    blocked.backward()
+    torch.autograd.backward(blocked)
     assert blocked.item() == pytest.approx(whole.item(), rel=1e-12)
     assert model.item_shared.grad is not None
     torch.testing.assert_close(model.item_shared.grad, expected)
