@@ -5,6 +5,7 @@ It is written beside its place, flushed and renamed, so a folder of that name is
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -32,9 +33,18 @@ from bundlemage.data.dataset import (
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import ArtifactError
 
+FORMAT = "bundlemage"
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 MATRICES = ("user_item", "user_bundle", "bundle_item")
+FILES = (
+    "model.safetensors",
+    "config.json",
+    "metrics.json",
+    "history.jsonl",
+    "README.md",
+    *(f"{table}.parquet" for table in ("users", "items", "bundles", *MATRICES)),
+)
 
 
 @dataclass(frozen=True)
@@ -54,8 +64,7 @@ class Artifact:
 def save_artifact(artifact: Artifact, path: Path, *, overwrite: bool = False) -> None:
     if path.exists() and not overwrite:
         raise ArtifactError(f"{path} exists already; choose another folder or allow overwriting it")
-    if path.exists() and not (path / MANIFEST).exists():
-        raise ArtifactError(f"{path} is not a saved model, so it is not overwritten; choose another folder")
+    check_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     building.chmod(0o755)
@@ -64,6 +73,18 @@ def save_artifact(artifact: Artifact, path: Path, *, overwrite: bool = False) ->
         _swap_in(building, path)
     finally:
         shutil.rmtree(building, ignore_errors=True)
+
+
+def check_replaceable(path: Path) -> None:
+    """Refuse to replace anything but a saved model, damaged or not."""
+    if not path.exists():
+        return
+    try:
+        ours = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["format"] == FORMAT
+    except (OSError, ValueError, KeyError, TypeError):
+        ours = False
+    if not ours:
+        raise ArtifactError(f"{path} is not a saved model, so it is not overwritten; choose another folder")
 
 
 def _write(artifact: Artifact, folder: Path) -> None:
@@ -93,8 +114,8 @@ def _write(artifact: Artifact, folder: Path) -> None:
         matrix = getattr(dataset, name).tocoo()
         pairs = {"row": matrix.row.astype(np.int32), "column": matrix.col.astype(np.int32)}
         pq.write_table(pa.table(pairs), folder / f"{name}.parquet")
-    files = {file.name: _seal(file) for file in sorted(folder.iterdir())}
-    manifest = {"format": "bundlemage", "version": FORMAT_VERSION, "files": files}
+    files = {name: _seal(folder / name) for name in FILES}
+    manifest = {"format": FORMAT, "version": FORMAT_VERSION, "files": files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
     _seal(folder / MANIFEST)
 
@@ -108,13 +129,31 @@ def _seal(file: Path) -> dict[str, Any]:
 
 
 def _swap_in(building: Path, path: Path) -> None:
+    """Give the new folder its name. What had the name before is left under the other one."""
     if not path.exists():
         building.rename(path)
         return
+    if _exchange(building, path):
+        return
     old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
     path.rename(old / path.name)
-    building.rename(path)
-    shutil.rmtree(old)
+    try:
+        building.rename(path)
+    except BaseException:
+        (old / path.name).rename(path)
+        raise
+    finally:
+        shutil.rmtree(old)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two names in one step, so that neither is missing for a moment; False where that cannot be."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError, TypeError):  # not Linux, or an old one
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0)
 
 
 def load_artifact(path: Path) -> Artifact:
@@ -156,30 +195,34 @@ def _verified_files(path: Path) -> dict[str, bytes]:
         raise ArtifactError(f"no saved model at {path}: there is no such folder")
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        version, listed = manifest["version"], manifest["files"]
+        form, version = manifest["format"], manifest["version"]
+        listed = {
+            name: (manifest["files"][name]["bytes"], manifest["files"][name]["sha256"]) for name in FILES
+        }
     except FileNotFoundError:
         raise ArtifactError(f"{path} is not a saved model: it has no {MANIFEST}") from None
     except (ValueError, KeyError, TypeError):
         raise ArtifactError(f"{path / MANIFEST} is damaged; save the model again") from None
+    if form != FORMAT:
+        raise ArtifactError(f"{path} is not a saved model: its {MANIFEST} is of another program")
     if version != FORMAT_VERSION:
         raise ArtifactError(
             f"{path} has format version {version}; this program reads version {FORMAT_VERSION}. "
             "Train the model again, or use the version that saved it."
         )
     files = {}
-    for name, expected in listed.items():
+    for name, (size, checksum) in listed.items():
         try:
             content = (path / name).read_bytes()
         except OSError as error:
             raise ArtifactError(
                 f"{path / name} cannot be read ({error.strerror}); copy the folder anew"
             ) from None
-        if len(content) != expected["bytes"]:
+        if len(content) != size:
             raise ArtifactError(
-                f"{path / name} has {len(content):,} bytes where {expected['bytes']:,} were saved; "
-                "copy the folder anew"
+                f"{path / name} has {len(content):,} bytes where {size:,} were saved; copy the folder anew"
             )
-        if hashlib.sha256(content).hexdigest() != expected["sha256"]:
+        if hashlib.sha256(content).hexdigest() != checksum:
             raise ArtifactError(f"{path / name} was altered after it was saved; copy the folder anew")
         files[name] = content
     return files

@@ -23,6 +23,7 @@ from bundlemage.shop import History, Id, NewBundles, Recommendation, Shop, User,
 from bundlemage.training.devices import resolve_device
 from bundlemage.training.history import EpochRecord, Observer
 from bundlemage.training.loop import TrainingResult, train
+from bundlemage.training.progress import bar_for_people
 
 ROWS_AT_A_TIME = 1024
 """How many questions are answered in one pass of the model."""
@@ -51,14 +52,18 @@ class Recommender:
         resume: bool = False,
         checkpoint_every: int = 1,
         observers: Sequence[Observer] = (),
+        progress: bool = True,
     ) -> Recommender:
         """Learn from a dataset, divided as `plan` says, or from a split that is ready.
 
         Held-out pairs are not learned from, but they belong to a user's history afterwards.
         With a `folder`, training survives being killed: fit again with `resume` and the same data.
+        `progress` shows a bar in a terminal or a notebook.
         """
-        self.plan = plan or SplitPlan()
-        split = data if isinstance(data, Split) else self.plan.divide(data)
+        if isinstance(data, Split) and plan is not None:
+            raise ConfigError("a split is divided already: give a plan with a dataset only")
+        split = data if isinstance(data, Split) else (plan or SplitPlan()).divide(data)
+        self.plan = split.plan
         model = build(self.model_name, self.config, Sizes.of(split.dataset))
         self.training = train(
             model,
@@ -67,7 +72,7 @@ class Recommender:
             folder=folder,
             resume=resume,
             checkpoint_every=checkpoint_every,
-            observers=observers,
+            observers=[*observers, *(bar_for_people() if progress else ())],
         )
         self.history = self.training.history
         self._fitted = (model, Shop(split.dataset, resolve_device(self.config.device)))
@@ -124,7 +129,7 @@ class Recommender:
         """`recommend` for many at a time."""
         if not self.model.matches:
             raise UnsupportedError("this model learned generation alone: it does not recommend bundles")
-        new = new_bundles or {}
+        new = {str(name): items for name, items in (new_bundles or {}).items()}
         candidates = self.shop.bundles_and(new)
         answers: list[list[Recommendation]] = []
         with torch.inference_mode():
@@ -217,8 +222,10 @@ Row = TypeVar("Row")
 
 
 def _in_batches(rows: Iterable[Row], k: int) -> Iterator[list[Row]]:
-    if k < 1:
-        raise ConfigError(f"k is {k}; ask for at least one answer")
+    if not isinstance(k, int) or k < 1:
+        raise ConfigError(f"k is {k!r}; ask for at least one answer, in a whole number")
+    if isinstance(rows, str):
+        raise ConfigError(f"give a list of users, not one text: write [{rows!r}]")
     whole = list(rows)
     for start in range(0, len(whole), ROWS_AT_A_TIME):
         yield whole[start : start + ROWS_AT_A_TIME]

@@ -132,9 +132,11 @@ class _Contents:
         self.places = {name: self.known + number for number, name in enumerate(new)}
 
     def positions(self, bundles: Sequence[Id | Sequence[Id]]) -> list[int]:
+        if isinstance(bundles, str):
+            raise ConfigError(f"bundles are a list of ids, not one text: write [{bundles!r}]")
         found: dict[int, None] = {}
         for bundle in bundles:
-            if isinstance(bundle, str | int):
+            if isinstance(bundle, str | int | np.integer):
                 name = str(bundle)
                 place = self.places.get(name)
                 found[self.shop.dataset.bundles.position(name) if place is None else place] = None
@@ -161,11 +163,15 @@ def best(
     Rows marked `popular` have nothing for a model to go by, so they get what sells most, and say so.
     """
     chances = torch.where(popular[:, None], candidates.shares, scores.softmax(1))  # [rows, candidates]
-    top = chances.masked_fill(hidden, -1).topk(min(k, chances.shape[1]), dim=1)
+    # Ranked by the scores themselves: far down, probabilities are too small to tell apart.
+    order = torch.where(popular[:, None], candidates.shares, scores).masked_fill(hidden, -torch.inf)
+    top = order.topk(min(k, order.shape[1]), dim=1)
+    chosen = chances.gather(1, top.indices)
     answers = []
-    rows = zip(top.indices.tolist(), top.values.tolist(), popular.tolist(), strict=True)
-    for positions, values, is_popular in rows:
-        shown = [(position, value) for position, value in zip(positions, values, strict=True) if value >= 0]
+    left = torch.isfinite(top.values).sum(1).tolist()  # what is hidden ranks last
+    rows = zip(top.indices.tolist(), chosen.tolist(), popular.tolist(), left, strict=True)
+    for positions, values, is_popular, count in rows:
+        shown = zip(positions[:count], values[:count], strict=True)
         answers.append(
             [
                 candidates.answer(position, value, rank, is_popular)

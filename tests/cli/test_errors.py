@@ -63,7 +63,7 @@ def test_a_malicious_pickle_is_refused_and_does_not_run(tmp_path: Path) -> None:
     [
         (["train", "-o", "m", "--set", "embeding_dim=8"], "unknown setting 'embeding_dim'"),
         (["train", "-o", "m", "--set", "dropout=2"], "setting 'dropout' is 2"),
-        (["train", "-o", "m", "--set", "embedding_dim=7"], "must be even"),
+        (["train", "-o", "m", "--set", "embedding_dim=7"], "multiple of 2"),
         (["train", "-o", "m", "--set", "epochs"], "write it as NAME=VALUE"),
         (["train", "-o", "m", "--model", "magic"], "unknown model 'magic'"),
         (["train", "-o", "m", "--device", "quantum"], "unknown device 'quantum'"),

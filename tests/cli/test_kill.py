@@ -10,16 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from bundlemage.errors import CheckpointError
 from bundlemage.training.checkpoint import RunFolder
 from tests.cli.run import finish, run, start
 
 SMALL = ["--set", "embedding_dim=32", "--set", "batch_size=128", "--device", "cpu"]
-SETTINGS = [*SMALL, "--epochs", "12", "--json"]
+SETTINGS = [*SMALL, "--epochs", "60", "--json"]
 
 
 def epochs_done(model: Path) -> int:
     folder = RunFolder(model.with_name(model.name + ".checkpoints"))
-    return folder.load()[1].epoch if folder.holds_progress() else 0
+    try:
+        return folder.load()[1].epoch if folder.holds_progress() else 0
+    except CheckpointError:  # looked between two files of one checkpoint
+        return 0
 
 
 @pytest.mark.parametrize("more", [[], ["--set", "weight_average=0.9"]], ids=["plain", "averaged weights"])
@@ -37,7 +41,7 @@ def test_kill_and_resume_give_the_same_model(more: list[str], tmp_path: Path) ->
     assert process.returncode == -signal.SIGKILL
     assert not (tmp_path / "killed").exists()
     done = epochs_done(tmp_path / "killed")
-    assert 3 <= done < 12
+    assert 3 <= done < 60
 
     resumed = json.loads(finish(start("train", "-o", tmp_path / "killed", "--resume", *SETTINGS, *more)))
     assert resumed["test"] == whole["test"]

@@ -56,7 +56,7 @@ class TestAuthorsMatching:
             ready = authors.read(folder).ready
             file.unlink()
             assert ready is not None
-            assert ready.seed is None
+            assert not any("were drawn" in note for note in ready.dataset.notes)
             assert ready.validation is not None
             assert ready.test is not None
             assert ready.validation.users.tolist() == [0, 2]

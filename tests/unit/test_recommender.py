@@ -221,12 +221,10 @@ class TestComplete:
         with pytest.raises(ConfigError, match=r"write \['g0001'\]"):
             model.recommend(History(items="g0001"))
 
-    @pytest.mark.xfail(strict=True, reason="bundles given as one text are read letter by letter")
     def test_one_text_instead_of_a_list_of_bundles_is_a_clear_error(self, model: Recommender) -> None:
         with pytest.raises(ConfigError, match=r"\['b0001'\]"):
             model.recommend(History(bundles="b0001"))
 
-    @pytest.mark.xfail(strict=True, reason="users given as one text are read letter by letter")
     def test_one_text_instead_of_a_list_of_users_is_a_clear_error(self, model: Recommender) -> None:
         with pytest.raises(ConfigError, match=r"\['u0001'\]"):
             model.recommend_many("u0001")
@@ -372,17 +370,14 @@ class TestIds:
         assert numbers.recommend(np.int64(2), ALL) == numbers.recommend("2", ALL)  # type: ignore[arg-type]
         assert numbers.complete("2", np.array([1]), ALL) == numbers.complete("2", ["1"], ALL)  # type: ignore[arg-type]
 
-    @pytest.mark.xfail(strict=True, reason="a numpy number among bundles is taken for a list of items")
     def test_numpy_numbers_are_taken_as_bundles(self, numbers: Recommender) -> None:
         given: Any = np.array([1])
         assert numbers.recommend(History(bundles=given), 1) == numbers.recommend(History(bundles=["1"]), 1)
 
-    @pytest.mark.xfail(strict=True, reason="a number as the id of a new bundle stays a number")
     def test_numbers_are_taken_as_ids_of_new_bundles(self, numbers: Recommender) -> None:
         new: Any = {77: [0]}
         assert "77" in ids(numbers.recommend("0", ALL, new_bundles=new))
 
-    @pytest.mark.xfail(strict=True, reason="the number of a known bundle is not seen to be its id")
     def test_the_number_of_a_known_bundle_is_refused_as_a_new_one(self, numbers: Recommender) -> None:
         new: Any = {1: [0]}
         with pytest.raises(ConfigError, match="has the id of a bundle"):
@@ -404,7 +399,6 @@ class TestIds:
 
 
 class TestOrder:
-    @pytest.mark.xfail(strict=True, reason="ranked by float32 probabilities, which vanish below 1e-45")
     def test_candidates_far_behind_keep_their_order(self) -> None:
         # Bundle n is taken by 25 n of 400 users: the scores of Popularity lie up to 400 apart.
         taken = [[bundle for bundle in range(16) if user < 25 * bundle] for user in range(400)]
@@ -468,7 +462,6 @@ class TestTasksAndState:
         plan = SplitPlan("full", seed=7)
         assert Recommender(**(QUICK | {"epochs": 1})).fit(shop, plan).plan == plan
 
-    @pytest.mark.xfail(strict=True, reason="the plan is then the default one, which the model card repeats")
     def test_fitting_a_ready_split_keeps_how_it_was_made(self, shop: BundleDataset) -> None:
         split = SplitPlan("full", seed=7).divide(shop)
         plan = Recommender(**(QUICK | {"epochs": 1})).fit(split).plan

@@ -24,7 +24,6 @@ from bundlemage.training.loop import TrainingResult, train
 from tests.small_shop import QUICK, dataset_of, small_shop
 
 Weights = Mapping[str, Tensor]
-OVERFLOW = pytest.mark.xfail(strict=True, reason="a seed that torch cannot hold gives a bare ValueError")
 
 
 @pytest.fixture(scope="module")
@@ -131,9 +130,7 @@ class TestSeeds:
         _, result = fitted(split, learning_rate=1e-12, epochs=3)
         assert len({record.losses["matching"] for record in result.history}) == 3
 
-    @pytest.mark.parametrize(
-        "seed", [2**32, pytest.param(2**62, marks=OVERFLOW), pytest.param(2**70, marks=OVERFLOW)]
-    )
+    @pytest.mark.parametrize("seed", [2**32 - 1, 2**32, 2**62, 2**70])
     def test_a_large_seed_works_or_is_refused_by_name(self, split: Split, seed: int) -> None:
         outcome = attempt(split, seed=seed, epochs=1)
         assert isinstance(outcome, Model) or "seed" in outcome
@@ -363,14 +360,8 @@ class TestDivergence:
     @pytest.mark.parametrize("batch_size", [32, 4096])
     @pytest.mark.parametrize("learning_rate", [1e6, 1e30])
     def test_steps_that_are_too_large_say_so_or_stay_finite(
-        self, tasks: str, protocol: str, batch_size: int, learning_rate: float, request: pytest.FixtureRequest
+        self, tasks: str, protocol: str, batch_size: int, learning_rate: float
     ) -> None:
-        if (tasks, batch_size, learning_rate) == ("matching", 4096, 1e30):
-            # The loss is taken before the step, so nobody looks at the weights after the last one.
-            reason = (
-                "a last step that breaks the weights is found by the metrics (a ValueError) or not at all"
-            )
-            request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
         split = SplitPlan(protocol).divide(small_shop())
         outcome = attempt(split, tasks=tasks, batch_size=batch_size, learning_rate=learning_rate, epochs=1)
         if isinstance(outcome, Model):

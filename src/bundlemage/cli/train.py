@@ -10,8 +10,7 @@ import typer
 from bundlemage.cli.options import AsJson, Location, Tables, key_values, settings
 
 if TYPE_CHECKING:
-    from bundlemage.data.splits import Split
-    from bundlemage.recipe import Recipe
+    from bundlemage.data.splits import Split, SplitPlan
     from bundlemage.recommender import Recommender
 
 
@@ -63,7 +62,7 @@ def train(
     checkpoints = output.with_name(output.name + ".checkpoints")
     _check_output(output, checkpoints, resume, overwrite)
     recommender, plan = chosen.recommender(), chosen.plan()  # bad settings fail before data is read
-    split = _read_split(location, key_values(table, "--table"), chosen)
+    split = _read_split(location, key_values(table, "--table"), plan)
     show.notes.print(f"{split.train!r}\nprotocol {split.protocol}, model {recommender.model_name}")
     recommender.fit(
         split,
@@ -71,8 +70,8 @@ def train(
         resume=resume,
         checkpoint_every=checkpoint_every,
         observers=_observers(tensorboard),
+        progress=False,
     )
-    recommender.plan = plan
     training = recommender.training
     assert training is not None
     with show.notes.status("evaluating and saving"):
@@ -116,14 +115,12 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 def _check_output(output: Path, checkpoints: Path, resume: bool, overwrite: bool) -> None:
     """Nothing that is stored is lost unless asked for, and that is known before an hour of training."""
+    from bundlemage.artifact import check_replaceable
     from bundlemage.errors import ArtifactError, CheckpointError
     from bundlemage.training.checkpoint import RunFolder
 
     if resume or overwrite:
-        if output.exists() and not (output / "manifest.json").exists():
-            raise ArtifactError(
-                f"{output} is not a saved model, so it is not overwritten; choose another folder"
-            )
+        check_replaceable(output)
         if resume and output.exists() and not RunFolder(checkpoints).holds_progress():
             raise CheckpointError(
                 f"nothing to resume: {output} is a finished model. Use --overwrite to train anew."
@@ -140,20 +137,20 @@ def _check_output(output: Path, checkpoints: Path, resume: bool, overwrite: bool
         )
 
 
-def _read_split(location: str, tables: dict[str, str], recipe: Recipe) -> Split:
+def _read_split(location: str, tables: dict[str, str], plan: SplitPlan) -> Split:
     from bundlemage.cli import show
     from bundlemage.data.load import read
 
     with show.notes.status(f"reading {location if '@' not in location else 'the database'}"):
         source = read(location, tables)
         show.warnings(source.warnings)
-        return recipe.plan().divide(source.dataset, source.ready)
+        return plan.divide(source.dataset, source.ready)
 
 
 def _observers(tensorboard: Path | None) -> list[Any]:
     from bundlemage.cli import show
-    from bundlemage.cli.progress import ProgressBar
     from bundlemage.training.history import TensorBoard
+    from bundlemage.training.progress import ProgressBar
 
     return [ProgressBar(show.notes), *([TensorBoard(tensorboard)] if tensorboard else [])]
 

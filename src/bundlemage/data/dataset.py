@@ -117,18 +117,22 @@ class BundleDataset:
                 and matrix.shape == shape
                 and matrix.dtype == np.float32
                 and not matrix.data.flags.writeable
+                and matrix.has_canonical_format
+                and bool((matrix.data == 1).all())
             )
             if not already:
                 object.__setattr__(self, attribute, _as_binary(matrix, shape))
         if self.catalogue is not None:
-            for table, vocabulary in (
-                (self.catalogue.items, self.items),
-                (self.catalogue.bundles, self.bundles),
-            ):
-                if table.num_rows != len(vocabulary):
-                    raise ValueError(
-                        f"a catalogue of {table.num_rows} rows for {len(vocabulary)} {vocabulary.kind} ids"
-                    )
+            self._check_catalogue(self.catalogue.items, self.items)
+            self._check_catalogue(self.catalogue.bundles, self.bundles)
+
+    @staticmethod
+    def _check_catalogue(table: pa.Table, vocabulary: Vocabulary) -> None:
+        ids = table.column(0).combine_chunks()
+        if not ids.equals(vocabulary.to_arrow()):
+            raise ValueError(
+                f"the catalogue's {vocabulary.kind} ids are not those of the data, in that order"
+            )
 
     def with_interactions(self, **matrices: sparse.csr_matrix) -> BundleDataset:
         """The same vocabularies and catalogue with other matrices, as a split needs."""
@@ -146,7 +150,8 @@ class BundleDataset:
         for vocabulary in (self.users, self.items, self.bundles):
             digest.update(f"{vocabulary.kind}:{len(vocabulary)}\n".encode())
             for name in vocabulary:
-                digest.update(name.encode() + b"\n")
+                written = name.encode()
+                digest.update(len(written).to_bytes(8, "little") + written)
         for matrix in (self.user_item, self.user_bundle, self.bundle_item):
             digest.update(matrix.indptr.astype("<i8").tobytes())
             digest.update(matrix.indices.astype("<i4").tobytes())

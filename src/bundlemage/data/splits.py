@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,14 @@ class MatchingCases:
     def __len__(self) -> int:
         return len(self.users)
 
+    def fingerprint(self) -> str:
+        """A SHA-256 over the cases."""
+        candidates = np.zeros(0, np.int32) if self.candidates is None else self.candidates
+        digest = hashlib.sha256(str(candidates.shape).encode())
+        for array in (self.users, self.positives.indptr, self.positives.indices, candidates):
+            digest.update(array.astype("<i8").tobytes())
+        return digest.hexdigest()
+
 
 @dataclass(frozen=True)
 class GenerationCases:
@@ -46,21 +55,6 @@ class GenerationCases:
         return len(self.users)
 
 
-@dataclass(frozen=True)
-class Split:
-    """A dataset divided. `train` shares its vocabularies with `dataset` and holds fewer pairs."""
-
-    dataset: BundleDataset
-    train: BundleDataset
-    validation: MatchingCases | None
-    test: MatchingCases | None
-    generation: GenerationCases | None
-    protocol: str
-    """How it was made, e.g. `paper`, `authors`, `bgcn`, `cold-bundles`, `none`."""
-    seed: int | None = None
-    """The seed that made it, or None where files or nothing did."""
-
-
 PROTOCOLS = ("auto", "paper", "full", "cold-bundles", "none")
 """`auto` takes the split that the files define, or else `paper`."""
 
@@ -76,20 +70,43 @@ class SplitPlan:
     positives: int | None = None
     """n: how many items of a held-out bundle are to be found; None picks it by the bundles' mean size."""
 
+    def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            known = ", ".join(PROTOCOLS)
+            raise ConfigError(f"unknown protocol {self.protocol!r}; the protocols are: {known}")
+        for name, least in (("seed", 0), ("negatives", 1), ("positives", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"split setting {name!r} is {value}; it must be at least {least}")
+
     def divide(self, dataset: BundleDataset, ready: Split | None = None) -> Split:
+        """Divide a dataset; `ready` is the split that its own files define, where they define one."""
         if self.protocol == "auto" and ready is not None:
             return ready
         random = np.random.default_rng(self.seed)
         match self.protocol:
-            case "auto" | "paper":
-                return _paper(dataset, self, random)
             case "full":
                 return _full_ranking(dataset, self, random)
             case "cold-bundles":
                 return _cold_bundles(dataset, self, random)
             case "none":
-                return Split(dataset, dataset, None, None, None, "none")
-        raise ConfigError(f"unknown protocol {self.protocol!r}; the protocols are: {', '.join(PROTOCOLS)}")
+                return Split(dataset, dataset, None, None, None, "none", self)
+        return _paper(dataset, self, random)
+
+
+@dataclass(frozen=True)
+class Split:
+    """A dataset divided. `train` shares its vocabularies with `dataset` and holds fewer pairs."""
+
+    dataset: BundleDataset
+    train: BundleDataset
+    validation: MatchingCases | None
+    test: MatchingCases | None
+    generation: GenerationCases | None
+    protocol: str
+    """How it was made, e.g. `paper`, `authors`, `bgcn`, `cold-bundles`, `none`."""
+    plan: SplitPlan = SplitPlan()
+    """How to make it again from the same data; `auto` finds a split that the files define."""
 
 
 def _paper(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
@@ -106,7 +123,7 @@ def _paper(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
         leave_one_out(dataset, users[which], bundles[which], held_out, plan.negatives, random)
         for which in (rest & (order == 0), rest & (order == 1))
     )
-    return Split(dataset, train, validation, test, generation, "paper", plan.seed)
+    return Split(dataset, train, validation, test, generation, "paper", plan)
 
 
 def _full_ranking(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
@@ -120,7 +137,7 @@ def _full_ranking(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Sp
     test, tune = order < to_test, (order >= to_test) & (order < to_test + to_tune)
     train = _training_part(dataset, ~(test | tune), np.ones(len(dataset.bundles), bool))
     validation, testing = (_all_bundles(dataset, users[part], bundles[part]) for part in (tune, test))
-    return Split(dataset, train, validation, testing, None, "full", plan.seed)
+    return Split(dataset, train, validation, testing, None, "full", plan)
 
 
 def _cold_bundles(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
@@ -138,7 +155,7 @@ def _cold_bundles(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Sp
         _all_bundles(dataset, users[cold[bundles]], bundles[cold[bundles]], np.flatnonzero(cold))
         for cold in (is_tune, is_test)
     )
-    return Split(dataset, train, validation, test, None, "cold-bundles", plan.seed)
+    return Split(dataset, train, validation, test, None, "cold-bundles", plan)
 
 
 def _choose_bundles(dataset: BundleDataset, share: float, random: Random) -> npt.NDArray[np.bool_]:

@@ -29,5 +29,5 @@ def make_config(name: str, settings: Mapping[str, Any]) -> ModelConfig:
 def build(name: str, config: ModelConfig, sizes: Sizes) -> Model:
     """A model with its first weights, which follow from the seed and not from what ran before."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
+        torch.default_generator.manual_seed(config.seed)  # the CPU's alone: first weights are drawn there
         return model_class(name)(config, sizes)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,8 @@ from bundlemage.errors import CheckpointError
 from bundlemage.training.history import EpochRecord
 
 Weights = dict[str, Tensor]
+CHECKSUMS = frozenset({"training data", "validation data"})
+"""Parts of a run's identity whose values say nothing to a person."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +45,33 @@ class RunFolder:
         self.path = path
 
     def begin(self, identity: Mapping[str, Any]) -> None:
-        """Start anew, forgetting any earlier run here."""
+        """Start anew, forgetting any earlier run here, and nothing else."""
         self.discard()
+        if self.path.exists():
+            raise CheckpointError(
+                f"{self.path} holds other files; choose a folder of its own for checkpoints"
+            )
         self.path.mkdir(parents=True)
         _replace(self.path / "run.json", json.dumps(identity, indent=2).encode())
 
     def discard(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Remove what a run has written here, and the folder if nothing else is in it."""
+        for pattern in ("run.*", "last.*", "best-*"):
+            for file in self.path.glob(pattern):
+                file.unlink()
+        if self.path.is_dir() and not any(self.path.iterdir()):
+            self.path.rmdir()
 
     def holds_progress(self) -> bool:
         return (self.path / "last.safetensors").exists()
 
     def check_identity(self, identity: Mapping[str, Any], may_differ: frozenset[str]) -> None:
         """Refuse to go on with other settings or other data than the run began with."""
-        stored = json.loads(_read_text(self.path / "run.json"))
+        stored = _read_object(self.path / "run.json")
         different = [
-            f"{key} was {stored.get(key)!r} and is {identity.get(key)!r}"
+            f"the {key} is not the same"
+            if key in CHECKSUMS
+            else f"{key} was {stored.get(key)!r} and is {identity.get(key)!r}"
             for key in sorted(stored.keys() | identity.keys())
             if stored.get(key) != identity.get(key) and key not in may_differ
         ]
@@ -151,10 +163,14 @@ def _load_tensors(path: Path) -> tuple[Weights, dict[str, str]]:
         ) from None
 
 
-def _read_text(path: Path) -> str:
+def _read_object(path: Path) -> dict[str, Any]:
     try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot resume: {path} cannot be read ({error}). Start over without --resume."
-        ) from None
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return found
+        reason = "not an object"
+    except (OSError, ValueError) as error:
+        reason = str(error)
+    raise CheckpointError(
+        f"cannot resume: {path} is missing or damaged ({reason}). Start over without --resume."
+    )

@@ -41,7 +41,11 @@ def repeatable(device: torch.device) -> Iterator[None]:
     """The same seed gives the same result twice on one device, and the caller's random state is untouched."""
     # cuBLAS reads this once, when it starts.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before = torch.are_deterministic_algorithms_enabled(), _settings.fill_uninitialized_memory
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only, fill = (
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        _settings.fill_uninitialized_memory,
+    )
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.use_deterministic_algorithms(device.type == "cuda")
@@ -50,8 +54,8 @@ def repeatable(device: torch.device) -> Iterator[None]:
         try:
             yield
         finally:
-            torch.use_deterministic_algorithms(before[0])
-            _settings.fill_uninitialized_memory = before[1]
+            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+            _settings.fill_uninitialized_memory = fill
 
 
 def seed_epoch(seed: int, epoch: int) -> None:

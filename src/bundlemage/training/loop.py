@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bundlemage.data.splits import Split
-from bundlemage.errors import BundleMageError
+from bundlemage.errors import BundleMageError, CheckpointError
 from bundlemage.evaluation.protocols import matching_metrics, means
 from bundlemage.models.base import Interactions, Model
 from bundlemage.models.config import LearnedConfig, ModelConfig
@@ -61,6 +61,8 @@ def train(
     With a `folder`, every `checkpoint_every`-th epoch is written there, and `resume` goes on from it.
     Ctrl-C ends training early and keeps the best weights so far.
     """
+    if resume and folder is None:
+        raise CheckpointError("resume needs the folder that the run was begun in")
     device = resolve_device(config.device)
     started = time.perf_counter()
     data = Interactions.of(split.train, device)
@@ -84,7 +86,12 @@ def train(
 
 
 def _data_identity(split: Split) -> dict[str, Any]:
-    return {"protocol": split.protocol, "split_seed": split.seed, "data": split.train.fingerprint()}
+    validation = split.validation.fingerprint() if split.validation else None
+    return {
+        "protocol": split.protocol,
+        "training data": split.train.fingerprint(),
+        "validation data": validation,
+    }
 
 
 class _Run:
@@ -192,11 +199,13 @@ class _Run:
                 for observer in self.observers:
                     observer.on_step(phase.name)
             losses[phase.name] = float(total) / max(1, len(rows))
-            if not math.isfinite(losses[phase.name]):
-                raise BundleMageError(
-                    f"the {phase.name} loss is no longer finite: the steps are too large. "
-                    f"Lower learning_rate (now {self.config.learning_rate:g})."
-                )
+        # Squared, as a weight whose square is infinite makes scores that are no numbers.
+        sound = all(bool(weights.square().sum().isfinite()) for weights in self.model.parameters())
+        if not sound or not all(map(math.isfinite, losses.values())):
+            raise BundleMageError(
+                "the loss or the weights are no longer finite: the steps are too large. "
+                f"Lower learning_rate (now {self.config.learning_rate:g})."
+            )
         return losses
 
     @torch.no_grad()

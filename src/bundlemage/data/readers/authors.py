@@ -130,7 +130,6 @@ def _split(dataset: BundleDataset, files: Files, negatives: Negatives | None) ->
         test,
         generation=_generation(files.held_out) if files.held_out else None,
         protocol=f"authors-{files.split}",
-        seed=_SEED if negatives is None else None,
     )
 
 

@@ -35,7 +35,8 @@ class Popularity(Model):
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
         unseen = self.bundle_counts.new_zeros(len(contents) - self.sizes.bundles)
-        return torch.cat([self.bundle_counts, unseen]).expand(len(histories), -1)
+        # A logarithm, so that the softmax of the scores is the share of sales.
+        return torch.cat([self.bundle_counts, unseen]).log1p().expand(len(histories), -1)
 
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
-        return self.item_counts.expand(len(histories), -1)
+        return self.item_counts.log1p().expand(len(histories), -1)

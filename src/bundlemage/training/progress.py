@@ -20,6 +20,12 @@ from bundlemage.training.history import SELECTION_METRIC, EpochRecord, Observer
 SECONDS_BETWEEN_LINES = 10.0
 
 
+def bar_for_people() -> list[Observer]:
+    """A progress bar where a person looks on: in a terminal or a notebook."""
+    console = Console(stderr=True, highlight=False)
+    return [ProgressBar(console)] if console.is_terminal or console.is_jupyter else []
+
+
 class ProgressBar(Observer):
     """Steps done, losses, validation, best so far, time left if no early stop comes first."""
 
@@ -33,7 +39,7 @@ class ProgressBar(Observer):
         self.last_line = time.monotonic()
         if done:
             self.console.print(f"resuming after epoch {done[-1].epoch}")
-        if not self.console.is_terminal:
+        if not (self.console.is_terminal or self.console.is_jupyter):
             return
         self.bar = Progress(
             TextColumn("training"),
