@@ -103,5 +103,5 @@ def _describe(model: Recommender, someone: User) -> None:
     items = [show.item_name(data, position) for position in histories.items.values.tolist()]
     bundles = [show.bundle_name(data, position) for position in histories.bundles.values.tolist()]
     who = someone if isinstance(someone, str) else "someone"
-    show.out.print(f"[bold]{who}[/] has the items {show.names(items)}")
+    show.out.print(f"[bold]{show.plain(who)}[/] has the items {show.names(items)}")
     show.out.print(f"and the bundles {show.names(bundles)}")

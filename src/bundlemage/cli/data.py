@@ -51,8 +51,7 @@ def stats(location: Location = "sample", table: Tables = None, as_json: AsJson =
         show.print_json(found)
         return
     show.out.print(_table(found))
-    for note in source.dataset.notes:
-        show.out.print(f"[yellow]note:[/] {note}")
+    show.caveats(source.dataset)
 
 
 def _statistics(dataset: Any) -> dict[str, Any]:
@@ -115,4 +114,6 @@ def sample(
     if as_json:
         show.print_json({"files": [str(file) for file in files]})
     else:
-        show.out.print(f"{shop!r}\nwritten to [bold]{output}[/]: {', '.join(file.name for file in files)}")
+        show.out.print(
+            f"{shop!r}\nwritten to [bold]{show.plain(output)}[/]: {', '.join(file.name for file in files)}"
+        )

@@ -33,7 +33,6 @@ def evaluate(
     if as_json:
         show.print_json({"model": folder, "data_changed": changed, "test": [row.to_json() for row in rows]})
         return
-    show.out.print(f"{split.dataset!r}, protocol {split.protocol}")
+    show.out.print(f"{show.plain(split.dataset)}, protocol {split.protocol}")
     show.out.print(show.evaluations(rows))
-    for note in split.dataset.notes:
-        show.out.print(f"[yellow]note:[/] {note}")
+    show.caveats(split.dataset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated, Any
 
@@ -73,4 +74,6 @@ app.command("complete")(ask.complete)
 
 
 def main() -> None:
+    # Threads that wait by spinning make training several times slower on a machine that others use as well.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     app(prog_name="bundlemage")

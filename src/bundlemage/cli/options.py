@@ -14,7 +14,7 @@ from bundlemage.errors import ConfigError
 Location = Annotated[
     str,
     typer.Argument(
-        metavar="[PATH]",
+        metavar="PATH",
         help="A folder of tables or of a published layout, a database URL, or 'sample', the built-in shop.",
         show_default=True,
     ),

@@ -31,13 +31,20 @@ def print_json(value: Any) -> None:
     print()
 
 
+def plain(value: object) -> str:
+    """Text that is not ours, so that brackets in it are not taken for colours."""
+    return str(value).replace("[", "\\[")
+
+
 def warnings(problems: Iterable[Problem]) -> None:
     for problem in problems:
-        notes.print(f"[yellow]warning:[/] {_plain(problem)}")
+        notes.print(f"[yellow]warning:[/] {plain(problem)}", soft_wrap=True)
 
 
-def _plain(value: object) -> str:
-    return str(value).replace("[", "\\[")
+def caveats(dataset: BundleDataset) -> None:
+    """What a reader of figures must know of the data."""
+    for note in dataset.notes:
+        out.print(f"[yellow]note:[/] {plain(note)}")
 
 
 def evaluations(rows: Sequence[Evaluation]) -> RenderableType:
@@ -90,7 +97,7 @@ def _bundle_card(dataset: BundleDataset, answer: Recommendation) -> Panel:
     position = dataset.bundles.position(answer.id)
     row = dataset.bundle_item
     items = row.indices[row.indptr[position] : row.indptr[position + 1]].tolist()
-    lines = [f"• {_plain(item_name(dataset, item))}" for item in items[:6]]
+    lines = [f"• {plain(item_name(dataset, item))}" for item in items[:6]]
     if len(items) > 6:
         lines.append(f"  and {len(items) - 6:,} more")
     details = []
@@ -102,12 +109,12 @@ def _bundle_card(dataset: BundleDataset, answer: Recommendation) -> Panel:
             details.append(f"[bold]{price:,.2f}[/]" + (f"  [green]−{discount:.0%}[/]" if discount else ""))
         tags = dataset.catalogue.bundles["tags"][position].as_py()
         if tags:
-            details.append(f"[dim]{_plain(', '.join(tags[:3]))}[/]")
+            details.append(f"[dim]{plain(', '.join(tags[:3]))}[/]")
     title = answer.title or answer.id
     body = "\n".join(
-        [*details, *lines, "", f"[cyan]{answer.score:.1%}[/] [dim]{answer.source} · {_plain(answer.id)}[/]"]
+        [*details, *lines, "", f"[cyan]{answer.score:.1%}[/] [dim]{answer.source} · {plain(answer.id)}[/]"]
     )
-    return Panel(body, title=f"{answer.rank}. {_plain(title)}", title_align="left", width=44)
+    return Panel(body, title=f"{answer.rank}. {plain(title)}", title_align="left", width=44)
 
 
 def item_table(dataset: BundleDataset, answers: Sequence[Recommendation], title: str) -> Table:
@@ -128,8 +135,8 @@ def item_table(dataset: BundleDataset, answers: Sequence[Recommendation], title:
             tags = ", ".join((dataset.catalogue.items["tags"][row].as_py() or [])[:3])
             amount = dataset.catalogue.items["price"][row].as_py()
             price = "" if amount is None else f"{amount:,.2f}"
-        name = f"{_plain(answer.title)} [dim]{_plain(answer.id)}[/]" if answer.title else _plain(answer.id)
-        table.add_row(str(answer.rank), name, _plain(tags), price, f"{answer.score:.1%}")
+        name = f"{plain(answer.title)} [dim]{plain(answer.id)}[/]" if answer.title else plain(answer.id)
+        table.add_row(str(answer.rank), name, plain(tags), price, f"{answer.score:.1%}")
     return table
 
 
@@ -143,5 +150,5 @@ def bundle_name(dataset: BundleDataset, position: int) -> str:
 
 def names(labels: Sequence[str], most: int = 6) -> str:
     """A few names and how many more there are."""
-    shown = ", ".join(_plain(label) for label in labels[:most])
+    shown = ", ".join(plain(label) for label in labels[:most])
     return f"{shown} and {len(labels) - most:,} more" if len(labels) > most else shown or "nothing"

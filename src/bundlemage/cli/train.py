@@ -12,6 +12,7 @@ from bundlemage.cli.options import AsJson, Location, Tables, key_values, setting
 if TYPE_CHECKING:
     from bundlemage.data.splits import Split, SplitPlan
     from bundlemage.recommender import Recommender
+    from bundlemage.training.loop import TrainingResult
 
 
 def train(
@@ -63,7 +64,7 @@ def train(
     _check_output(output, checkpoints, resume, overwrite)
     recommender, plan = chosen.recommender(), chosen.plan()  # bad settings fail before data is read
     split = _read_split(location, key_values(table, "--table"), plan)
-    show.notes.print(f"{split.train!r}\nprotocol {split.protocol}, model {recommender.model_name}")
+    show.notes.print(f"{show.plain(split.train)}\nprotocol {split.protocol}, model {recommender.model_name}")
     recommender.fit(
         split,
         folder=checkpoints if checkpoint_every else None,
@@ -76,37 +77,35 @@ def train(
     assert training is not None
     with show.notes.status("evaluating and saving"):
         rows = evaluate_beside_popularity(recommender, split)
-        recommender.metrics = {"test": [row.to_json() for row in rows], "best_epoch": training.best_epoch}
+        recommender.metrics = {"test": [row.to_json() for row in rows]}
         recommender.save(output, overwrite=overwrite or resume)
     if not training.interrupted:
         _remove(checkpoints)
     if as_json:
-        show.print_json(
-            {
-                "model": str(output),
-                "epochs": len(training.history),
-                "best_epoch": training.best_epoch,
-                "seconds": round(training.seconds, 3),
-                "device": training.device,
-                "interrupted": training.interrupted,
-                "validation": dict(training.history[training.best_epoch - 1].validation)
-                if training.best_epoch
-                else {},
-                "test": [row.to_json() for row in rows],
-            }
-        )
+        show.print_json({"model": str(output), **_summary(training), **recommender.metrics})
     else:
         show.out.print(show.curve(training.history, SELECTION_METRIC))
         show.out.print(show.evaluations(rows))
-        for note in split.dataset.notes:
-            show.out.print(f"[yellow]note:[/] {note}")
+        show.caveats(split.dataset)
         show.out.print(
-            f"Saved to [bold]{output}[/] after {len(training.history)} epochs in {training.seconds:.1f} s on "
-            f"{training.device}."
+            f"Saved to [bold]{show.plain(output)}[/] after {len(training.history)} epochs "
+            f"in {training.seconds:.1f} s on {training.device}."
         )
     if training.interrupted:
         show.notes.print("Interrupted: the best model so far is saved; --resume goes on from here.")
         raise typer.Exit(130)
+
+
+def _summary(training: TrainingResult) -> dict[str, Any]:
+    best = training.history[training.best_epoch - 1].validation if training.best_epoch else {}
+    return {
+        "epochs": len(training.history),
+        "best_epoch": training.best_epoch,
+        "validation": dict(best),
+        "seconds": round(training.seconds, 3),
+        "device": training.device,
+        "interrupted": training.interrupted,
+    }
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,10 @@ class Progress:
 
 
 class RunFolder:
-    """`run.json` says what is being trained, `last.safetensors` how far, `best-N.safetensors` the winner."""
+    """`run.json` says what is being trained, `last.safetensors` how far, `best-N.safetensors` the winner.
+
+    `history.jsonl` is for people and plots; resuming does not read it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,7 +59,7 @@ class RunFolder:
 
     def discard(self) -> None:
         """Remove what a run has written here, and the folder if nothing else is in it."""
-        for pattern in ("run.*", "last.*", "best-*"):
+        for pattern in ("run.*", "last.*", "best-*", "history.*"):
             for file in self.path.glob(pattern):
                 file.unlink()
         if self.path.is_dir() and not any(self.path.iterdir()):
@@ -91,6 +94,8 @@ class RunFolder:
             "best_value": progress.best_value,
         }
         _save_tensors(self.path / "last.safetensors", tensors, {"progress": json.dumps(state)})
+        lines = "".join(record.to_line() for record in progress.history)
+        _replace(self.path / "history.jsonl", lines.encode())
         for old in self.path.glob("best-*.safetensors"):
             if old != self._best(progress.best_epoch):
                 old.unlink(missing_ok=True)

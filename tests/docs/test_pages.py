@@ -1,0 +1,103 @@
+"""What the pages say is true: their commands run, their links lead somewhere, their tables match the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundlemage.artifact import FILES, MANIFEST
+from bundlemage.models.bundlemage import BundleMageConfig
+from tests.docs.blocks import ROOT, blocks, run_console, run_python
+
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+RUN = [ROOT / "README.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
+_CODE = re.compile(r"^```.*?^```[ \t]*$", re.DOTALL | re.MULTILINE)
+_MACHINE = re.compile(
+    r"(?<![\w.])/(?:work|home|root|Users|tmp|mnt|opt|srv|var|workspace)/|\b[A-Z]:\\|"
+    r"\bhttps?://(?:localhost|127\.|10\.|192\.168\.)"
+)
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", RUN, ids=name)
+def test_what_a_page_shows_can_be_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "page"}
+    ran = 0
+    for block in blocks(page, "console", "python"):
+        if not block.runs:
+            continue
+        ran += 1
+        if block.language == "python":
+            run_python(block, names)
+            continue
+        printed = [line.rstrip() for line in run_console(block, tmp_path).splitlines()]
+        missing = [line for line in block.expected_lines if line not in printed]
+        assert missing == [], f"{block.place} shows what is not printed; printed was:\n" + "\n".join(printed)
+    assert ran, "nothing on this page was run"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in _LINK.findall(_CODE.sub("", page.read_text(encoding="utf-8"))):
+        if re.match(r"https?://|mailto:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        place = (page.parent / file).resolve() if file else page
+        assert place.exists(), f"{name(page)} links to {target}, which is not there"
+        assert ROOT in (place, *place.parents), f"{name(page)} links to {target}, outside the project"
+        if anchor:
+            assert anchor in anchors(place), f"{name(page)} links to {target}: no such heading"
+
+
+def anchors(page: Path) -> set[str]:
+    """Headings as links name them: lower case, spaces as hyphens, without punctuation."""
+    headings = _HEADING.findall(_CODE.sub("", page.read_text(encoding="utf-8")))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_no_page_names_a_place_on_a_machine(page: Path) -> None:
+    assert _MACHINE.findall(page.read_text(encoding="utf-8")) == []
+
+
+def rows(page: Path, heading: str) -> list[list[str]]:
+    """The cells of the first table after a heading, without its header."""
+    after = page.read_text(encoding="utf-8").split(f"\n{heading}\n", 1)[1]
+    table = re.search(r"(?:^\|.*\|$\n?)+", after, re.MULTILINE)
+    assert table, f"no table after {heading!r}"
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table[0].splitlines()]
+    return cells[2:]
+
+
+def test_the_table_of_settings_is_that_of_the_config() -> None:
+    shown = rows(ROOT / "docs" / "how-to" / "train-and-resume.md", "## Settings")
+    defined = [
+        [f"`{setting}`", f"`{field.default}`", " ".join((field.description or "").split())]
+        for setting, field in BundleMageConfig.model_fields.items()
+    ]
+    assert shown == defined
+
+
+def test_the_table_of_files_is_that_of_a_saved_model() -> None:
+    shown = rows(ROOT / "docs" / "reference" / "artifact.md", "## The files")
+    named = {part for row in shown for part in re.findall(r"`([\w.]+)`", row[0])}
+    assert named == {*FILES, MANIFEST}
+
+
+def test_every_kind_of_problem_is_explained() -> None:
+    """A kind that `data check` can report is a slug in the readers; each has its row."""
+    page = (ROOT / "docs" / "how-to" / "own-data.md").read_text(encoding="utf-8")
+    readers = (ROOT / "src" / "bundlemage" / "data").rglob("*.py")
+    source = "\n".join(file.read_text(encoding="utf-8") for file in readers)
+    kinds = set(re.findall(r'(?:Problem\(\s*|kind=|_error\(\s*)"([a-z]+(?:-[a-z0-9]+)+|unreadable)"', source))
+    assert len(kinds) > 30
+    assert {kind for kind in kinds if f"`{kind}`" not in page} == set()
