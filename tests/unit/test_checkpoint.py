@@ -239,12 +239,15 @@ class TestDamage:
 
 
 class TestFiles:
-    def test_a_run_holds_its_identity_the_last_and_the_best_and_nothing_else(
+    def test_a_run_holds_its_identity_history_the_last_and_the_best_and_nothing_else(
         self, split: Split, tmp_path: Path
     ) -> None:
         _, result = run(split, tmp_path / "run")
         names = {file.name for file in (tmp_path / "run").iterdir()}
-        assert names == {"run.json", "last.safetensors", f"best-{result.best_epoch:06d}.safetensors"}
+        best = f"best-{result.best_epoch:06d}.safetensors"
+        assert names == {"run.json", "history.jsonl", "last.safetensors", best}
+        lines = (tmp_path / "run" / "history.jsonl").read_text().splitlines()
+        assert tuple(map(EpochRecord.from_line, lines)) == result.history
         assert json.loads((tmp_path / "run" / "run.json").read_text())["embedding_dim"] == 16
 
     def test_rare_checkpoints_are_rare(self, split: Split, tmp_path: Path) -> None:
