@@ -30,15 +30,15 @@ $(VENV)/.dev: $(VENV)/.core
 	@touch $@
 
 demo: $(VENV)/.core
-	@echo "\n── The sample shop ─────────────────────────────────────────────────────────────────\n"
+	@printf "\n%s\n\n" "── The sample shop ─────────────────────────────────────────────────────────────────"
 	@$(BIN)/bundlemage data stats
-	@echo "\n── Training on it, and how good the model is ───────────────────────────────────────\n"
+	@printf "\n%s\n\n" "── Training on it, and how good the model is ───────────────────────────────────────"
 	@$(BIN)/bundlemage train --output $(DEMO) --overwrite
-	@echo "\n── Bundles for u0007, who loves the sea ────────────────────────────────────────────\n"
+	@printf "\n%s\n\n" "── Bundles for u0007, who loves the sea ────────────────────────────────────────────"
 	@$(BIN)/bundlemage recommend $(DEMO) --user u0007 -k 3
-	@echo "\n── Two games of a series: what else belongs into the bundle, for this user? ────────\n"
+	@printf "\n%s\n\n" "── Two games of a series: what else belongs into the bundle, for this user? ────────"
 	@$(BIN)/bundlemage complete $(DEMO) --user u0007 --items g0022,g0401 -k 5
-	@echo "\nYour own shop: $(BIN)/bundlemage train FOLDER -o MODEL  (README.md says what goes into FOLDER)"
+	@printf "\n%s\n" "Your own shop: $(BIN)/bundlemage train FOLDER -o MODEL  (README.md says what goes into FOLDER)"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
