@@ -39,6 +39,8 @@ def test_what_a_page_shows_can_be_run(page: Path, tmp_path: Path, monkeypatch: p
         if block.language == "python":
             run_python(block, names)
             continue
+        compared = any(mark.startswith("same") for mark in block.marks)
+        assert bool(block.expected_lines) == compared, f"{block.place} shows nothing that could be compared"
         printed = [line.rstrip() for line in run_console(block, tmp_path).splitlines()]
         missing = [line for line in block.expected_lines if line not in printed]
         assert missing == [], f"{block.place} shows what is not printed; printed was:\n" + "\n".join(printed)
