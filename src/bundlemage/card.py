@@ -21,11 +21,11 @@ def model_card(
     notes = "".join(f"\n> {note}\n" for note in dataset.notes)
     return f"""# {title} trained on {dataset.name}
 
-Recommends this shop's bundles to a user and completes partial bundles. It was trained on
+Recommends this shop's bundles to a user and completes partial bundles. The shop has
 {len(dataset.users):,} users, {len(dataset.bundles):,} bundles and {len(dataset.items):,} items
 ({dataset.user_bundle.nnz:,} user-bundle, {dataset.user_item.nnz:,} user-item and
-{dataset.bundle_item.nnz:,} bundle-item pairs), divided by the protocol `{config["split"]["protocol"]}`
-with seed {config["split"]["seed"]}.
+{dataset.bundle_item.nnz:,} bundle-item pairs). The protocol `{config["protocol"]}`
+with seed {config["split"]["seed"]} says which of the pairs were learned from and which were held out.
 {notes}
 ## How good it is
 {_metrics(metrics)}

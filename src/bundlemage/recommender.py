@@ -36,6 +36,7 @@ class Recommender:
         self.model_name = model
         self.config: ModelConfig = make_config(model, settings)
         self.plan = SplitPlan()
+        self.protocol = "none"
         self.metrics: dict[str, Any] = {}
         self.history: tuple[EpochRecord, ...] = ()
         self.training: TrainingResult | None = None
@@ -63,7 +64,7 @@ class Recommender:
         if isinstance(data, Split) and plan is not None:
             raise ConfigError("a split is divided already: give a plan with a dataset only")
         split = data if isinstance(data, Split) else (plan or SplitPlan()).divide(data)
-        self.plan = split.plan
+        self.plan, self.protocol = split.plan, split.protocol
         model = build(self.model_name, self.config, Sizes.of(split.dataset))
         self.training = train(
             model,
@@ -185,6 +186,7 @@ class Recommender:
         config = {
             "model": self.model_name,
             "settings": self.config.model_dump(mode="json"),
+            "protocol": self.protocol,
             "split": asdict(self.plan),
         }
         artifact = Artifact(
@@ -204,6 +206,7 @@ class Recommender:
         artifact = load_artifact(Path(path))
         loaded = cls(artifact.config["model"], **{**artifact.config["settings"], "device": device})
         loaded.plan = SplitPlan(**artifact.config["split"])
+        loaded.protocol = artifact.config["protocol"]
         loaded.metrics = artifact.metrics
         loaded.history = tuple(map(EpochRecord.from_line, artifact.history.splitlines()))
         where = resolve_device(device)

@@ -30,7 +30,7 @@ def check(location: Location = "sample", table: Tables = None, as_json: AsJson =
             show.notes.print(str(problem), markup=False, soft_wrap=True)
         errors = sum(problem.severity == "error" for problem in problems)
         if problems:
-            show.notes.print(f"{errors} kinds of error, {len(problems) - errors} of warning")
+            show.notes.print(f"kinds of error: {errors}, of warning: {len(problems) - errors}")
         else:
             show.out.print("no problem found")
     if problems:
@@ -114,6 +114,6 @@ def sample(
     if as_json:
         show.print_json({"files": [str(file) for file in files]})
     else:
-        show.out.print(
-            f"{shop!r}\nwritten to [bold]{show.plain(output)}[/]: {', '.join(file.name for file in files)}"
-        )
+        show.out.print(show.described(shop), soft_wrap=True)
+        names = ", ".join(file.name for file in files)
+        show.out.print(f"written to [bold]{show.plain(output)}[/]: {names}", soft_wrap=True)

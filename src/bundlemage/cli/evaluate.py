@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from bundlemage.cli.options import AsJson, Device, Location, ModelFolder, Tables, key_values
+from typing import Annotated
+
+import typer
+
+from bundlemage.cli.options import AsJson, Device, ModelFolder, Tables, key_values
+from bundlemage.errors import ConfigError
 
 
 def evaluate(
     folder: ModelFolder,
-    location: Location = "sample",
+    location: Annotated[
+        str | None, typer.Argument(metavar="PATH", help="The data that it was trained on.")
+    ] = None,
     table: Tables = None,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -15,12 +22,17 @@ def evaluate(
     """Measure the model in DIR on what was held out of PATH when it was trained."""
     from bundlemage.cli import show
     from bundlemage.cli.train import evaluate_beside_popularity
-    from bundlemage.data.load import read
+    from bundlemage.data.load import SAMPLE, read
     from bundlemage.recommender import Recommender
 
     with show.notes.status("loading and evaluating"):
         recommender = Recommender.load(folder, device=device)
-        source = read(location, key_values(table, "--table"))
+        if location is None and recommender.dataset.name != SAMPLE:
+            raise ConfigError(
+                f"on what data? This model was trained on {recommender.dataset.name!r}: "
+                "name its place, as in 'bundlemage evaluate DIR PATH'"
+            )
+        source = read(location or SAMPLE, key_values(table, "--table"))
         show.warnings(source.warnings)
         split = recommender.plan.divide(source.dataset, source.ready)
         rows = evaluate_beside_popularity(recommender, split)
@@ -33,6 +45,6 @@ def evaluate(
     if as_json:
         show.print_json({"model": folder, "data_changed": changed, "test": [row.to_json() for row in rows]})
         return
-    show.out.print(f"{show.plain(split.dataset)}, protocol {split.protocol}")
+    show.out.print(f"{show.described(split.dataset)}; protocol {split.protocol}", soft_wrap=True)
     show.out.print(show.evaluations(rows))
     show.caveats(split.dataset)

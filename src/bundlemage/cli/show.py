@@ -41,6 +41,14 @@ def warnings(problems: Iterable[Problem]) -> None:
         notes.print(f"[yellow]warning:[/] {plain(problem)}", soft_wrap=True)
 
 
+def described(dataset: BundleDataset) -> str:
+    return (
+        f"{plain(dataset.name)}: {len(dataset.users):,} users, {len(dataset.bundles):,} bundles, "
+        f"{len(dataset.items):,} items; {dataset.user_bundle.nnz:,} user-bundle, {dataset.user_item.nnz:,} "
+        f"user-item, {dataset.bundle_item.nnz:,} bundle-item pairs"
+    )
+
+
 def caveats(dataset: BundleDataset) -> None:
     """What a reader of figures must know of the data."""
     for note in dataset.notes:
@@ -81,7 +89,7 @@ def curve(history: Sequence[EpochRecord], metric: str) -> RenderableType:
     values = [record.validation[metric] for record in history if metric in record.validation]
     if len(values) < 2:
         return Text("")
-    width = min(60, len(values))
+    width = max(2, min(out.width - 50, 60, len(values)))  # the line has some 50 characters of text
     picked = [values[round(step * (len(values) - 1) / (width - 1))] for step in range(width)]
     low, high = min(picked), max(picked)
     bars = "".join(BARS[round((value - low) / ((high - low) or 1) * (len(BARS) - 1))] for value in picked)

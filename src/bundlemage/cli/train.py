@@ -52,6 +52,7 @@ def train(
     """
     from bundlemage.cli import show
     from bundlemage.recipe import Recipe
+    from bundlemage.training.devices import resolve_device
     from bundlemage.training.history import SELECTION_METRIC
 
     given = {"epochs": epochs, "seed": seed, "device": device}
@@ -63,8 +64,10 @@ def train(
     checkpoints = output.with_name(output.name + ".checkpoints")
     _check_output(output, checkpoints, resume, overwrite)
     recommender, plan = chosen.recommender(), chosen.plan()  # bad settings fail before data is read
+    resolve_device(recommender.config.device)
     split = _read_split(location, key_values(table, "--table"), plan)
-    show.notes.print(f"{show.plain(split.train)}\nprotocol {split.protocol}, model {recommender.model_name}")
+    show.notes.print(f"learning from {show.described(split.train)}", soft_wrap=True)
+    show.notes.print(f"protocol {split.protocol}, model {recommender.model_name}")
     recommender.fit(
         split,
         folder=checkpoints if checkpoint_every else None,
@@ -86,6 +89,10 @@ def train(
     else:
         show.out.print(show.curve(training.history, SELECTION_METRIC))
         show.out.print(show.evaluations(rows))
+        for task in tasks_not_learned(rows):
+            show.out.print(
+                f"[red]In {task} it is not better than popularity:[/] train longer, or with more data."
+            )
         show.caveats(split.dataset)
         show.out.print(
             f"Saved to [bold]{show.plain(output)}[/] after {len(training.history)} epochs "
@@ -163,6 +170,16 @@ def evaluate_beside_popularity(recommender: Recommender, split: Split) -> list[A
         device = str(recommender.shop.device)
         rows.append(Recommender("popularity", device=device).fit(split).evaluate(split))
     return rows
+
+
+def tasks_not_learned(rows: list[Any]) -> list[str]:
+    """The tasks in which the model, the first row, does not beat the popularity of the second."""
+    scores = {task: [row.to_json()[task] for row in rows] for task in ("matching", "generation")}
+    return [
+        task
+        for task, found in scores.items()
+        if len(found) == 2 and all(found) and found[0]["ndcg@5"] <= found[1]["ndcg@5"]
+    ]
 
 
 def _remove(checkpoints: Path) -> None:

@@ -57,7 +57,9 @@ def _not_a_dataset(path: Path) -> Problem:
     if not path.is_dir():
         return tables.survey(path)[1][0]
     inside = (folder for folder in sorted(path.glob("*/")) + sorted(path.glob("*/*/")) if folder.is_dir())
-    fitting = [str(folder) for folder in inside if any(reader.matches(folder) for reader in _FOLDERS)]
+    found = [folder for folder in inside if any(reader.matches(folder) for reader in _FOLDERS)]
+    parents = {folder.parent for folder in found}
+    fitting = [str(folder) for folder in found if folder not in parents]
     if fitting:
         return Problem(
             "not-a-dataset",

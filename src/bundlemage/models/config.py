@@ -26,8 +26,9 @@ class LearnedConfig(ModelConfig):
 
     epochs: int = Field(200, ge=1)
     """The most passes over the training data."""
-    patience: int = Field(20, ge=1)
-    """Stop after this many epochs without a better validation nDCG@5."""
+    patience: int = Field(50, ge=1)
+    """Stop after this many epochs without a better validation nDCG@5. A small shop has few steps in an
+    epoch and learns nothing visible in the first dozens."""
     batch_size: int = Field(2000, ge=1)
     """Users, or (user, bundle) pairs, per step."""
     learning_rate: float = Field(0.001, gt=0)

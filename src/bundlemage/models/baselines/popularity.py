@@ -35,7 +35,7 @@ class Popularity(Model):
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
         unseen = self.bundle_counts.new_zeros(len(contents) - self.sizes.bundles)
-        # A logarithm, so that the softmax of the scores is the share of sales.
+        # A logarithm, so that the softmax of the scores is the share of sales (each counted once more).
         return torch.cat([self.bundle_counts, unseen]).log1p().expand(len(histories), -1)
 
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
