@@ -126,6 +126,12 @@ def test_questions_that_cannot_be_answered(model: Path) -> None:
         assert message in flat(run(*arguments, code=2).stderr)
 
 
+def test_evaluating_ones_own_model_needs_the_place_of_its_data(tmp_path: Path) -> None:
+    run("data", "sample", "-o", tmp_path / "mine", "--users", 50, "--items", 60, "--bundles", 20)
+    run("train", tmp_path / "mine", "-o", tmp_path / "model", *TINY)
+    assert "on what data?" in run("evaluate", tmp_path / "model", code=2).stderr
+
+
 def test_evaluating_on_other_data_is_refused(model: Path, tmp_path: Path) -> None:
     run("data", "sample", "-o", tmp_path / "other", "--users", 50, "--items", 60, "--bundles", 20)
     assert "other users" in run("evaluate", model, tmp_path / "other", code=2).stderr

@@ -29,6 +29,7 @@ def test_the_tour_of_the_demo_names_games(tmp_path: Path) -> None:
     trained = run("train", "-o", tmp_path / "model", *TINY).stdout
     assert "BundleMage" in trained
     assert "Popularity" in trained
+    assert "not better than popularity" in trained  # after two epochs of so small a model
     cards = run("recommend", tmp_path / "model", "--user", "u0007", "-k", 2).stdout
     assert "has the items" in cards
     assert "•" in cards

@@ -160,6 +160,19 @@ def test_generation_loss(weighting: str, matrices: dict[str, np.ndarray]) -> Non
     assert loss.item() == pytest.approx(by_paper, rel=1e-10)
 
 
+def test_a_hidden_target_is_out_of_its_owners_history_alone(matrices: dict[str, np.ndarray]) -> None:
+    model, data = make(hide_target=True).train(), interactions(matrices)
+    pairs = [(int(u), int(b)) for u, b in np.argwhere(matrices["user_bundle"])]
+    predicted = {}
+    for u, b in pairs:
+        without = {**matrices, "user_bundle": matrices["user_bundle"].copy()}
+        without["user_bundle"][u, b] = 0
+        predicted[u, b] = paper_generation(model, without, u, matrices["bundle_item"][b])
+    loss = model.generation_loss(torch.arange(len(pairs)), data)
+    by_paper = paper.generation_loss_plain_sum(pairs, matrices["bundle_item"].T, predicted)
+    assert loss.item() == pytest.approx(by_paper, rel=1e-10)
+
+
 @pytest.mark.parametrize("phase", [0, 1])
 def test_gradients_match_finite_differences(phase: int, matrices: dict[str, np.ndarray]) -> None:
     """The loss finishes its gradient by hand, so it is checked against the loss itself."""
