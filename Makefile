@@ -34,7 +34,7 @@ demo: $(VENV)/.core
 	@$(BIN)/bundlemage data stats
 	@printf "\n%s\n\n" "── Training on it, and how good the model is ───────────────────────────────────────"
 	@$(BIN)/bundlemage train --output $(DEMO) --overwrite
-	@printf "\n%s\n\n" "── Bundles for u0007, who loves the sea ────────────────────────────────────────────"
+	@printf "\n%s\n\n" "── Bundles for the user u0007 ──────────────────────────────────────────────────────"
 	@$(BIN)/bundlemage recommend $(DEMO) --user u0007 -k 3
 	@printf "\n%s\n\n" "── Two games of a series: what else belongs into the bundle, for this user? ────────"
 	@$(BIN)/bundlemage complete $(DEMO) --user u0007 --items g0022,g0401 -k 5

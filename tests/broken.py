@@ -102,7 +102,8 @@ BROKEN: dict[str, Broken] = {
     "a header alone": Broken(
         with_files(user_bundle_csv="user_id,bundle_id"),
         "no-rows",
-        "user_bundle.csv: there are column names but no rows. Export the data again",
+        "user_bundle.csv: there are column names but no rows. "
+        "Export the data again; a model learns from rows of all three tables",
     ),
     "a folder for a file": Broken(
         _folder_for_file,

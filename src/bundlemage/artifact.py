@@ -63,7 +63,7 @@ class Artifact:
 
 def save_artifact(artifact: Artifact, path: Path, *, overwrite: bool = False) -> None:
     if path.exists() and not overwrite:
-        raise ArtifactError(f"{path} exists already; choose another folder or allow overwriting it")
+        raise ArtifactError(f"{path} exists already; choose another folder, or pass overwrite=True")
     check_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))

@@ -12,6 +12,7 @@ import torch
 from bundlemage.artifact import Artifact, load_artifact, save_artifact
 from bundlemage.card import model_card
 from bundlemage.data.dataset import BundleDataset
+from bundlemage.data.readers.source import Source
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.errors import BundleMageError, ConfigError, UnsupportedError
 from bundlemage.evaluation.results import Evaluation, evaluate
@@ -46,7 +47,7 @@ class Recommender:
 
     def fit(
         self,
-        data: BundleDataset | Split,
+        data: BundleDataset | Source | Split,
         plan: SplitPlan | None = None,
         *,
         folder: Path | None = None,
@@ -55,15 +56,13 @@ class Recommender:
         observers: Sequence[Observer] = (),
         progress: bool = True,
     ) -> Recommender:
-        """Learn from a dataset, divided as `plan` says, or from a split that is ready.
+        """Learn from a dataset, or from what a reader gave, divided as `plan` says; or from a split.
 
         Held-out pairs are not learned from, but they belong to a user's history afterwards.
         With a `folder`, training survives being killed: fit again with `resume` and the same data.
         `progress` shows a bar in a terminal or a notebook.
         """
-        if isinstance(data, Split) and plan is not None:
-            raise ConfigError("a split is divided already: give a plan with a dataset only")
-        split = data if isinstance(data, Split) else (plan or SplitPlan()).divide(data)
+        split = _split(data, plan)
         self.plan, self.protocol = split.plan, split.protocol
         model = build(self.model_name, self.config, Sizes.of(split.dataset))
         self.training = train(
@@ -215,6 +214,20 @@ class Recommender:
         model.to(where).eval()
         loaded._fitted = (model, Shop(artifact.dataset, where))
         return loaded
+
+
+def _split(data: BundleDataset | Source | Split, plan: SplitPlan | None) -> Split:
+    if isinstance(data, Split):
+        if plan is not None:
+            raise ConfigError("a split is divided already: give a plan with a dataset only")
+        return data
+    if isinstance(data, Source):
+        return (plan or SplitPlan()).divide(data.dataset, data.ready)
+    if isinstance(data, BundleDataset):
+        return (plan or SplitPlan()).divide(data)
+    raise ConfigError(
+        f"fit takes a dataset or a split, not {type(data).__name__}: read it with bundlemage.read"
+    )
 
 
 def _empty(histories: Histories) -> torch.Tensor:

@@ -126,6 +126,40 @@ def test_questions_that_cannot_be_answered(model: Path) -> None:
         assert message in flat(run(*arguments, code=2).stderr)
 
 
+def test_what_people_give_for_data_by_mistake(model: Path, tmp_path: Path) -> None:
+    import sqlite3
+
+    assert "this is a saved model" in run("train", model, "-o", tmp_path / "m", code=2).stderr
+    with sqlite3.connect(tmp_path / "shop.db") as database:
+        database.execute("create table t (x)")
+    for command in (["data", "check"], ["data", "stats"]):
+        assert f"sqlite:///{tmp_path / 'shop.db'}" in flat(run(*command, tmp_path / "shop.db", code=2).stderr)
+
+
+def test_a_split_that_leaves_nothing_to_learn_from_is_named(tmp_path: Path) -> None:
+    (tmp_path / "shop").mkdir()
+    for name, rows in (
+        ("user_item", "user_id,item_id\na,1\nb,2\n"),
+        ("user_bundle", "user_id,bundle_id\na,x\nb,y\n"),
+        ("bundle_item", "bundle_id,item_id\nx,1\ny,2\n"),
+    ):
+        (tmp_path / "shop" / f"{name}.csv").write_text(rows)
+    warned = run("train", tmp_path / "shop", "-o", tmp_path / "m", *TINY)
+    assert "no user-bundle pair is left to learn from" in flat(warned.stderr)
+    on_all = run("train", tmp_path / "shop", "-o", tmp_path / "all", *TINY, "--protocol", "none")
+    assert "learning from 2 of 2" in flat(on_all.stderr)
+    everything = run("recommend", tmp_path / "all", "--history-bundles", "x,y").stdout
+    assert "no bundle left" in everything
+
+
+def test_resuming_where_nothing_was_begun_says_so(tmp_path: Path) -> None:
+    assert "nothing to resume" in run("train", "-o", tmp_path / "m", *TINY, "--resume").stderr
+
+
+def test_an_open_quote_in_a_list_of_ids_is_refused(model: Path) -> None:
+    assert "cannot be read" in run("complete", model, "--user", "u0001", "--items", '"g0001', code=2).stderr
+
+
 def test_evaluating_ones_own_model_needs_the_place_of_its_data(tmp_path: Path) -> None:
     run("data", "sample", "-o", tmp_path / "mine", "--users", 50, "--items", 60, "--bundles", 20)
     run("train", tmp_path / "mine", "-o", tmp_path / "model", *TINY)

@@ -10,6 +10,7 @@ import torch
 
 from bundlemage import History, Recommendation, Recommender, SplitPlan
 from bundlemage.data.dataset import BundleDataset
+from bundlemage.data.readers.source import Source
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import BundleMageError, ConfigError, UnknownIdError, UnsupportedError
 from bundlemage.models.base import Interactions
@@ -466,3 +467,15 @@ class TestTasksAndState:
         split = SplitPlan("full", seed=7).divide(shop)
         plan = Recommender(**(QUICK | {"epochs": 1})).fit(split).plan
         assert (plan.protocol, plan.seed) == ("full", 7)
+
+
+class TestWhatFitTakes:
+    def test_what_a_reader_gave_is_taken_as_it_is(self) -> None:
+        shop = small_shop()
+        by_source = Recommender(**QUICK).fit(Source(shop))
+        by_dataset = Recommender(**QUICK).fit(shop)
+        assert by_source.recommend(shop.users[0], 3) == by_dataset.recommend(shop.users[0], 3)
+
+    def test_anything_else_is_refused_with_a_hint(self) -> None:
+        with pytest.raises(ConfigError, match=r"not str: read it with bundlemage\.read"):
+            Recommender(**QUICK).fit("shop")  # type: ignore[arg-type]

@@ -50,7 +50,9 @@ def recommend(
         show.print_json({"user": user, "bundles": [asdict(answer) for answer in answers]})
         return
     _describe(model, someone)
-    show.out.print(show.bundle_cards(model.dataset, answers))
+    show.out.print(
+        show.bundle_cards(model.dataset, answers) if answers else "There is no bundle left for them."
+    )
 
 
 def complete(
@@ -67,7 +69,10 @@ def complete(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """The items that best complete a partial bundle for a user."""
+    """The items that best complete a partial bundle for a user.
+
+    An id with a comma in it is written in double quotes inside the list: '"Tea, green",7'.
+    """
     from bundlemage.cli import show
     from bundlemage.recommender import Recommender
 
@@ -81,7 +86,10 @@ def complete(
     _describe(model, someone)
     inside = [show.item_name(model.dataset, position) for position in model.shop.item_positions(partial)]
     show.out.print(f"in the bundle: {show.names(inside)}")
-    show.out.print(show.item_table(model.dataset, answers, "to complete it"))
+    if answers:
+        show.out.print(show.item_table(model.dataset, answers, "to complete it"))
+    else:
+        show.out.print("There is no item left to add.")
 
 
 def _who(user: str | None, items: list[str] | None, bundles: list[str] | None) -> User:
@@ -102,6 +110,6 @@ def _describe(model: Recommender, someone: User) -> None:
     data = model.dataset
     items = [show.item_name(data, position) for position in histories.items.values.tolist()]
     bundles = [show.bundle_name(data, position) for position in histories.bundles.values.tolist()]
-    who = someone if isinstance(someone, str) else "someone"
-    show.out.print(f"[bold]{show.plain(who)}[/] has the items {show.names(items)}")
-    show.out.print(f"and the bundles {show.names(bundles)}")
+    who = someone if isinstance(someone, str) else "someone new"
+    show.out.print(f"[bold]{show.plain(who)}[/] has {show.counted(items, 'item')}")
+    show.out.print(f"and {show.counted(bundles, 'bundle')}")

@@ -59,4 +59,8 @@ def _value(text: str) -> Any:
 
 def ids(texts: Sequence[str] | None) -> list[str]:
     """Ids separated by commas; an id with a comma in it stands in double quotes, as in CSV."""
-    return [name.strip() for row in csv.reader(texts or ()) for name in row if name.strip()]
+    try:
+        rows = list(csv.reader(texts or (), strict=True))
+    except csv.Error as error:
+        raise ConfigError(f"the list {', '.join(texts or ())!r} cannot be read: {error}") from None
+    return [name.strip() for row in rows for name in row if name.strip()]

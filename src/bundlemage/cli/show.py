@@ -159,4 +159,10 @@ def bundle_name(dataset: BundleDataset, position: int) -> str:
 def names(labels: Sequence[str], most: int = 6) -> str:
     """A few names and how many more there are."""
     shown = ", ".join(plain(label) for label in labels[:most])
-    return f"{shown} and {len(labels) - most:,} more" if len(labels) > most else shown or "nothing"
+    return f"{shown} and {len(labels) - most:,} more" if len(labels) > most else shown or "nothing yet"
+
+
+def counted(labels: Sequence[str], noun: str) -> str:
+    if not labels:
+        return f"no {noun}"
+    return f"{len(labels):,} {noun}{'s' * (len(labels) > 1)}: {names(labels)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,8 +67,7 @@ def train(
     recommender, plan = chosen.recommender(), chosen.plan()  # bad settings fail before data is read
     resolve_device(recommender.config.device)
     split = _read_split(location, key_values(table, "--table"), plan)
-    show.notes.print(f"learning from {show.described(split.train)}", soft_wrap=True)
-    show.notes.print(f"protocol {split.protocol}, model {recommender.model_name}")
+    _announce(split, recommender.model_name)
     recommender.fit(
         split,
         folder=checkpoints if checkpoint_every else None,
@@ -91,7 +91,8 @@ def train(
         show.out.print(show.evaluations(rows))
         for task in tasks_not_learned(rows):
             show.out.print(
-                f"[red]In {task} it is not better than popularity:[/] train longer, or with more data."
+                f"[red]In {task} it is not better than popularity.[/] A smaller batch_size makes more "
+                "steps of an epoch; more epochs, patience or embedding_dim may help, too."
             )
         show.caveats(split.dataset)
         show.out.print(
@@ -122,9 +123,17 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 def _check_output(output: Path, checkpoints: Path, resume: bool, overwrite: bool) -> None:
     """Nothing that is stored is lost unless asked for, and that is known before an hour of training."""
     from bundlemage.artifact import check_replaceable
+    from bundlemage.cli import show
     from bundlemage.errors import ArtifactError, CheckpointError
     from bundlemage.training.checkpoint import RunFolder
 
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(output.parent, os.W_OK):
+        raise ArtifactError(
+            f"{output} cannot be written: no permission to write in {output.parent.resolve()}"
+        )
+    if resume and not output.exists() and not RunFolder(checkpoints).holds_progress():
+        show.notes.print("nothing to resume: starting from the beginning")
     if resume or overwrite:
         check_replaceable(output)
         if resume and output.exists() and not RunFolder(checkpoints).holds_progress():
@@ -151,6 +160,23 @@ def _read_split(location: str, tables: dict[str, str], plan: SplitPlan) -> Split
         source = read(location, tables)
         show.warnings(source.warnings)
         return plan.divide(source.dataset, source.ready)
+
+
+def _announce(split: Split, model: str) -> None:
+    from bundlemage.cli import show
+
+    learned, known = split.train.user_bundle.nnz, split.dataset.user_bundle.nnz
+    show.notes.print(show.described(split.dataset), soft_wrap=True)
+    show.notes.print(
+        f"protocol {split.protocol}: learning from {learned:,} of {known:,} user-bundle pairs, "
+        f"the rest is held out; model {model}",
+        soft_wrap=True,
+    )
+    if not learned:
+        show.notes.print(
+            "[yellow]warning:[/] no user-bundle pair is left to learn from, so nothing will be learned of "
+            "who takes which bundle: bring more data, or use --protocol none, which holds nothing out"
+        )
 
 
 def _observers(tensorboard: Path | None) -> list[Any]:

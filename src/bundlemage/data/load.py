@@ -33,6 +33,8 @@ def read(location: str | Path, tables_or_queries: Mapping[str, str] | None = Non
     if location == SAMPLE:
         return Source(sample_shop().dataset)
     path = Path(location)
+    if hint := _something_else(path):
+        raise DataError(hint)
     for reader in _FOLDERS:
         if reader.matches(path):
             source: Source = reader.read(path)
@@ -43,7 +45,7 @@ def read(location: str | Path, tables_or_queries: Mapping[str, str] | None = Non
 def check(location: str | Path, tables_or_queries: Mapping[str, str] | None = None) -> list[Problem]:
     """Every error and warning, errors first. Bad data never raises; good data gives an empty list."""
     path = Path(location)
-    if tables.matches(path) and not tables_or_queries:
+    if tables.matches(path) and not tables_or_queries and not _something_else(path):
         problems = tables.survey(path)[1]
     else:
         try:
@@ -51,6 +53,18 @@ def check(location: str | Path, tables_or_queries: Mapping[str, str] | None = No
         except DataError as error:
             problems = list(error.problems)
     return sorted(problems, key=lambda problem: problem.severity == "warning")
+
+
+def _something_else(path: Path) -> Problem | None:
+    """What people give for data by mistake."""
+    if (path / "manifest.json").is_file() and (path / "model.safetensors").exists():
+        return Problem(
+            "not-a-dataset", str(path), "this is a saved model, not data", "Name the data's folder"
+        )
+    if path.is_file() and path.open("rb").read(15) == b"SQLite format 3":
+        fix = f"Name it by a URL: sqlite:///{path}"
+        return Problem("not-a-dataset", str(path), "this is an SQLite database", fix)
+    return None
 
 
 def _not_a_dataset(path: Path) -> Problem:

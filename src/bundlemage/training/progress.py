@@ -18,6 +18,7 @@ from rich.progress import (
 from bundlemage.training.history import SELECTION_METRIC, EpochRecord, Observer
 
 SECONDS_BETWEEN_LINES = 10.0
+WIDE = 150
 
 
 def bar_for_people() -> list[Observer]:
@@ -43,11 +44,11 @@ class ProgressBar(Observer):
             return
         self.bar = Progress(
             TextColumn("training"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=12),
             MofNCompleteColumn(),
             TextColumn("epochs"),
             TimeElapsedColumn(),
-            TextColumn("left at most"),
+            TextColumn("left"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[status]}"),
             console=self.console,
@@ -65,7 +66,10 @@ class ProgressBar(Observer):
         losses = "  ".join(f"{phase} loss {loss:.2f}" for phase, loss in record.losses.items())
         found = "" if value is None else f"  {SELECTION_METRIC} {value:.4f} (best {self.best:.4f})"
         if self.bar is not None:
-            self.bar.update(self.task, completed=record.epoch, status=losses + found)
+            # Losses are for whoever has a wide terminal; bar, time and the metric fit into 80 columns.
+            brief = "" if value is None else f"{SELECTION_METRIC} {value:.3f}"
+            status = losses + found if self.console.width >= WIDE else brief
+            self.bar.update(self.task, completed=record.epoch, status=status)
         elif time.monotonic() - self.last_line >= SECONDS_BETWEEN_LINES:
             self.last_line = time.monotonic()
             self.console.print(

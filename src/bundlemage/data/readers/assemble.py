@@ -124,7 +124,7 @@ def _no_rows(table: str, given: Given) -> Problem:
         kind="no-rows",
         where=given.where,
         message="there are column names but no rows",
-        fix="Export the data again"
+        fix="Export the data again; a model learns from rows of all three tables"
         if required
         else "Fill it or remove it; it is read as if it were not there",
         severity="error" if required else "warning",

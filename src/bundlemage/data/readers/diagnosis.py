@@ -69,7 +69,8 @@ def wrong_delimiter(file: TextFile, header: Record, where: str) -> Problem | Non
     if not counts[found]:
         return None
     ending = {",": ".csv", "\t": ".tsv"}.get(found)
-    rename = f", or name it {ending}" if ending else ""
+    packed = ".gz" if where.endswith(".gz") else ""
+    rename = f", or name it {ending}{packed}" if ending else ""
     expected = _DELIMITERS[file.delimiter]
     return Problem(
         "wrong-delimiter",
