@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bundlemage.cli.options import AsJson, Location, Tables, key_values
+from bundlemage.cli.options import AsJson, Location, Tables, key_values, label
 
 app = typer.Typer(no_args_is_help=True, help="Check, describe and generate data.")
 
@@ -19,7 +19,7 @@ def check(location: Location = "sample", table: Tables = None, as_json: AsJson =
     from bundlemage.cli import show
     from bundlemage.data.load import check as find_problems
 
-    with show.notes.status(f"checking {location if '@' not in location else 'the database'}"):
+    with show.notes.status(f"checking {label(location)}"):
         problems = find_problems(location, key_values(table, "--table"))
     if as_json:
         show.print_json({"ok": not problems, "problems": [asdict(problem) for problem in problems]})
@@ -43,7 +43,7 @@ def stats(location: Location = "sample", table: Tables = None, as_json: AsJson =
     from bundlemage.cli import show
     from bundlemage.data.load import read
 
-    with show.notes.status(f"reading {location if '@' not in location else 'the database'}"):
+    with show.notes.status(f"reading {label(location)}"):
         source = read(location, key_values(table, "--table"))
         found = _statistics(source.dataset)
     show.warnings(source.warnings)

@@ -21,7 +21,7 @@ def evaluate(
 ) -> None:
     """Measure the model in DIR on what was held out of PATH when it was trained."""
     from bundlemage.cli import show
-    from bundlemage.cli.train import evaluate_beside_popularity
+    from bundlemage.cli.measure import evaluate_beside_popularity
     from bundlemage.data.load import SAMPLE, read
     from bundlemage.recommender import Recommender
 

@@ -34,6 +34,11 @@ ModelFolder = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 
 
+def label(location: str) -> str:
+    """A location as it may be shown: a URL with a user in it may have a password in it."""
+    return "the database" if "@" in location else location
+
+
 def key_values(pairs: Sequence[str] | None, option: str) -> dict[str, str]:
     """`a=b` texts as a dict."""
     found = {}

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bundlemage.cli.options import AsJson, Location, Tables, key_values, settings
+from bundlemage.cli.options import AsJson, Location, Tables, key_values, label, settings
 
 if TYPE_CHECKING:
     from bundlemage.data.splits import Split, SplitPlan
-    from bundlemage.recommender import Recommender
     from bundlemage.training.loop import TrainingResult
 
 
@@ -52,6 +51,7 @@ def train(
     ends with the same model. Ctrl-C stops early and keeps the best model so far.
     """
     from bundlemage.cli import show
+    from bundlemage.cli.measure import evaluate_beside_popularity, tasks_not_learned
     from bundlemage.recipe import Recipe
     from bundlemage.training.devices import resolve_device
     from bundlemage.training.history import SELECTION_METRIC
@@ -156,7 +156,7 @@ def _read_split(location: str, tables: dict[str, str], plan: SplitPlan) -> Split
     from bundlemage.cli import show
     from bundlemage.data.load import read
 
-    with show.notes.status(f"reading {location if '@' not in location else 'the database'}"):
+    with show.notes.status(f"reading {label(location)}"):
         source = read(location, tables)
         show.warnings(source.warnings)
         return plan.divide(source.dataset, source.ready)
@@ -185,27 +185,6 @@ def _observers(tensorboard: Path | None) -> list[Any]:
     from bundlemage.training.progress import ProgressBar
 
     return [ProgressBar(show.notes), *([TensorBoard(tensorboard)] if tensorboard else [])]
-
-
-def evaluate_beside_popularity(recommender: Recommender, split: Split) -> list[Any]:
-    """The model's row and, so that a figure means something, popularity's."""
-    from bundlemage.recommender import Recommender
-
-    rows = [recommender.evaluate(split)]
-    if recommender.model_name != "popularity":
-        device = str(recommender.shop.device)
-        rows.append(Recommender("popularity", device=device).fit(split).evaluate(split))
-    return rows
-
-
-def tasks_not_learned(rows: list[Any]) -> list[str]:
-    """The tasks in which the model, the first row, does not beat the popularity of the second."""
-    scores = {task: [row.to_json()[task] for row in rows] for task in ("matching", "generation")}
-    return [
-        task
-        for task, found in scores.items()
-        if len(found) == 2 and all(found) and found[0]["ndcg@5"] <= found[1]["ndcg@5"]
-    ]
 
 
 def _remove(checkpoints: Path) -> None:
