@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,15 @@ from tests.small_shop import QUICK, dataset_of, small_shop
 ENOUGH = {"embedding_dim": 64, "batch_size": 256, "learning_rate": 0.003, "epochs": 40, "device": "cpu"}
 """Settings with which a model learns the sample shop in a few seconds."""
 
-BASELINES = {"popularity"}
-"""Models that the planted answer is not asked of, as they say the same to everyone."""
+IMPERSONAL = {"popularity", "item-popularity", "random"}
+"""Models that the planted answer is not asked of: they know nothing of anyone's taste."""
+
+MARGINS = {"bundlemage": (2.2, 3.0)}
+"""How many times popularity's nDCG@5 a model must reach in matching and in generation."""
+USUAL_MARGIN = (1.5, 1.5)
+
+BY_THE_USER_ALONE: set[str] = set()
+"""Models that complete a bundle with what the user likes, whatever is in it."""
 
 every_model = pytest.mark.parametrize("name", sorted(MODELS))
 
@@ -42,6 +50,12 @@ def fitted(name: str, data: BundleDataset | Split, **settings: Any) -> Recommend
 @pytest.fixture(scope="module")
 def shop() -> BundleDataset:
     return small_shop()
+
+
+@cache
+def ready(name: str) -> Recommender:
+    """One fit for all tests that only ask."""
+    return fitted(name, small_shop())
 
 
 def all_scores(model: Recommender) -> list[torch.Tensor]:
@@ -73,9 +87,11 @@ class TestConfig:
             assert known in str(error.value)
 
     @every_model
-    def test_it_is_registered_under_its_own_name(self, name: str) -> None:
+    def test_it_is_registered_under_its_own_name_and_says_who_published_it(self, name: str) -> None:
         assert MODELS[name].name == name
         assert MODELS[name].title
+        learns = bool(ready(name).model.phases)
+        assert MODELS[name].publication or not learns, "whatever learns was published somewhere"
 
 
 class TestScores:
@@ -83,7 +99,7 @@ class TestScores:
     def test_scores_have_a_row_for_everyone_and_a_column_for_everything(
         self, name: str, shop: BundleDataset
     ) -> None:
-        model = fitted(name, shop)
+        model = ready(name)
         widths = [len(shop.bundles)] * model.model.matches + [len(shop.items)] * model.model.generates
         assert [tuple(scores.shape) for scores in all_scores(model)] == [
             (len(shop.users), width) for width in widths
@@ -94,7 +110,7 @@ class TestScores:
     def test_saved_and_loaded_it_scores_the_same(
         self, name: str, shop: BundleDataset, tmp_path: Path
     ) -> None:
-        model = fitted(name, shop)
+        model = ready(name)
         loaded = Recommender.load(model.save(tmp_path / "model"), device="cpu")
         for before, after in zip(all_scores(model), all_scores(loaded), strict=True):
             assert torch.equal(before, after)
@@ -106,18 +122,28 @@ class TestScores:
 
     @every_model
     def test_scoring_does_not_change_with_the_batch(self, name: str, shop: BundleDataset) -> None:
-        model = fitted(name, shop)
+        model = ready(name)
         data = Interactions.of(shop, torch.device("cpu"))
+        many, one = data.histories(torch.arange(9)), data.histories(torch.tensor([4]))
         with torch.inference_mode():
-            whole = model.model.score_bundles(data.histories(torch.arange(9)), data.bundle_item)
-            row = model.model.score_bundles(data.histories(torch.tensor([4])), data.bundle_item)
-        torch.testing.assert_close(whole[4:5], row)
+            if model.model.matches:
+                whole = model.model.score_bundles(many, data.bundle_item)
+                torch.testing.assert_close(whole[4:5], model.model.score_bundles(one, data.bundle_item))
+            if model.model.generates:
+                partials = Ragged.from_lists([[number, 20] for number in range(9)])
+                whole = model.model.score_items(many, partials, data.bundle_item)
+                row = model.model.score_items(one, Ragged.from_lists([[4, 20]]), data.bundle_item)
+                torch.testing.assert_close(whole[4:5], row)
 
     @every_model
     def test_training_leaves_it_ready_to_answer(self, name: str, shop: BundleDataset) -> None:
-        model = fitted(name, shop)
+        model = ready(name)
         assert not model.model.training
-        assert model.recommend(shop.users[0], 5) == model.recommend(shop.users[0], 5)
+        if model.model.matches:
+            assert model.recommend(shop.users[0], 5) == model.recommend(shop.users[0], 5)
+        else:
+            with pytest.raises(UnsupportedError, match="does not recommend bundles"):
+                model.recommend(shop.users[0], 5)
 
 
 class TestUnusualPeople:
@@ -137,15 +163,16 @@ class TestUnusualPeople:
     def test_anyone_gets_finite_scores_or_a_clear_refusal(
         self, name: str, shop: BundleDataset, history: History
     ) -> None:
-        model = fitted(name, shop)
+        model = ready(name)
         if not model.model.knows_new_users:
             with pytest.raises(UnsupportedError, match="knows only the users"):
-                model.recommend(history)
+                model.recommend(history) if model.model.matches else model.complete(history)
             return
-        answers = model.recommend(history, 5)
-        assert len(answers) == 5
-        assert all(np.isfinite(answer.score) for answer in answers)
-        assert {answer.source for answer in answers} == {"popular" if history == History() else "model"}
+        if model.model.matches:
+            answers = model.recommend(history, 5)
+            assert len(answers) == 5
+            assert all(np.isfinite(answer.score) for answer in answers)
+            assert {answer.source for answer in answers} == {"popular" if history == History() else "model"}
         if model.model.generates:
             for partial in ([], ["g0004"]):
                 assert all(np.isfinite(answer.score) for answer in model.complete(history, partial, 5))
@@ -158,15 +185,20 @@ class TestUnusualPeople:
             assert bool(torch.isfinite(scores).all())
 
     @every_model
-    def test_a_new_bundle_is_scored_by_its_items(self, name: str, shop: BundleDataset) -> None:
-        answers = fitted(name, shop).recommend(shop.users[0], 1000, new_bundles={"fresh": ["g0001"]})
+    def test_a_bundle_that_came_after_training_can_be_recommended(
+        self, name: str, shop: BundleDataset
+    ) -> None:
+        if not ready(name).model.matches:
+            pytest.skip("this model does not recommend bundles")
+        answers = ready(name).recommend(shop.users[0], 1000, new_bundles={"fresh": ["g0001"]})
         assert "fresh" in [answer.id for answer in answers]
 
     @every_model
     def test_an_unknown_id_is_an_error_with_a_suggestion(self, name: str, shop: BundleDataset) -> None:
-        model = fitted(name, shop)
-        with pytest.raises(UnknownIdError, match=r"unknown user id 'u00001'.*Did you mean.*'u0001'"):
-            model.recommend("u00001")
+        model = ready(name)
+        if model.model.matches:
+            with pytest.raises(UnknownIdError, match=r"unknown user id 'u00001'.*Did you mean.*'u0001'"):
+                model.recommend("u00001")
         if model.model.generates:
             with pytest.raises(UnknownIdError, match=r"unknown item id 'g00001'.*Did you mean.*'g0001'"):
                 model.complete(shop.users[0], ["g00001"])
@@ -182,7 +214,7 @@ def split(sample: SampleShop) -> Split:
     return SplitPlan("paper").divide(sample.dataset)
 
 
-@pytest.fixture(scope="module", params=sorted(MODELS.keys() - BASELINES))
+@pytest.fixture(scope="module", params=sorted(MODELS.keys() - IMPERSONAL))
 def learned(request: pytest.FixtureRequest, split: Split) -> Recommender:
     return Recommender(request.param, **settings_for(request.param, ENOUGH)).fit(split)
 
@@ -206,17 +238,21 @@ class TestThePlantedAnswer:
         self, learned: Recommender, popularity: Evaluation, split: Split
     ) -> None:
         found = learned.evaluate(split)
-        assert found.matching is not None
+        matching, generation = MARGINS.get(learned.model_name, USUAL_MARGIN)
         assert popularity.matching is not None
-        assert found.matching["ndcg@5"] > 2.2 * popularity.matching["ndcg@5"]
+        assert popularity.generation is not None
+        if learned.model.matches:
+            assert found.matching is not None
+            assert found.matching["ndcg@5"] > matching * popularity.matching["ndcg@5"]
         if learned.model.generates:
             assert found.generation is not None
-            assert popularity.generation is not None
-            assert found.generation["ndcg@5"] > 3 * popularity.generation["ndcg@5"]
+            assert found.generation["ndcg@5"] > generation * popularity.generation["ndcg@5"]
 
     def test_recommended_bundles_are_to_the_users_taste(
         self, learned: Recommender, sample: SampleShop
     ) -> None:
+        if not learned.model.matches:
+            pytest.skip("this model does not recommend bundles")
         users, bundles, tastes = sample.dataset.users, sample.dataset.bundles, sample.tastes
         first = learned.recommend_many(users, 1)
         genre = tastes.bundle_genre[[bundles.position(answers[0].id) for answers in first]]
@@ -227,8 +263,8 @@ class TestThePlantedAnswer:
     def test_a_series_is_completed_with_the_same_series(
         self, learned: Recommender, sample: SampleShop
     ) -> None:
-        if not learned.model.generates:
-            pytest.skip("this model does not complete bundles")
+        if not learned.model.generates or learned.model_name in BY_THE_USER_ALONE:
+            pytest.skip("this model does not look at what is in the bundle already")
         items, line = sample.dataset.items, sample.tastes.item_line
         lines = [np.flatnonzero(line == number) for number in np.unique(line)]
         cases = [(History(), [items[int(item)] for item in line_items[:3]]) for line_items in lines]

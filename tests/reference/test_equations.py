@@ -66,7 +66,8 @@ def parameters_of(model: BundleMage) -> paper.Parameters:
 
 
 def interactions(matrices: dict[str, np.ndarray]) -> Interactions:
-    return Interactions(**{name: Ragged.from_csr(sparse.csr_matrix(m)) for name, m in matrices.items()})
+    ragged = {name: Ragged.from_csr(sparse.csr_matrix(matrix)) for name, matrix in matrices.items()}
+    return Interactions(**ragged, items=matrices["bundle_item"].shape[1])
 
 
 def paper_user(model: BundleMage, v_u: np.ndarray, r_u: np.ndarray, X: np.ndarray) -> np.ndarray:

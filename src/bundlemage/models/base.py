@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,8 @@ class Interactions:
     user_item: Ragged
     user_bundle: Ragged
     bundle_item: Ragged
+    items: int
+    """How many items there are."""
 
     @classmethod
     def of(cls, dataset: BundleDataset, device: torch.device) -> Interactions:
@@ -55,6 +57,7 @@ class Interactions:
             Ragged.from_csr(dataset.user_item, device),
             Ragged.from_csr(dataset.user_bundle, device),
             Ragged.from_csr(dataset.bundle_item, device),
+            len(dataset.items),
         )
 
     def histories(self, users: Tensor) -> Histories:
@@ -66,18 +69,22 @@ class Phase:
     """A part of an epoch: one pass, in shuffled batches, over one kind of row."""
 
     name: str
-    over: Literal["users", "user_bundle"]
-    """`users`: every user. `user_bundle`: every pair, by its index in the matrix."""
+    over: Literal["users", "items", "bundles", "user_item", "user_bundle", "bundle_item"]
+    """`users`, `items`, `bundles`: every one, by its position. `user_bundle` and the other two: every pair,
+    by its index among the entries of that matrix (`Ragged.entries` gives the pair)."""
 
 
 class Model(nn.Module, ABC):
     """A scorer. It learns from `loss` if it names phases, else from `observe` alone.
 
-    Whatever must survive saving is a parameter or a buffer.
+    Whatever must survive saving is a parameter or a buffer. A buffer may have the size of what was
+    observed: register it empty, and loading gives it the size that was saved.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
+    publication: ClassVar[str] = ""
+    """Authors, title, venue and year; empty for a plain rule."""
     config_class: ClassVar[type[ModelConfig]] = ModelConfig
     knows_new_users: ClassVar[bool] = True
 
@@ -106,6 +113,12 @@ class Model(nn.Module, ABC):
         """The scalar to step down on, for one batch of a phase."""
         raise UnsupportedError(f"{self.title} does not learn by gradient steps")
 
+    def settle(self, data: Interactions) -> None:
+        """Work out, into buffers, what scoring needs from the weights as they now are and the training data.
+
+        Called without gradients after the last step of each epoch; a graph model propagates here, once.
+        """
+
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
         """A score for every row of `contents` (bundles by their items), known in training or not."""
         raise UnsupportedError(f"{self.title} does not match bundles to users")
@@ -113,3 +126,24 @@ class Model(nn.Module, ABC):
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
         """A score for every item as an addition to each row of `partial`."""
         raise UnsupportedError(f"{self.title} does not complete bundles")
+
+    # ── For models that know bundles by name, not by what is in them ─────────────────────────────
+
+    def named_bundles(self, histories: Histories) -> Ragged:
+        """The bundles of each history that were there at training."""
+        return histories.bundles.keep(histories.bundles.values < self.sizes.bundles)
+
+    def with_unnamed(self, scores: Tensor, contents: Ragged) -> Tensor:
+        """Scores of the bundles of training, and below them all, one for each bundle that came later."""
+        later = len(contents) - scores.shape[1]
+        if not later:
+            return scores
+        lowest = scores.amin(1, keepdim=True) - 1 if scores.shape[1] else scores.new_zeros(len(scores), 1)
+        return torch.cat([scores, lowest.expand(-1, later)], dim=1)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        for name, buffer in self._buffers.items():
+            saved = state_dict.get(prefix + name)
+            if buffer is not None and saved is not None and saved.shape != buffer.shape:
+                self._buffers[name] = torch.empty_like(saved, device=buffer.device)
+        super()._load_from_state_dict(state_dict, prefix, *rest)

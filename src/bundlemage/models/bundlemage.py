@@ -54,6 +54,10 @@ class BundleMage(Model):
 
     name: ClassVar[str] = "bundlemage"
     title: ClassVar[str] = "BundleMage"
+    publication: ClassVar[str] = (
+        "Jeon, Jang, Kim, Kang: Accurate Bundle Matching and Generation via Multitask Learning with Partially "
+        "Shared Parameters, PLoS ONE 2023"
+    )
     config_class: ClassVar[type[ModelConfig]] = BundleMageConfig
 
     def __init__(self, config: BundleMageConfig, sizes: Sizes) -> None:
@@ -173,8 +177,7 @@ class BundleMage(Model):
 
     def generation_loss(self, pairs: Tensor, data: Interactions) -> Tensor:
         """Eq. generation_loss."""
-        users = torch.searchsorted(data.user_bundle.offsets, pairs, right=True) - 1
-        targets = data.user_bundle.values[pairs]
+        users, targets = data.user_bundle.entries(pairs)
         history = data.histories(users)
         bundles = history.bundles
         if self.config.hide_target:

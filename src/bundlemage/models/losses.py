@@ -1,10 +1,12 @@
-"""The multinomial likelihood over a whole catalogue, without a target matrix and in bounded memory."""
+"""The losses that models share: the multinomial likelihood over a whole catalogue, without a target matrix
+and in bounded memory, and the pairwise one of BPR."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bundlemage.models.ragged import Ragged
@@ -30,13 +32,14 @@ class _WeightedLogSumExp(torch.autograd.Function):
         for start in range(0, len(z), step):
             rows = slice(start, start + step)
             logits = z[rows] @ table.T  # [block, catalogue]
-            normaliser = logits.logsumexp(1, keepdim=True)
+            log_share = logits.log_softmax(1)
+            normaliser = logits[:, :1] - log_share[:, :1]
             weight = weights[rows, None]
             total += (normaliser * weight).sum()
             if grad_z is not None and grad_table is not None:
-                share = logits.sub_(normaliser).exp_().mul_(weight)  # weight × softmax
-                grad_z[rows] = share @ table
-                grad_table.addmm_(share.T, z[rows])
+                share = log_share.exp_()  # the weight goes to the narrow side of each product
+                grad_z[rows] = (share @ table).mul_(weight)
+                grad_table.addmm_(share.T, z[rows] * weight)
         ctx.save_for_backward(grad_z, grad_table)
         return total
 
@@ -56,3 +59,8 @@ def multinomial_loss(z: Tensor, table: Tensor, positives: Ragged, row_weights: T
     positive = (z * positives.sum_of(table)).sum(1)  # [rows]
     normaliser: Tensor = _WeightedLogSumExp.apply(z, table, counts * row_weights)  # type: ignore[no-untyped-call]
     return (normaliser - (positive * row_weights).sum()) / max(1, len(z))
+
+
+def pairwise_loss(right: Tensor, wrong: Tensor) -> Tensor:
+    """BPR's −log σ(right − wrong), averaged (Rendle et al., 2009)."""
+    return F.softplus(wrong - right).mean()

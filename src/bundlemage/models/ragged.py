@@ -70,6 +70,31 @@ class Ragged:
         offsets = torch.cat([self.offsets, other.offsets[1:] + self.offsets[-1]])
         return Ragged(torch.cat([self.values, other.values]), offsets)
 
+    def entries(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """The row and the value of entries named by their index."""
+        return torch.searchsorted(self.offsets, index, right=True) - 1, self.values[index]
+
+    def transposed(self, columns: int) -> Ragged:
+        """For each of `columns` values, the rows that hold it."""
+        order = torch.argsort(self.values, stable=True)
+        return Ragged(self.row_of_entry()[order], _offsets(torch.bincount(self.values, minlength=columns)))
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        """Shares of the entries that add up to one in each row, by a score of each entry."""  # [entries]
+        row = self.row_of_entry()
+        highest = scores.new_zeros(len(self)).scatter_reduce(
+            0, row, scores.detach(), "amax", include_self=False
+        )
+        share = (scores - highest[row]).exp()
+        total = share.new_zeros(len(self)).index_add(0, row, share)
+        return share / total[row]
+
+    def weighted_sum_of(self, table: Tensor, weights: Tensor) -> Tensor:
+        """The sum of each row's vectors in `table`, each times the weight of its entry."""  # [rows, d]
+        return F.embedding_bag(
+            self.values, table, self.offsets, mode="sum", include_last_offset=True, per_sample_weights=weights
+        )
+
     def mean_of(self, table: Tensor) -> Tensor:
         """The mean of each row's vectors in `table`; zeros for an empty row."""  # [rows, d]
         return F.embedding_bag(self.values, table, self.offsets, mode="mean", include_last_offset=True)

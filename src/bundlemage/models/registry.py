@@ -1,8 +1,10 @@
-"""Every model by its name."""
+"""Every model by its name: those of this package, and those that other packages bring along."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import torch
@@ -14,12 +16,47 @@ from bundlemage.models.bundlemage import BundleMage
 from bundlemage.models.config import ModelConfig, parse_config
 
 MODELS: Mapping[str, type[Model]] = {model.name: model for model in (BundleMage, Popularity)}
+"""The models of this package."""
+
+ENTRY_POINTS = "bundlemage.models"
+"""The group under which another package names its models: `name = "package.module:Class"`."""
+
+
+def _brought() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+
+
+def model_names() -> tuple[str, ...]:
+    return tuple(sorted({*MODELS, *_brought()}))
 
 
 def model_class(name: str) -> type[Model]:
-    if name not in MODELS:
-        raise ConfigError(f"unknown model {name!r}; the models are: {', '.join(sorted(MODELS))}")
-    return MODELS[name]
+    brought = _brought()
+    if name in MODELS:
+        if name in brought:
+            raise ConfigError(
+                f"{brought[name].value} registers a model as {name!r}, a name that is taken: rename it there"
+            )
+        return MODELS[name]
+    if name in brought:
+        return _loaded(brought[name])
+    known = model_names()
+    near = get_close_matches(name, known, 1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(f"unknown model {name!r}; the models are: {', '.join(known)}.{hint}")
+
+
+def _loaded(point: EntryPoint) -> type[Model]:
+    where = f"the model {point.name!r} of {point.value}"
+    try:
+        found = point.load()
+    except Exception as error:  # another package's code may fail in any way
+        raise ConfigError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Model)):
+        raise ConfigError(f"{where} is not a subclass of bundlemage.models.base.Model")
+    if getattr(found, "name", None) != point.name:
+        raise ConfigError(f"{where} calls itself {getattr(found, 'name', None)!r}: the two must be the same")
+    return found
 
 
 def make_config(name: str, settings: Mapping[str, Any]) -> ModelConfig:

@@ -10,9 +10,15 @@ from bundlemage.models.base import Interactions, Phase
 
 def phase_rows(phase: Phase, data: Interactions) -> Tensor:
     """All rows of one phase, in order, on the data's device."""
-    if phase.over == "users":
-        return torch.arange(len(data.user_bundle), device=data.user_bundle.device)
-    return torch.arange(len(data.user_bundle.values), device=data.user_bundle.device)
+    count = {
+        "users": len(data.user_bundle),
+        "items": data.items,
+        "bundles": len(data.bundle_item),
+        "user_item": len(data.user_item.values),
+        "user_bundle": len(data.user_bundle.values),
+        "bundle_item": len(data.bundle_item.values),
+    }[phase.over]
+    return torch.arange(count, device=data.user_bundle.device)
 
 
 def shuffled(rows: Tensor, batch_size: int) -> tuple[Tensor, ...]:

@@ -38,7 +38,10 @@ def resolve_device(name: str) -> torch.device:
 
 @contextmanager
 def repeatable(device: torch.device) -> Iterator[None]:
-    """The same seed gives the same result twice on one device, and the caller's random state is untouched."""
+    """The same seed gives the same result twice on one device, and the caller's random state is untouched.
+
+    On CUDA, matrix products meanwhile run in TF32, several times as fast, with 10 bits after the point.
+    """
     # cuBLAS reads this once, when it starts.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     deterministic = torch.are_deterministic_algorithms_enabled()
@@ -46,14 +49,18 @@ def repeatable(device: torch.device) -> Iterator[None]:
         torch.is_deterministic_algorithms_warn_only_enabled(),
         _settings.fill_uninitialized_memory,
     )
+    precision = torch.get_float32_matmul_precision()
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.use_deterministic_algorithms(device.type == "cuda")
         # Nothing here reads memory that it did not write, and filling it costs a pass over each tensor.
         _settings.fill_uninitialized_memory = False
+        if device.type == "cuda":
+            torch.set_float32_matmul_precision("high")
         try:
             yield
         finally:
+            torch.set_float32_matmul_precision(precision)
             torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
             _settings.fill_uninitialized_memory = fill
 

@@ -169,6 +169,8 @@ class _Run:
         started = time.perf_counter()
         seed_epoch(self.config.seed, epoch)
         losses = self._steps()
+        with torch.no_grad():
+            self.scored.settle(self.data)
         validation = self._validate()
         value = validation.get(SELECTION_METRIC)
         improved = value is None or value > self.progress.best_value
