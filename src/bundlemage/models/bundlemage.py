@@ -55,8 +55,8 @@ class BundleMage(Model):
     name: ClassVar[str] = "bundlemage"
     title: ClassVar[str] = "BundleMage"
     publication: ClassVar[str] = (
-        "Jeon, Jang, Kim, Kang: Accurate Bundle Matching and Generation via Multitask Learning with Partially "
-        "Shared Parameters, PLoS ONE 2023"
+        "Jeon, Jang, Kim and Kang, Accurate Bundle Matching and Generation via Multitask Learning with "
+        "Partially Shared Parameters, PLoS ONE 2023"
     )
     config_class: ClassVar[type[ModelConfig]] = BundleMageConfig
 
