@@ -53,7 +53,7 @@ test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 3600
 
 bench: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.accuracy --recipe recipes/youshu.toml --seeds 0 1 2 \
+	$(BIN)/python -m benchmarks.accuracy --recipe youshu/bundlemage --seeds 0 1 2 \
 		--matching $${BUNDLEMAGE_DATA:-../shared/datasets}/youshu/authors/mat \
 		--generation $${BUNDLEMAGE_DATA:-../shared/datasets}/youshu/authors/gen
 

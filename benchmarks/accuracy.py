@@ -1,6 +1,6 @@
 """Train by a recipe with several seeds, and print the mean test metrics of both tasks.
 
-    python -m benchmarks.accuracy --recipe recipes/youshu.toml --seeds 0 1 2 \
+    python -m benchmarks.accuracy --recipe youshu/bundlemage --seeds 0 1 2 \
         --matching DATA/youshu/authors/mat --generation DATA/youshu/authors/gen
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from pathlib import Path
 from typing import Any
 
 from bundlemage.data.load import read
@@ -42,13 +41,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--recipe", type=Path, required=True)
+    parser.add_argument("--recipe", required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--matching", help="data whose matching test is reported")
     parser.add_argument("--generation", help="data whose generation test is reported")
     parser.add_argument("--set", nargs="*", default=[], help="settings as key=value, over the recipe's")
     arguments = parser.parse_args()
-    recipe = Recipe.load(arguments.recipe)
+    recipe = Recipe.find(arguments.recipe)
     overrides = {key: json.loads(value) for key, value in (pair.split("=", 1) for pair in arguments.set)}
     for task in ("matching", "generation"):
         location = getattr(arguments, task)

@@ -1,10 +1,15 @@
-"""Recipes: a model, its settings and its split in a small TOML file, so that a run can be repeated."""
+"""Recipes: a model, its settings and its split in a small TOML file, so that a run can be repeated.
+
+Those that come along lie in `recipes/` beside this file, and go by names such as `youshu/bpr`.
+"""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +17,7 @@ from bundlemage.data.splits import SplitPlan
 from bundlemage.errors import ConfigError
 from bundlemage.recommender import Recommender
 
+_BUILT_IN = Path(__file__).parent / "recipes"
 _SPLIT_KEYS = tuple(entry.name for entry in fields(SplitPlan))
 
 
@@ -20,6 +26,20 @@ class Recipe:
     model: str = "bundlemage"
     settings: Mapping[str, Any] = field(default_factory=dict)
     split: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def find(cls, text: str) -> Recipe:
+        """A recipe by the path of its file, or by the name of one that comes along."""
+        if text.endswith(".toml"):
+            return cls.load(Path(text))
+        if text not in recipe_names():
+            near = get_close_matches(text, recipe_names(), 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(
+                f"unknown recipe {text!r}: give the path of a .toml file, or one of: "
+                f"{', '.join(recipe_names())}.{hint}"
+            )
+        return cls.load(_BUILT_IN / f"{text}.toml")
 
     @classmethod
     def load(cls, path: Path) -> Recipe:
@@ -50,3 +70,11 @@ class Recipe:
             if key not in _SPLIT_KEYS:
                 raise ConfigError(f"unknown split setting {key!r}; they are: {', '.join(_SPLIT_KEYS)}")
         return SplitPlan(**self.split)
+
+
+@cache
+def recipe_names() -> tuple[str, ...]:
+    """The recipes that come along, e.g. `youshu/bpr`."""
+    return tuple(
+        sorted(file.relative_to(_BUILT_IN).with_suffix("").as_posix() for file in _BUILT_IN.rglob("*.toml"))
+    )

@@ -19,9 +19,15 @@ def train(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the model goes.")],
     location: Location = "sample",
     recipe: Annotated[
-        Path | None, typer.Option(help="A TOML file with model, settings and split; options override it.")
+        str | None,
+        typer.Option(
+            help="A TOML file with model, settings and split, or the name of a built-in one such as "
+            "youshu/bundlemage; options override it."
+        ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="bundlemage (the default) or popularity.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="bundlemage, or any other that 'bundlemage models' lists.")
+    ] = None,
     setting: Annotated[
         list[str] | None,
         typer.Option(
@@ -57,7 +63,7 @@ def train(
     from bundlemage.training.history import SELECTION_METRIC
 
     given = {"epochs": epochs, "seed": seed, "device": device}
-    chosen = (Recipe.load(recipe) if recipe else Recipe()).changed(
+    chosen = (Recipe.find(recipe) if recipe else Recipe()).changed(
         {**settings(setting), **_given(given)}, _given({"protocol": protocol, "seed": split_seed})
     )
     if model is not None:
