@@ -2,7 +2,8 @@
 
 The words after the language say what is expected of a block:
 `no-run` is shown only, `exit=2` ends with that code, `same` prints every line shown (but for `…`), and
-`same=PATTERN` prints at least those of the lines shown in which the pattern is found.
+`same=PATTERN` prints at least those of the lines shown in which the pattern is found. `file=PATH` is not run
+but written to that file, for the blocks after it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ class Block:
     @property
     def runs(self) -> bool:
         return "no-run" not in self.marks and "DATA" not in self.text
+
+    @property
+    def file(self) -> str | None:
+        return next((mark[5:] for mark in self.marks if mark.startswith("file=")), None)
 
     @property
     def exit_code(self) -> int:

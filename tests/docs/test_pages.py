@@ -32,8 +32,12 @@ def test_what_a_page_shows_can_be_run(page: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "page"}
     ran = 0
-    for block in blocks(page, "console", "python"):
-        if not block.runs:
+    for block in blocks(page, "console", "python", "toml"):
+        if block.file:
+            (tmp_path / block.file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / block.file).write_text(block.text, encoding="utf-8")
+            continue
+        if not block.runs or block.language == "toml":
             continue
         ran += 1
         if block.language == "python":

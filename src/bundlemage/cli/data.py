@@ -8,9 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from bundlemage.cli import get
 from bundlemage.cli.options import AsJson, Location, Tables, key_values, label
 
-app = typer.Typer(no_args_is_help=True, help="Check, describe and generate data.")
+app = typer.Typer(no_args_is_help=True, help="Check, describe, generate and fetch data.")
+app.command("get")(get.get)
 
 
 @app.command()

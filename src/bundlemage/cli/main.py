@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from bundlemage import __version__
-from bundlemage.cli import ask, data, evaluate, train
+from bundlemage.cli import ask, compare, data, evaluate, models, reproduce, train
 from bundlemage.errors import BundleMageError
 
 
@@ -71,6 +71,9 @@ app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("recommend")(ask.recommend)
 app.command("complete")(ask.complete)
+app.command("compare")(compare.compare)
+app.command("models")(models.models)
+app.command("reproduce")(reproduce.reproduce)
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bundlemage.errors import Problem
     from bundlemage.evaluation.results import Evaluation
     from bundlemage.shop import Recommendation
+    from bundlemage.studies.comparison import Table as Comparison
     from bundlemage.training.history import EpochRecord
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -82,6 +83,35 @@ def evaluations(rows: Sequence[Evaluation]) -> RenderableType:
             table.add_row(model, *cells)
         tables.append(table)
     return Group(*tables) if tables else Text("Nothing is held out to test on.")
+
+
+def comparison_table(found: Comparison, columns: Sequence[str]) -> RenderableType:
+    """A table of a comparison, with a line below that says what its marks mean."""
+    from bundlemage.studies import render
+
+    title = f"{plain(render.heading(found))}  ({found.cases:,} cases)"
+    table = Table(title=title, title_justify="left")
+    longest = max((len(row.label) for row in found.rows), default=0) + 2  # room for a mark
+    table.add_column("model", overflow="fold", min_width=min(longest, 24))
+    # A narrow terminal shows fewer metrics rather than half of each.
+    room = (out.width - min(longest, 24) - 24) // 15
+    columns = columns[: max(1, room)]
+    for head in (*columns, "fit", "memory"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in found.rows:
+        name = plain(row.label) + f" {render.LIKE}" * (not row.distinguishable)
+        if row.metrics is None:
+            table.add_row(name, "[red]failed[/]")
+            continue
+        cells = []
+        for column in columns:
+            spread = row.metrics[column]
+            mean = render.figure(spread.mean)
+            shown = f"[bold]{mean}[/]" if column in row.best else mean
+            cells.append(f"{shown} {render.deviation(spread, row.seeds)}".strip())
+        table.add_row(name, *cells, render.duration(row.fit_seconds), render.size(row.memory))
+    failed = [f"[red]{plain(row.label)} failed:[/] {plain(row.failure)}" for row in found.rows if row.failure]
+    return Group(table, *failed, f"[dim]{plain(render.legend(found))}[/]", "")
 
 
 def curve(history: Sequence[EpochRecord], metric: str) -> RenderableType:

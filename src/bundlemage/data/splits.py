@@ -54,6 +54,15 @@ class GenerationCases:
     def __len__(self) -> int:
         return len(self.users)
 
+    def fingerprint(self) -> str:
+        """A SHA-256 over the cases."""
+        digest = hashlib.sha256(str((self.candidates.shape, self.partial.shape)).encode())
+        shown, hidden = self.partial, self.positives
+        rows = (shown.indptr, shown.indices, hidden.indptr, hidden.indices)
+        for array in (self.users, self.bundles, *rows, self.candidates):
+            digest.update(array.astype("<i8").tobytes())
+        return digest.hexdigest()
+
 
 PROTOCOLS = ("auto", "paper", "full", "cold-bundles", "none")
 """`auto` takes the split that the files define, or else `paper`."""

@@ -33,10 +33,12 @@ def matching_metrics(
 
     def score(chunk: Tensor) -> tuple[Tensor, Ragged]:
         histories = data.histories(users[chunk])
-        scores = model.score_bundles(histories, data.bundle_item)
         wanted = positives.rows(chunk)
         if candidates is not None:
-            return _among(scores, wanted, candidates[chunk])
+            asked = candidates[chunk]
+            scores = model.score_candidates(histories, asked.clamp(min=0), data.bundle_item)
+            return _among(scores, wanted, asked)
+        scores = model.score_bundles(histories, data.bundle_item)
         return scores.masked_fill(histories.bundles.as_mask(scores.shape[1]), -torch.inf), wanted
 
     return _in_chunks(model, len(cases), len(data.bundle_item), score, ks)
@@ -55,7 +57,8 @@ def generation_metrics(
         held_out = bundles[chunk]
         histories = data.histories(users[chunk])
         scores = model.score_items(histories, partial.rows(held_out), data.bundle_item)
-        return _among(scores, positives.rows(held_out), candidates[held_out])
+        asked = candidates[held_out]
+        return _among(scores.gather(1, asked.clamp(min=0)), positives.rows(held_out), asked)
 
     return _in_chunks(model, len(cases), cases.partial.shape[1], score, ks)
 
@@ -70,8 +73,8 @@ def _tensor(positions: np.ndarray, device: torch.device) -> Tensor:
 
 
 def _among(scores: Tensor, positives: Ragged, candidates: Tensor) -> tuple[Tensor, Ragged]:
-    """Scores of the candidates alone, and the positives as columns of the candidate table."""
-    chosen = scores.gather(1, candidates.clamp(min=0)).masked_fill(candidates == PAD, -torch.inf)
+    """The candidates' scores without those of PAD, and the positives as columns of the candidate table."""
+    chosen = scores.masked_fill(candidates == PAD, -torch.inf)
     row = positives.row_of_entry()
     found = candidates[row] == positives.values[:, None]  # [positives, width]
     if not bool(found.any(1).all()):

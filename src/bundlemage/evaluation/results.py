@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from bundlemage.data.splits import Split
-from bundlemage.evaluation.protocols import generation_metrics, matching_metrics, means
+from bundlemage.evaluation.metrics import DEFAULT_KS
+from bundlemage.evaluation.protocols import PerCase, generation_metrics, matching_metrics, means
 from bundlemage.models.base import Interactions, Model
 
 
@@ -29,16 +31,26 @@ class Evaluation:
 
 def evaluate(model: Model, split: Split, data: Interactions) -> Evaluation:
     """Ask a fitted model the test cases of both tasks. `data` is `split.train` on the model's device."""
-    test, generation = split.test, split.generation
+    found = {task: means(values) for task, values in case_metrics(model, split, data).items()}
     return Evaluation(
         model=model.title,
         dataset=split.dataset.name,
         protocol=split.protocol,
-        matching=means(matching_metrics(model, test, data)) if test and model.matches else None,
-        matching_cases=len(test) if test else 0,
-        generation=means(generation_metrics(model, generation, data))
-        if generation and model.generates
-        else None,
-        generation_cases=len(generation) if generation else 0,
+        matching=found.get("matching"),
+        matching_cases=len(split.test) if split.test else 0,
+        generation=found.get("generation"),
+        generation_cases=len(split.generation) if split.generation else 0,
         notes=split.dataset.notes,
     )
+
+
+def case_metrics(
+    model: Model, split: Split, data: Interactions, ks: Sequence[int] = DEFAULT_KS
+) -> dict[str, PerCase]:
+    """Task → metric → a value for each test case, for the tasks that the split asks and the model does."""
+    found = {}
+    if split.test and model.matches:
+        found["matching"] = matching_metrics(model, split.test, data, ks)
+    if split.generation and model.generates:
+        found["generation"] = generation_metrics(model, split.generation, data, ks)
+    return found

@@ -123,6 +123,13 @@ class Model(nn.Module, ABC):
         """A score for every row of `contents` (bundles by their items), known in training or not."""
         raise UnsupportedError(f"{self.title} does not match bundles to users")
 
+    def score_candidates(self, histories: Histories, candidates: Tensor, contents: Ragged) -> Tensor:
+        """Scores of some rows of `contents`, by their positions [rows, candidates].
+
+        For a model whose scores are more than a product of two vectors, to score no more than is asked for.
+        """
+        return self.score_bundles(histories, contents).gather(1, candidates)
+
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
         """A score for every item as an addition to each row of `partial`."""
         raise UnsupportedError(f"{self.title} does not complete bundles")

@@ -1,14 +1,21 @@
-"""Sums over the neighbours in a two-sided graph, with a gradient that is the same sum the other way."""
+"""Sums over the neighbours in a two-sided graph, with a gradient that is the same sum the other way, and what
+the models that learn on such graphs have in common."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
 
-from bundlemage.models.ragged import Ragged
+from bundlemage.models.base import Histories, Interactions, Model, Phase, Sizes
+from bundlemage.models.config import LearnedConfig
+from bundlemage.models.losses import pairwise_loss
+from bundlemage.models.ragged import Ragged, mask_whole_batch
+from bundlemage.models.sampling import Negatives
 
 
 class _NeighbourSum(torch.autograd.Function):
@@ -65,9 +72,122 @@ class Bipartite:
         to_right = by_right * self.sum_to_right(by_left * left_table)
         return to_left, to_right
 
+    def connected(self, left_table: Tensor, right_table: Tensor) -> tuple[Tensor, Tensor]:
+        """The tables with zeros for nodes without an edge: nothing in this graph teaches what those are, so
+        their first, random vectors would speak for ever."""
+        by_left, by_right = ((side.lengths > 0)[:, None] for side in (self.left, self.right))
+        return left_table * by_left, right_table * by_right
+
     def layers(self, left_table: Tensor, right_table: Tensor, steps: int) -> list[tuple[Tensor, Tensor]]:
-        """The tables themselves and after each of `steps` steps."""
-        found = [(left_table, right_table)]
+        """The tables themselves, as far as connected, and after each of `steps` steps."""
+        found = [self.connected(left_table, right_table)]
         for _ in range(steps):
             found.append(self.spread(*found[-1]))
         return found
+
+    def thinned(self, ratio: float) -> Bipartite:
+        """The same nodes, each edge left out with chance `ratio`."""
+        return Bipartite.of(mask_whole_batch(self.left, ratio), len(self.right))
+
+
+class GraphConfig(LearnedConfig):
+    """What every model has that compares vectors spread over graphs."""
+
+    embedding_dim: int = Field(64, ge=1)
+    """The length of a vector before it is spread."""
+    batch_size: int = Field(2048, ge=1)
+    """(user, bundle) pairs per step; the graphs are walked whole in each step."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Added to the gradient as weight_decay × weight, for every weight in every step."""
+    ego_penalty: float = Field(0.0001, ge=0)
+    """Times half the squared length of the batch's own vectors, before they are spread, per pair."""
+    negatives: int = Field(1, ge=1)
+    """Bundles that the user has not, drawn for each one that the user has."""
+    bundle_bias: bool = False
+    """Whether each bundle has a number that is added to its score for everyone, at first the logarithm of
+    its sales. The publications have none; it ranks for users of whom the graphs know nothing."""
+
+
+PAIRS = Phase("pairs", over="user_bundle")
+
+
+class GraphModel(Model):
+    """Scores a bundle by the inner product of its vector and the user's, both spread over graphs.
+
+    A subclass says how they are spread; this one learns from pairs and keeps the tables that scoring needs.
+    """
+
+    knows_new_users: ClassVar[bool] = False
+    config: GraphConfig
+
+    def __init__(self, config: GraphConfig, sizes: Sizes, width: int) -> None:
+        super().__init__(config, sizes)
+        self.bias = nn.Parameter(torch.zeros(sizes.bundles, 1)) if config.bundle_bias else None
+        width += config.bundle_bias
+        self.user_vectors: Tensor
+        self.bundle_vectors: Tensor
+        self.register_buffer("user_vectors", torch.zeros(sizes.users, width))
+        self.register_buffer("bundle_vectors", torch.zeros(sizes.bundles, width))
+
+    def propagate(self) -> tuple[Tensor, Tensor]:
+        """Every user's and every bundle's vector, as their product is to be taken, but for the bias."""
+        raise NotImplementedError
+
+    def ego_tables(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The tables of users and of bundles that `ego_penalty` keeps small."""
+        raise NotImplementedError
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (PAIRS,)
+
+    def observe(self, data: Interactions) -> None:
+        self.drawn = Negatives(data.user_bundle, self.sizes.bundles)
+        if self.bias is not None:
+            sales = torch.bincount(data.user_bundle.values, minlength=self.sizes.bundles)
+            with torch.no_grad():
+                self.bias.copy_(sales[:, None].log1p())
+
+    def biased(self, users: Tensor, bundles: Tensor) -> tuple[Tensor, Tensor]:
+        """The tables with the bias as one more dimension, in which every user has 1."""
+        if self.bias is None:
+            return users, bundles
+        return torch.cat([users, torch.ones_like(users[:, :1])], 1), torch.cat([bundles, self.bias], 1)
+
+    def draw(self, users: Tensor) -> Tensor:  # [pairs, negatives]
+        return self.drawn.draw(users, self.config.negatives)
+
+    def compare(self, tables: tuple[Tensor, Tensor], users: Tensor, bundles: Tensor) -> Tensor:
+        """BPR's loss of the pairs against drawn ones, and the penalty."""
+        wrong = self.draw(users)
+        whom = F.embedding(users, tables[0])  # [pairs, d]
+        right_score = (whom * F.embedding(bundles, tables[1])).sum(1, keepdim=True)
+        wrong_score = torch.einsum("pd,pnd->pn", whom, F.embedding(wrong, tables[1]))
+        of_users, of_bundles = self.ego_tables()
+        chosen = torch.cat([bundles[:, None], wrong], dim=1)
+        named = [(users, table) for table in of_users] + [(chosen, table) for table in of_bundles]
+        squares = torch.stack([F.embedding(rows, table).square().sum() for rows, table in named]).sum()
+        penalty = self.config.ego_penalty * squares / (2 * max(1, len(users)))
+        return pairwise_loss(right_score, wrong_score) + penalty
+
+    def loss(self, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
+        users, bundles = data.user_bundle.entries(rows)
+        return self.compare(self.biased(*self.propagate()), users, bundles)
+
+    def settle(self, data: Interactions) -> None:
+        was_training = self.training
+        self.eval()  # nothing dropped
+        users, bundles = self.biased(*self.propagate())
+        self.user_vectors.copy_(users)
+        self.bundle_vectors.copy_(bundles)
+        self.train(was_training)
+
+    def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
+        scores = self.user_vectors[histories.users] @ self.bundle_vectors.T  # [rows, bundles]
+        return self.with_unnamed(scores, contents)
+
+
+def first_vectors(nodes: int, dim: int) -> nn.Parameter:
+    """A table of nodes, Xavier-normal."""
+    table = torch.empty(nodes, dim)
+    return nn.Parameter(nn.init.xavier_normal_(table) if nodes else table)

@@ -11,11 +11,53 @@ import torch
 
 from bundlemage.errors import ConfigError
 from bundlemage.models.base import Model, Sizes
+from bundlemage.models.baselines.bgcn import BGCN
+from bundlemage.models.baselines.bpr import BPR
+from bundlemage.models.baselines.br import BR
+from bundlemage.models.baselines.co_occurrence import CoOccurrence
+from bundlemage.models.baselines.crosscbr import CrossCBR
+from bundlemage.models.baselines.dam import DAM
+from bundlemage.models.baselines.ease import Ease
+from bundlemage.models.baselines.ease_items import EaseItems
+from bundlemage.models.baselines.efm import EFM
+from bundlemage.models.baselines.gram_smot import GramSmot
+from bundlemage.models.baselines.item_knn import ItemKnn
+from bundlemage.models.baselines.item_popularity import ItemPopularity
+from bundlemage.models.baselines.lightgcn import LightGCN
+from bundlemage.models.baselines.ncf import NCF
+from bundlemage.models.baselines.owned_share import OwnedShare
 from bundlemage.models.baselines.popularity import Popularity
+from bundlemage.models.baselines.ppmi_svd import PpmiSvd
+from bundlemage.models.baselines.random import Random
+from bundlemage.models.baselines.vae_cf import VAECF
 from bundlemage.models.bundlemage import BundleMage
 from bundlemage.models.config import ModelConfig, parse_config
 
-MODELS: Mapping[str, type[Model]] = {model.name: model for model in (BundleMage, Popularity)}
+_CLASSES: tuple[type[Model], ...] = (
+    BundleMage,
+    # The paper's rivals, in its order
+    Random,
+    Popularity,
+    ItemPopularity,
+    BPR,
+    NCF,
+    VAECF,
+    BR,
+    EFM,
+    DAM,
+    BGCN,
+    GramSmot,
+    # Beyond the paper: for matching, then for generation
+    LightGCN,
+    CrossCBR,
+    Ease,
+    ItemKnn,
+    OwnedShare,
+    CoOccurrence,
+    PpmiSvd,
+    EaseItems,
+)
+MODELS: Mapping[str, type[Model]] = {model.name: model for model in _CLASSES}
 """The models of this package."""
 
 ENTRY_POINTS = "bundlemage.models"

@@ -1,0 +1,274 @@
+"""`bundlemage compare`: models on the same data and the same questions, side by side."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bundlemage.cli.options import AsJson, Device, Tables, ids, key_values, label, settings
+from bundlemage.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bundlemage.data.splits import Split
+    from bundlemage.studies.cells import Contender
+    from bundlemage.studies.comparison import Comparison
+
+DEFAULT_MODELS = ("bundlemage", "ease", "co-occurrence", "popularity")
+"""The model, a strong plain rival for each task, and what everyone must beat."""
+TERMINAL_COLUMNS = ("ndcg@5", "ndcg@10", "ndcg@20", "recall@20")
+"""What fits into 100 columns of text."""
+OUTPUTS = (".md", ".html", ".json")
+
+
+def compare(
+    locations: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PATH]...",
+            help="Folders of data, database URLs, or 'sample', the built-in shop, which is the default.",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="NAME,...",
+            help="Models, recipes (a .toml file, or a name such as youshu/bpr), or 'all'. "
+            f"Repeatable. By default: {', '.join(DEFAULT_MODELS)}.",
+        ),
+    ] = None,
+    seeds: Annotated[str, typer.Option(metavar="N,...", help="A run of each model for each seed.")] = "0",
+    protocol: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="auto (the data's own split, else paper), paper, full or cold-bundles. Repeatable."
+        ),
+    ] = None,
+    split_seed: Annotated[int, typer.Option(help="The seed of the split, where one is drawn.")] = 0,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A hyperparameter of all models that have it, or of one: MODEL.NAME=VALUE. Repeatable.",
+        ),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="The most passes over the data.")] = None,
+    device: Device = "auto",
+    cache: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where results are kept, and found the next time.")
+    ] = Path("runs/compare"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run everything anew.")] = False,
+    metric: Annotated[
+        str, typer.Option(help="What decides who is best: ndcg@5, ndcg@20 or recall@20.")
+    ] = "ndcg@5",
+    metrics: Annotated[
+        str | None, typer.Option(metavar="NAME@K,...", help="The columns to show; k is 5, 10, 20 or 40.")
+    ] = None,
+    output: Annotated[
+        list[Path] | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Also write a .md, .html or .json. Repeatable."),
+    ] = None,
+    table: Tables = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train and test models on PATH, and rank them.
+
+    Results are kept: a command that was killed goes on where it was, and when a model is added, that one
+    alone is run. All are tested on the same split; a recipe's own split is not used. Exits 1 if a model
+    failed; the others have their results.
+    """
+    from bundlemage.cli import show
+    from bundlemage.studies.comparison import check_metric
+
+    columns = _columns(metrics)
+    check_metric(metric)
+    _check_outputs(output or [])
+    contenders = _contenders(model, setting, epochs)
+    numbers = _seeds(seeds)
+    splits = _splits(locations or ["sample"], key_values(table, "--table"), protocol, split_seed)
+    for split in splits:
+        show.notes.print(f"{show.described(split.dataset)}; protocol {split.protocol}", soft_wrap=True)
+    found = _run(contenders, splits, numbers, cache, device=device, metric=metric, fresh=fresh)
+    for file in output or []:
+        _write(file, found, columns)
+    if as_json:
+        show.print_json({"command": command_line(), **found.to_json()})
+    else:
+        for one in found.tables:
+            show.out.print(show.comparison_table(one.ranked(), columns or TERMINAL_COLUMNS))
+        for missing in found.skipped:
+            where = f"{show.plain(missing.dataset)}, {missing.protocol}"
+            show.out.print(f"{show.plain(missing.label)} is not asked on {where}: {missing.message}")
+        for split in splits:
+            show.caveats(split.dataset)
+        for file in output or []:
+            show.notes.print(f"written: [bold]{show.plain(file)}[/]", soft_wrap=True)
+    if found.failures:
+        raise typer.Exit(1)
+
+
+def _run(
+    contenders: Sequence[Contender],
+    splits: Sequence[Split],
+    seeds: Sequence[int],
+    cache: Path,
+    **options: Any,
+) -> Comparison:
+    from bundlemage.cli import show
+    from bundlemage.cli.compare_progress import progress_for
+    from bundlemage.studies.cache import Cache, CacheWarning
+    from bundlemage.studies.comparison import compare as run
+    from bundlemage.training.devices import resolve_device
+
+    resolve_device(options["device"])
+    watch = progress_for(show.notes)
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def shown(message: Any, category: type[Warning], *rest: Any, **others: Any) -> None:
+            if issubclass(category, CacheWarning):
+                watch.say(f"warning: {message}")
+            else:
+                usual(message, category, *rest, **others)
+
+        warnings.showwarning = shown
+        try:
+            return run(contenders, splits, seeds, cache=Cache(cache), observer=watch, **options)
+        except KeyboardInterrupt:
+            show.notes.print("What is done is kept: the same command goes on from here.")
+            raise
+
+
+# ── Reading the options ──────────────────────────────────────────────────────────────────────────
+
+
+def _contenders(
+    names: Sequence[str] | None, setting: Sequence[str] | None, epochs: int | None
+) -> list[Contender]:
+    from bundlemage.studies.cells import Contender
+
+    wanted = ids(names) or list(DEFAULT_MODELS)
+    if "all" in wanted:
+        wanted = [name for name in dict.fromkeys([*_sound_models(), *wanted]) if name != "all"]
+    contenders = [Contender.parse(name) for name in dict.fromkeys(wanted)]
+    given = settings(setting)
+    if epochs is not None:
+        contenders = [
+            one.with_settings({"epochs": epochs}) if "epochs" in _known(one) else one for one in contenders
+        ]
+    for name, value in given.items():
+        contenders = _changed(contenders, name, value)
+    return contenders
+
+
+def _sound_models() -> list[str]:
+    from bundlemage.cli import show
+    from bundlemage.studies.abilities import every_model
+
+    found = every_model()
+    for facts in found:
+        if facts.error is not None:
+            show.notes.print(f"[yellow]warning:[/] left out: {show.plain(facts.error)}", soft_wrap=True)
+    return [facts.name for facts in found if facts.error is None]
+
+
+def _changed(contenders: Sequence[Contender], name: str, value: Any) -> list[Contender]:
+    """Those that a setting is for, with it; the others as they are."""
+    owner, _, key = name.rpartition(".")
+    if key in ("seed", "device"):
+        raise ConfigError(f"--set {name}: use --{key}{'s' * (key == 'seed')}, which is for all models")
+    labelled = [one for one in contenders if owner in ("", one.label)]
+    meant = labelled or [one for one in contenders if owner == one.model]
+    if not meant:
+        known = ", ".join(one.label for one in contenders)
+        raise ConfigError(f"--set {name}: there is no model {owner!r} in this comparison of {known}")
+    having = [one for one in meant if key in _known(one)]
+    if not having:
+        known = ", ".join(sorted(set().union(*(_known(one) for one in meant)) - {"seed", "device"}))
+        whose = f"{owner} has" if owner else "any of these models has"
+        raise ConfigError(f"--set {name}: not a setting that {whose}; they have: {known or 'none'}")
+    return [one.with_settings({key: value}) if one in having else one for one in contenders]
+
+
+def _known(contender: Contender) -> set[str]:
+    from bundlemage.models.registry import model_class
+
+    return set(model_class(contender.model).config_class.model_fields)
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 0:
+        raise ConfigError(f"--seeds {text!r}: write whole numbers with commas between them, e.g. 0,1,2")
+    return found
+
+
+def _columns(text: str | None) -> tuple[str, ...]:
+    from bundlemage.studies.outcome import METRICS
+
+    columns = tuple(part.strip() for part in text.split(",")) if text else ()
+    for column in columns:
+        if column not in METRICS:
+            raise ConfigError(f"--metrics: unknown metric {column!r}; they are: {', '.join(METRICS)}")
+    return columns
+
+
+def _splits(
+    locations: Sequence[str], tables: dict[str, str], protocols: Sequence[str] | None, seed: int
+) -> list[Split]:
+    from bundlemage.cli import show
+    from bundlemage.data.load import read
+    from bundlemage.data.splits import SplitPlan
+
+    plans = [SplitPlan(protocol, seed) for protocol in dict.fromkeys(protocols or ["auto"])]
+    splits = []
+    for location in dict.fromkeys(locations):
+        with show.notes.status(f"reading {label(location)}"):
+            source = read(location, tables)
+            show.warnings(source.warnings)
+            splits += [plan.divide(source.dataset, source.ready) for plan in plans]
+    return splits
+
+
+# ── Writing the answer ───────────────────────────────────────────────────────────────────────────
+
+
+def _check_outputs(files: Sequence[Path]) -> None:
+    for file in files:
+        if file.suffix not in OUTPUTS:
+            raise ConfigError(f"--output {file}: its name must end in one of {', '.join(OUTPUTS)}")
+        if file.is_dir() or not file.parent.is_dir():
+            raise ConfigError(f"--output {file}: there is no folder {file.parent}, or the name is a folder's")
+
+
+def _write(file: Path, found: Comparison, columns: Sequence[str]) -> None:
+    import json
+
+    from bundlemage.studies import render
+
+    shown = columns or render.COLUMNS
+    if file.suffix == ".md":
+        text = render.markdown(found, command_line(), shown)
+    elif file.suffix == ".html":
+        text = render.html(found, command_line(), columns=shown)
+    else:
+        text = json.dumps({"command": command_line(), **found.to_json()}, ensure_ascii=False, indent=2) + "\n"
+    file.write_text(text, encoding="utf-8")
+
+
+def command_line() -> str:
+    """What was typed; a database URL may have a password in it, and is left out."""
+    typed = ["DATABASE_URL" if "://" in part and "@" in part else part for part in sys.argv[1:]]
+    return shlex.join(["bundlemage", *typed])

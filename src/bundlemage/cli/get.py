@@ -1,0 +1,132 @@
+"""`bundlemage data get`: fetch the field's public data."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bundlemage.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from bundlemage.data.fetched import Fetched
+    from bundlemage.data.public_data import ByHand, PublicData
+
+
+def get(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="youshu, steam, netease, or 'list', what there is.")
+    ] = "list",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="The data's folder; its name, if not given."),
+    ] = None,
+    mirror: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="A web server that has the same files, as URL/NAME/LAYOUT/FILE."),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Fetch again over files that are not the published ones.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch public data: resumed where it broke off, verified, never half a file. Without NAME: a list."""
+    from bundlemage.cli import show
+    from bundlemage.cli.get_progress import FetchedFiles
+    from bundlemage.data.fetched import fetch
+    from bundlemage.data.public_data import public_data
+
+    if name == "list":
+        _list(as_json)
+        return
+    data = public_data(name)
+    folder = output or Path(name)
+    with FetchedFiles(show.notes if as_json else show.out) as watcher:
+        done = fetch(data, folder, mirror, overwrite=overwrite, watcher=watcher)
+    following = _next_steps(folder / data.folder)
+    if as_json:
+        show.print_json(
+            {
+                "data": name,
+                "folder": str(folder / data.folder),
+                "files": [asdict(file) for file in done],
+                "note": data.note or None,
+                "by_hand": _by_hand(data, folder),
+                "next": following,
+            }
+        )
+        return
+    _summary(data, folder, done)
+    for step in following:
+        show.out.print(f"  {show.plain(step)}", soft_wrap=True)
+
+
+def _next_steps(folder: Path) -> list[str]:
+    quoted = shlex.quote(str(folder))
+    return [f"bundlemage data check {quoted}", f"bundlemage train {quoted} -o MODEL"]
+
+
+def _by_hand(data: PublicData, folder: Path) -> list[dict[str, str]]:
+    return [{**asdict(entry), "put": _place(entry, folder)} for entry in data.by_hand]
+
+
+def _place(entry: ByHand, folder: Path) -> str:
+    return (
+        "put into " + " and ".join(str(folder / inner) for inner in entry.put)
+        if entry.put
+        else "not read here"
+    )
+
+
+def _summary(data: PublicData, folder: Path, done: list[Fetched]) -> None:
+    from bundlemage.cli import show
+
+    unverified = sum(not file.verified for file in done)
+    told = "all verified" if not unverified else f"{unverified} not verified: no published checksum"
+    place = show.plain(folder / data.folder)
+    show.out.print(f"[bold]{data.name}[/]: {len(done)} files in [bold]{place}[/], {told}", soft_wrap=True)
+    if data.note:
+        show.out.print(f"[yellow]note:[/] {show.plain(data.note)}", soft_wrap=True)
+    for entry in data.by_hand:
+        show.out.print(f"by hand: {entry.what}: {entry.page}", soft_wrap=True)
+        show.out.print(f"  {show.plain(_place(entry, folder))}", soft_wrap=True)
+    show.out.print("next:")
+
+
+def _list(as_json: bool) -> None:
+    from rich.table import Table
+
+    from bundlemage.cli import show
+    from bundlemage.data.public_data import PUBLIC_DATA
+
+    if as_json:
+        show.print_json({"data": [_described(data) for data in PUBLIC_DATA.values()]})
+        return
+    table = Table(title="Public data: bundlemage data get NAME", title_justify="left")
+    for column in ("name", "what", "to fetch", "checksums"):
+        table.add_column(column, justify="right" if column == "to fetch" else "left")
+    for data in PUBLIC_DATA.values():
+        size = sum(file.size or file.about or 0 for file in data.files)
+        known = sum(file.sha256 is not None for file in data.files)
+        table.add_row(
+            data.name,
+            f"{data.title}\n[dim]{data.sizes}[/]",
+            f"{len(data.files)} files\n{size / 1e6:.1f} MB",
+            f"{known} of {len(data.files)}",
+        )
+    show.out.print(table)
+    for data in PUBLIC_DATA.values():
+        show.out.print(f"[bold]{data.name}[/]: {data.publication}", soft_wrap=True)
+        show.out.print(f"  from {' and '.join(data.pages)}", soft_wrap=True)
+        if data.note:
+            show.out.print(f"  note: {data.note}", soft_wrap=True)
+        for entry in data.by_hand:
+            show.out.print(f"  by hand: {entry.what}: {entry.page}", soft_wrap=True)
+
+
+def _described(data: PublicData) -> dict[str, Any]:
+    files = [{"name": file.name, **asdict(file), "verifiable": bool(file.sha256)} for file in data.files]
+    return {**asdict(data), "files": files}

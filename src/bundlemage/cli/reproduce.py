@@ -1,0 +1,136 @@
+"""`bundlemage reproduce`: the paper, rebuilt from the data that is there, as a page to read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bundlemage.cli.options import AsJson, Device, ids
+from bundlemage.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bundlemage.studies.findings import Findings, Wishes
+
+
+def reproduce(
+    dataset: Annotated[
+        str, typer.Argument(metavar="NAME", help="youshu, steam, netease, or sample, the built-in shop.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="REPORT",
+            help="The report's folder. Without it, everything is measured into the cache, and nothing drawn.",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="The data's folder with authors/mat, authors/gen, bgcn or pathak in it; any may be missing.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(metavar="N,...", help="A run of each model for each seed; 0,1,2, or 0 for the sample."),
+    ] = None,
+    cache: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where results are kept; the same as of 'compare'.")
+    ] = Path("runs/compare"),
+    only_cached: Annotated[
+        bool,
+        typer.Option("--only-cached", help="Train nothing: what is not in the cache is shown as not run."),
+    ] = False,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="For a trial: the most passes over the data, for every model.")
+    ] = None,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="Leave out a model, or a section: matching, generation, ablations, full-ranking, cases. "
+            "Repeatable.",
+        ),
+    ] = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Rebuild the paper's tables, figures and case studies on a dataset, and write a report.
+
+    The folder REPORT gets index.html, report.md, figures/ and results.json. What files are missing is said,
+    with the place where they are published, and the rest is done. A command that was killed goes on from
+    where it was. Exits 2 if the data's folder holds nothing at all.
+    """
+    from bundlemage.cli import show
+    from bundlemage.studies.figures import require_plots
+    from bundlemage.studies.findings import Wishes
+    from bundlemage.studies.plan import STUDIES
+    from bundlemage.studies.report import check_writable, results_of, write_report
+    from bundlemage.studies.sections import data_folder
+    from bundlemage.training.devices import resolve_device
+
+    if dataset not in STUDIES:
+        raise ConfigError(f"nothing is known of {dataset!r}; there is: {', '.join(STUDIES)}")
+    is_sample = dataset == STUDIES[-1]
+    if is_sample and data is not None:
+        raise ConfigError("the sample shop is built in: leave --data out")
+    resolve_device(device)
+    if output is not None:
+        require_plots()
+        check_writable(output)
+    numbers = _seeds(seeds or ("0" if is_sample else "0,1,2"))
+    wishes = Wishes(
+        dataset, data, numbers, cache, device, epochs, only_cached, tuple(dict.fromkeys(ids(skip)))
+    )
+    findings = _gathered(wishes)
+    for missing in findings.missing:
+        for problem in dict.fromkeys(missing.problems):
+            show.notes.print(f"[yellow]missing:[/] {show.plain(problem)}", soft_wrap=True)
+        where = missing.where.replace(data_folder(findings), str(data))
+        show.notes.print(f"  {show.plain(where)}", soft_wrap=True)
+    made = None if output is None else write_report(findings, output)
+    if as_json:
+        show.print_json({"report": None if output is None else str(output), **results_of(findings)})
+    else:
+        _tell(findings)
+        files = f"index.html, report.md, results.json and {len(made.figures())} figures" if made else ""
+        where = (
+            f"Written to [bold]{show.plain(output)}[/]: {files}." if made else f"Kept in {show.plain(cache)}."
+        )
+        show.out.print(where, soft_wrap=True)
+    if findings.nothing:
+        raise ConfigError(
+            f"{data} holds nothing of {dataset}: a report shows the paper's figures and what is missing"
+        )
+
+
+def _gathered(wishes: Wishes) -> Findings:
+    from bundlemage.cli import show
+    from bundlemage.cli.compare_progress import progress_for
+    from bundlemage.studies.findings import gather
+
+    try:
+        return gather(wishes, progress_for(show.notes))
+    except KeyboardInterrupt:
+        show.notes.print("What is done is kept: the same command goes on from here.")
+        raise
+
+
+def _tell(findings: Findings) -> None:
+    from bundlemage.cli import show
+    from bundlemage.studies.summary import banners, summary
+
+    for banner in banners(findings):
+        show.out.print(f"[yellow]{show.plain(banner)}[/]", soft_wrap=True)
+    for line in summary(findings):
+        show.out.print(f"• {show.plain(line)}", soft_wrap=True)
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    from bundlemage.cli.compare import _seeds as read_seeds
+
+    return tuple(read_seeds(text))

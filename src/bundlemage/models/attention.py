@@ -1,0 +1,121 @@
+"""Graph attention: each node weighs its neighbours by a softmax over them (Veličković et al., 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bundlemage.models.ragged import Ragged
+
+SLOPE = 0.2
+"""Of the LeakyReLU on attention scores, as in the publication of graph attention."""
+BLOCK_ENTRIES = 2**24
+"""How many numbers of edge × dimension exist at a time in the gradient."""
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """For the nodes of one kind, those that they attend to; and the same edges from the other end."""
+
+    edges: Ragged
+    """Row n holds n's neighbours, as positions among all nodes."""
+    row: Tensor  # [edges]
+    seen_by: Ragged
+    """For every node of the graph, the rows that attend to it."""
+    edge_of: Ragged
+    """For every node of the graph, the edges that lead to it: beside `seen_by`, entry for entry."""
+    own: Ragged
+    """For each row, its edges by number."""
+    pair: Tensor  # [edges]
+    """Which pair of the data the edge is; hiding a pair hides it both ways."""
+
+    @classmethod
+    def of(cls, rows: Tensor, values: Tensor, pair: Tensor, row_count: int, nodes: int) -> Neighbours:
+        order = torch.argsort(rows, stable=True)
+        rows, values, pair = rows[order], values[order], pair[order]
+        edges = Ragged(values, _starts(rows, row_count))
+        back = torch.argsort(values, stable=True)
+        starts = _starts(values, nodes)
+        numbers = torch.arange(len(rows), device=rows.device)
+        return cls(
+            edges,
+            rows,
+            Ragged(rows[back], starts),
+            Ragged(back, starts),
+            Ragged(numbers, edges.offsets),
+            pair,
+        )
+
+
+def _starts(rows: Tensor, count: int) -> Tensor:
+    counted = torch.bincount(rows, minlength=count).cumsum(0)
+    return torch.cat([counted.new_zeros(1), counted])
+
+
+class _Attention(torch.autograd.Function):
+    """Row n of the result is Σ_j α_nj · table_j over n's neighbours, head by head, with
+    α_n = softmax_j LeakyReLU(asked_n + offered_j).
+
+    The gradient is written out, as the graph knows its edges both ways and autograd would sort them anew.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, table: Tensor, asked: Tensor, offered: Tensor, near: Neighbours, kept: Tensor | None
+    ) -> Tensor:
+        heads = asked.shape[1]
+        raw = asked.index_select(0, near.row) + offered.index_select(0, near.edges.values)  # [edges, heads]
+        logits = F.leaky_relu(raw, SLOPE)
+        if kept is not None:
+            logits = logits.masked_fill(~kept[:, None], -torch.inf)
+        row = near.row[:, None].expand(-1, heads)
+        lowest = torch.finfo(logits.dtype).min  # stays where all of a row is hidden
+        highest = torch.full_like(asked, lowest).scatter_reduce(0, row, logits, "amax")
+        share = (logits - highest.index_select(0, near.row)).exp_()
+        total = near.own.sum_of(share).clamp(min=torch.finfo(share.dtype).tiny)
+        share /= total.index_select(0, near.row)
+        found = _by_head(near.edges, table, share)
+        ctx.near = near
+        ctx.save_for_backward(table, raw, share, found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        table, raw, share, found = ctx.saved_tensors
+        near: Neighbours = ctx.near
+        heads = share.shape[1]
+        upstream = upstream.contiguous()
+        grad_table = _by_head(near.seen_by, upstream, share.index_select(0, near.edge_of.values))
+        grad_share = torch.empty_like(share)
+        step = max(1, BLOCK_ENTRIES // max(1, table.shape[1]))
+        for start in range(0, len(share), step):
+            some = slice(start, start + step)
+            product = upstream.index_select(0, near.row[some])
+            product *= table.index_select(0, near.edges.values[some])
+            grad_share[some] = product.view(len(product), heads, -1).sum(2)
+        # Σ_j α_nj · ∂α_nj is the product of what was found with its gradient.
+        mean = (found * upstream).view(len(found), heads, -1).sum(2)
+        grad_raw = share * (grad_share - mean.index_select(0, near.row))
+        grad_raw = torch.where(raw > 0, grad_raw, SLOPE * grad_raw)
+        return grad_table, near.own.sum_of(grad_raw), near.edge_of.sum_of(grad_raw), None, None
+
+
+def _by_head(edges: Ragged, table: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sums over neighbours, each head's weights on its own share of the columns."""
+    parts = table.chunk(weights.shape[1], dim=1)
+    found = [
+        edges.weighted_sum_of(part.contiguous(), weights[:, n].contiguous()) for n, part in enumerate(parts)
+    ]
+    return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+
+
+def attend(
+    table: Tensor, asked: Tensor, offered: Tensor, near: Neighbours, kept: Tensor | None = None
+) -> Tensor:
+    """What each row of `near` makes of its neighbours; zeros for one that has none."""  # [rows, d]
+    found: Tensor = _Attention.apply(table, asked, offered, near, kept)  # type: ignore[no-untyped-call]
+    return found

@@ -1,0 +1,142 @@
+"""BGCN: graph convolutions with weights, on items (for what is in a bundle) and on bundles themselves."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from bundlemage.models.base import Interactions, Sizes
+from bundlemage.models.config import ModelConfig
+from bundlemage.models.graphs import Bipartite, GraphConfig, GraphModel, first_vectors
+from bundlemage.models.ragged import Ragged
+
+
+class BGCNConfig(GraphConfig):
+    """As published, where the publication says."""
+
+    weight_decay: float = Field(0.00002, ge=0)
+    """Added to the gradient as weight_decay × weight, for every weight in every step."""
+    ego_penalty: float = Field(0.0, ge=0)
+    """Times half the squared length of the batch's own vectors, before they are spread, per pair."""
+    layers: int = Field(1, ge=1)
+    """Steps on each of the two graphs; the vectors of all of them, and the first ones, are joined."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """On what is carried to a node's next layer."""
+    unit_layers: bool = False
+    """Whether the vectors of each layer but the first are brought to length one before they are joined."""
+    hard_negatives: float = Field(0.0, ge=0, le=1)
+    """The chance that a drawn bundle is one that holds an item of the user's."""
+
+
+class BGCN(GraphModel):
+    """Two levels, each with its own users; a pair's score is the sum of the two levels' scores."""
+
+    name: ClassVar[str] = "bgcn"
+    title: ClassVar[str] = "BGCN"
+    publication: ClassVar[str] = (
+        "Chang, Gao, He, Jin and Li, Bundle Recommendation with Graph Convolutional Networks, SIGIR 2020"
+    )
+    config_class: ClassVar[type[ModelConfig]] = BGCNConfig
+    config: BGCNConfig
+
+    def __init__(self, config: BGCNConfig, sizes: Sizes) -> None:
+        dim, layers = config.embedding_dim, config.layers
+        super().__init__(config, sizes, 2 * dim * (layers + 1))
+        self.config = config
+        self.users = first_vectors(sizes.users, dim)
+        self.items = first_vectors(sizes.items, dim)
+        self.bundles = first_vectors(sizes.bundles, dim)
+        self.item_level = nn.ModuleList(nn.Linear(dim, dim) for _ in range(layers))
+        self.bundle_level = nn.ModuleList(nn.Linear(dim, dim) for _ in range(layers))
+        for layer in (*self.item_level, *self.bundle_level):
+            nn.init.xavier_normal_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def observe(self, data: Interactions) -> None:
+        super().observe(data)
+        self.user_item = Bipartite.of(data.user_item, self.sizes.items)
+        self.user_bundle = Bipartite.of(data.user_bundle, self.sizes.bundles)
+        self.bundle_item = Bipartite.of(data.bundle_item, self.sizes.items)
+        self.others = overlap_totals(self.bundle_item)
+
+    def ego_tables(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        return (self.users,), (self.bundles,)
+
+    def draw(self, users: Tensor) -> Tensor:
+        drawn, chance = super().draw(users), self.config.hard_negatives
+        if not chance:
+            return drawn
+        rows = users[:, None].expand_as(drawn)
+        item, has_item = any_of(self.user_item.left, rows)
+        hard, has_bundle = any_of(self.bundle_item.right, item)
+        fit = has_item & has_bundle & ~self.drawn.owns(rows, hard)
+        return torch.where(fit & (torch.rand(fit.shape, device=fit.device) < chance), hard, drawn)
+
+    def propagate(self) -> tuple[Tensor, Tensor]:
+        by_items, by_bundles = self._item_level(), self._bundle_level()
+        return torch.cat([by_items[0], by_bundles[0]], dim=1), torch.cat([by_items[1], by_bundles[1]], dim=1)
+
+    def _item_level(self) -> tuple[Tensor, Tensor]:
+        """Users and items teach each other; a bundle is the mean of its items."""
+        users, items = self.user_item.connected(self.users, self.items)
+        of_users, of_items = [users], [items]
+        for layer in self.item_level:
+            to_users, to_items = self.user_item.spread(users, items)
+            users = self._activate(layer, users + to_users)
+            items = self._activate(layer, items + to_items)
+            of_users.append(self._layer(users))
+            of_items.append(self._layer(items))
+        return torch.cat(of_users, 1), self.bundle_item.mean_to_left(torch.cat(of_items, 1))
+
+    def _bundle_level(self) -> tuple[Tensor, Tensor]:
+        """Users and bundles teach each other, and bundles those that they share items with."""
+        users, bundles = self.user_bundle.connected(self.users, self.bundles)
+        of_users, of_bundles = [users], [bundles]
+        for layer in self.bundle_level:
+            to_users, to_bundles = self.user_bundle.spread(users, bundles)
+            to_bundles = to_bundles + mean_of_overlapping(self.bundle_item, self.others, bundles)
+            users = self._activate(layer, users + to_users)
+            bundles = self._activate(layer, bundles + to_bundles)
+            of_users.append(self._layer(users))
+            of_bundles.append(self._layer(bundles))
+        return torch.cat(of_users, 1), torch.cat(of_bundles, 1)
+
+    def _activate(self, layer: nn.Module, carried: Tensor) -> Tensor:
+        found: Tensor = self.dropout(F.leaky_relu(layer(carried)))
+        return found
+
+    def _layer(self, table: Tensor) -> Tensor:
+        return F.normalize(table) if self.config.unit_layers else table
+
+
+def overlap_totals(bundle_item: Bipartite) -> Tensor:
+    """For each bundle, Σ over the other bundles of how many items they share with it."""  # [bundles]
+    sizes = bundle_item.left.lengths
+    holders = bundle_item.right.lengths[:, None].float()
+    return bundle_item.sum_to_left(holders)[:, 0].round() - sizes
+
+
+def mean_of_overlapping(bundle_item: Bipartite, totals: Tensor, bundles: Tensor) -> Tensor:
+    """The mean of the other bundles, each by the number of items in common.
+
+    Two hops by the items give the product with X Xᵀ, which has bundles² entries, without making it; its
+    diagonal, a bundle's overlap with itself, is then taken off.
+    """  # [bundles, d]
+    sizes = bundle_item.left.lengths[:, None]
+    summed = bundle_item.sum_to_left(bundle_item.sum_to_right(bundles)) - sizes * bundles
+    return torch.where(totals[:, None] > 0, summed / totals.clamp(min=1)[:, None], 0)
+
+
+def any_of(ragged: Ragged, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """One of each row's entries at random, and whether the row has any."""
+    if not len(ragged.values):
+        return torch.zeros_like(rows), torch.zeros_like(rows, dtype=torch.bool)
+    lengths = ragged.lengths[rows]
+    within = (torch.rand(rows.shape, device=rows.device) * lengths).long().clamp(max=lengths - 1)
+    place = (ragged.offsets[rows] + within).clamp(0, len(ragged.values) - 1)
+    return ragged.values[place], lengths > 0

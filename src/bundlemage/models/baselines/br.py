@@ -1,0 +1,175 @@
+"""BR: bundles ranked by the factors of their items, in two stages of BPR."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from bundlemage.models.base import Histories, Interactions, Model, Phase, Sizes
+from bundlemage.models.config import LearnedConfig, ModelConfig
+from bundlemage.models.graphs import Bipartite
+from bundlemage.models.losses import pairwise_loss
+from bundlemage.models.ragged import Ragged
+from bundlemage.models.sampling import Negatives
+
+
+class BRConfig(LearnedConfig):
+    """Two stages of BPR, one after the other in each epoch."""
+
+    embedding_dim: int = Field(200, ge=1)
+    """The length of a user's and an item's factors."""
+    negatives: int = Field(1, ge=1)
+    """How many things that the user has not each thing that they have is compared with."""
+    largest_size: int = Field(100, ge=1)
+    """Bundles of this size and above share one size bias."""
+    fine_tune: bool = True
+    """Whether the second stage moves the factors and biases of the first; without, it learns only how to
+    turn and add them up."""
+    bundle_bias: bool = False
+    """Whether each bundle of training has a bias of its own. The publication has none."""
+    item_weight: float = Field(1.0, ge=0)
+    """What the first stage's loss is multiplied by."""
+
+
+ITEMS = Phase("items", over="user_item")
+BUNDLES = Phase("bundles", over="user_bundle")
+
+
+class BR(Model):
+    """A user's liking for a bundle is that for its items, plus what their number and company add.
+
+    Stage one is BPR on items: x_ui = β_i + γ_u·γ_i. Stage two is BPR on bundles,
+    x_ub = mean_i (β_i + Uγ_u·Vγ_i) + C_|b| + mean_{i≠j} Σ_k w_k γ_ik γ_jk.
+    Only the publication's abstract was at hand, which names size and compatibility. Their form here is our
+    choice: a bias for each size, and for two items the product of their factors with a learned weight for
+    each. So is it that both stages run in every epoch.
+    """
+
+    name: ClassVar[str] = "br"
+    title: ClassVar[str] = "BR"
+    publication: ClassVar[str] = (
+        "Pathak, Gupta and McAuley, Generating and Personalizing Bundle Recommendations on Steam, SIGIR 2017"
+    )
+    config_class: ClassVar[type[ModelConfig]] = BRConfig
+    knows_new_users: ClassVar[bool] = False
+
+    def __init__(self, config: BRConfig, sizes: Sizes) -> None:
+        super().__init__(config, sizes)
+        self.config = config
+        dim = config.embedding_dim
+        self.user_factors = nn.Parameter(torch.randn(sizes.users, dim) * 0.1 / dim**0.5)  # γ_u
+        self.item_factors = nn.Parameter(torch.randn(sizes.items, dim) * 0.1 / dim**0.5)  # γ_i
+        self.item_bias = nn.Parameter(torch.zeros(sizes.items))  # β_i
+        # The second stage begins as the mean of the first stage's scores.
+        self.turn_user = nn.Parameter(torch.eye(dim))  # U
+        self.turn_item = nn.Parameter(torch.eye(dim))  # V
+        self.size_bias = nn.Parameter(torch.zeros(config.largest_size + 1))  # C
+        self.compatibility = nn.Parameter(torch.zeros(dim))  # w
+        self.bundle_bias = nn.Parameter(torch.zeros(sizes.bundles)) if config.bundle_bias else None
+
+    @property
+    def generates(self) -> bool:
+        return True
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (ITEMS, BUNDLES)
+
+    # ── Learning ─────────────────────────────────────────────────────────────────────────────────
+
+    def observe(self, data: Interactions) -> None:
+        self.contents = Bipartite.of(data.bundle_item, self.sizes.items)
+        self.other_items = Negatives(data.user_item, self.sizes.items)
+        self.other_bundles = Negatives(data.user_bundle, self.sizes.bundles)
+
+    def loss(self, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
+        return self._item_loss(rows, data) if phase is ITEMS else self._bundle_loss(rows, data)
+
+    def _item_loss(self, pairs: Tensor, data: Interactions) -> Tensor:
+        users, items = data.user_item.entries(pairs)
+        choices = torch.cat([items[:, None], self.other_items.draw(users, self.config.negatives)], dim=1)
+        user = F.embedding(users, self.user_factors)  # [rows, d]
+        bias = F.embedding(choices, self.item_bias[:, None])[:, :, 0]
+        # x_ui = β_i + γ_u·γ_i
+        scores = bias + torch.einsum("rd,rcd->rc", user, F.embedding(choices, self.item_factors))
+        return self.config.item_weight * pairwise_loss(scores[:, :1], scores[:, 1:])
+
+    def _bundle_loss(self, pairs: Tensor, data: Interactions) -> Tensor:
+        users, bundles = data.user_bundle.entries(pairs)
+        choices = torch.cat([bundles[:, None], self.other_bundles.draw(users, self.config.negatives)], dim=1)
+        first_stage: tuple[Tensor, ...] = (self.user_factors, self.item_factors, self.item_bias)
+        if not self.config.fine_tune:
+            first_stage = tuple(table.detach() for table in first_stage)
+        user_table, item_table, item_bias = first_stage
+        # Every bundle at once: a batch with its negatives names most of them anyway.
+        columns = torch.cat([item_table, item_table.square(), item_bias[:, None]], dim=1)
+        total, squares, bias = self._parts(self.contents.sum_to_left(columns))
+        lengths = self.contents.left.lengths
+        vectors = self._bundle_vectors(total, lengths)
+        constants = self._bundle_constants(total, squares, bias, lengths)
+        user = F.embedding(users, user_table) @ self.turn_user.T  # [rows, d]
+        scores = F.embedding(choices, constants[:, None])[:, :, 0]
+        scores = scores + torch.einsum("rd,rcd->rc", user, F.embedding(choices, vectors))
+        return pairwise_loss(scores[:, :1], scores[:, 1:])
+
+    # ── The bundle's score: user · vector + constant ─────────────────────────────────────────────
+
+    def _parts(self, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Σ γ_i, Σ γ_i², Σ β_i of each row's items."""
+        dim = self.config.embedding_dim
+        return sums[:, :dim], sums[:, dim : 2 * dim], sums[:, -1]
+
+    def _sums(self, contents: Ragged) -> tuple[Tensor, Tensor, Tensor]:
+        table = self.item_factors
+        return (
+            contents.sum_of(table),
+            contents.sum_of(table.square()),
+            contents.sum_of(self.item_bias[:, None])[:, 0],
+        )
+
+    def _bundle_vectors(self, total: Tensor, lengths: Tensor) -> Tensor:
+        return (total / lengths.clamp(min=1)[:, None]) @ self.turn_item.T  # [bundles, d]
+
+    def _bundle_constants(self, total: Tensor, squares: Tensor, bias: Tensor, lengths: Tensor) -> Tensor:
+        """What the user has no part in."""  # [bundles]
+        # Σ_{i≠j} γ_ik γ_jk = (Σ_i γ_ik)² − Σ_i γ_ik²
+        company = (total.square() - squares) @ self.compatibility / (lengths * (lengths - 1)).clamp(min=1)
+        constants = bias / lengths.clamp(min=1) + self._size_bias(lengths) + company
+        if self.bundle_bias is not None:
+            # A bundle that came later, or one that is being made, has no bias of its own.
+            constants = constants + F.pad(self.bundle_bias, (0, len(constants) - len(self.bundle_bias)))
+        return constants
+
+    def _size_bias(self, lengths: Tensor) -> Tensor:
+        return self.size_bias[lengths.clamp(max=self.config.largest_size)]
+
+    # ── Scoring ──────────────────────────────────────────────────────────────────────────────────
+
+    def _users(self, histories: Histories) -> Tensor:
+        assert histories.users is not None
+        return self.user_factors[histories.users] @ self.turn_user.T  # [rows, d]
+
+    def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
+        total, squares, bias = self._sums(contents)
+        vectors = self._bundle_vectors(total, contents.lengths)
+        constants = self._bundle_constants(total, squares, bias, contents.lengths)
+        return self._users(histories) @ vectors.T + constants  # [rows, bundles]
+
+    def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
+        """The score of the bundle that each row of `partial` and the item would make."""
+        user = self._users(histories)
+        total, squares, bias = self._sums(partial)
+        lengths = partial.lengths[:, None]  # [rows, 1]
+        table = self.item_factors
+        # The mean of n + 1 scores, from the sum of the n that are there.
+        there = bias + (user * (total @ self.turn_item.T)).sum(1)  # [rows]
+        scores = user @ self.turn_item @ table.T + self.item_bias + there[:, None]
+        # With j added, Σ_{i≠j} γ_i γ_j grows by 2 γ_j Σ_i γ_i.
+        there = (total.square() - squares) @ self.compatibility
+        company = there[:, None] + 2 * (total * self.compatibility) @ table.T
+        pairs = (lengths * (lengths + 1)).clamp(min=1)
+        return scores / (lengths + 1) + company / pairs + self._size_bias(lengths + 1)  # [rows, items]

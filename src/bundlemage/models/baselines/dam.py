@@ -1,0 +1,187 @@
+"""DAM: a bundle is what a user attends to in it, and one network judges items and bundles."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+
+from bundlemage.models.base import Histories, Interactions, Model, Phase, Sizes
+from bundlemage.models.config import LearnedConfig, ModelConfig
+from bundlemage.models.losses import pairwise_loss
+from bundlemage.models.ragged import Ragged
+from bundlemage.models.sampling import Negatives
+
+NUMBERS_AT_A_TIME = 2**27
+"""Bounds what scoring makes at once: 512 MiB of float32."""
+SPREAD = 0.1
+"""Of the first embeddings. The mean of a bundle's items is much smaller, and the layers must still see it."""
+
+
+class DAMConfig(LearnedConfig):
+    """BPR over items and over bundles in turn, through shared layers."""
+
+    embedding_dim: int = Field(200, ge=1)
+    """The length of every vector."""
+    hidden_dims: tuple[PositiveInt, ...] = Field((100, 50), min_length=1)
+    """The widths of the layers that items and bundles share."""
+    pooling: Literal["product", "both"] = "both"
+    """What the layers see: the product of the two vectors, or that and the two vectors themselves."""
+    dropout: float = Field(0.3, ge=0, lt=1)
+    """On what goes into each shared layer."""
+    negatives: int = Field(1, ge=1)
+    """How many things that the user has not each thing that they have is compared with."""
+    item_weight: float = Field(1.0, ge=0)
+    """What the loss over users' items is multiplied by."""
+    bundle_bias: bool = False
+    """Whether each bundle of training has a bias of its own. The publication has none."""
+
+
+ITEMS = Phase("items", over="user_item")
+BUNDLES = Phase("bundles", over="user_bundle")
+
+
+class DAM(Model):
+    """To user u a bundle is f_ub = Σ_i α_ui v_i, with α_ui the softmax over the bundle's items of p_u·a_i.
+
+    The attention of every user to every item is a matrix that is factorised: p_u is the user's one
+    vector, and each item has a vector a_i for being attended to beside v_i for what it is.
+    The layers take [p_u ⊙ x; p_u; x], x an item's v_i or a bundle's f_ub; each task has its own last line.
+    Only the publication's abstract and summaries of it were at hand. That attention comes of the user's
+    vector and a second vector of the item is said there; what is pooled, the widths and the dropout are our
+    choice.
+    """
+
+    name: ClassVar[str] = "dam"
+    title: ClassVar[str] = "DAM"
+    publication: ClassVar[str] = (
+        "Chen, Liu, He, Gao and Zheng, Matching User with Item Set: Collaborative Bundle Recommendation with "
+        "Deep Attention Network, IJCAI 2019"
+    )
+    config_class: ClassVar[type[ModelConfig]] = DAMConfig
+    knows_new_users: ClassVar[bool] = False
+
+    def __init__(self, config: DAMConfig, sizes: Sizes) -> None:
+        super().__init__(config, sizes)
+        self.config = config
+        dim = config.embedding_dim
+        self.user_factors = nn.Parameter(torch.empty(sizes.users, dim))  # p
+        self.item_factors = nn.Parameter(torch.empty(sizes.items, dim))  # v
+        self.attended_factors = nn.Parameter(torch.empty(sizes.items, dim))  # a
+        for table in (self.user_factors, self.item_factors, self.attended_factors):
+            nn.init.normal_(table, 0, SPREAD)
+        widths = [dim if config.pooling == "product" else 3 * dim, *config.hidden_dims]
+        self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(widths))
+        self.judge_item = nn.Linear(widths[-1], 1, bias=False)
+        self.judge_bundle = nn.Linear(widths[-1], 1, bias=False)
+        self.bundle_bias = nn.Parameter(torch.zeros(sizes.bundles)) if config.bundle_bias else None
+        self.dropout = nn.Dropout(config.dropout)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (ITEMS,) * bool(self.config.item_weight) + (BUNDLES,)
+
+    # ── The network ──────────────────────────────────────────────────────────────────────────────
+
+    def attend(self, users: Tensor, bundles: Ragged) -> Tensor:
+        """f_ub of each row of `bundles` for the user whose vector is the same row of `users`."""
+        attended = F.embedding(bundles.values, self.attended_factors)  # [entries, d]
+        scores = (F.embedding(bundles.row_of_entry(), users) * attended).sum(1)  # p_u·a_i
+        return bundles.weighted_sum_of(self.item_factors, bundles.softmax(scores))  # [rows, d]
+
+    def _hidden(self, users: Tensor, things: Tensor) -> Tensor:
+        hidden = users * things
+        if self.config.pooling == "both":
+            hidden = torch.cat([hidden, users, things], dim=-1)
+        for layer in self.layers:
+            hidden = F.relu(layer(self.dropout(hidden)))
+        return hidden  # [..., the last width]
+
+    def pair_scores(self, users: Tensor, bundles: Ragged) -> Tensor:
+        """The score of each row's bundle for its user, without the bundle's bias."""
+        scores: Tensor = self.judge_bundle(self._hidden(users, self.attend(users, bundles)))
+        return scores[:, 0]  # [rows]
+
+    # ── Learning ─────────────────────────────────────────────────────────────────────────────────
+
+    def observe(self, data: Interactions) -> None:
+        self.other_items = Negatives(data.user_item, self.sizes.items)
+        self.other_bundles = Negatives(data.user_bundle, self.sizes.bundles)
+
+    def loss(self, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
+        if phase is ITEMS:
+            users, items = data.user_item.entries(rows)
+            choices = torch.cat([items[:, None], self.other_items.draw(users, self.config.negatives)], dim=1)
+            user = F.embedding(users, self.user_factors)[:, None].expand(-1, choices.shape[1], -1)
+            scores = self.judge_item(self._hidden(user, F.embedding(choices, self.item_factors)))[:, :, 0]
+            return self.config.item_weight * pairwise_loss(scores[:, :1], scores[:, 1:])
+        users, bundles = data.user_bundle.entries(rows)
+        choices = torch.cat([bundles[:, None], self.other_bundles.draw(users, self.config.negatives)], dim=1)
+        scores = self._score_some(users, choices, data.bundle_item)
+        return pairwise_loss(scores[:, :1], scores[:, 1:])
+
+    # ── Scoring ──────────────────────────────────────────────────────────────────────────────────
+
+    def _score_some(self, users: Tensor, choices: Tensor, contents: Ragged) -> Tensor:
+        """The scores of each user's row of choices."""  # [rows, choices]
+        each = users.repeat_interleave(choices.shape[1], output_size=choices.numel())
+        bundles = contents.rows(choices.flatten())
+        scores = self.pair_scores(F.embedding(each, self.user_factors), bundles).view_as(choices)
+        if self.bundle_bias is None:
+            return scores
+        bias = F.pad(self.bundle_bias, (0, len(contents) - len(self.bundle_bias)))
+        return scores + F.embedding(choices, bias[:, None])[:, :, 0]
+
+    def score_candidates(self, histories: Histories, candidates: Tensor, contents: Ragged) -> Tensor:
+        assert histories.users is not None
+        typical = len(contents.values) // max(1, len(contents)) + 1  # items in a bundle
+        each = candidates.shape[1] * self.user_factors.shape[1] * (2 * typical + 4)
+        step = max(1, NUMBERS_AT_A_TIME // max(1, each))
+        blocks = zip(torch.split(histories.users, step), torch.split(candidates, step), strict=True)
+        return torch.cat([self._score_some(users, some, contents) for users, some in blocks])
+
+    def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
+        """Attention is the user's, so each user has bundles of their own: a few users at a time."""
+        assert histories.users is not None
+        users = self.user_factors[histories.users]  # [rows, d]
+        # Of one user: pooled vectors and a layer for each bundle, shares of entries, scores of items.
+        wide = 2 * users.shape[1] + 2 * max(self.config.hidden_dims)
+        each = len(contents) * wide + 8 * len(contents.values) + self.sizes.items
+        at_a_time = max(1, NUMBERS_AT_A_TIME // max(1, each))
+        blocks = [self._score_all(block, contents) for block in torch.split(users, at_a_time)]
+        scores = torch.cat(blocks) if blocks else users.new_zeros(0, len(contents))
+        if self.bundle_bias is not None:
+            scores = scores + F.pad(self.bundle_bias, (0, len(contents) - len(self.bundle_bias)))
+        return scores  # [rows, bundles]
+
+    def _score_all(self, users: Tensor, contents: Ragged) -> Tensor:
+        count, bundles = len(users), len(contents)
+        # p_u·a_i once for each user and item; a bundle then only looks its items' up.
+        scores = (users @ self.attended_factors.T)[:, contents.values].flatten()
+        starts = torch.arange(count, device=users.device) * len(contents.values)
+        offsets = (contents.offsets[:-1] + starts[:, None]).flatten()
+        everything = Ragged(
+            contents.values.repeat(count), F.pad(offsets, (0, 1), value=count * len(contents.values))
+        )
+        vectors = everything.weighted_sum_of(self.item_factors, everything.softmax(scores))
+        hidden = self._first_layer(users, vectors.view(count, bundles, users.shape[1]))
+        for layer in self.layers[1:]:
+            hidden = F.relu(layer(hidden))
+        found: Tensor = self.judge_bundle(hidden)
+        return found[:, :, 0]  # [users, bundles]
+
+    def _first_layer(self, users: Tensor, vectors: Tensor) -> Tensor:
+        """A[p ⊙ f] + Bp + Cf = (A diag(p) + C)f + Bp: a third of the work where a user has many bundles."""
+        first = self.layers[0]
+        assert isinstance(first, nn.Linear)
+        of_product, *of_each = first.weight.tensor_split(first.in_features // users.shape[1], dim=1)
+        kernel, constant = of_product * users[:, None], first.bias.expand(len(users), -1)  # [users, h, d]
+        if of_each:
+            kernel, constant = kernel + of_each[1], constant + users @ of_each[0].T
+        return F.relu(
+            torch.baddbmm(constant[:, None], vectors, kernel.transpose(1, 2))
+        )  # [users, bundles, h]

@@ -1,0 +1,326 @@
+"""GRAM-SMOT: graph attention over users, items and bundles, and nearness as the measure of liking."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from bundlemage.errors import ConfigError, UnsupportedError
+from bundlemage.models.attention import Neighbours, attend
+from bundlemage.models.base import Histories, Interactions, Model, Phase, Sizes
+from bundlemage.models.config import LearnedConfig, ModelConfig
+from bundlemage.models.losses import multinomial_loss
+from bundlemage.models.ragged import Ragged
+from bundlemage.models.sampling import Negatives
+
+USERS, ITEMS, BUNDLES = KINDS = range(3)
+
+
+class GramSmotConfig(LearnedConfig):
+    """The publication's design. What it leaves open, or what we added, says so."""
+
+    embedding_dim: int = Field(200, ge=1)
+    """d, the length of every vector; a multiple of `heads`."""
+    layers: int = Field(1, ge=1)
+    """How many steps of attention: how far along the edges a node sees."""
+    heads: int = Field(1, ge=1)
+    """How many attentions run side by side, each over its share of the dimensions."""
+    user_embedding: bool = True
+    """Whether a user has a vector of its own besides what its neighbours give; without one, a user is what
+    it has, and says nothing to its neighbours in the first layer (ours)."""
+    residual: bool = True
+    """Whether a node's vector is added to what attention finds (ours)."""
+    dropout: float = Field(0.5, ge=0, lt=1)
+    """On the vectors that go into the first layer and on those that come out of the last."""
+    edge_dropout: float = Field(0.2, ge=0, lt=1)
+    """How many of the user-item and bundle-item edges are hidden in a step, in both directions."""
+    hide_bundles: float = Field(0.5, ge=0, lt=1)
+    """How many of the user-bundle edges are hidden in a step: an edge that is seen gives away its answer."""
+    loss: Literal["hinge", "softmax"] = "softmax"
+    """`hinge` is the publication's, over sampled negatives; `softmax` (ours) sets each positive against
+    all bundles, or items, by the same nearness."""
+    margin: float = Field(0.5, gt=0)
+    """`hinge`: how much farther a negative has to be than a positive."""
+    negatives: int = Field(50, ge=1)
+    """`hinge`: how many are drawn for each positive."""
+    rank_weights: bool = True
+    """`hinge`: whether a positive weighs by the logarithm of its estimated rank, as in collaborative metric
+    learning."""
+    unit_ball: bool = False
+    """Whether vectors are pulled back into the unit ball, as in collaborative metric learning."""
+    sharpness: float = Field(1.0, gt=0)
+    """What squared distances are multiplied by in the loss; in the unit ball they are at most 4."""
+    bundle_bias: bool = True
+    """Whether each bundle has a bias, which begins as the logarithm of its sales (ours)."""
+    item_weight: float = Field(0.1, ge=0)
+    """Weight of the loss over user-item pairs; without it the model does not generate."""
+    diversity: float = Field(0.0, ge=0)
+    """Generation: how much an item loses for being like those already in the bundle."""
+
+
+TRAINING = Phase("nearness", over="users")
+
+
+class Graph:
+    """All nodes in one numbering, users first, then items, then bundles; each attends to itself as well."""
+
+    def __init__(self, data: Interactions, sizes: Sizes, from_users: bool = True) -> None:
+        counts = (sizes.users, sizes.items, sizes.bundles)
+        self.first = (0, sizes.users, sizes.users + sizes.items)
+        nodes = sum(counts)
+        device = data.user_item.device
+        relations = (
+            (USERS, BUNDLES, data.user_bundle),
+            (USERS, ITEMS, data.user_item),
+            (BUNDLES, ITEMS, data.bundle_item),
+        )
+        self.bundle_pairs, self.pairs = len(data.user_bundle.values), 0
+        parts: list[list[tuple[Tensor, Tensor, Tensor]]] = [[], [], []]
+        for left, right, matrix in relations:
+            row, column = matrix.row_of_entry(), matrix.values
+            pair = torch.arange(self.pairs, self.pairs + len(row), device=device)
+            self.pairs += len(row)
+            parts[left].append((row, column + self.first[right], pair))
+            if from_users or left != USERS:
+                parts[right].append((column, row + self.first[left], pair))
+        for kind in KINDS:
+            itself = torch.arange(counts[kind], device=device)
+            never_hidden = torch.full_like(itself, self.pairs)
+            if from_users or kind != USERS:
+                parts[kind].append((itself, itself + self.first[kind], never_hidden))
+        self.near = []
+        for kind in KINDS:
+            rows, values, pairs = (torch.cat(part) for part in zip(*parts[kind], strict=True))
+            self.near.append(Neighbours.of(rows, values, pairs, counts[kind], nodes))
+
+    def hide(self, bundles: float, others: float) -> Tensor:
+        """Which pairs stay in a step; the last entry is for what is never hidden."""  # [pairs + 1]
+        kept = torch.rand(self.pairs + 1, device=self.near[USERS].row.device)
+        kept[: self.bundle_pairs] -= bundles
+        kept[self.bundle_pairs : self.pairs] -= others
+        return kept >= 0
+
+
+class AttentionLayer(nn.Module):
+    """One step of graph attention for nodes of three kinds. Each kind weighs all its neighbours in one
+    softmax, and has a matrix W and a bias of attention for each kind of neighbour."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.project = nn.Parameter(torch.empty(3, 3, dim, dim))  # W, by kind of node and of neighbour
+        self.ask = nn.Parameter(torch.empty(3, heads, dim // heads))  # the first half of a
+        self.offer = nn.Parameter(torch.empty(3, heads, dim // heads))  # the second half of a
+        self.offer_bias = nn.Parameter(torch.zeros(3, 3, heads))
+        for weights in (self.project, self.ask, self.offer):
+            for part in weights.flatten(0, -3):
+                nn.init.xavier_uniform_(part)
+
+    def forward(
+        self, tables: list[Tensor], graph: Graph, kept: Tensor | None, wanted: tuple[int, ...]
+    ) -> list[Tensor]:
+        """New vectors of the kinds that are wanted; the others stay as they are."""
+        found = list(tables)
+        for kind in wanted:
+            parts = [table @ self.project[kind, other] for other, table in enumerate(tables)]  # W h_j
+            offered = [self._scores(part, self.offer[kind]) for part in parts]
+            offered = [score + self.offer_bias[kind, other] for other, score in enumerate(offered)]
+            asked = self._scores(parts[kind], self.ask[kind])
+            near = graph.near[kind]
+            seen = None if kept is None else kept[near.pair]
+            found[kind] = attend(torch.cat(parts), asked, torch.cat(offered), near, seen)
+        return found
+
+    def _scores(self, table: Tensor, direction: Tensor) -> Tensor:
+        return torch.einsum("nhd,hd->nh", table.view(len(table), self.heads, -1), direction)
+
+
+class GramSmot(Model):
+    """Users near the bundles and the items that they take, where a node's place follows from its
+    neighbours' by attention.
+
+    From the publication: the graph of three kinds of nodes and three kinds of edges, graph attention,
+    squared Euclidean distance in place of a product, a ranking loss over user-bundle and user-item pairs,
+    greedy generation. Decided here: matrices by kind of node and one softmax over neighbours of all kinds;
+    where residuals, dropout and ELU stand; hidden edges; the softmax loss; the bias of a bundle; and the
+    submodular term of generation, a graph cut: a bundle is worth the nearness of its items to the user
+    less `diversity` × (1 + cosine) / 2 of each pair of them.
+    """
+
+    name: ClassVar[str] = "gram-smot"
+    title: ClassVar[str] = "GRAM-SMOT"
+    publication: ClassVar[str] = (
+        "Vijaikumar, Shevade and Murty, GRAM-SMOT: Top-N Personalized Bundle Recommendation via Graph "
+        "Attention Networks and Submodular Optimization, ECML PKDD 2020"
+    )
+    config_class: ClassVar[type[ModelConfig]] = GramSmotConfig
+    knows_new_users: ClassVar[bool] = False
+
+    def __init__(self, config: GramSmotConfig, sizes: Sizes) -> None:
+        super().__init__(config, sizes)
+        self.config = config
+        dim = config.embedding_dim
+        if dim % config.heads:
+            raise ConfigError(
+                f"setting 'embedding_dim' is {dim} and 'heads' is {config.heads}: "
+                "the first must be a multiple of the second"
+            )
+        self.user_vectors = _first_vectors(sizes.users, dim) if config.user_embedding else None
+        self.item_vectors = _first_vectors(sizes.items, dim)
+        self.bundle_vectors = _first_vectors(sizes.bundles, dim)
+        self.attention = nn.ModuleList(AttentionLayer(dim, config.heads) for _ in range(config.layers))
+        self.bias = nn.Parameter(torch.zeros(sizes.bundles)) if config.bundle_bias else None
+        self.dropout = nn.Dropout(config.dropout)
+        self.log_sales: Tensor
+        self.user_places: Tensor
+        self.item_places: Tensor
+        self.bundle_places: Tensor
+        self.register_buffer("log_sales", torch.zeros(sizes.bundles))
+        self.register_buffer("user_places", torch.zeros(sizes.users, dim))
+        self.register_buffer("item_places", torch.zeros(sizes.items, dim))
+        self.register_buffer("bundle_places", torch.zeros(sizes.bundles, dim))
+
+    @property
+    def generates(self) -> bool:
+        return self.config.item_weight > 0
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (TRAINING,)
+
+    def observe(self, data: Interactions) -> None:
+        config = self.config
+        whole = Graph(data, self.sizes) if config.user_embedding or config.layers > 1 else None
+        # A user without a vector of its own has nothing to say in the first layer.
+        begin = whole if whole and config.user_embedding else Graph(data, self.sizes, from_users=False)
+        self.graphs = [begin] + [whole or begin] * (config.layers - 1)
+        self.not_owned = Negatives(data.user_bundle, self.sizes.bundles)
+        self.items_not_owned = Negatives(data.user_item, self.sizes.items)
+        if config.bundle_bias:
+            sales = torch.bincount(data.user_bundle.values, minlength=self.sizes.bundles)
+            self.log_sales.copy_(sales.log1p())
+
+    # ── Places ───────────────────────────────────────────────────────────────────────────────────
+
+    def places(self, wanted: tuple[int, ...] = (USERS, ITEMS, BUNDLES)) -> list[Tensor]:
+        """Where users, items and bundles are, by the weights as they are now."""
+        config = self.config
+        if self.user_vectors is None:
+            users = self.item_vectors.new_zeros(self.sizes.users, config.embedding_dim)
+        else:
+            users = self.dropout(self.user_vectors)
+        tables = [users, self.dropout(self.item_vectors), self.dropout(self.bundle_vectors)]
+        # The same pairs are hidden in every layer, or a pair hidden in one would be seen through another.
+        kept = self.graphs[0].hide(config.hide_bundles, config.edge_dropout) if self.training else None
+        for number, layer in enumerate(self.attention):
+            last = number + 1 == len(self.attention)
+            found = layer(tables, self.graphs[number], kept, wanted if last else (USERS, ITEMS, BUNDLES))
+            if not last:
+                found = [F.elu(table) for table in found]
+            if config.residual:
+                found = [new + old if new is not old else old for new, old in zip(found, tables, strict=True)]
+            tables = found
+        if config.unit_ball:
+            tables = [table / table.norm(dim=1, keepdim=True).clamp(min=1) for table in tables]
+        return tables
+
+    def biases(self) -> Tensor:
+        """What is added to a bundle's nearness for everyone."""  # [bundles]
+        return self.log_sales if self.bias is None else self.log_sales + self.bias
+
+    # ── Learning ─────────────────────────────────────────────────────────────────────────────────
+
+    def loss(self, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
+        wanted = (USERS, ITEMS, BUNDLES) if self.generates else (USERS, BUNDLES)
+        users, items, bundles = self.places(wanted)
+        users = self.dropout(users.index_select(0, rows))
+        total = self._ranking(
+            users, rows, bundles, self.biases(), data.user_bundle.rows(rows), self.not_owned
+        )
+        if self.generates:
+            taken = data.user_item.rows(rows)
+            level = items.new_zeros(len(items))
+            by_items = self._ranking(users, rows, items, level, taken, self.items_not_owned)
+            total = total + self.config.item_weight * by_items
+        return total
+
+    def _ranking(
+        self, users: Tensor, rows: Tensor, table: Tensor, bias: Tensor, taken: Ragged, others: Negatives
+    ) -> Tensor:
+        config = self.config
+        if config.loss == "softmax":
+            return softmax_loss(users, table, bias, taken, config.sharpness)
+        which = taken.row_of_entry()
+        wrong = others.draw(rows[which], config.negatives)  # [positives, negatives]
+        # All nearnesses of the batch at once: vectors of every negative would take many times their room.
+        near = (bias + config.sharpness * nearness(users, table)).flatten()
+        begin = which * len(table)
+        near_right, near_wrong = near[begin + taken.values], near[begin[:, None] + wrong]
+        total = hinge_loss(near_right, near_wrong, config.margin, len(table), config.rank_weights)
+        return total / max(1, len(rows))
+
+    def settle(self, data: Interactions) -> None:
+        was_training = self.training
+        self.eval()
+        users, items, bundles = self.places()
+        self.train(was_training)
+        self.user_places.copy_(users)
+        self.item_places.copy_(items)
+        self.bundle_places.copy_(bundles)
+
+    # ── Scoring ──────────────────────────────────────────────────────────────────────────────────
+
+    def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
+        near = self.config.sharpness * nearness(self._known(histories), self.bundle_places)
+        return self.with_unnamed(near + self.biases(), contents)
+
+    def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
+        near = nearness(self._known(histories), self.item_places)  # [rows, items]
+        if self.config.diversity:
+            directions = F.normalize(self.item_places, dim=1)
+            alike = partial.sum_of(directions) @ directions.T + partial.lengths[:, None]
+            near = near - self.config.diversity * alike / 2
+        return near
+
+    def _known(self, histories: Histories) -> Tensor:
+        if histories.users is None:
+            raise UnsupportedError(f"{self.title} knows only the users that it was trained on")
+        return self.user_places[histories.users]
+
+
+def _first_vectors(count: int, dim: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(count, dim) * 0.1)
+
+
+def nearness(places: Tensor, table: Tensor) -> Tensor:
+    """−‖u − v‖² of every place u and every row v of the table."""  # [places, rows]
+    apart = places.square().sum(1)[:, None] + table.square().sum(1)
+    return 2 * places @ table.T - apart
+
+
+def softmax_loss(places: Tensor, table: Tensor, bias: Tensor, taken: Ragged, sharpness: float) -> Tensor:
+    """The mean over rows of −Σ log softmax(bias − sharpness · ‖u − v‖²), over what each row takes."""
+    # ‖u‖² is the same for all v, so the rest is a product of [2su, 1] and [v, β − s‖v‖²].
+    level = bias - sharpness * table.square().sum(1)
+    left = torch.cat([2 * sharpness * places, torch.ones_like(places[:, :1])], dim=1)
+    right = torch.cat([table, level[:, None]], dim=1)
+    return multinomial_loss(left, right, taken, torch.ones_like(places[:, 0]))
+
+
+def hinge_loss(
+    right: Tensor, wrong: Tensor, margin: float, catalogue: int, rank_weights: bool = True
+) -> Tensor:
+    """The sum over positives of w · the mean over negatives of [margin + wrong − right]₊.
+
+    w = log(1 + rank), the rank being guessed from the share of negatives that come too near (Hsieh et al.,
+    Collaborative Metric Learning, WWW 2017); without rank weights it is 1.
+    """
+    short = F.relu(margin + wrong - right[:, None])  # [positives, negatives]
+    if not rank_weights:
+        return short.mean(1).sum()
+    rank = (short.detach() > 0).to(short.dtype).mean(1) * catalogue
+    return (rank.log1p() * short.mean(1)).sum()

@@ -1,0 +1,112 @@
+"""VAE-CF: a variational autoencoder of what a user took, with a multinomial likelihood (Mult-VAE)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from bundlemage.models.base import Histories, Interactions, Model, Phase, Sizes
+from bundlemage.models.config import LearnedConfig, ModelConfig
+from bundlemage.models.losses import multinomial_loss
+from bundlemage.models.ragged import Ragged
+
+
+class VAECFConfig(LearnedConfig):
+    """Sizes and dropout as in the publication."""
+
+    embedding_dim: int = Field(200, ge=1)
+    """K, the length of a user's latent vector."""
+    hidden_dim: int = Field(600, ge=1)
+    """Units of the hidden layer of the encoder, and of that of the decoder."""
+    dropout: float = Field(0.5, ge=0, lt=1)
+    """On the user's bundles as the encoder is given them."""
+    kl_weight: float = Field(0.2, ge=0)
+    """β at its highest: how much the latent vectors are held to the normal distribution."""
+    anneal_steps: int = Field(2000, ge=0)
+    """Steps in which β rises from zero to `kl_weight`; 0 begins with `kl_weight`."""
+
+
+USERS = Phase("users", over="users")
+
+
+class VAECF(Model):
+    """Bundles of a user → hidden → a normal distribution of z → hidden → chances of all bundles."""
+
+    name: ClassVar[str] = "vae-cf"
+    title: ClassVar[str] = "VAE-CF"
+    publication: ClassVar[str] = (
+        "Liang, Krishnan, Hoffman and Jebara, Variational Autoencoders for Collaborative Filtering, WWW 2018"
+    )
+    config_class: ClassVar[type[ModelConfig]] = VAECFConfig
+
+    def __init__(self, config: VAECFConfig, sizes: Sizes) -> None:
+        super().__init__(config, sizes)
+        self.config = config
+        hidden, dim = config.hidden_dim, config.embedding_dim
+        # The encoder's first layer, a row for each bundle, so that only the bundles of a user are read.
+        self.encoder_table = nn.Parameter(torch.empty(sizes.bundles, hidden))
+        self.encoder_bias = nn.Parameter(torch.empty(hidden))
+        self.latent = nn.Linear(hidden, 2 * dim)  # to μ and log σ²
+        self.decoder = nn.Linear(dim, hidden)
+        self.decoder_table = nn.Parameter(torch.empty(sizes.bundles, hidden))
+        self.decoder_bias = nn.Parameter(torch.empty(sizes.bundles))
+        # A buffer, so that a resumed run goes on annealing where it was.
+        self.steps_done: Tensor
+        self.register_buffer("steps_done", torch.zeros((), dtype=torch.int64))
+        self._initialise()
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        for weight in (self.encoder_table, self.latent.weight, self.decoder.weight, self.decoder_table):
+            nn.init.xavier_uniform_(weight)
+        for bias in (self.encoder_bias, self.latent.bias, self.decoder.bias, self.decoder_bias):
+            nn.init.normal_(bias, 0, 0.001)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (USERS,)
+
+    def encode(self, bundles: Ragged) -> tuple[Tensor, Tensor]:
+        """μ and log σ² of each user's latent vector; the input has length 1 before dropout."""  # [rows, K]
+        share = bundles.lengths.to(self.encoder_table.dtype).clamp(min=1).rsqrt()
+        entries = F.dropout(share[bundles.row_of_entry()], self.config.dropout, self.training)
+        hidden = torch.tanh(bundles.weighted_sum_of(self.encoder_table, entries) + self.encoder_bias)
+        mean, log_variance = self.latent(hidden).chunk(2, dim=1)
+        return mean, log_variance
+
+    def decode(self, z: Tensor) -> Tensor:  # [rows, hidden]
+        return torch.tanh(self.decoder(z))
+
+    def kl_weight_now(self) -> Tensor:
+        """β, which rises in a straight line with the steps."""
+        if not self.config.anneal_steps:
+            return torch.full_like(self.encoder_bias[0], self.config.kl_weight)
+        return (self.steps_done / self.config.anneal_steps).clamp(max=1) * self.config.kl_weight
+
+    def loss(self, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
+        """−ELBO_β: −Σ_i x_ui log π_i(z_u) + β · KL(q(z_u | x_u) ‖ N(0, I)), the mean over users."""
+        bundles = data.user_bundle.rows(rows)
+        mean, log_variance = self.encode(bundles)
+        z = mean
+        if self.training:
+            z = mean + torch.randn_like(mean) * (log_variance / 2).exp()
+        hidden = self.decode(z)
+        # The bias as one more column, of a hidden unit that is always 1.
+        hidden = torch.cat([hidden, torch.ones_like(hidden[:, :1])], dim=1)
+        table = torch.cat([self.decoder_table, self.decoder_bias[:, None]], dim=1)
+        likelihood = multinomial_loss(hidden, table, bundles, torch.ones_like(hidden[:, 0]))
+        divergence = (mean.square() + log_variance.exp() - 1 - log_variance).sum(1).mean() / 2
+        weight = self.kl_weight_now()
+        if self.training:
+            self.steps_done += 1
+        return likelihood + weight * divergence
+
+    def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
+        """The logits of π at z = μ."""
+        mean, _ = self.encode(self.named_bundles(histories))
+        scores = torch.addmm(self.decoder_bias, self.decode(mean), self.decoder_table.T)
+        return self.with_unnamed(scores, contents)  # [rows, bundles]

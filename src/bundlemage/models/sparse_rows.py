@@ -1,0 +1,113 @@
+"""Sparse matrices with a weight per entry, and their products in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bundlemage.models.ragged import Ragged
+
+WALKS = 2**22
+"""How many pairs of entries a product of two sparse matrices holds at a time."""
+CELLS = 2**24
+"""How many cells a block of a dense matrix has at the most, unless a single row has more."""
+
+
+def exact(device: torch.device) -> torch.dtype:
+    """The type to solve in, where rounding would otherwise show: MPS has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def blocks(rows: int, width: int) -> Iterator[slice]:
+    """Slices of rows, each of which makes a dense block of bounded size."""
+    step = max(1, CELLS // max(1, width))
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+@dataclass(frozen=True)
+class SparseRows:
+    """A matrix: `rows` names the columns of each row's entries. A column named twice counts twice."""
+
+    rows: Ragged
+    weights: Tensor  # [entries]
+    columns: int
+
+    @classmethod
+    def of(
+        cls, rows: Ragged, columns: int, weight: float = 1.0, dtype: torch.dtype = torch.float32
+    ) -> SparseRows:
+        weights = torch.full((len(rows.values),), weight, dtype=dtype, device=rows.device)
+        return cls(rows, weights, columns)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def block(self, which: slice) -> SparseRows:
+        """Some consecutive rows."""
+        offsets = self.rows.offsets[which.start : which.stop + 1]
+        entries = slice(int(offsets[0]), int(offsets[-1]))
+        return SparseRows(
+            Ragged(self.rows.values[entries], offsets - offsets[0]), self.weights[entries], self.columns
+        )
+
+    def above(self, other: SparseRows) -> SparseRows:
+        """These rows, then those of the other."""
+        weights = torch.cat([self.weights, other.weights])
+        return SparseRows(self.rows.append(other.rows), weights, self.columns)
+
+    def beside(self, other: SparseRows) -> SparseRows:
+        """The columns of the other follow those of this one."""
+        moved = Ragged(other.rows.values + self.columns, other.rows.offsets)
+        total = self.columns + other.columns
+        return SparseRows(self.rows, self.weights, total).plus(SparseRows(moved, other.weights, total))
+
+    def plus(self, other: SparseRows) -> SparseRows:
+        row = torch.cat([self.rows.row_of_entry(), other.rows.row_of_entry()])
+        order = torch.argsort(row, stable=True)
+        values = torch.cat([self.rows.values, other.rows.values])[order]
+        weights = torch.cat([self.weights, other.weights])[order]
+        return SparseRows(Ragged(values, self.rows.offsets + other.rows.offsets), weights, self.columns)
+
+    def transposed(self) -> SparseRows:
+        order = torch.argsort(self.rows.values, stable=True)
+        return SparseRows(self.rows.transposed(self.columns), self.weights[order], len(self))
+
+    def times(self, other: SparseRows) -> Tensor:
+        """The product with another sparse matrix, dense. Walks from each entry to the other's row of it."""
+        product = self.weights.new_zeros(len(self) * other.columns)
+        row, walks = self.rows.row_of_entry(), other.rows.lengths[self.rows.values]  # [entries]
+        # Where the walk of an entry begins in the other's entries, less how many walks come before it.
+        before = torch.cat([walks.new_zeros(1), walks.cumsum(0)])
+        begin = other.rows.offsets[self.rows.values] - before[:-1]
+        for first, last in _parts(before):
+            total = int(before[last] - before[first])
+            entry = torch.repeat_interleave(
+                torch.arange(first, last, device=row.device), walks[first:last], output_size=total
+            )
+            there = begin[entry] + torch.arange(total, device=row.device) + before[first]
+            cell = row[entry] * other.columns + other.rows.values[there]
+            product.index_add_(0, cell, self.weights[entry] * other.weights[there])
+        return product.view(len(self), other.columns)
+
+    def times_dense(self, table: Tensor) -> Tensor:
+        """The product with a dense matrix of `columns` rows."""  # [rows, d]
+        return self.rows.weighted_sum_of(table, self.weights)
+
+    def dense(self) -> Tensor:  # [rows, columns]
+        cells = self.rows.row_of_entry() * self.columns + self.rows.values
+        flat = self.weights.new_zeros(len(self) * self.columns).index_add_(0, cells, self.weights)
+        return flat.view(len(self), self.columns)
+
+
+def _parts(before: Tensor) -> Iterator[tuple[int, int]]:
+    """Runs of entries with no more walks than are held at a time, by how many there are before each."""
+    start, entries = 0, len(before) - 1
+    while start < entries:
+        reach = int(torch.searchsorted(before, before[start] + WALKS, right=True)) - 1
+        end = max(start + 1, reach)  # an entry with more walks than that goes alone
+        yield start, end
+        start = end

@@ -1,0 +1,110 @@
+"""What a model can do, asked of a tiny instance of it, because it may depend on its settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bundlemage.errors import BundleMageError
+from bundlemage.models.base import Interactions, Model, Sizes
+from bundlemage.models.ragged import Ragged
+from bundlemage.models.registry import build, make_config, model_class, model_names
+
+
+@dataclass(frozen=True)
+class Abilities:
+    matches: bool
+    generates: bool
+    learns: bool
+    """By gradient steps."""
+    seeded: bool
+    """Whether another seed could give another result."""
+
+
+def abilities(model: str, settings: Mapping[str, Any] | None = None) -> Abilities:
+    return _abilities(model, json.dumps(dict(settings or {}), sort_keys=True))
+
+
+@lru_cache(maxsize=1024)
+def _abilities(name: str, settings: str) -> Abilities:
+    given = json.loads(settings)
+    model = build(name, make_config(name, given), _TINY)
+    learns = bool(model.phases)
+    return Abilities(model.matches, model.generates, learns, learns or _seed_shows(name, given))
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A line of the list of models. With an `error` nothing but the name is known."""
+
+    name: str
+    title: str = ""
+    matches: bool = False
+    generates: bool = False
+    learns: bool = False
+    knows_new_users: bool = False
+    publication: str = ""
+    error: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def every_model() -> list[ModelFacts]:
+    """All registered models, those of other packages included; one that cannot be loaded says why."""
+    return [_facts(name) for name in model_names()]
+
+
+def _facts(name: str) -> ModelFacts:
+    try:
+        kind, able = model_class(name), abilities(name)
+    except BundleMageError as error:
+        return ModelFacts(name, error=str(error))
+    except Exception as error:  # another package's model may fail in any way
+        return ModelFacts(name, error=f"it cannot be built: {type(error).__name__}: {error}")
+    return ModelFacts(
+        name,
+        kind.title,
+        able.matches,
+        able.generates,
+        able.learns,
+        kind.knows_new_users,
+        kind.publication,
+    )
+
+
+# ── Whether a model that does not learn is random ────────────────────────────────────────────────
+
+_TINY = Sizes(8, 8, 8)
+
+
+def _seed_shows(name: str, settings: Mapping[str, Any]) -> bool:
+    """Whether two seeds differ on a tiny shop, in what is stored or in what is answered."""
+    try:
+        first, second = (_observed(name, {**settings, "seed": seed}) for seed in (1, 2))
+        return not all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    except Exception:  # too small a shop for it: then every seed is run, which is never wrong
+        return True
+
+
+def _observed(name: str, settings: Mapping[str, Any]) -> list[Tensor]:
+    config = make_config(name, {**settings, "device": "cpu"})
+    model: Model = build(name, config, _TINY).eval()
+    rows = Ragged.from_lists([[row, (row + 1) % 8, (row + 3) % 8] for row in range(8)], torch.device("cpu"))
+    data = Interactions(rows, rows, rows, 8)
+    histories = data.histories(torch.arange(8))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(config.seed)
+        model.observe(data)
+        answers = [*model.state_dict().values()]
+        if model.matches:
+            answers.append(model.score_bundles(histories, rows))
+        if model.generates:
+            answers.append(model.score_items(histories, rows, rows))
+    return answers

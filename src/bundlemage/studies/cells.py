@@ -1,0 +1,258 @@
+"""A cell of a study: one contender, one split, one seed; run once, then found in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cache as remembered
+from functools import cached_property
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bundlemage import __version__
+from bundlemage.data.dataset import BundleDataset
+from bundlemage.data.splits import Split, SplitPlan
+from bundlemage.data.vocabulary import Vocabulary
+from bundlemage.errors import BundleMageError, CheckpointError, ConfigError
+from bundlemage.evaluation.protocols import means
+from bundlemage.evaluation.results import case_metrics
+from bundlemage.models.base import Interactions
+from bundlemage.models.config import ModelConfig
+from bundlemage.models.registry import make_config, model_class, model_names
+from bundlemage.recipe import Recipe
+from bundlemage.recommender import Recommender
+from bundlemage.studies.abilities import Abilities, abilities
+from bundlemage.studies.cache import FORMAT, Cache
+from bundlemage.studies.machine import PeakMemory, device_in_words
+from bundlemage.studies.outcome import CASE_METRICS, KS, Outcome, PerCase
+from bundlemage.training.checkpoint import RunFolder
+from bundlemage.training.devices import resolve_device
+from bundlemage.training.history import SELECTION_METRIC, EpochRecord, Observer
+
+CHECKPOINT_EVERY = 10
+"""Epochs of work that a killed study may lose."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A registered model with settings, under a name of its own."""
+
+    label: str
+    model: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What differs from the defaults; `seed` and `device` are the cell's business."""
+
+    @classmethod
+    def parse(cls, text: str) -> Contender:
+        """From a model's name, a recipe's path (`mine/wide.toml` is called `wide`), or a recipe's name."""
+        if text.endswith(".toml"):
+            recipe = Recipe.find(text)
+            return cls(PurePath(text).stem, recipe.model, recipe.settings)
+        if "/" in text and text not in model_names():
+            recipe = Recipe.find(text)
+            return cls(text, recipe.model, recipe.settings)
+        model_class(text)  # an unknown name, or a model that cannot be loaded, is refused here
+        return cls(text, text)
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Contender:
+        return replace(self, settings={**self.settings, **settings})
+
+    def config(self, seed: int = 0, device: str = "auto") -> ModelConfig:
+        return make_config(self.model, {**self.settings, "seed": seed, "device": device})
+
+    def abilities(self) -> Abilities:
+        """Whether it matches, generates, learns, and whether the seed matters to it."""
+        return abilities(self.model, {**self.settings, "seed": 0, "device": "cpu"})
+
+
+@dataclass(frozen=True)
+class Cell:
+    contender: Contender
+    split: Split
+    seed: int
+
+    @cached_property
+    def key(self) -> str:
+        """A SHA-256 over all that the result follows from: neither the label nor the device."""
+        settings = self.contender.config(self.seed).model_dump(mode="json", exclude={"device"})
+        parts = [FORMAT, self.contender.model, settings, split_key(self.split)]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def can_be_tested(self) -> bool:
+        """Whether the split asks anything that the contender answers."""
+        able, split = self.contender.abilities(), self.split
+        return bool((able.matches and split.test) or (able.generates and split.generation))
+
+
+_SPLIT_KEYS: dict[int, tuple[weakref.ref[Split], str]] = {}
+
+
+def split_key(split: Split) -> str:
+    """A SHA-256 over the training data and every case. Worked out once for each split."""
+    known = _SPLIT_KEYS.get(id(split))
+    if known is not None and known[0]() is split:
+        return known[1]
+    cases = [
+        part.fingerprint() if part else None for part in (split.validation, split.test, split.generation)
+    ]
+    found = hashlib.sha256(json.dumps([split.train.fingerprint(), *cases]).encode()).hexdigest()
+    _SPLIT_KEYS[id(split)] = (weakref.ref(split), found)
+    return found
+
+
+def run_cell(
+    contender: Contender,
+    split: Split,
+    seed: int,
+    cache: Cache,
+    device: str = "auto",
+    observers: Sequence[Observer] = (),
+    *,
+    fresh: bool = False,
+) -> Outcome:
+    """The outcome of a cell: from the cache, or else by fitting and testing, which can be killed.
+
+    `fresh` does it anew even if it is known. Ctrl-C raises KeyboardInterrupt and keeps the checkpoint.
+    """
+    return find_or_run(Cell(contender, split, seed), cache, device, lambda: observers, fresh=fresh)[0]
+
+
+def find_or_run(
+    cell: Cell,
+    cache: Cache,
+    device: str,
+    begin: Callable[[], Sequence[Observer]],
+    *,
+    fresh: bool = False,
+) -> tuple[Outcome, bool]:
+    """A cell's outcome, and whether it was in the cache. `begin` is called when it has to be run."""
+    found = None if fresh else cache.load(cell.key)
+    if found is not None:
+        return replace(found, label=cell.contender.label), True
+    with cache.working(cell.key) as folder:  # whoever else works on this cell is waited for
+        found = None if fresh else cache.load(cell.key, quiet=True)
+        from_cache = found is not None
+        if found is None:
+            if fresh:
+                RunFolder(folder).discard()
+            found = _fit_and_test(cell, folder, device, begin())
+            cache.save(cell.key, found)
+            RunFolder(folder).discard()
+    return replace(found, label=cell.contender.label), from_cache
+
+
+def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Observer]) -> Outcome:
+    contender, split = cell.contender, cell.split
+    able = contender.abilities()
+    if not cell.can_be_tested:
+        raise ConfigError(
+            f"{contender.label} answers nothing that this split asks: it has "
+            f"{'no ' * (not split.test)}matching and {'no ' * (not split.generation)}generation cases"
+        )
+    config = contender.config(cell.seed, device)
+    where = resolve_device(config.device)
+    _warm_up(str(where))
+    memory, resumed = PeakMemory(where), _Resumed()
+    recommender = _fitted(contender.model, config, split, folder, [*observers, resumed])
+    training = recommender.training
+    assert training is not None
+    started = time.perf_counter()
+    found = case_metrics(recommender.model, split, Interactions.of(split.train, where), KS)
+    scores = {task: means(values) for task, values in found.items()}
+    best = training.history[training.best_epoch - 1].validation if training.best_epoch else {}
+    return Outcome(
+        label=contender.label,
+        model=contender.model,
+        settings=config.model_dump(mode="json"),
+        dataset=split.dataset.name,
+        protocol=split.protocol,
+        split=split_key(split),
+        seed=cell.seed,
+        seeded=able.seeded,
+        matching=scores.get("matching"),
+        matching_cases=len(split.test) if split.test else 0,
+        generation=scores.get("generation"),
+        generation_cases=len(split.generation) if split.generation else 0,
+        validation=dict(best),
+        epochs=len(training.history),
+        best_epoch=training.best_epoch,
+        fit_seconds=round(training.seconds + resumed.seconds, 3),
+        evaluate_seconds=round(time.perf_counter() - started, 3),
+        memory=memory.bytes(),
+        device=device_in_words(where),
+        version=__version__,
+        torch=str(torch.__version__),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        curve=[
+            round(record.validation[SELECTION_METRIC], 5)
+            for record in training.history
+            if SELECTION_METRIC in record.validation
+        ],
+        cases={task: _kept(values) for task, values in found.items()},
+    )
+
+
+def _fitted(
+    model: str, config: ModelConfig, split: Split, folder: Path, observers: Sequence[Observer]
+) -> Recommender:
+    """Fitted to the end, going on from a checkpoint where there is a sound one."""
+    recommender = Recommender(model, **config.model_dump())
+
+    def fit() -> None:
+        recommender.fit(
+            split,
+            folder=folder,
+            resume=True,
+            checkpoint_every=CHECKPOINT_EVERY,
+            observers=observers,
+            progress=False,
+        )
+
+    try:
+        try:
+            fit()
+        except CheckpointError:  # damaged: what it held is lost, but not the study
+            RunFolder(folder).discard()
+            fit()
+    except BundleMageError as error:
+        # Interrupted before the first epoch was done, which for a study is no failure of the model.
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        raise
+    if recommender.training is not None and recommender.training.interrupted:
+        raise KeyboardInterrupt
+    return recommender
+
+
+class _Resumed(Observer):
+    """How long the epochs took that an earlier, cut-off process had done."""
+
+    seconds = 0.0
+
+    def on_start(self, *, epochs: int, steps_per_epoch: int, done: Sequence[EpochRecord]) -> None:
+        self.seconds = sum(record.seconds for record in done)
+
+
+def _kept(values: Mapping[str, Tensor]) -> PerCase:
+    return {metric: values[metric].float().cpu().numpy() for metric in CASE_METRICS}
+
+
+@remembered
+def _warm_up(device: str) -> None:
+    """What torch does once in a process takes seconds and memory, which are not the first model's."""
+    pairs = np.eye(2, dtype=np.float32)
+    users, items, bundles = (Vocabulary(kind, ["0", "1"]) for kind in ("user", "item", "bundle"))
+    data = BundleDataset(pairs, pairs, pairs, users, items, bundles)
+    Recommender("bundlemage", embedding_dim=2, epochs=1, device=device).fit(
+        SplitPlan("none").divide(data), progress=False
+    )

@@ -1,0 +1,345 @@
+"""The report's figures, each as SVG (for the page and as a file) and as PNG.
+
+Colours are Okabe and Ito's, which colour-blind people tell apart; in the SVG they are CSS variables, so that
+a figure follows the page, or the reader's system, from light to dark. Nothing is told by colour alone.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+from xml.etree import ElementTree
+
+import numpy as np
+import numpy.typing as npt
+
+from bundlemage.errors import MissingExtraError
+
+Group = Literal["ours", "paper", "beyond"]
+
+COLOURS: Mapping[str, tuple[str, str]] = {
+    "ink": ("#1b1f24", "#e6e9ed"),
+    "ground": ("#fefefe", "#14181d"),
+    "rule": ("#d8dee4", "#3a424b"),
+    "ours": ("#0072b2", "#56b4e9"),
+    "rival": ("#009e73", "#35c79e"),
+    "beyond": ("#c28e0e", "#e6c060"),
+    "mark": ("#d55e00", "#ff8a3d"),
+}
+"""Name → colour on light and on dark ground. Each is used for one thing only, in every figure."""
+_GROUPS: Mapping[Group, tuple[str, str]] = {
+    "ours": ("ours", "BundleMage"),
+    "paper": ("rival", "rivals of the paper"),
+    "beyond": ("beyond", "beyond the paper"),
+}
+_FONT = "system-ui, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
+_SVG = "http://www.w3.org/2000/svg"
+_DOTS_PER_INCH = 160
+
+
+@dataclass(frozen=True)
+class Figure:
+    name: str
+    """The stem of its files."""
+    title: str
+    alt: str
+    """What it shows, for those who do not see it."""
+    inline: str
+    """SVG for the page, whose style sheet has the colours."""
+    file: str
+    """SVG that stands alone."""
+    png: bytes
+
+
+@dataclass(frozen=True)
+class Bar:
+    label: str
+    group: Group
+    value: float | None
+    """None where it was not run: then only the paper's mark is shown."""
+    spread: float | None = None
+    paper: float | None = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    label: str
+    group: Group
+    epochs: Sequence[int]
+    values: Sequence[float]
+    best_epoch: int
+
+
+@dataclass(frozen=True)
+class Point:
+    label: str
+    group: Group
+    seconds: float
+    value: float
+
+
+def require_plots() -> None:
+    """Fail before hours of training, not after."""
+    try:
+        import matplotlib as _  # noqa: F401
+    except ImportError:
+        raise MissingExtraError("plots", "drawing the report's figures") from None
+
+
+def colour_variables(dark: bool = False) -> str:
+    """The colours as CSS declarations."""
+    return "".join(f"--fig-{name}:{pair[dark]};" for name, pair in COLOURS.items())
+
+
+# ── The figures ──────────────────────────────────────────────────────────────────────────────────
+
+
+def accuracy_bars(name: str, title: str, panels: Mapping[str, Sequence[Bar]]) -> Figure:
+    """A bar for each model, a panel for each task (the paper's Fig. 1a), the paper's figure as a mark."""
+    rows = max(len(bars) for bars in panels.values())
+    figure, axes = _canvas(1, len(panels), width=9.6, height=1.1 + 0.29 * rows)
+    for axis, (heading, bars) in zip(axes, panels.items(), strict=True):
+        ordered = sorted(bars, key=lambda bar: bar.paper or 0 if bar.value is None else bar.value)
+        for row, bar in enumerate(ordered):
+            _draw_bar(axis, row, bar)
+        axis.set_yticks(range(len(ordered)), [bar.label for bar in ordered])
+        axis.set_ylim(len(ordered) - rows - 0.7, len(ordered) - 0.3)  # bars of one height in all panels
+        top = max((max(bar.value or 0, bar.paper or 0) for bar in bars), default=1)
+        axis.set_xlim(0, (top or 1) * 1.16)
+        axis.set_title(heading, loc="left", fontsize=10.5, fontweight="bold")
+        axis.set_xlabel("nDCG@5")
+        axis.grid(axis="x")
+    used = {bar.group for bars in panels.values() for bar in bars}
+    handles = [_patch(colour, label) for group, (colour, label) in _GROUPS.items() if group in used]
+    if any(bar.paper is not None for bars in panels.values() for bar in bars):
+        handles.append(_line("mark", "the paper's figure", marker="D"))
+    figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False)
+    return _finished(figure, name, title, _bars_in_words(panels))
+
+
+def _draw_bar(axis: Any, row: int, bar: Bar) -> None:
+    if bar.value is not None:
+        colour = _light(_GROUPS[bar.group][0])
+        hatched = {"hatch": "///", "edgecolor": _light("rule")} if bar.group == "beyond" else {}
+        axis.barh(row, bar.value, height=0.62, color=colour, linewidth=0, **hatched)
+        if bar.spread:
+            axis.errorbar(bar.value, row, xerr=bar.spread, color=_light("ink"), capsize=2, linewidth=1)
+    if bar.paper is not None:
+        axis.plot(bar.paper, row, marker="D", markersize=5.6, color=_light("mark"), markeredgewidth=0.9,
+                  markeredgecolor=_light("ground"))  # fmt: skip
+    at = max(bar.value or 0, (bar.value or 0) + (bar.spread or 0), bar.paper or 0)
+    text = "not run" if bar.value is None else f"{bar.value:.3f}".lstrip("0")
+    axis.annotate(text, (at, row), (5, 0), textcoords="offset points", va="center", fontsize=8)
+
+
+def _bars_in_words(panels: Mapping[str, Sequence[Bar]]) -> str:
+    parts = []
+    for heading, bars in panels.items():
+        measured = sorted((bar for bar in bars if bar.value is not None), key=lambda bar: -(bar.value or 0))
+        best = ", ".join(f"{bar.label} {bar.value:.4f}" for bar in measured[:3])
+        parts.append(
+            f"{heading}: {len(measured)} models measured" + (f", the best are {best}" if best else "")
+        )
+    return "Bar chart of nDCG@5. " + ". ".join(parts) + "."
+
+
+def similarity(name: str, title: str, cosines: npt.NDArray[np.float64]) -> Figure:
+    """How alike a user's items and bundles are: over users, and as the paper sorts it ("dissimilarity")."""
+    known = np.sort(cosines[~np.isnan(cosines)])[::-1]
+    figure, (left, right) = _canvas(1, 2, width=9.6, height=3.3)
+    left.hist(known, bins=np.linspace(0, 1, 21), color=_light("ours"), rwidth=0.92)
+    left.set_xlabel("cosine similarity of item and bundle preference")
+    left.set_ylabel("users")
+    left.set_title("How many users", loc="left", fontsize=10.5, fontweight="bold")
+    right.plot(np.arange(len(known)), known, color=_light("ours"), linewidth=1.8)
+    right.set_xlabel("users, the most alike first")
+    right.set_ylabel("cosine similarity")
+    right.set_title("User by user, as in the paper", loc="left", fontsize=10.5, fontweight="bold")
+    for axis in (left, right):
+        axis.grid(axis="y")
+    left.set_xlim(0, 1)
+    right.set_ylim(0, 1.02)
+    middle = float(np.median(known)) if len(known) else float("nan")
+    if len(known):
+        left.set_ylim(0, left.get_ylim()[1] * 1.12)
+        left.axvline(middle, color=_light("mark"), linewidth=1.4, linestyle=(0, (4, 2)))
+        left.annotate(f"median {middle:.2f}", (middle, 1), (4, -10), xycoords=("data", "axes fraction"),
+                      textcoords="offset points", fontsize=8.5)  # fmt: skip
+    below = float((known < 0.5).mean()) if len(known) else float("nan")
+    alt = (
+        f"Histogram and sorted curve of the cosine similarity of {len(known):,} users: median {middle:.3f}, "
+        f"below one half for {below:.0%} of them."
+    )
+    return _finished(figure, name, title, alt)
+
+
+def training_curves(name: str, title: str, curves: Sequence[Curve]) -> Figure:
+    """Validation nDCG@5 over the epochs: a small panel for each model, the others faint behind it."""
+    columns = min(4, len(curves))
+    rows = -(-len(curves) // columns)
+    figure, axes = _canvas(rows, columns, width=9.6, height=0.5 + 1.65 * rows, share=True)
+    highest = max(max(curve.values) for curve in curves)
+    for number, axis in enumerate(axes):
+        if number >= len(curves):
+            axis.set_visible(False)
+            continue
+        for other in curves:
+            thin = max(1, len(other.epochs) // 40)  # drawn in every panel: all points would fill megabytes
+            axis.plot(other.epochs[::thin], other.values[::thin], color=_light("rule"), linewidth=0.8)
+        own = curves[number]
+        axis.plot(own.epochs, own.values, color=_light(_GROUPS[own.group][0]), linewidth=1.8)
+        best = max(own.values)
+        at = own.best_epoch if own.best_epoch in own.epochs else own.epochs[int(np.argmax(own.values))]
+        axis.plot(at, own.values[list(own.epochs).index(at)], "o", markersize=4, color=_light("mark"))
+        axis.set_title(f"{own.label}  {best:.3f}", loc="left", fontsize=9)
+        axis.set_ylim(0, highest * 1.08)
+        axis.grid(axis="y")
+    axes[0].xaxis.get_major_locator().set_params(integer=True)
+    figure.supxlabel("epoch", fontsize=9)
+    figure.supylabel("validation nDCG@5", fontsize=9)
+    told = "; ".join(f"{curve.label} best {max(curve.values):.4f} at {curve.best_epoch}" for curve in curves)
+    return _finished(figure, name, title, f"Validation nDCG@5 by epoch, one panel a model. {told}.")
+
+
+def time_and_accuracy(name: str, title: str, points: Sequence[Point]) -> Figure:
+    """What a model's accuracy costs in training time."""
+    figure, (axis,) = _canvas(1, 1, width=9.6, height=4.6)
+    for group, (colour, label) in _GROUPS.items():
+        chosen = [point for point in points if point.group == group]
+        if chosen:
+            marker = {"ours": "o", "paper": "s", "beyond": "^"}[group]
+            axis.plot([point.seconds for point in chosen], [point.value for point in chosen], marker,
+                      color=_light(colour), label=label, markersize=7, markeredgewidth=0)  # fmt: skip
+    axis.set_xscale("log")
+    axis.margins(0.12)
+    axis.set_xlabel("seconds of training (logarithmic), mean over the seeds")
+    axis.set_ylabel("test nDCG@5, matching")
+    axis.grid()
+    _label_points(figure, axis, points)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False)
+    told = "; ".join(f"{point.label} {point.value:.4f} in {point.seconds:.3g} s" for point in points)
+    return _finished(figure, name, title, f"Training time against test nDCG@5. {told}.")
+
+
+def _label_points(figure: Any, axis: Any, points: Sequence[Point]) -> None:
+    """Names beside their points, moved up or down where two would lie on each other."""
+    figure.canvas.draw()
+    places = {id(point): axis.transData.transform((point.seconds, point.value)) for point in points}
+    taken: list[tuple[float, float, float]] = [(x - 6, y, x + 6) for x, y in places.values()]
+    for point in sorted(points, key=lambda point: point.value):
+        x, y = places[id(point)]
+        x += 8
+        width = 6.5 * len(point.label) + 14
+        shift = 0.0
+        for left, at, right in sorted(taken, key=lambda place: place[1]):
+            if x < right and left < x + width and abs(y + shift - at) < 13:
+                shift = at + 13 - y
+        taken.append((x, y + shift, x + width))
+        axis.annotate(point.label, (point.seconds, point.value), (7, shift * 72 / figure.dpi),
+                      textcoords="offset points", va="center", fontsize=8)  # fmt: skip
+
+
+# ── Drawing ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _light(name: str) -> str:
+    return COLOURS[name][0]
+
+
+def _canvas(
+    rows: int, columns: int, *, width: float, height: float, share: bool = False
+) -> tuple[Any, list[Any]]:
+    require_plots()
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Canvas
+
+    ink, rule = _light("ink"), _light("rule")
+    style = {
+        "font.size": 9,
+        "font.family": "sans-serif",
+        "text.color": ink,
+        "axes.labelcolor": ink,
+        "axes.edgecolor": rule,
+        "axes.titlecolor": ink,
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "xtick.color": ink,
+        "ytick.color": ink,
+        "xtick.major.size": 0,
+        "ytick.major.size": 0,
+        "xtick.minor.size": 0,
+        "grid.color": rule,
+        "grid.linewidth": 0.6,
+        "hatch.linewidth": 0.6,
+    }
+    with rc_context(style):  # type: ignore[arg-type]
+        figure = Canvas(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(rows, columns, squeeze=False, sharex=share, sharey=share)
+    return figure, list(axes.ravel())
+
+
+def _patch(colour: str, label: str) -> Any:
+    from matplotlib.patches import Patch
+
+    hatch = "///" if colour == "beyond" else None
+    return Patch(facecolor=_light(colour), label=label, hatch=hatch, edgecolor=_light("rule"), linewidth=0)
+
+
+def _line(colour: str, label: str, marker: str) -> Any:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], linestyle="", marker=marker, color=_light(colour), label=label, markersize=5)
+
+
+def _finished(figure: Any, name: str, title: str, alt: str) -> Figure:
+    from matplotlib import rc_context
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_color(_light("ink"))
+    picture, vector = io.BytesIO(), io.StringIO()
+    # Text stays text, and the same figures make the same file.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(
+            picture, format="png", dpi=_DOTS_PER_INCH, facecolor="white", metadata={"Title": title}
+        )
+        figure.savefig(vector, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    root = _described(vector.getvalue(), name, title, alt)
+    inline = ElementTree.tostring(root, encoding="unicode")
+    style = ElementTree.Element(f"{{{_SVG}}}style")
+    style.text = (
+        f":root{{{colour_variables()}}}@media(prefers-color-scheme:dark){{:root{{{colour_variables(True)}}}}}"
+    )
+    root.insert(2, style)
+    whole = '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+    return Figure(name, title, alt, inline, whole, picture.getvalue())
+
+
+def _described(text: str, name: str, title: str, alt: str) -> ElementTree.Element:
+    """The drawing with its title and description, colours as variables, and ids that no other figure has."""
+    for colour, (light, _) in COLOURS.items():
+        text = re.sub(light, f"var(--fig-{colour})", text, flags=re.IGNORECASE)
+    # Hatches are drawn in a pattern whose colours are attributes, where variables do not work.
+    text = re.sub(r'\b(fill|stroke)="(var\(--[\w-]+\))"', r'style="\1: \2"', text)
+    text = re.sub(r"font: ([^;\"]*?)(\d[\d.]*px) [^;\"]*", rf"font: \1\2 {_FONT}", text)
+    text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", text)
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    ElementTree.register_namespace("", _SVG)
+    ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
+    root = ElementTree.fromstring(text)
+    for tag, content in (("desc", alt), ("title", title)):
+        element = ElementTree.Element(f"{{{_SVG}}}{tag}", {"id": f"{name}-{tag}"})
+        element.text = content
+        root.insert(0, element)
+    root.set("role", "img")
+    root.set("aria-labelledby", f"{name}-title {name}-desc")
+    width, height = (root.attrib.pop(side).removesuffix("pt") for side in ("width", "height"))
+    root.set("width", width)
+    root.set("height", height)
+    return root

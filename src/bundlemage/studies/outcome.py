@@ -1,0 +1,82 @@
+"""What one cell of a study found, and how it is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+TASKS = ("matching", "generation")
+KS = (5, 10, 20, 40)
+METRICS = tuple(f"{name}@{k}" for name in ("ndcg", "recall") for k in KS)
+CASE_METRICS = ("ndcg@5", "ndcg@20", "recall@20")
+"""Metrics that are kept case by case, and so can be tested for significance."""
+
+PerCase = Mapping[str, npt.NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One model with one seed on one split, fitted and tested."""
+
+    label: str
+    """What the contender is called in this study; not part of what identifies the result."""
+    model: str
+    settings: Mapping[str, Any]
+    """Every setting, defaults included."""
+    dataset: str
+    protocol: str
+    split: str
+    """`split_key` of the split: two splits may share a dataset's name and protocol."""
+    seed: int
+    seeded: bool
+    """Whether another seed could give another result."""
+    matching: Mapping[str, float] | None
+    """Mean over the test cases of each of METRICS; None without cases, or if the model does not match."""
+    matching_cases: int
+    generation: Mapping[str, float] | None
+    generation_cases: int
+    validation: Mapping[str, float]
+    """Of the epoch whose weights were kept; empty for a model that learns nothing by steps."""
+    epochs: int
+    best_epoch: int
+    fit_seconds: float
+    evaluate_seconds: float
+    memory: int | None
+    """Peak bytes: allocated on a GPU, or what the process grew by on a CPU; None where unknown."""
+    device: str
+    """The hardware in words."""
+    version: str
+    torch: str
+    date: str
+    """When it was done, in UTC."""
+    curve: Sequence[float] = ()
+    """Validation nDCG@5 after each epoch."""
+    cases: Mapping[str, PerCase] = field(default_factory=dict, compare=False, repr=False)
+    """task → metric of CASE_METRICS → a value for each case. Not part of the JSON."""
+
+    def to_json(self) -> dict[str, Any]:
+        plain = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "cases"}
+        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in plain.items()}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any], cases: Mapping[str, PerCase] | None = None) -> Outcome:
+        return cls(**content, cases=cases or {})
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A contender without a result: why it failed, or why there was nothing to ask it."""
+
+    label: str
+    model: str
+    dataset: str
+    protocol: str
+    split: str
+    message: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)

@@ -1,0 +1,225 @@
+"""Outcomes over seeds, side by side: means, deviations, the best, and who cannot be told from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from bundlemage.data.splits import Split
+from bundlemage.studies.cells import Contender, split_key
+from bundlemage.studies.outcome import METRICS, Missing, Outcome
+from bundlemage.studies.significance import Values, holm, paired_p
+
+LEVEL = 0.05
+"""A row whose corrected p is at least this cannot be told from the best."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A metric over seeds."""
+
+    mean: float
+    sd: float | None
+    """Sample standard deviation; 0 where the seed does not matter, None where one seed says nothing."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A contender in a table."""
+
+    label: str
+    model: str
+    seeds: tuple[int, ...] = ()
+    metrics: Mapping[str, Spread] | None = None
+    """Each of METRICS; None for a contender that failed."""
+    best: tuple[str, ...] = ()
+    """The metrics in which no row is better."""
+    leads: bool = False
+    """Whether this is the row that the others are tested against."""
+    p: float | None = None
+    """Of a paired t-test against the leading row over the cases, Holm-corrected; None if not tested."""
+    distinguishable: bool = True
+    """False for a row that is not significantly worse than the leading one."""
+    fit_seconds: float | None = None
+    """Mean over the seeds."""
+    memory: int | None = None
+    """The most of all seeds, in bytes."""
+    failure: str | None = None
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Row:
+        metrics = content["metrics"] and {name: Spread(**value) for name, value in content["metrics"].items()}
+        lists = {name: tuple(content[name]) for name in ("seeds", "best")}
+        return cls(**{**content, **lists, "metrics": metrics})
+
+
+@dataclass(frozen=True)
+class Table:
+    """One dataset, one protocol, one task."""
+
+    dataset: str
+    protocol: str
+    split: str
+    task: str
+    """`matching` or `generation`."""
+    cases: int
+    metric: str
+    """The metric by which the leading row is chosen and the others are tested."""
+    rows: tuple[Row, ...]
+    """In the order in which the contenders were given."""
+
+    def row(self, label: str) -> Row:
+        return next(row for row in self.rows if row.label == label)
+
+    def ranked(self) -> Table:
+        """The same with the best row first, and those that failed last."""
+        value = {row.label: row.metrics[self.metric].mean if row.metrics else -1.0 for row in self.rows}
+        return replace(self, rows=tuple(sorted(self.rows, key=lambda row: -value[row.label])))
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Table:
+        return cls(**{**content, "rows": tuple(map(Row.from_json, content["rows"]))})
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What a reader of figures must know of a split."""
+
+    name: str
+    protocol: str
+    split: str
+    users: int
+    bundles: int
+    items: int
+    user_bundle_pairs: int
+    user_item_pairs: int
+    bundle_item_pairs: int
+    training_pairs: int
+    """User-bundle pairs that are learned from."""
+    validation_cases: int
+    matching_cases: int
+    generation_cases: int
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, split: Split) -> DataFacts:
+        data = split.dataset
+        return cls(
+            name=data.name,
+            protocol=split.protocol,
+            split=split_key(split),
+            users=len(data.users),
+            bundles=len(data.bundles),
+            items=len(data.items),
+            user_bundle_pairs=data.user_bundle.nnz,
+            user_item_pairs=data.user_item.nnz,
+            bundle_item_pairs=data.bundle_item.nnz,
+            training_pairs=split.train.user_bundle.nnz,
+            validation_cases=len(split.validation or ()),
+            matching_cases=len(split.test or ()),
+            generation_cases=len(split.generation or ()),
+            notes=data.notes,
+        )
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> DataFacts:
+        return cls(**{**content, "notes": tuple(content["notes"])})
+
+
+def make_table(
+    facts: DataFacts,
+    task: str,
+    metric: str,
+    contenders: Sequence[Contender],
+    outcomes: Sequence[Outcome],
+    failures: Sequence[Missing],
+) -> Table | None:
+    """The table of a task on a split; None if the split does not ask it or nobody does it.
+
+    A contender with a failure in one seed has failed: a mean over fewer seeds is not comparable.
+    """
+    failed = {missing.label: missing for missing in failures if missing.split == facts.split}
+    rows: list[Row] = []
+    cases: dict[str, Values] = {}
+    for contender in contenders:
+        found = [
+            outcome
+            for outcome in outcomes
+            if (outcome.label, outcome.split) == (contender.label, facts.split) and getattr(outcome, task)
+        ]
+        if missing := failed.get(contender.label):
+            rows.append(Row(contender.label, contender.model, failure=missing.message))
+        elif found:
+            rows.append(_summed(found, task))
+            stored = [outcome.cases[task][metric] for outcome in found if task in outcome.cases]
+            if stored:
+                cases[contender.label] = np.mean(stored, axis=0, dtype=np.float64)
+    count = facts.matching_cases if task == "matching" else facts.generation_cases
+    if not count or not any(row.metrics for row in rows):
+        return None
+    return Table(
+        facts.name,
+        facts.protocol,
+        facts.split,
+        task,
+        count,
+        metric,
+        _tested(_with_best(rows), metric, cases),
+    )
+
+
+def _summed(found: Sequence[Outcome], task: str) -> Row:
+    metrics = {}
+    for metric in METRICS:
+        values = [getattr(outcome, task)[metric] for outcome in found]
+        alone = None if found[0].seeded else 0.0
+        metrics[metric] = Spread(fmean(values), stdev(values) if len(values) > 1 else alone)
+    memory = [outcome.memory for outcome in found if outcome.memory is not None]
+    return Row(
+        label=found[0].label,
+        model=found[0].model,
+        seeds=tuple(outcome.seed for outcome in found),
+        metrics=metrics,
+        fit_seconds=fmean(outcome.fit_seconds for outcome in found),
+        memory=max(memory, default=None),
+    )
+
+
+def _with_best(rows: Sequence[Row]) -> list[Row]:
+    highest = {
+        metric: max((row.metrics[metric].mean for row in rows if row.metrics), default=None)
+        for metric in METRICS
+    }
+    return [
+        replace(row, best=tuple(name for name in METRICS if row.metrics[name].mean == highest[name]))
+        if row.metrics
+        else row
+        for row in rows
+    ]
+
+
+def _tested(rows: Sequence[Row], metric: str, cases: Mapping[str, Values]) -> tuple[Row, ...]:
+    """Rows with their p against the leading one."""
+    leading = max(
+        (row for row in rows if row.metrics), key=lambda row: row.metrics[metric].mean if row.metrics else 0
+    )
+    raw: dict[str, float] = {}
+    for row in rows:
+        if row is not leading and row.label in cases and leading.label in cases:
+            p = paired_p(cases[leading.label], cases[row.label])
+            if p is not None:
+                raw[row.label] = p
+    corrected = dict(zip(raw, holm(list(raw.values())), strict=True))
+    done = []
+    for row in rows:
+        p = corrected.get(row.label)
+        done.append(
+            replace(row, leads=row is leading, p=p, distinguishable=p is None or p < LEVEL)
+            if row.metrics
+            else row
+        )
+    return tuple(done)
