@@ -11,6 +11,7 @@ from scipy import sparse
 
 from bundlemage.models.base import Histories, Interactions, Sizes
 from bundlemage.models.bundlemage import BundleMage, BundleMageConfig
+from bundlemage.models.losses import BLOCK_ENTRIES
 from bundlemage.models.ragged import Ragged
 from tests.reference import numpy_bundlemage as paper
 
@@ -209,7 +210,7 @@ def test_blocks_change_nothing(matrices: dict[str, np.ndarray], monkeypatch: pyt
     expected = model.item_shared.grad
     assert expected is not None
     model.zero_grad()
-    monkeypatch.setattr("bundlemage.models.losses.BLOCK_ENTRIES", 2 * ITEMS)
+    monkeypatch.setitem(BLOCK_ENTRIES, "cpu", 2 * ITEMS)
     blocked = model.generation_loss(torch.arange(8), data)
     torch.autograd.backward(blocked)
     assert blocked.item() == pytest.approx(whole.item(), rel=1e-12)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bundlemage.models.base import Histories, Interactions, Model, Phase, Sizes
 from bundlemage.models.config import LearnedConfig, ModelConfig
+from bundlemage.models.graphs import Bipartite
 from bundlemage.models.losses import multinomial_loss
 from bundlemage.models.premix import Mixer, PreMix, feed_forward
 from bundlemage.models.ragged import Ragged, mask_each_row, mask_whole_batch
@@ -74,6 +75,7 @@ class BundleMage(Model):
         self.join = feed_forward(dim)  # FNN²
         self.dropout = nn.Dropout(config.dropout)
         self._bundle_table: tuple[Ragged, Tensor] | None = None
+        self._contents: Bipartite | None = None
         self.register_load_state_dict_post_hook(BundleMage._forget)  # type: ignore[no-untyped-call]
         self._initialise()
 
@@ -113,7 +115,10 @@ class BundleMage(Model):
     def bundle_embeddings(self, contents: Ragged, item_table: Tensor | None = None) -> Tensor:
         """E¹XD⁻¹: a bundle is the mean of its items; an empty one is zero."""  # [bundles, d]
         if self.training:
-            return contents.mean_of(self.matching_embeddings() if item_table is None else item_table)
+            table = self.matching_embeddings() if item_table is None else item_table
+            if self._contents is not None and self._contents.left is contents:
+                return self._contents.mean_to_left(table)
+            return contents.mean_of(table)
         # Outside training nothing changes, so the same contents need embedding only once.
         if self._bundle_table is None or self._bundle_table[0] is not contents:
             self._bundle_table = (contents, contents.mean_of(self.matching_embeddings()))
@@ -156,6 +161,9 @@ class BundleMage(Model):
         return z  # [rows, d]
 
     # ── Learning ─────────────────────────────────────────────────────────────────────────────────
+
+    def observe(self, data: Interactions) -> None:
+        self._contents = Bipartite.of(data.bundle_item, self.sizes.items)
 
     def _mask(self, ragged: Ragged, ratio: float) -> Ragged:
         return (mask_each_row if self.config.masking == "row" else mask_whole_batch)(ragged, ratio)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from bundlemage.models.ragged import Ragged
 
-BLOCK_ENTRIES = 2**24
-"""How many logits exist at a time: 64 MiB of float32, whatever the batch and the catalogue."""
+BLOCK_ENTRIES = {"cpu": 2**24, "cuda": 2**28}
+"""How many logits exist at a time, whatever the batch and the catalogue: 64 MiB of float32, which caches
+like; on a GPU 1 GiB, as products of few rows leave most of it idle."""
 
 
 class _WeightedLogSumExp(torch.autograd.Function):
@@ -28,7 +29,8 @@ class _WeightedLogSumExp(torch.autograd.Function):
         grad_z = torch.empty_like(z) if learning else None
         grad_table = torch.zeros_like(table) if learning else None
         total = z.new_zeros(())
-        step = max(1, BLOCK_ENTRIES // max(1, len(table)))
+        entries = BLOCK_ENTRIES.get(z.device.type, BLOCK_ENTRIES["cpu"])
+        step = max(1, entries // max(1, len(table)))
         for start in range(0, len(z), step):
             rows = slice(start, start + step)
             logits = z[rows] @ table.T  # [block, catalogue]
