@@ -70,7 +70,7 @@ def save_artifact(artifact: Artifact, path: Path, *, overwrite: bool = False) ->
     building.chmod(0o755)
     try:
         _write(artifact, building)
-        _swap_in(building, path)
+        swap_in(building, path)
     finally:
         shutil.rmtree(building, ignore_errors=True)
 
@@ -128,7 +128,7 @@ def _seal(file: Path) -> dict[str, Any]:
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def _swap_in(building: Path, path: Path) -> None:
+def swap_in(building: Path, path: Path) -> None:
     """Give the new folder its name. What had the name before is left under the other one."""
     if not path.exists():
         building.rename(path)

@@ -89,6 +89,26 @@ def study(split: Split, scores: Sequence[Sequence[float]]) -> cases.CaseStudy:
 LOVERS = {"red": list(range(9)), "green": list(range(10, 19)), "blue": list(range(20, 29))}
 
 
+def test_the_bundle_with_the_most_different_answers_beats_one_with_more_users() -> None:
+    owned = [LOVERS["red"], LOVERS["green"], LOVERS["blue"]]
+    split = shop(owned, [[0, 1, 2], [0, 1]], [[30, 31, 38], [32, 33, 39]])
+    # Only where item 9 is not in the bundle anyway can users 0 and 1 be told apart; here everywhere.
+    scores = [[0.0] * ITEMS for _ in owned]
+    scores[0][9] = scores[1][19] = scores[2][9] = 1.0
+    case = study(split, scores).taste
+    assert case is not None
+    assert case.users == 3, "as many different answers, and more users"
+    assert [person.answers[0].title for person in case.people[:2]] in (
+        ["Item 9", "Item 19"],
+        ["Item 19", "Item 9"],
+    )
+    scores[2][9], scores[2][35], scores[1][19], scores[1][9] = 0.0, 1.0, 0.0, 1.0
+    split = shop(owned, [[0, 1, 1], [0, 2]], [[30, 31, 38], [32, 33, 39]])
+    case = study(split, scores).taste
+    assert case is not None
+    assert [card.title for card in case.shown] == ["Item 32", "Item 33"]
+
+
 def test_the_bundle_with_the_most_test_users_and_users_of_different_tags() -> None:
     owned = [LOVERS["red"], LOVERS["green"], LOVERS["blue"], LOVERS["red"], [30, 31]]
     split = shop(owned, [[0], [0, 1, 2, 3, 4]], [[35, 36, 37], [30, 31, 38]])

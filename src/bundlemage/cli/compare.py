@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bundlemage.cli.options import AsJson, Device, Tables, ids, key_values, label, settings
+from bundlemage.cli.options import AsJson, Device, Tables, ids, key_values, label, seed_list, settings
 from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def compare(
     check_metric(metric)
     _check_outputs(output or [])
     contenders = _contenders(model, setting, epochs)
-    numbers = _seeds(seeds)
+    numbers = seed_list(seeds)
     splits = _splits(locations or ["sample"], key_values(table, "--table"), protocol, split_seed)
     for split in splits:
         show.notes.print(f"{show.described(split.dataset)}; protocol {split.protocol}", soft_wrap=True)
@@ -203,16 +203,6 @@ def _known(contender: Contender) -> set[str]:
     from bundlemage.models.registry import model_class
 
     return set(model_class(contender.model).config_class.model_fields)
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or min(found) < 0:
-        raise ConfigError(f"--seeds {text!r}: write whole numbers with commas between them, e.g. 0,1,2")
-    return found
 
 
 def _columns(text: str | None) -> tuple[str, ...]:

@@ -62,6 +62,17 @@ def _value(text: str) -> Any:
         return text
 
 
+def seed_list(text: str) -> tuple[int, ...]:
+    """`0,1,2` as numbers."""
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 0:
+        raise ConfigError(f"--seeds {text!r}: write whole numbers with commas between them, e.g. 0,1,2")
+    return found
+
+
 def ids(texts: Sequence[str] | None) -> list[str]:
     """Ids separated by commas; an id with a comma in it stands in double quotes, as in CSV."""
     try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bundlemage.cli.options import AsJson, Device, ids
+from bundlemage.cli.options import AsJson, Device, ids, seed_list
 from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def reproduce(
     if output is not None:
         require_plots()
         check_writable(output)
-    numbers = _seeds(seeds or ("0" if is_sample else "0,1,2"))
+    numbers = seed_list(seeds or ("0" if is_sample else "0,1,2"))
     wishes = Wishes(
         dataset, data, numbers, cache, device, epochs, only_cached, tuple(dict.fromkeys(ids(skip)))
     )
@@ -128,9 +128,3 @@ def _tell(findings: Findings) -> None:
         show.out.print(f"[yellow]{show.plain(banner)}[/]", soft_wrap=True)
     for line in summary(findings):
         show.out.print(f"• {show.plain(line)}", soft_wrap=True)
-
-
-def _seeds(text: str) -> tuple[int, ...]:
-    from bundlemage.cli.compare import _seeds as read_seeds
-
-    return tuple(read_seeds(text))

@@ -29,11 +29,13 @@ LEAST_ITEMS = 8
 _ROWS = 512
 
 TASTE_RULE = (
-    "Of the held-out bundles that still show two items or more, the one with the most test users (the first "
-    f"of equals). Of those users who own {LEAST_ITEMS} tagged items or more, the one who leans most on any "
-    "tag: the share of the user's items with the tag, less the share of all sold items with it. Then the "
-    f"next, with another tag, up to {PEOPLE}. Each is shown the items that the model scores highest of all "
-    "items of the shop that are not in the bundle and that the user does not own."
+    "Of the held-out bundles that still show two items or more, the one for which the model has the most "
+    "different first items among the test users, whatever they own (of equals the one with the most test "
+    f"users, then the first). Of those users who own {LEAST_ITEMS} tagged items or more, the one who leans "
+    "most on any tag: the share of the user's items with the tag, less the share of all sold items with it. "
+    f"Then the next, with another tag and another first item if there is one, up to {PEOPLE}. Each is shown "
+    "the items that the model scores highest of all items of the shop that are not in the bundle and that "
+    "the user does not own."
 )
 UNPOPULAR_RULE = (
     "Of all generation test cases in which the model's first item is right and the most popular candidate is "
@@ -242,21 +244,24 @@ def _taste_case(questions: _Questions, shop: _Shop) -> TasteCase | None:
     cases = questions.cases
     users_of = np.bincount(cases.bundles, minlength=cases.partial.shape[0])
     shown = np.diff(cases.partial.indptr)
-    if not ((shown >= 2) & (users_of > 0)).any():
+    firsts = {
+        row: _different_firsts(questions, cases.users[cases.bundles == row], row)
+        for row in np.flatnonzero(users_of > 0).tolist()
+    }
+    possible = [row for row in firsts if shown[row] >= 2]
+    if not possible:
         return None
-    row = int(np.argmax(np.where(shown >= 2, users_of, -1)))
-    people = _leaning_people(np.unique(cases.users[cases.bundles == row]).tolist(), shop)
+    row = max(possible, key=lambda row: (firsts[row], users_of[row], -row))
+    people, answers = _leaning_people(
+        np.unique(cases.users[cases.bundles == row]).tolist(), questions, shop, row
+    )
     if not people:
         return None
-    told = []
-    for user, scores in zip(people, _open_scores(questions, shop, people, row), strict=True):
-        order = np.argsort(-scores, kind="stable")[:ANSWERS]
-        best = [item for item in order.tolist() if np.isfinite(scores[item])]
-        told.append(Person(shop.data.users[user], len(shop.owned(user)), shop.taste(user), shop.cards(best)))
-    shared = np.flatnonzero(users_of > 1).tolist()
-    personal = sum(
-        _different_firsts(questions, cases.users[cases.bundles == other], other) > 1 for other in shared
-    )
+    told = [
+        Person(shop.data.users[user], len(shop.owned(user)), shop.taste(user), shop.cards(best))
+        for user, best in zip(people, answers, strict=True)
+    ]
+    shared = [row for row in firsts if users_of[row] > 1]
     return TasteCase(
         shop.bundle(questions.bundle_position(row), row),
         int(users_of[row]),
@@ -265,7 +270,7 @@ def _taste_case(questions: _Questions, shop: _Shop) -> TasteCase | None:
         tuple(told),
         _different_firsts(questions, np.array(people), row),
         len(shared),
-        personal,
+        sum(firsts[other] > 1 for other in shared),
     )
 
 
@@ -291,20 +296,29 @@ def _different_firsts(questions: _Questions, users: npt.NDArray[Any], row: int) 
     return len(firsts)
 
 
-def _leaning_people(users: Sequence[int], shop: _Shop) -> list[int]:
-    """Those who lean most on a tag that nobody chosen before leans most on."""
+def _leaning_people(
+    users: Sequence[int], questions: _Questions, shop: _Shop, row: int
+) -> tuple[list[int], list[list[int]]]:
+    """Those who lean most on a tag that nobody chosen before leans most on, and their answers, the first of
+    which nobody chosen before has, as long as there are such people."""
     known = [user for user in users if shop.tagged(user) >= LEAST_ITEMS]
     if not known or not shop.tag_names:
-        return []
+        return [], []
+    scores = _open_scores(questions, shop, known, row)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :ANSWERS]
     leanings = np.stack([shop.shares(user) - shop.usual for user in known])  # [users, tags]
     chosen: list[int] = []
     for _ in range(min(PEOPLE, len(known))):
-        best = np.unravel_index(int(leanings.argmax()), leanings.shape)
+        another = ~np.isin(order[:, 0], order[chosen, 0])
+        fresh = np.where(another[:, None], leanings, -np.inf)
+        wanted = fresh if fresh.max() > 0 else leanings
+        best = np.unravel_index(int(wanted.argmax()), leanings.shape)
         if leanings[best] <= 0:
             break
         chosen.append(int(best[0]))
         leanings[best[0], :], leanings[:, best[1]] = -np.inf, -np.inf
-    return [known[number] for number in chosen]
+    answers = [[item for item in order[one].tolist() if np.isfinite(scores[one, item])] for one in chosen]
+    return [known[one] for one in chosen], answers
 
 
 def _unpopular_case(questions: _Questions, shop: _Shop) -> UnpopularCase | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +23,6 @@ from bundlemage.studies.cells import Cell, Contender
 from bundlemage.studies.comparison import CompareObserver, Comparison, compare
 from bundlemage.studies.outcome import Outcome
 from bundlemage.studies.standings import DataFacts, Table, make_table
-from bundlemage.training.history import SELECTION_METRIC, EpochRecord, Observer
 from bundlemage.training.progress import bar_for_people
 
 NOT_RUN = "not run"
@@ -105,11 +103,11 @@ def gather(wishes: Wishes, observer: CompareObserver | None = None) -> Findings:
     parts = plan.read_parts(wishes.dataset, wishes.folder)
     shown = "DATA" if wishes.folder is None else f"DATA/{wishes.folder.resolve().name}"
     cache = Cache(wishes.cache)
-    curves = _CurveKeeper(cache, observer or CompareObserver())
+    watch = observer or CompareObserver()
     comparisons = {
         name: found
         for name, part in parts.items()
-        if (found := _compared([one for one in plans if one.part == name], part, wishes, cache, curves))
+        if (found := _compared([one for one in plans if one.part == name], part, wishes, cache, watch))
     }
     tables = tuple(_found_table(one, parts[one.part], comparisons.get(one.part), wishes) for one in plans)
     dataset, source = _described_by(parts)
@@ -122,7 +120,7 @@ def gather(wishes: Wishes, observer: CompareObserver | None = None) -> Findings:
         bias=popularity_bias(dataset) if dataset and whole else None,
         cosines=dissimilarity(dataset) if dataset and whole else None,
         tables=tables,
-        curves=_curves(plans, parts, wishes, cache),
+        curves=_curves(tables, comparisons, wishes.seeds[0]),
         cases=() if nothing or "cases" in wishes.skip else _case_studies(wishes, parts, cache),
         missing=plan.missing_files(wishes.dataset, parts, shown),
         outcomes=tuple(outcome for found in comparisons.values() for outcome in found.outcomes),
@@ -194,61 +192,22 @@ def _statistics(dataset: BundleDataset) -> dict[str, int | float]:
 # ── Validation curves ────────────────────────────────────────────────────────────────────────────
 
 
-class _CurveKeeper(CompareObserver):
-    """Keeps the validation metric of every epoch beside the outcomes, and passes everything on."""
-
-    def __init__(self, cache: Cache, watch: CompareObserver) -> None:
-        self.folder, self.watch = cache.folder / "curves", watch
-        self.recorder: _Recorder | None = None
-        for name in ("on_plan", "on_failure", "on_end"):
-            setattr(self, name, getattr(watch, name))
-
-    def on_begin(self, cell: Cell) -> Sequence[Observer]:
-        self.recorder = _Recorder()
-        return (*self.watch.on_begin(cell), self.recorder)
-
-    def on_done(self, cell: Cell, outcome: Outcome, from_cache: bool) -> None:
-        if not from_cache and self.recorder is not None and self.recorder.values:
-            self.folder.mkdir(exist_ok=True)
-            content = {"values": self.recorder.values, "best_epoch": outcome.best_epoch}
-            staged = self.folder / f".{cell.key}.partial"
-            staged.write_text(json.dumps(content), encoding="utf-8")
-            staged.rename(self.folder / f"{cell.key}.json")
-        self.watch.on_done(cell, outcome, from_cache)
-
-
-class _Recorder(Observer):
-    def __init__(self) -> None:
-        self.values: dict[int, float] = {}
-
-    def on_start(self, *, epochs: int, steps_per_epoch: int, done: Sequence[EpochRecord]) -> None:
-        for record in done:
-            self.on_epoch(record)
-
-    def on_epoch(self, record: EpochRecord) -> None:
-        if SELECTION_METRIC in record.validation:
-            self.values[record.epoch] = record.validation[SELECTION_METRIC]
-
-
 def _curves(
-    plans: Sequence[plan.TablePlan], parts: Mapping[str, plan.Part], wishes: Wishes, cache: Cache
+    tables: Sequence[FoundTable], comparisons: Mapping[str, Comparison], seed: int
 ) -> tuple[ValidationCurve, ...]:
-    """The first seed of every learned model of the matching table whose epochs were kept."""
+    """The first seed of every learned model of the matching table."""
     found = []
-    for one in plans:
-        split = parts[one.part].split
-        if one.section != "matching" or split is None or plan.why_not(one, parts[one.part]) is not None:
+    for one in tables:
+        if one.plan.section != "matching" or one.table is None:
             continue
-        for entry in one.entries:
-            contender = plan.contender(entry.name, one.recipes, wishes.epochs)
-            key = Cell(contender, split, wishes.seeds[0]).key
-            try:
-                kept = json.loads((cache.folder / "curves" / f"{key}.json").read_text(encoding="utf-8"))
-                values = {int(epoch): float(value) for epoch, value in kept["values"].items()}
-                best = int(kept["best_epoch"])
-            except (OSError, ValueError, KeyError, TypeError, AttributeError):
-                continue  # not kept, as for what another command ran: the figure goes without it
-            found.append(ValidationCurve(entry.name, tuple(values), tuple(values.values()), best))
+        outcomes = {
+            outcome.label: outcome for outcome in comparisons[one.plan.part].outcomes if outcome.seed == seed
+        }
+        for entry in one.plan.entries:
+            outcome = outcomes.get(entry.name)
+            if outcome is not None and outcome.curve:
+                epochs = tuple(range(1, len(outcome.curve) + 1))
+                found.append(ValidationCurve(entry.name, epochs, tuple(outcome.curve), outcome.best_epoch))
     return tuple(found)
 
 
