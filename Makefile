@@ -10,7 +10,7 @@ help:
 	@echo "make demo       set up, train on the sample shop, show recommendations and a completed bundle"
 	@echo "make test       set up, check style, types and imports, run the tests (some minutes)"
 	@echo "make test-slow  the tests that take minutes each"
-	@echo "make bench      accuracy on Youshu (BUNDLEMAGE_DATA names the data; hours without a GPU)"
+	@echo "make bench      the paper's tables on Youshu (BUNDLEMAGE_DATA names the data; a day without a GPU)"
 	@echo "make lint       only style, types and imports"
 	@echo "make clean      remove the environment, runs and caches"
 
@@ -53,9 +53,7 @@ test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 3600
 
 bench: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.accuracy --recipe youshu/bundlemage --seeds 0 1 2 \
-		--matching $${BUNDLEMAGE_DATA:-../shared/datasets}/youshu/authors/mat \
-		--generation $${BUNDLEMAGE_DATA:-../shared/datasets}/youshu/authors/gen
+	$(BIN)/bundlemage reproduce youshu --data $${BUNDLEMAGE_DATA:-../shared/datasets}/youshu -o runs/youshu
 
 clean:
 	rm -rf $(VENV) runs build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

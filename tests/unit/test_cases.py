@@ -87,10 +87,12 @@ def study(split: Split, scores: Sequence[Sequence[float]]) -> cases.CaseStudy:
 
 
 LOVERS = {"red": list(range(9)), "green": list(range(10, 19)), "blue": list(range(20, 29))}
+COLLECTOR = list(range(30, 40))
+"""Without whom the bundles' items would have been sold to nobody."""
 
 
 def test_the_bundle_with_the_most_different_answers_beats_one_with_more_users() -> None:
-    owned = [LOVERS["red"], LOVERS["green"], LOVERS["blue"]]
+    owned = [LOVERS["red"], LOVERS["green"], LOVERS["blue"], COLLECTOR]
     split = shop(owned, [[0, 1, 2], [0, 1]], [[30, 31, 38], [32, 33, 39]])
     # Only where item 9 is not in the bundle anyway can users 0 and 1 be told apart; here everywhere.
     scores = [[0.0] * ITEMS for _ in owned]
@@ -136,10 +138,10 @@ def test_the_bundle_with_the_most_test_users_and_users_of_different_tags() -> No
 
 
 def test_a_lean_is_a_share_less_the_usual_share() -> None:
-    owned = [LOVERS["red"], LOVERS["green"]]
-    case = study(shop(owned, [[0, 1]], [[30, 31, 38]]), [[0.0] * ITEMS] * 2).taste
+    owned = [LOVERS["red"], LOVERS["green"], COLLECTOR]
+    case = study(shop(owned, [[0, 1]], [[30, 31, 38]]), [[0.0] * ITEMS] * 3).taste
     assert case is not None
-    assert [(person.taste[0].share, person.taste[0].usual) for person in case.people] == [(1.0, 0.5)] * 2
+    assert [(person.taste[0].share, person.taste[0].usual) for person in case.people] == [(1.0, 9 / 28)] * 2
     assert (case.personal, case.by_taste) == (0, 1), (
         "they own different things, but the model says the same to both"
     )
@@ -151,10 +153,20 @@ def test_nobody_whose_taste_is_unknown_is_shown() -> None:
 
 
 def test_a_bundle_that_shows_less_than_two_items_is_not_chosen() -> None:
-    owned = [LOVERS["red"], LOVERS["green"]]
-    case = study(shop(owned, [[0, 1], [0]], [[30, 38], [31, 32, 39]]), [[0.0] * ITEMS] * 2).taste
+    owned = [LOVERS["red"], LOVERS["green"], COLLECTOR]
+    case = study(shop(owned, [[0, 1], [0]], [[30, 38], [31, 32, 39]]), [[0.0] * ITEMS] * 3).taste
     assert case is not None
     assert case.users == 1
+
+
+def test_a_bundle_with_an_item_that_nobody_has_is_not_chosen() -> None:
+    owned = [LOVERS["red"], LOVERS["green"], [30, 31]]
+    split = shop(owned, [[0, 1], [0]], [[33, 34, 38], [30, 31, 39]])
+    scores = [[0.0] * ITEMS for _ in owned]
+    scores[0][9] = scores[1][19] = 1.0
+    case = study(split, scores).taste
+    assert case is not None
+    assert [card.title for card in case.shown] == ["Item 30", "Item 31"]
 
 
 def test_the_least_popular_of_those_that_only_the_model_gets_right() -> None:

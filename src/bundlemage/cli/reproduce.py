@@ -56,6 +56,9 @@ def reproduce(
             "Repeatable.",
         ),
     ] = None,
+    note: Annotated[
+        str, typer.Option(metavar="TEXT", help="A sentence for the report on how it was made.")
+    ] = "",
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -84,7 +87,7 @@ def reproduce(
         check_writable(output)
     numbers = seed_list(seeds or ("0" if is_sample else "0,1,2"))
     wishes = Wishes(
-        dataset, data, numbers, cache, device, epochs, only_cached, tuple(dict.fromkeys(ids(skip)))
+        dataset, data, numbers, cache, device, epochs, only_cached, tuple(dict.fromkeys(ids(skip))), note
     )
     findings = _gathered(wishes)
     for missing in findings.missing:

@@ -29,13 +29,13 @@ LEAST_ITEMS = 8
 _ROWS = 512
 
 TASTE_RULE = (
-    "Of the held-out bundles that still show two items or more, the one for which the model has the most "
-    "different first items among the test users, whatever they own (of equals the one with the most test "
-    f"users, then the first). Of those users who own {LEAST_ITEMS} tagged items or more, the one who leans "
-    "most on any tag: the share of the user's items with the tag, less the share of all sold items with it. "
-    f"Then the next, with another tag and another first item if there is one, up to {PEOPLE}. Each is shown "
-    "the items that the model scores highest of all items of the shop that are not in the bundle and that "
-    "the user does not own."
+    "Of the held-out bundles that still show two items or more, all of them sold in training, the one for "
+    "which the model has the most different first items among the test users, whatever they own (of equals "
+    "the one with the most test users, then the first). Of those users who own "
+    f"{LEAST_ITEMS} tagged items or more, the one who leans most on any tag: the share of the user's items "
+    "with the tag, less the share of all sold items with it. Then the next, with another tag and another "
+    f"first item if there is one, up to {PEOPLE}. Each is shown the items that the model scores highest of "
+    "all items of the shop that are not in the bundle and that the user does not own."
 )
 UNPOPULAR_RULE = (
     "Of all generation test cases in which the model's first item is right and the most popular candidate is "
@@ -248,7 +248,7 @@ def _taste_case(questions: _Questions, shop: _Shop) -> TasteCase | None:
         row: _different_firsts(questions, cases.users[cases.bundles == row], row)
         for row in np.flatnonzero(users_of > 0).tolist()
     }
-    possible = [row for row in firsts if shown[row] >= 2]
+    possible = [row for row in firsts if shown[row] >= 2 and shop.sales[questions.shown(row)].all()]
     if not possible:
         return None
     row = max(possible, key=lambda row: (firsts[row], users_of[row], -row))

@@ -42,7 +42,8 @@ def figure_section(findings: Findings) -> Section:
         caption = "Validation nDCG@5 by epoch, first seed. The dot is the epoch whose weights are tested."
         blocks.append(Picture(drawn, caption))
     points = _points(next((found for found in tables.values() if found.plan.task == "matching"), None))
-    if len(points) > 1:
+    machines = {outcome.device for outcome in findings.outcomes if outcome.matching is not None}
+    if len(points) > 1 and len(machines) == 1:  # seconds of different machines do not compare
         drawn = figures.time_and_accuracy("time", f"Training time and accuracy on {name}", points)
         blocks.append(Picture(drawn, "What accuracy costs: training time and test nDCG@5 of matching."))
     return Section("figures", "Figures", tuple(blocks))

@@ -40,6 +40,8 @@ class Wishes:
     epochs: int | None = None
     only_cached: bool = False
     skip: tuple[str, ...] = ()
+    note: str = ""
+    """What a reader should know of this run."""
 
 
 @dataclass(frozen=True)

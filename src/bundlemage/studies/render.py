@@ -16,7 +16,7 @@ QUESTIONS = {
     "generation": "Which items complete the bundle?",
 }
 HOW_TO_READ = "Bars begin at 0, with one standard deviation to each side dark. Select a head to sort by it."
-LIKE = "≈"
+LIKE = "†"
 """Marks a row that cannot be told from the leading one."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 REPORT_STYLE = """
 html { scroll-behavior: smooth; scroll-padding-top: 1rem; }
-body.report { max-width: 96rem; display: grid; grid-template-columns: 13rem minmax(0, 1fr); gap: 2.5rem;
+body.report { max-width: 96rem; display: grid; grid-template-columns: 10.5rem minmax(0, 1fr); gap: 1.6rem;
   align-items: start; }
 .skip { position: absolute; left: -99rem; } .skip:focus { left: 1rem; top: 1rem; background: var(--panel); }
 nav { position: sticky; top: 2rem; font-size: .9rem; max-height: calc(100vh - 4rem); overflow-y: auto; }
@@ -25,7 +25,9 @@ p, li { max-width: 74ch; } li { margin: .25rem 0; }
 .scroll:focus-visible { outline: 2px solid var(--accent); }
 thead th { position: sticky; top: 0; background: var(--panel); z-index: 2; box-shadow: 0 1px 0 var(--line); }
 thead th:first-child { left: 0; z-index: 3; }
-tbody th { z-index: 1; white-space: normal; min-width: 11rem; max-width: 17rem; }
+tbody th { z-index: 1; white-space: normal; min-width: 10rem; max-width: 17rem; }
+.scroll td, .scroll th { padding: .45rem .5rem; } .scroll table { font-size: .88rem; }
+.scroll tbody th { padding-left: .8rem; }
 td { vertical-align: top; } tbody th { vertical-align: top; }
 tr.first > * { border-top: 2px solid var(--soft); }
 tr.group-ours > th { box-shadow: inset 3px 0 0 var(--fig-ours); }

@@ -276,6 +276,8 @@ def _how(findings: Findings) -> Section:
     machines = {f"{one.device}; BundleMage {one.version}, PyTorch {one.torch}" for one in findings.outcomes}
     dates = sorted(one.date[:10] for one in findings.outcomes)
     told = [f"Ran on {machine}." for machine in sorted(machines)]
+    if findings.wishes.note:
+        told.append(findings.wishes.note)
     if dates:
         told.append(
             f"Measured {f'from {dates[0]} to {dates[-1]}' if dates[0] != dates[-1] else f'on {dates[0]}'}."
