@@ -24,6 +24,8 @@ from tests.small_shop import QUICK, dataset_of, small_shop
 
 ENOUGH = {"embedding_dim": 64, "batch_size": 256, "learning_rate": 0.003, "epochs": 40, "device": "cpu"}
 """Settings with which a model learns the sample shop in a few seconds."""
+SOONER = {"dam": {"epochs": 15}}
+"""Models whose epochs take long and that need few of them."""
 
 IMPERSONAL = {"popularity", "item-popularity", "random"}
 """Models that the planted answer is not asked of: they know nothing of anyone's taste."""
@@ -230,7 +232,8 @@ def split(sample: SampleShop) -> Split:
 
 @pytest.fixture(scope="module", params=sorted(MODELS.keys() - IMPERSONAL))
 def learned(request: pytest.FixtureRequest, split: Split) -> Recommender:
-    return Recommender(request.param, **settings_for(request.param, ENOUGH)).fit(split)
+    wanted = ENOUGH | SOONER.get(request.param, {})
+    return Recommender(request.param, **settings_for(request.param, wanted)).fit(split)
 
 
 @pytest.fixture(scope="module")

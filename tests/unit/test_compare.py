@@ -6,6 +6,7 @@ import json
 import math
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -227,20 +228,20 @@ def test_many_writers_never_leave_a_torn_result(split: Split, cache: Cache) -> N
             with mine.working("shared"):
                 mine.save("shared", replace(outcome, seed=number))
 
-    writers = [threading.Thread(target=write, args=(number,)) for number in range(3)]
-    for writer in writers:
-        writer.start()
+    pool = ThreadPoolExecutor(3)
+    writers = [pool.submit(write, number) for number in range(3)]
     seen = set()
     try:
-        for _ in range(60):
+        for _ in range(20):
             with cache.working("shared"):  # as `run_cell` looks
                 found = cache.load("shared")
             if found is not None:
                 seen.add(found.seed)
     finally:
         stop.set()
-        for writer in writers:
-            writer.join()
+        pool.shutdown()
+    for writer in writers:
+        writer.result()  # a writer that failed fails the test
     assert seen
     assert seen <= {0, 1, 2}
     assert not list(cache.folder.glob("*.tmp"))

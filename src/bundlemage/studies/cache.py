@@ -117,12 +117,19 @@ def _locked(path: Path) -> int:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             # Whoever had the lock removes its file at the end; then this is the lock of nothing.
-            if path.exists() and path.stat().st_ino == os.fstat(handle).st_ino:
+            if _inode(path) == os.fstat(handle).st_ino:
                 return handle
         except BaseException:
             os.close(handle)
             raise
         os.close(handle)
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
 
 
 def _packed(outcome: Outcome) -> bytes:
