@@ -136,7 +136,9 @@ class Recommender:
             for batch in _in_batches(users, k):
                 self._check_known(batch)
                 histories, contents = self.shop.encode(batch, new)
-                scores = self.model.score_bundles(histories, contents)[:, : len(candidates.ids)]
+                scores = self.model.score_bundles(histories, contents)
+                self.model.checked("score_bundles", scores, len(histories), len(contents))
+                scores = scores[:, : len(candidates.ids)]
                 owned = histories.bundles.as_mask(len(contents))[:, : len(candidates.ids)]
                 # A bundle without items cannot be sold, and its score would say nothing.
                 hidden = (owned & (not include_owned)) | (contents.lengths[: len(candidates.ids)] == 0)
@@ -168,6 +170,7 @@ class Recommender:
                 rows = [self.shop.item_positions(items) for _, items in batch]
                 partial = Ragged.from_lists(rows, self.shop.device)
                 scores = self.model.score_items(histories, partial, contents)
+                self.model.checked("score_items", scores, len(histories), len(candidates.ids))
                 owned = histories.items.as_mask(scores.shape[1]) & (not include_owned)
                 hidden = owned | partial.as_mask(scores.shape[1])
                 nothing = _empty(histories) & (partial.lengths == 0)

@@ -88,3 +88,43 @@ def test_a_broken_one_is_named_and_the_others_go_on(
     listed = json.loads(bundlemage(site, tmp_path, "models", "--json").stdout)
     assert message in next(model["error"] for model in listed if model["name"] == name)
     assert any(model["name"] == "bundlemage" for model in listed)
+
+
+def test_changed_code_of_its_own_is_run_again(tmp_path: Path) -> None:
+    """Whoever writes a model compares, edits, and compares again."""
+    site = installed(tmp_path)
+    command = (
+        "compare",
+        "--model",
+        "two-towers",
+        "--epochs",
+        "2",
+        "--set",
+        "batch_size=256",
+        "--device",
+        "cpu",
+    )
+    assert "from the cache" not in bundlemage(site, tmp_path, *command).stderr
+    assert "from the cache" in bundlemage(site, tmp_path, *command).stderr
+    code = site / "two_towers.py"
+    code.write_text(code.read_text().replace("return user @", "return -user @"))
+    assert "from the cache" not in bundlemage(site, tmp_path, *command).stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (".T  # [rows, bundles]", ".T[:, :3]", "TwoTowers.score_bundles gave"),
+        ("return user @", "return torch.nan * user @", "not a finite number"),
+        ('over="user_bundle"', 'over="user_bundles"', "it can run over: users, items"),
+        ("def loss(", "def forgotten_loss(", "has no method 'loss'"),
+    ],
+    ids=["shape", "nan", "phase", "no-loss"],
+)
+def test_what_breaks_the_contract_is_said_in_a_line(old: str, new: str, message: str, tmp_path: Path) -> None:
+    site = installed(tmp_path)
+    code = site / "two_towers.py"
+    code.write_text(code.read_text().replace(old, new))
+    done = bundlemage(site, tmp_path, "train", "-o", "m", "--model", "two-towers", "--epochs", "1", code=2)
+    assert message in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr

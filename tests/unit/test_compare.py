@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from scipy.stats import ttest_rel
 from torch import Tensor
 
 from bundlemage.data.splits import Split, SplitPlan
@@ -618,3 +619,31 @@ def test_figures_are_short() -> None:
         "2 h 30",
     ]
     assert [render.size(value) for value in (None, 5, 2**21, 3 * 2**30)] == ["–", "<1 MB", "2 MB", "3.0 GB"]
+
+
+class TestGroupsOfCases:
+    def test_without_groups_it_is_the_textbooks_paired_t_test(self) -> None:
+        random = np.random.default_rng(0)
+        one, other = random.normal(0.1, 1, 50), random.normal(0, 1, 50)
+        assert paired_p(one, other) == pytest.approx(float(ttest_rel(one, other).pvalue))
+        assert paired_p(one, other, np.arange(50)) == pytest.approx(float(ttest_rel(one, other).pvalue))
+
+    def test_asking_the_same_again_proves_nothing_more(self) -> None:
+        random = np.random.default_rng(1)
+        one, other = random.normal(0.3, 1, 40), random.normal(0, 1, 40)
+        again = np.repeat(np.arange(40), 20)
+        alone = paired_p(one, other)
+        assert alone is not None
+        assert paired_p(one[again], other[again], again) == pytest.approx(alone)
+        many = paired_p(one[again], other[again])
+        assert many is not None
+        assert many < alone / 10, "as independent cases they would seem to"
+
+    def test_one_group_is_no_test(self) -> None:
+        assert paired_p(np.array([1.0, 2.0]), np.array([0.0, 0.5]), np.array([7, 7])) is None
+
+
+def test_the_same_division_twice_is_refused(split: Split, cache: Cache) -> None:
+    again = replace(split, protocol="another name for it")
+    with pytest.raises(ConfigError, match="the same division of the same data is given twice"):
+        compare([POPULARITY], [split, again], cache=cache, device="cpu")

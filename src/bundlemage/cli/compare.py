@@ -6,12 +6,24 @@ import shlex
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bundlemage.cli.options import AsJson, Device, Tables, ids, key_values, label, seed_list, settings
+from bundlemage.cli.options import (
+    AsJson,
+    Device,
+    Tables,
+    can_be_written,
+    ids,
+    key_values,
+    label,
+    may_hold_a_password,
+    seed_list,
+    settings,
+)
 from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -98,8 +110,6 @@ def compare(
     for split in splits:
         show.notes.print(f"{show.described(split.dataset)}; protocol {split.protocol}", soft_wrap=True)
     found = _run(contenders, splits, numbers, cache, device=device, metric=metric, fresh=fresh)
-    for file in output or []:
-        _write(file, found, columns)
     if as_json:
         show.print_json({"command": command_line(), **found.to_json()})
     else:
@@ -110,8 +120,9 @@ def compare(
             show.out.print(f"{show.plain(missing.label)} is not asked on {where}: {missing.message}")
         for split in splits:
             show.caveats(split.dataset)
-        for file in output or []:
-            show.notes.print(f"written: [bold]{show.plain(file)}[/]", soft_wrap=True)
+    for file in output or []:
+        _write(file, found, columns)
+        show.notes.print(f"written: [bold]{show.plain(file)}[/]", soft_wrap=True)
     if found.failures:
         raise typer.Exit(1)
 
@@ -156,7 +167,9 @@ def _contenders(
 ) -> list[Contender]:
     from bundlemage.studies.cells import Contender
 
-    wanted = ids(names) or list(DEFAULT_MODELS)
+    wanted = list(DEFAULT_MODELS) if names is None else ids(names)
+    if not wanted:
+        raise ConfigError("--model: no model is named; 'bundlemage models' lists them")
     if "all" in wanted:
         wanted = [name for name in dict.fromkeys([*_sound_models(), *wanted]) if name != "all"]
     contenders = [Contender.parse(name) for name in dict.fromkeys(wanted)]
@@ -223,13 +236,22 @@ def _splits(
     from bundlemage.data.splits import SplitPlan
 
     plans = [SplitPlan(protocol, seed) for protocol in dict.fromkeys(protocols or ["auto"])]
-    splits = []
+    found: list[tuple[str, Split]] = []
     for location in dict.fromkeys(locations):
         with show.notes.status(f"reading {label(location)}"):
             source = read(location, tables)
             show.warnings(source.warnings)
-            splits += [plan.divide(source.dataset, source.ready) for plan in plans]
-    return splits
+            found += [(label(location), plan.divide(source.dataset, source.ready)) for plan in plans]
+    places: dict[str, set[str]] = {}
+    for place, split in found:
+        places.setdefault(split.dataset.name, set()).add(place)
+    # Two folders of the same name are told apart by their paths.
+    return [
+        replace(split, dataset=replace(split.dataset, name=place))
+        if len(places[split.dataset.name]) > 1
+        else split
+        for place, split in found
+    ]
 
 
 # ── Writing the answer ───────────────────────────────────────────────────────────────────────────
@@ -239,8 +261,11 @@ def _check_outputs(files: Sequence[Path]) -> None:
     for file in files:
         if file.suffix not in OUTPUTS:
             raise ConfigError(f"--output {file}: its name must end in one of {', '.join(OUTPUTS)}")
-        if file.is_dir() or not file.parent.is_dir():
-            raise ConfigError(f"--output {file}: there is no folder {file.parent}, or the name is a folder's")
+        if file.is_dir():
+            raise ConfigError(f"--output {file}: this is a folder; name a file")
+        if not file.parent.is_dir():
+            raise ConfigError(f"--output {file}: there is no folder {file.parent}")
+        can_be_written(file)
 
 
 def _write(file: Path, found: Comparison, columns: Sequence[str]) -> None:
@@ -260,5 +285,5 @@ def _write(file: Path, found: Comparison, columns: Sequence[str]) -> None:
 
 def command_line() -> str:
     """What was typed; a database URL may have a password in it, and is left out."""
-    typed = ["DATABASE_URL" if "://" in part and "@" in part else part for part in sys.argv[1:]]
+    typed = ["DATABASE_URL" if may_hold_a_password(part) else part for part in sys.argv[1:]]
     return shlex.join(["bundlemage", *typed])

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
+import typer
+
 from bundlemage.cli.options import AsJson
 
 
-def models(as_json: AsJson = False) -> None:
-    """List every model, those of other installed packages included.
+def models(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A model whose settings are to be shown.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List every model, those of other installed packages included; or the settings of one.
 
     "Learns" means by gradient steps; the others count or solve. A model that does not know new users answers
     only for those it was trained on.
     """
+    if name is None:
+        _list(as_json)
+    else:
+        _settings(name, as_json)
+
+
+def _list(as_json: bool) -> None:
     from rich.table import Table
 
     from bundlemage.cli import show
@@ -27,7 +43,6 @@ def models(as_json: AsJson = False) -> None:
     table.add_column("publication" if wide else "published", overflow="fold")
     for facts in found:
         if facts.error is not None:
-            table.add_row(show.plain(facts.name), *[""] * 4, f"[red]{show.plain(facts.error)}[/]")
             continue
         yes = (facts.matches, facts.generates, facts.learns, facts.knows_new_users)
         # A plain rule has no publication; its title says what it is.
@@ -35,5 +50,31 @@ def models(as_json: AsJson = False) -> None:
         origin = show.plain(shown) or f"[dim]{show.plain(facts.title)}[/]"
         table.add_row(show.plain(facts.name), *("✓" if one else "" for one in yes), origin)
     show.out.print(table)
-    if not wide:
-        show.out.print("[dim]--json, or a terminal of 140 columns, has the publications in full.[/]")
+    for facts in found:
+        if facts.error is not None:
+            show.out.print(
+                f"[red]{show.plain(facts.name)} is left out:[/] {show.plain(facts.error)}", soft_wrap=True
+            )
+    more = "" if wide else " --json, or a terminal of 140 columns, has the publications in full."
+    show.out.print(f"[dim]'bundlemage models NAME' shows the settings of one.{more}[/]")
+
+
+def _settings(name: str, as_json: bool) -> None:
+    from rich.table import Table
+
+    from bundlemage.cli import show
+    from bundlemage.models.registry import model_class
+
+    fields = model_class(name).config_class.model_fields
+    if as_json:
+        schema: dict[str, Any] = model_class(name).config_class.model_json_schema()
+        show.print_json({"name": name, "settings": schema["properties"]})
+        return
+    table = Table(title=f"settings of {show.plain(name)}", title_justify="left")
+    table.add_column("setting", no_wrap=True)
+    table.add_column("default", no_wrap=True)
+    table.add_column("meaning")
+    for setting, field in fields.items():
+        meaning = " ".join((field.description or "").replace("`", "").split())
+        table.add_row(setting, show.plain(field.default), show.plain(meaning))
+    show.out.print(table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -35,8 +36,12 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 
 
 def label(location: str) -> str:
-    """A location as it may be shown: a URL with a user in it may have a password in it."""
-    return "the database" if "@" in location else location
+    """A location as it may be shown: the URL of a server may have a password in it."""
+    return "the database" if may_hold_a_password(location) else location
+
+
+def may_hold_a_password(text: str) -> bool:
+    return "://" in text and not text.startswith(("sqlite:", "duckdb:"))
 
 
 def key_values(pairs: Sequence[str] | None, option: str) -> dict[str, str]:
@@ -62,6 +67,18 @@ def _value(text: str) -> Any:
         return text
 
 
+def can_be_written(file: Path) -> None:
+    """Known before an hour of work: by trying, as permissions alone do not tell of every file system."""
+    there = file.exists()
+    try:
+        with file.open("ab"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}") from None
+    if not there:
+        file.unlink()
+
+
 def seed_list(text: str) -> tuple[int, ...]:
     """`0,1,2` as numbers."""
     try:
@@ -69,7 +86,9 @@ def seed_list(text: str) -> tuple[int, ...]:
     except ValueError:
         found = ()
     if not found or min(found) < 0:
-        raise ConfigError(f"--seeds {text!r}: write whole numbers with commas between them, e.g. 0,1,2")
+        raise ConfigError(
+            f"--seeds {text!r}: write whole numbers from 0 up with commas between them, e.g. 0,1,2"
+        )
     return found
 
 

@@ -94,7 +94,8 @@ def comparison_table(found: Comparison, columns: Sequence[str]) -> RenderableTyp
     longest = max((len(row.label) for row in found.rows), default=0) + 2  # room for a mark
     table.add_column("model", overflow="fold", min_width=min(longest, 24))
     # A narrow terminal shows fewer metrics rather than half of each.
-    room = (out.width - min(longest, 24) - 24) // 15
+    deviations = any(row.metrics and len(row.seeds) > 1 for row in found.rows)
+    room = (out.width - min(longest, 24) - 24) // (15 if deviations else 12)
     columns = columns[: max(1, room)]
     for head in (*columns, "fit", "memory"):
         table.add_column(head, justify="right", no_wrap=True)

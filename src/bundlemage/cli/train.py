@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bundlemage.cli.options import AsJson, Location, Tables, key_values, label, settings
+from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
     from bundlemage.data.splits import Split, SplitPlan
@@ -58,6 +59,7 @@ def train(
     """
     from bundlemage.cli import show
     from bundlemage.cli.measure import evaluate_beside_popularity, tasks_not_learned
+    from bundlemage.models.registry import model_class
     from bundlemage.recipe import Recipe
     from bundlemage.training.devices import resolve_device
     from bundlemage.training.history import SELECTION_METRIC
@@ -70,6 +72,8 @@ def train(
         chosen = Recipe(model, chosen.settings, chosen.split)
     checkpoints = output.with_name(output.name + ".checkpoints")
     _check_output(output, checkpoints, resume, overwrite)
+    if epochs is not None and "epochs" not in model_class(chosen.model).config_class.model_fields:
+        raise ConfigError(f"--epochs: {chosen.model} does not learn by steps, so it has no epochs")
     recommender, plan = chosen.recommender(), chosen.plan()  # bad settings fail before data is read
     resolve_device(recommender.config.device)
     split = _read_split(location, key_values(table, "--table"), plan)
@@ -95,10 +99,13 @@ def train(
     else:
         show.out.print(show.curve(training.history, SELECTION_METRIC))
         show.out.print(show.evaluations(rows))
+        advice = (
+            " A smaller batch_size makes more steps of an epoch; more epochs, patience or embedding_dim may "
+            "help, too."
+        )
         for task in tasks_not_learned(rows):
             show.out.print(
-                f"[red]In {task} it is not better than popularity.[/] A smaller batch_size makes more "
-                "steps of an epoch; more epochs, patience or embedding_dim may help, too."
+                f"[red]In {task} it is not better than popularity.[/]" + advice * bool(training.history)
             )
         show.caveats(split.dataset)
         show.out.print(
@@ -175,7 +182,7 @@ def _announce(split: Split, model: str) -> None:
     show.notes.print(show.described(split.dataset), soft_wrap=True)
     show.notes.print(
         f"protocol {split.protocol}: learning from {learned:,} of {known:,} user-bundle pairs, "
-        f"the rest is held out; model {model}",
+        f"{'the rest is held out' if learned < known else 'none is held out'}; model {model}",
         soft_wrap=True,
     )
     if not learned:

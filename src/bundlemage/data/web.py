@@ -98,7 +98,7 @@ def check_address(url: str, hosts: frozenset[str], came_from: str = "") -> None:
         host = address.hostname
     except ValueError:
         raise DownloadError(f"{url}: this is no address") from None
-    schemes = ("https",) if came_from.startswith("https:") else ("http", "https")
+    schemes = ("https",) if urlsplit(came_from).scheme == "https" else ("http", "https")
     if address.scheme in schemes and host in hosts:
         return
     sender = f"{came_from} sends on to {url}, which is refused: " if came_from else f"{url}: "

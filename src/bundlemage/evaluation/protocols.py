@@ -37,11 +37,13 @@ def matching_metrics(
         if candidates is not None:
             asked = candidates[chunk]
             scores = model.score_candidates(histories, asked.clamp(min=0), data.bundle_item)
+            model.checked("score_candidates", scores, *asked.shape)
             return _among(scores, wanted, asked)
         scores = model.score_bundles(histories, data.bundle_item)
+        model.checked("score_bundles", scores, len(histories), len(data.bundle_item))
         return scores.masked_fill(histories.bundles.as_mask(scores.shape[1]), -torch.inf), wanted
 
-    return _in_chunks(model, len(cases), len(data.bundle_item), score, ks)
+    return _in_chunks(model, len(cases), len(data.bundle_item), score, ks, device)
 
 
 def generation_metrics(
@@ -57,10 +59,11 @@ def generation_metrics(
         held_out = bundles[chunk]
         histories = data.histories(users[chunk])
         scores = model.score_items(histories, partial.rows(held_out), data.bundle_item)
+        model.checked("score_items", scores, len(histories), cases.partial.shape[1])
         asked = candidates[held_out]
         return _among(scores.gather(1, asked.clamp(min=0)), positives.rows(held_out), asked)
 
-    return _in_chunks(model, len(cases), cases.partial.shape[1], score, ks)
+    return _in_chunks(model, len(cases), cases.partial.shape[1], score, ks, device)
 
 
 def means(metrics: PerCase) -> dict[str, float]:
@@ -83,9 +86,13 @@ def _among(scores: Tensor, positives: Ragged, candidates: Tensor) -> tuple[Tenso
 
 
 def _in_chunks(
-    model: Model, cases: int, width: int, score: Callable[[Tensor], tuple[Tensor, Ragged]], ks: Sequence[int]
+    model: Model,
+    cases: int,
+    width: int,
+    score: Callable[[Tensor], tuple[Tensor, Ragged]],
+    ks: Sequence[int],
+    device: torch.device,
 ) -> PerCase:
-    device = next(iter(model.state_dict().values())).device
     step = max(1, SCORES_AT_A_TIME // max(1, width))
     was_training = model.training
     model.eval()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from bundlemage.data.dataset import BundleDataset
-from bundlemage.errors import UnsupportedError
+from bundlemage.errors import ConfigError, UnsupportedError
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ragged import Ragged
 
@@ -64,14 +64,22 @@ class Interactions:
         return Histories(self.user_item.rows(users), self.user_bundle.rows(users), users)
 
 
+Over = Literal["users", "items", "bundles", "user_item", "user_bundle", "bundle_item"]
+
+
 @dataclass(frozen=True)
 class Phase:
     """A part of an epoch: one pass, in shuffled batches, over one kind of row."""
 
     name: str
-    over: Literal["users", "items", "bundles", "user_item", "user_bundle", "bundle_item"]
+    over: Over
     """`users`, `items`, `bundles`: every one, by its position. `user_bundle` and the other two: every pair,
     by its index among the entries of that matrix (`Ragged.entries` gives the pair)."""
+
+    def __post_init__(self) -> None:
+        if self.over not in get_args(Over):
+            known = ", ".join(get_args(Over))
+            raise ConfigError(f"the phase {self.name!r} runs over {self.over!r}; it can run over: {known}")
 
 
 class Model(nn.Module, ABC):
@@ -111,7 +119,9 @@ class Model(nn.Module, ABC):
 
     def loss(self, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
         """The scalar to step down on, for one batch of a phase."""
-        raise UnsupportedError(f"{self.title} does not learn by gradient steps")
+        raise UnsupportedError(
+            f"{type(self).__name__} names the phase {phase.name!r} but has no method 'loss'"
+        )
 
     def settle(self, data: Interactions) -> None:
         """Work out, into buffers, what scoring needs from the weights as they now are and the training data.
@@ -128,11 +138,30 @@ class Model(nn.Module, ABC):
 
         For a model whose scores are more than a product of two vectors, to score no more than is asked for.
         """
-        return self.score_bundles(histories, contents).gather(1, candidates)
+        scores = self.score_bundles(histories, contents)
+        return self.checked("score_bundles", scores, len(histories), len(contents)).gather(1, candidates)
 
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
         """A score for every item as an addition to each row of `partial`."""
         raise UnsupportedError(f"{self.title} does not complete bundles")
+
+    def checked(self, method: str, scores: Tensor, rows: int, columns: int) -> Tensor:
+        """Scores as the contract wants them, or a message for whoever wrote the model."""
+        where = f"{type(self).__name__}.{method}"
+        if not isinstance(scores, Tensor) or tuple(scores.shape) != (rows, columns):
+            given = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            raise UnsupportedError(f"{where} gave {given}; a tensor of the shape {[rows, columns]} is wanted")
+        if not bool(torch.isfinite(scores).all()):
+            raise UnsupportedError(
+                f"{where} gave a score that is not a finite number, so there is no ranking"
+            )
+        return scores
+
+    def known_users(self, histories: Histories) -> Tensor:
+        """The positions of users of training, for a model that knows no others."""
+        if histories.users is None:
+            raise UnsupportedError(f"{self.title} knows only the users it was trained on")
+        return histories.users
 
     # ── For models that know bundles by name, not by what is in them ─────────────────────────────
 

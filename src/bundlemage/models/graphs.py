@@ -183,7 +183,7 @@ class GraphModel(Model):
         self.train(was_training)
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
-        scores = self.user_vectors[histories.users] @ self.bundle_vectors.T  # [rows, bundles]
+        scores = self.user_vectors[self.known_users(histories)] @ self.bundle_vectors.T  # [rows, bundles]
         return self.with_unnamed(scores, contents)
 
 

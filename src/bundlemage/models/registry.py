@@ -73,13 +73,9 @@ def model_names() -> tuple[str, ...]:
 
 
 def model_class(name: str) -> type[Model]:
-    brought = _brought()
     if name in MODELS:
-        if name in brought:
-            raise ConfigError(
-                f"{brought[name].value} registers a model as {name!r}, a name that is taken: rename it there"
-            )
         return MODELS[name]
+    brought = _brought()
     if name in brought:
         return _loaded(brought[name])
     known = model_names()
@@ -96,9 +92,16 @@ def _loaded(point: EntryPoint) -> type[Model]:
         raise ConfigError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Model)):
         raise ConfigError(f"{where} is not a subclass of bundlemage.models.base.Model")
+    if not isinstance(getattr(found, "title", None), str):
+        raise ConfigError(f"{where} has no title: give the class one")
     if getattr(found, "name", None) != point.name:
         raise ConfigError(f"{where} calls itself {getattr(found, 'name', None)!r}: the two must be the same")
     return found
+
+
+def names_taken() -> dict[str, str]:
+    """Models of other packages that cannot be had, as this package has one of that name: name → where."""
+    return {name: point.value for name, point in _brought().items() if name in MODELS}
 
 
 def make_config(name: str, settings: Mapping[str, Any]) -> ModelConfig:

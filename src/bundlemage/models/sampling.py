@@ -8,7 +8,8 @@ from torch import Tensor
 from bundlemage.models.ragged import Ragged
 
 ROUNDS = 4
-"""How often something that the row has is drawn again; what is left after that is one in thousands."""
+"""How often something that the row has is drawn again. What is left after that is (share of all things that
+the row has)⁵ of the draws: nothing for the usual row of a shop, a third for one that has 80% of all."""
 
 
 class Negatives:

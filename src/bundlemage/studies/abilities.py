@@ -14,7 +14,7 @@ from torch import Tensor
 from bundlemage.errors import BundleMageError
 from bundlemage.models.base import Interactions, Model, Sizes
 from bundlemage.models.ragged import Ragged
-from bundlemage.models.registry import build, make_config, model_class, model_names
+from bundlemage.models.registry import build, make_config, model_class, model_names, names_taken
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,11 @@ class ModelFacts:
 
 def every_model() -> list[ModelFacts]:
     """All registered models, those of other packages included; one that cannot be loaded says why."""
-    return [_facts(name) for name in model_names()]
+    taken = [
+        ModelFacts(name, error=f"{where} registers a name that is taken: rename it there")
+        for name, where in names_taken().items()
+    ]
+    return [_facts(name) for name in model_names()] + taken
 
 
 def _facts(name: str) -> ModelFacts:

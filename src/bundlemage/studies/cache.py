@@ -75,6 +75,7 @@ class Cache:
         content = {"key": key, "cases": hashlib.sha256(cases).hexdigest(), "outcome": outcome.to_json()}
         self._write(f"{key}.npz", cases)
         self._write(f"{key}.json", json.dumps(content, indent=1).encode())
+        (self.folder / f"{key}.error.txt").unlink(missing_ok=True)
 
     def note(self, key: str, text: str) -> Path:
         """Keep the traceback of a cell that failed."""

@@ -204,7 +204,7 @@ class _Questions:
 
     def __init__(self, model: Model, split: Split, cases: GenerationCases) -> None:
         self.model, self.cases, self.dataset = model, cases, split.dataset
-        self.device = next(iter(model.state_dict().values())).device
+        self.device = next(iter(model.state_dict().values()), torch.empty(0)).device
         self.data = Interactions.of(split.train, self.device)
         self.partial = Ragged.from_csr(cases.partial, self.device)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import time
 import weakref
@@ -25,7 +26,7 @@ from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import BundleMageError, CheckpointError, ConfigError
 from bundlemage.evaluation.protocols import means
 from bundlemage.evaluation.results import case_metrics
-from bundlemage.models.base import Interactions
+from bundlemage.models.base import Interactions, Model
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.registry import make_config, model_class, model_names
 from bundlemage.recipe import Recipe
@@ -82,9 +83,16 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        """A SHA-256 over all that the result follows from: neither the label nor the device."""
+        """A SHA-256 over all that the result follows from: neither the label nor the device.
+
+        The code of a model is part of it only if the model is another package's: whoever writes one changes
+        it between two comparisons. This package's own results outlive its edits; `fresh` is for those.
+        """
         settings = self.contender.config(self.seed).model_dump(mode="json", exclude={"device"})
         parts = [FORMAT, self.contender.model, settings, split_key(self.split)]
+        kind = model_class(self.contender.model)
+        if kind.__module__.partition(".")[0] != "bundlemage":
+            parts.append(_source(kind))
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -92,6 +100,14 @@ class Cell:
         """Whether the split asks anything that the contender answers."""
         able, split = self.contender.abilities(), self.split
         return bool((able.matches and split.test) or (able.generates and split.generation))
+
+
+def _source(kind: type[Model]) -> str:
+    """The text of the file that a model is written in."""
+    try:
+        return inspect.getsource(inspect.getmodule(kind) or kind)
+    except (OSError, TypeError):  # not written in a file
+        return ""
 
 
 _SPLIT_KEYS: dict[int, tuple[weakref.ref[Split], str]] = {}

@@ -15,7 +15,7 @@ from bundlemage.errors import BundleMageError, ConfigError
 from bundlemage.studies.cache import Cache
 from bundlemage.studies.cells import Cell, Contender, find_or_run, split_key
 from bundlemage.studies.outcome import CASE_METRICS, TASKS, Missing, Outcome
-from bundlemage.studies.standings import DataFacts, Row, Spread, Table, make_table
+from bundlemage.studies.standings import DataFacts, Row, Spread, Table, case_groups, make_table
 from bundlemage.training.history import Observer
 
 __all__ = [
@@ -131,9 +131,10 @@ def compare(
     facts = tuple(map(DataFacts.of, splits))
     tables = tuple(
         table
-        for fact in facts
+        for fact, split in zip(facts, splits, strict=True)
         for task in TASKS
-        if (table := make_table(fact, task, metric, contenders, outcomes, failures)) is not None
+        if (table := make_table(fact, task, metric, contenders, outcomes, failures, case_groups(split, task)))
+        is not None
     )
     return Comparison(metric, facts, tables, tuple(outcomes), tuple(failures), tuple(skipped))
 
@@ -158,7 +159,11 @@ def _check(contenders: Sequence[Contender], splits: Sequence[Split], seeds: Sequ
                 contender.config(seed)
             except ConfigError as error:
                 raise ConfigError(f"{contender.label}: {error}") from None
+    keys: dict[str, str] = {}
     for split in splits:
+        name = f"{split.dataset.name}, protocol {split.protocol}"
+        if (other := keys.setdefault(split_key(split), name)) is not name:
+            raise ConfigError(f"the same division of the same data is given twice: {other}; {name}")
         if not split.test and not split.generation:
             raise ConfigError(
                 f"{split.dataset.name}, protocol {split.protocol}: nothing is held out to test on; "

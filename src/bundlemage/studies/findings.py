@@ -22,7 +22,7 @@ from bundlemage.studies.cache import Cache
 from bundlemage.studies.cells import Cell, Contender
 from bundlemage.studies.comparison import CompareObserver, Comparison, compare
 from bundlemage.studies.outcome import Outcome
-from bundlemage.studies.standings import DataFacts, Table, make_table
+from bundlemage.studies.standings import DataFacts, Table, case_groups, make_table
 from bundlemage.training.progress import bar_for_people
 
 NOT_RUN = "not run"
@@ -170,7 +170,13 @@ def _found_table(
     # Made anew of the table's own rows, so that the best and the tests are among these.
     contenders = [plan.contender(entry.name, one.recipes, wishes.epochs) for entry in one.entries]
     table = make_table(
-        comparison.data[0], one.task, one.metric, contenders, comparison.outcomes, comparison.failures
+        comparison.data[0],
+        one.task,
+        one.metric,
+        contenders,
+        comparison.outcomes,
+        comparison.failures,
+        case_groups(part.split, one.task) if part.split else None,
     )
     return FoundTable(one, table)
 

@@ -67,9 +67,11 @@ def legend(table: Table) -> str:
         parts.append(f"±: standard deviation over {seeds} seeds.")
     if any(not row.distinguishable for row in table.rows):
         level = f"{LEVEL:g}".removeprefix("0")
+        together = ", those of one bundle taken together" if table.task == "generation" else ""
+        averaged = ", values averaged over the seeds" if seeds > 1 else ""
         parts.append(
             f"{LIKE}: cannot be told from the best by {table.metric} "
-            f"(paired t-test over {table.cases:,} cases, Holm-corrected, p ≥ {level})."
+            f"(paired t-test over {table.cases:,} cases{together}{averaged}; Holm-corrected, p ≥ {level})."
         )
     return " ".join(parts)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import tempfile
 from dataclasses import asdict
@@ -41,8 +40,10 @@ def check_writable(folder: Path) -> None:
             )
         return
     parent = next(place for place in (folder.parent, *folder.parent.parents) if place.exists())
-    if not os.access(parent, os.W_OK):
-        raise ConfigError(f"{folder} cannot be written: no permission to write in {parent}")
+    try:
+        tempfile.TemporaryFile(dir=parent).close()
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {parent}: {error.strerror}") from None
 
 
 def build(findings: Findings) -> Document:

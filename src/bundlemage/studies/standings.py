@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from bundlemage.data.splits import Split
 from bundlemage.studies.cells import Contender, split_key
@@ -137,8 +138,11 @@ def make_table(
     contenders: Sequence[Contender],
     outcomes: Sequence[Outcome],
     failures: Sequence[Missing],
+    groups: npt.NDArray[np.integer] | None = None,
 ) -> Table | None:
     """The table of a task on a split; None if the split does not ask it or nobody does it.
+
+    `groups` says which cases belong together and so are no independent witnesses (`case_groups`).
 
     A contender with a failure in one seed has failed: a mean over fewer seeds is not comparable.
     """
@@ -168,7 +172,7 @@ def make_table(
         task,
         count,
         metric,
-        _tested(_with_best(rows), metric, cases),
+        _tested(_with_best(rows), metric, cases, groups),
     )
 
 
@@ -202,7 +206,17 @@ def _with_best(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _tested(rows: Sequence[Row], metric: str, cases: Mapping[str, Values]) -> tuple[Row, ...]:
+def case_groups(split: Split, task: str) -> npt.NDArray[np.integer] | None:
+    """For each generation case the held-out bundle: its users share what is shown and what is right."""
+    return split.generation.bundles if task == "generation" and split.generation else None
+
+
+def _tested(
+    rows: Sequence[Row],
+    metric: str,
+    cases: Mapping[str, Values],
+    groups: npt.NDArray[np.integer] | None,
+) -> tuple[Row, ...]:
     """Rows with their p against the leading one."""
     leading = max(
         (row for row in rows if row.metrics), key=lambda row: row.metrics[metric].mean if row.metrics else 0
@@ -210,7 +224,7 @@ def _tested(rows: Sequence[Row], metric: str, cases: Mapping[str, Values]) -> tu
     raw: dict[str, float] = {}
     for row in rows:
         if row is not leading and row.label in cases and leading.label in cases:
-            p = paired_p(cases[leading.label], cases[row.label])
+            p = paired_p(cases[leading.label], cases[row.label], groups)
             if p is not None:
                 raw[row.label] = p
     corrected = dict(zip(raw, holm(list(raw.values())), strict=True))

@@ -20,7 +20,8 @@ pre { background: var(--panel); border: 1px solid var(--line); border-radius: 6p
 .scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 8px; background: var(--panel);
   margin: .7rem 0; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9rem; }
-th, td { padding: .5rem .7rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
+th, td { padding: .45rem .5rem; text-align: right;
+  white-space: nowrap; border-bottom: 1px solid var(--line); }
 tbody tr:last-child > * { border-bottom: 0; }
 th:first-child, td:first-child, td.failed { text-align: left; }
 tbody th { font-weight: 500; position: sticky; left: 0; background: var(--panel); }

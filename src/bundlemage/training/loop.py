@@ -125,10 +125,16 @@ class _Run:
         if resume and folder.holds_progress():
             folder.check_identity(identity, MAY_DIFFER_ON_RESUME)
             tensors, self.progress, self.best = folder.load()
-            self.model.load_state_dict(unprefixed("model", tensors))
-            if self.scored is not self.model:
-                self.scored.load_state_dict(unprefixed("average", tensors))
-            restore_optimiser(self.optimiser, tensors)
+            try:
+                self.model.load_state_dict(unprefixed("model", tensors))
+                if self.scored is not self.model:
+                    self.scored.load_state_dict(unprefixed("average", tensors))
+                restore_optimiser(self.optimiser, tensors)
+            except (RuntimeError, KeyError, ValueError) as error:
+                raise CheckpointError(
+                    f"{folder.path} does not fit the model, so another version of it wrote this: "
+                    f"train anew ({str(error).splitlines()[0]})"
+                ) from error
             self.steps = self.progress.epoch * self.steps_per_epoch
         else:
             folder.begin(identity)

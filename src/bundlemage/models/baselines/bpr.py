@@ -76,7 +76,6 @@ class BPR(Model):
         return (user * F.embedding(bundles, self.bundle_vectors)).sum(-1) + bias
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
-        assert histories.users is not None
-        user = F.embedding(histories.users, self.user_vectors)
+        user = F.embedding(self.known_users(histories), self.user_vectors)
         scores = torch.addmm(self.bundle_bias, user, self.bundle_vectors.T)  # [rows, bundles]
         return self.with_unnamed(scores, contents)

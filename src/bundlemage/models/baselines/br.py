@@ -150,8 +150,7 @@ class BR(Model):
     # ── Scoring ──────────────────────────────────────────────────────────────────────────────────
 
     def _users(self, histories: Histories) -> Tensor:
-        assert histories.users is not None
-        return self.user_factors[histories.users] @ self.turn_user.T  # [rows, d]
+        return self.user_factors[self.known_users(histories)] @ self.turn_user.T  # [rows, d]
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
         total, squares, bias = self._sums(contents)

@@ -70,7 +70,7 @@ class CoOccurrence(Model):
             context = context.plus(SparseRows.of(histories.items, self.sizes.items, self.config.user_weight))
         holders = self._holders()
         scores = torch.empty(len(partial), self.sizes.items, device=partial.device)
-        for which in blocks(len(partial), self.sizes.items):
+        for which in blocks(len(partial), max(self.sizes.items, self.sizes.bundles)):
             in_common = context.block(which).times(holders)  # [block, bundles]
             scores[which] = holders.times_dense(in_common.T.contiguous()).T + self.tie_break
         return scores

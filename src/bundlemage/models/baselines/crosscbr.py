@@ -17,7 +17,7 @@ from bundlemage.models.ragged import Ragged
 
 
 class CrossCBRConfig(GraphConfig):
-    """As published for Youshu."""
+    """Weight and temperature of the contrast as published for Youshu; the augmentation is a choice."""
 
     weight_decay: float = Field(0.00004, ge=0)
     """Added to the gradient as weight_decay × weight, for every weight in every step. Without it the model
@@ -39,7 +39,10 @@ class CrossCBRConfig(GraphConfig):
 
 
 class CrossCBR(GraphModel):
-    """A view by items (a bundle is the mean of its items) and a view by bundles; scores add up."""
+    """A view by items (a bundle is the mean of its items) and a view by bundles; scores add up.
+
+    A node without an edge in a graph is zero in its view (ours).
+    """
 
     name: ClassVar[str] = "crosscbr"
     title: ClassVar[str] = "CrossCBR"

@@ -137,17 +137,17 @@ class DAM(Model):
         return scores + F.embedding(choices, bias[:, None])[:, :, 0]
 
     def score_candidates(self, histories: Histories, candidates: Tensor, contents: Ragged) -> Tensor:
-        assert histories.users is not None
         typical = len(contents.values) // max(1, len(contents)) + 1  # items in a bundle
         each = candidates.shape[1] * self.user_factors.shape[1] * (2 * typical + 4)
         step = max(1, NUMBERS_AT_A_TIME // max(1, each))
-        blocks = zip(torch.split(histories.users, step), torch.split(candidates, step), strict=True)
+        blocks = zip(
+            torch.split(self.known_users(histories), step), torch.split(candidates, step), strict=True
+        )
         return torch.cat([self._score_some(users, some, contents) for users, some in blocks])
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
         """Attention is the user's, so each user has bundles of their own: a few users at a time."""
-        assert histories.users is not None
-        users = self.user_factors[histories.users]  # [rows, d]
+        users = self.user_factors[self.known_users(histories)]  # [rows, d]
         # Of one user: pooled vectors and a layer for each bundle, shares of entries, scores of items.
         wide = 2 * users.shape[1] + 2 * max(self.config.hidden_dims)
         each = len(contents) * wide + 8 * len(contents.values) + self.sizes.items

@@ -126,8 +126,7 @@ class EFM(Model):
     # ── Scoring ──────────────────────────────────────────────────────────────────────────────────
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
-        assert histories.users is not None
-        scores = self.user_factors[histories.users] @ self.bundle_factors.T  # p_u·h_b
+        scores = self.user_factors[self.known_users(histories)] @ self.bundle_factors.T  # p_u·h_b
         if self.bundle_bias is not None:
             scores = scores + self.bundle_bias
         return self.with_unnamed(scores, contents)  # [rows, bundles]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from bundlemage.errors import ConfigError, UnsupportedError
+from bundlemage.errors import ConfigError
 from bundlemage.models.attention import Neighbours, attend
 from bundlemage.models.base import Histories, Interactions, Model, Phase, Sizes
 from bundlemage.models.config import LearnedConfig, ModelConfig
@@ -275,21 +275,18 @@ class GramSmot(Model):
     # ── Scoring ──────────────────────────────────────────────────────────────────────────────────
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
-        near = self.config.sharpness * nearness(self._known(histories), self.bundle_places)
+        near = self.config.sharpness * nearness(
+            self.user_places[self.known_users(histories)], self.bundle_places
+        )
         return self.with_unnamed(near + self.biases(), contents)
 
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
-        near = nearness(self._known(histories), self.item_places)  # [rows, items]
+        near = nearness(self.user_places[self.known_users(histories)], self.item_places)  # [rows, items]
         if self.config.diversity:
             directions = F.normalize(self.item_places, dim=1)
             alike = partial.sum_of(directions) @ directions.T + partial.lengths[:, None]
             near = near - self.config.diversity * alike / 2
         return near
-
-    def _known(self, histories: Histories) -> Tensor:
-        if histories.users is None:
-            raise UnsupportedError(f"{self.title} knows only the users that it was trained on")
-        return self.user_places[histories.users]
 
 
 def _first_vectors(count: int, dim: int) -> nn.Parameter:

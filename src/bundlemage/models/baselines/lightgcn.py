@@ -21,7 +21,10 @@ class LightGCNConfig(GraphConfig):
 
 
 class LightGCN(GraphModel):
-    """No weights but the first vectors: every layer is D^(-1/2) A D^(-1/2) times the one before."""
+    """No weights but the first vectors: every layer is D^(-1/2) A D^(-1/2) times the one before.
+
+    A node without an edge is zero (ours).
+    """
 
     name: ClassVar[str] = "lightgcn"
     title: ClassVar[str] = "LightGCN"

@@ -40,7 +40,10 @@ PAIRS = Phase("pairs", over="user_bundle")
 
 
 class NCF(Model):
-    """GMF and an MLP, each with its own vectors, joined by the last layer."""
+    """GMF and an MLP, each with its own vectors, joined by the last layer.
+
+    Ours is the bias of each bundle, which begins at its popularity: the publication has none.
+    """
 
     name: ClassVar[str] = "ncf"
     title: ClassVar[str] = "NCF"
@@ -123,20 +126,18 @@ class NCF(Model):
         return F.dropout(values, self.config.dropout, self.training) if self.config.dropout else values
 
     def score_candidates(self, histories: Histories, candidates: Tensor, contents: Ragged) -> Tensor:
-        assert histories.users is not None
         later = candidates >= self.sizes.bundles
         named = candidates.masked_fill(later, 0)
         step = max(1, HIDDEN_AT_A_TIME // max(1, candidates.shape[1] * self.config.embedding_dim))
-        chunks = zip(torch.split(histories.users, step), torch.split(named, step), strict=True)
+        chunks = zip(torch.split(self.known_users(histories), step), torch.split(named, step), strict=True)
         scores = torch.cat([self.pair_logits(users, bundles) for users, bundles in chunks])
         # Below all others, as `with_unnamed` has them.
         return scores.masked_fill(later, torch.finfo(scores.dtype).min)
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
-        assert histories.users is not None
-        factors = F.embedding(histories.users, self.user_factors) * self.join_factors
+        factors = F.embedding(self.known_users(histories), self.user_factors) * self.join_factors
         scores = torch.addmm(self.bundle_bias, factors, self.bundle_factors.T)  # [rows, bundles]
-        user = self.user_part(F.embedding(histories.users, self.user_vectors))  # [rows, width]
+        user = self.user_part(F.embedding(self.known_users(histories), self.user_vectors))  # [rows, width]
         bundle = self.bundle_part(self.bundle_vectors)  # [bundles, width]
         step = max(1, HIDDEN_AT_A_TIME // max(1, bundle.numel()))
         hidden = [self._tower(chunk[:, None] + bundle) for chunk in user.split(step)]
