@@ -53,7 +53,7 @@ def test_the_defaults_give_tables_that_fit(shop: Path, where: Path, monkeypatch:
     assert "1 of 5: bundlemage on shop, paper, seed 0: done in" in first.stderr
     assert (where / "runs" / "compare").is_dir()
     assert "| popularity" in (where / "all.md").read_text()
-    assert "popularity</th>" in (where / "all.html").read_text()
+    assert ">popularity" in (where / "all.html").read_text()
     content = json.loads((where / "all.json").read_text())
     assert content.pop("command").startswith("bundlemage")
     assert len(Comparison.from_json(content).tables) == 2

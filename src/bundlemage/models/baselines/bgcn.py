@@ -36,8 +36,8 @@ class BGCN(GraphModel):
     """Two levels, each with its own users; a pair's score is the sum of the two levels' scores.
 
     The publication trains in two stages, the second with hard negatives; here they are a setting, off unless
-    asked for. Ours too: D^(-1/2) A D^(-1/2) for the mean over neighbours, one matrix W for both kinds of nodes
-    of a level, and zeros for nodes without an edge.
+    asked for. Ours too: D^(-1/2) A D^(-1/2) for the mean over neighbours, one matrix W for both kinds of
+    nodes of a level, and zeros for nodes without an edge.
     """
 
     name: ClassVar[str] = "bgcn"
