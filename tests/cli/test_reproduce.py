@@ -63,7 +63,7 @@ def test_a_folder_with_nothing_in_it_exits_with_2_and_still_has_a_page(tmp_path:
     ("arguments", "message"),
     [
         (["yoosho", "--data", "."], "nothing is known of 'yoosho'"),
-        (["youshu"], "--data: it is missing"),
+        (["youshu"], "--data: no folder is named"),
         (["youshu", "--data", "nowhere"], "nowhere is not a folder"),
         (["sample", "--data", "."], "built in"),
         (["youshu", "--data", ".", "--seeds", "a"], "--seeds"),

@@ -100,7 +100,8 @@ def reproduce(
         show.print_json({"report": None if output is None else str(output), **results_of(findings)})
     else:
         _tell(findings)
-        files = f"index.html, report.md, results.json and {len(made.figures())} figures" if made else ""
+        drawn = len(made.figures()) if made else 0
+        files = f"index.html, report.md, results.json and {drawn} figure{'s' * (drawn != 1)}"
         where = (
             f"Written to [bold]{show.plain(output)}[/]: {files}." if made else f"Kept in {show.plain(cache)}."
         )

@@ -299,8 +299,8 @@ def read_parts(dataset: str, folder: Path | None) -> dict[str, Part]:
         return {SAMPLE: Part(SAMPLE, SplitPlan("paper").divide(read(SAMPLE).dataset))}
     names = (MATCHING_PART, GENERATION_PART, _LAST_PART.get(dataset, FULL_PART))
     if folder is None or not folder.is_dir():
-        given = "it is missing" if folder is None else f"{folder} is not a folder"
-        raise ConfigError(f"--data: {given}. Name the folder that holds {', '.join(names)} of {dataset}")
+        given = "no folder is named" if folder is None else f"{folder} is not a folder"
+        raise ConfigError(f"--data: {given}; give the one that holds {', '.join(names)} of {dataset}")
     return {name: _read_part(name, folder / name) for name in names}
 
 

@@ -155,7 +155,7 @@ def make_table(
             for outcome in outcomes
             if (outcome.label, outcome.split) == (contender.label, facts.split) and getattr(outcome, task)
         ]
-        if missing := failed.get(contender.label):
+        if (missing := failed.get(contender.label)) and _does(contender, task):
             rows.append(Row(contender.label, contender.model, failure=missing.message))
         elif found:
             rows.append(_summed(found, task))
@@ -204,6 +204,15 @@ def _with_best(rows: Sequence[Row]) -> list[Row]:
         else row
         for row in rows
     ]
+
+
+def _does(contender: Contender, task: str) -> bool:
+    """Whether a contender that failed would have had a row; who cannot even be built, has one everywhere."""
+    try:
+        able = contender.abilities()
+    except Exception:
+        return True
+    return able.matches if task == "matching" else able.generates
 
 
 def case_groups(split: Split, task: str) -> npt.NDArray[np.integer] | None:
