@@ -144,7 +144,7 @@ class GraphModel(Model):
     def observe(self, data: Interactions) -> None:
         self.drawn = Negatives(data.user_bundle, self.sizes.bundles)
         if self.bias is not None:
-            sales = torch.bincount(data.user_bundle.values, minlength=self.sizes.bundles)
+            sales = data.user_bundle.counts(self.sizes.bundles)
             with torch.no_grad():
                 self.bias.copy_(sales[:, None].log1p())
 

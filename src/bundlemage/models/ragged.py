@@ -77,7 +77,11 @@ class Ragged:
     def transposed(self, columns: int) -> Ragged:
         """For each of `columns` values, the rows that hold it."""
         order = torch.argsort(self.values, stable=True)
-        return Ragged(self.row_of_entry()[order], _offsets(torch.bincount(self.values, minlength=columns)))
+        return Ragged(self.row_of_entry()[order], _offsets(self.counts(columns)))
+
+    def counts(self, columns: int) -> Tensor:
+        """How many rows hold each of `columns` values."""  # [columns]
+        return torch.bincount(self.values, minlength=columns)
 
     def softmax(self, scores: Tensor) -> Tensor:
         """Shares of the entries that add up to one in each row, by a score of each entry."""  # [entries]
@@ -133,3 +137,8 @@ def mask_each_row(ragged: Ragged, ratio: float) -> Ragged:
 def mask_whole_batch(ragged: Ragged, ratio: float) -> Ragged:
     """Hide each entry of the batch with chance `ratio`, so that a row may lose all or nothing."""
     return ragged.keep(torch.rand(len(ragged.values), device=ragged.device) >= ratio)
+
+
+def pick(values: Tensor, index: Tensor) -> Tensor:
+    """`values[index]`, whose gradient is several times as fast on a CPU as that of indexing."""
+    return F.embedding(index, values[:, None])[..., 0]

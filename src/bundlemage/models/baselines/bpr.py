@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bundlemage.models.base import Histories, Interactions, Model, Phase, Sizes
 from bundlemage.models.config import LearnedConfig, ModelConfig
 from bundlemage.models.losses import pairwise_loss
-from bundlemage.models.ragged import Ragged
+from bundlemage.models.ragged import Ragged, pick
 from bundlemage.models.sampling import Negatives
 
 SPREAD = 0.01
@@ -59,7 +59,7 @@ class BPR(Model):
         self.negatives = Negatives(data.user_bundle, self.sizes.bundles)
         # Without vectors BPR-Opt is highest at b_i − b_j = ln(count_i / count_j), as j is drawn evenly. Begun
         # there, the vectors learn taste; begun at zero, they learn by heart before the biases have grown.
-        counts = torch.bincount(data.user_bundle.values, minlength=self.sizes.bundles)
+        counts = data.user_bundle.counts(self.sizes.bundles)
         with torch.no_grad():
             self.bundle_bias.copy_(counts.log1p())
 
@@ -72,7 +72,7 @@ class BPR(Model):
 
     def _score(self, user: Tensor, bundles: Tensor) -> Tensor:
         """x̂_ui = ⟨w_u, h_i⟩ + b_i."""  # [rows, count]
-        bias = F.embedding(bundles, self.bundle_bias[:, None])[..., 0]
+        bias = pick(self.bundle_bias, bundles)
         return (user * F.embedding(bundles, self.bundle_vectors)).sum(-1) + bias
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:

@@ -13,7 +13,7 @@ from bundlemage.models.base import Histories, Interactions, Model, Phase, Sizes
 from bundlemage.models.config import LearnedConfig, ModelConfig
 from bundlemage.models.graphs import Bipartite
 from bundlemage.models.losses import pairwise_loss
-from bundlemage.models.ragged import Ragged
+from bundlemage.models.ragged import Ragged, pick
 from bundlemage.models.sampling import Negatives
 
 
@@ -93,7 +93,7 @@ class BR(Model):
         users, items = data.user_item.entries(pairs)
         choices = torch.cat([items[:, None], self.other_items.draw(users, self.config.negatives)], dim=1)
         user = F.embedding(users, self.user_factors)  # [rows, d]
-        bias = F.embedding(choices, self.item_bias[:, None])[:, :, 0]
+        bias = pick(self.item_bias, choices)
         # x_ui = β_i + γ_u·γ_i
         scores = bias + torch.einsum("rd,rcd->rc", user, F.embedding(choices, self.item_factors))
         return self.config.item_weight * pairwise_loss(scores[:, :1], scores[:, 1:])
@@ -112,7 +112,7 @@ class BR(Model):
         vectors = self._bundle_vectors(total, lengths)
         constants = self._bundle_constants(total, squares, bias, lengths)
         user = F.embedding(users, user_table) @ self.turn_user.T  # [rows, d]
-        scores = F.embedding(choices, constants[:, None])[:, :, 0]
+        scores = pick(constants, choices)
         scores = scores + torch.einsum("rd,rcd->rc", user, F.embedding(choices, vectors))
         return pairwise_loss(scores[:, :1], scores[:, 1:])
 

@@ -59,7 +59,7 @@ class CoOccurrence(Model):
     def observe(self, data: Interactions) -> None:
         holders = data.bundle_item.transposed(self.sizes.items)
         self.holders, self.holder_offsets = holders.values, holders.offsets
-        in_users = torch.bincount(data.user_item.values, minlength=self.sizes.items).float()
+        in_users = data.user_item.counts(self.sizes.items).float()
         # By bundles, and among equals by users; between 0 and 1.
         popularity = holders.lengths + in_users / (1 + in_users.amax())
         self.tie_break.copy_(popularity / (1 + popularity.amax()) * TIE_BREAK[self.config.normalise])

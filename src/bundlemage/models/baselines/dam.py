@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bundlemage.models.base import Histories, Interactions, Model, Phase, Sizes
 from bundlemage.models.config import LearnedConfig, ModelConfig
 from bundlemage.models.losses import pairwise_loss
-from bundlemage.models.ragged import Ragged
+from bundlemage.models.ragged import Ragged, pick
 from bundlemage.models.sampling import Negatives
 
 NUMBERS_AT_A_TIME = 2**27
@@ -134,7 +134,7 @@ class DAM(Model):
         if self.bundle_bias is None:
             return scores
         bias = F.pad(self.bundle_bias, (0, len(contents) - len(self.bundle_bias)))
-        return scores + F.embedding(choices, bias[:, None])[:, :, 0]
+        return scores + pick(bias, choices)
 
     def score_candidates(self, histories: Histories, candidates: Tensor, contents: Ragged) -> Tensor:
         typical = len(contents.values) // max(1, len(contents)) + 1  # items in a bundle

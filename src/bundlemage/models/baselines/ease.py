@@ -45,7 +45,7 @@ class Ease(EaseModel):
         self.register_buffer("popularity", torch.zeros(sizes.bundles))
 
     def observe(self, data: Interactions) -> None:
-        self.popularity.copy_(torch.bincount(data.user_bundle.values, minlength=self.sizes.bundles).log1p())
+        self.popularity.copy_(data.user_bundle.counts(self.sizes.bundles).log1p())
         rows = training_rows(data.user_bundle, self.sizes.bundles)
         weight = self.config.side_weight
         if self.config.beside == "items":

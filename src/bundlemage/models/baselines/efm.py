@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bundlemage.models.base import Histories, Interactions, Model, Phase, Sizes
 from bundlemage.models.config import LearnedConfig, ModelConfig
 from bundlemage.models.losses import pairwise_loss
-from bundlemage.models.ragged import Ragged
+from bundlemage.models.ragged import Ragged, pick
 from bundlemage.models.sampling import Negatives
 
 
@@ -100,7 +100,7 @@ class EFM(Model):
         user = F.embedding(users, self.user_factors)
         scores = torch.einsum("rd,rcd->rc", user, F.embedding(choices, table))
         if bias is not None:
-            scores = scores + F.embedding(choices, bias[:, None])[:, :, 0]
+            scores = scores + pick(bias, choices)
         return pairwise_loss(scores[:, :1], scores[:, 1:])
 
     def companions(self, pairs: Tensor, contents: Ragged) -> Tensor:

@@ -201,7 +201,7 @@ class GramSmot(Model):
         self.not_owned = Negatives(data.user_bundle, self.sizes.bundles)
         self.items_not_owned = Negatives(data.user_item, self.sizes.items)
         if config.bundle_bias:
-            sales = torch.bincount(data.user_bundle.values, minlength=self.sizes.bundles)
+            sales = data.user_bundle.counts(self.sizes.bundles)
             self.log_sales.copy_(sales.log1p())
 
     # ── Places ───────────────────────────────────────────────────────────────────────────────────

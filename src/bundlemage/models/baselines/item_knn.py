@@ -73,7 +73,7 @@ class ItemKnn(Model):
     ) -> None:
         """Each thing's nearest bundles, into two tables; `themselves`: the things are the bundles."""
         mine = users_of.rows.lengths.float().sqrt()
-        theirs = torch.bincount(taken.rows.values, minlength=taken.columns).float().sqrt()
+        theirs = taken.rows.counts(taken.columns).float().sqrt()
         for which in blocks(len(users_of), taken.columns):
             shared = users_of.block(which).times(taken)  # users of both [block, bundles]
             lengths = mine[which, None] * theirs + self.config.shrinkage

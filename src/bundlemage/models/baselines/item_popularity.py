@@ -24,7 +24,7 @@ class ItemPopularity(Model):
         self.register_buffer("item_counts", torch.zeros(sizes.items))
 
     def observe(self, data: Interactions) -> None:
-        self.item_counts.copy_(torch.bincount(data.user_item.values, minlength=self.sizes.items))
+        self.item_counts.copy_(data.user_item.counts(self.sizes.items))
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
         # A logarithm, so that the softmax of the scores goes by counts, each one greater.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bundlemage.models.base import Histories, Interactions, Model, Phase, Sizes
 from bundlemage.models.config import LearnedConfig, ModelConfig
-from bundlemage.models.ragged import Ragged
+from bundlemage.models.ragged import Ragged, pick
 from bundlemage.models.sampling import Negatives
 
 SPREAD = 0.01
@@ -89,7 +89,7 @@ class NCF(Model):
         self.negatives = Negatives(data.user_bundle, self.sizes.bundles)
         # Where the log loss is lowest without vectors: the odds that a pair of the bundle is one that was
         # taken and not one that was drawn. Each count is one more, for bundles that nobody took.
-        counts = torch.bincount(data.user_bundle.values, minlength=self.sizes.bundles)
+        counts = data.user_bundle.counts(self.sizes.bundles)
         drawn = self.config.negatives * len(data.user_bundle.values) / max(1, self.sizes.bundles)
         with torch.no_grad():
             self.bundle_bias.copy_(counts.log1p() - math.log1p(drawn))
@@ -111,7 +111,7 @@ class NCF(Model):
         )  # φᴳ = pᴳ ⊙ qᴳ  [rows, count, d]
         user = self.user_part(self._drop(F.embedding(users, self.user_vectors)))[:, None]
         bundle = self.bundle_part(self._drop(F.embedding(bundles, self.bundle_vectors)))
-        bias = F.embedding(bundles, self.bundle_bias[:, None])[..., 0]
+        bias = pick(self.bundle_bias, bundles)
         return factors @ self.join_factors + self._tower(user + bundle) + bias
 
     def _tower(self, first: Tensor) -> Tensor:

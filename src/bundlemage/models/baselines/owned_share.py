@@ -25,7 +25,7 @@ class OwnedShare(Model):
         self.register_buffer("popularity", torch.zeros(sizes.bundles))
 
     def observe(self, data: Interactions) -> None:
-        self.popularity.copy_(torch.bincount(data.user_bundle.values, minlength=self.sizes.bundles).log1p())
+        self.popularity.copy_(data.user_bundle.counts(self.sizes.bundles).log1p())
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
         # The steps between shares of large bundles are too fine for float32.

@@ -30,8 +30,8 @@ class Popularity(Model):
         return True
 
     def observe(self, data: Interactions) -> None:
-        self.bundle_counts.copy_(torch.bincount(data.user_bundle.values, minlength=self.sizes.bundles))
-        self.item_counts.copy_(torch.bincount(data.user_item.values, minlength=self.sizes.items))
+        self.bundle_counts.copy_(data.user_bundle.counts(self.sizes.bundles))
+        self.item_counts.copy_(data.user_item.counts(self.sizes.items))
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
         unseen = self.bundle_counts.new_zeros(len(contents) - self.sizes.bundles)
