@@ -160,6 +160,9 @@ def _table_section(found: FoundTable, findings: Findings) -> Section:
                 rows.append(_published_row(published, one))
                 groups.append("published")
     heads = ("model", *map(_heading, one.metrics), "fit")
+    machines = {outcome.device for outcome in findings.outcomes if getattr(outcome, one.task) is not None}
+    if len(machines) > 1:  # seconds of different machines do not compare
+        heads, rows = heads[:-1], [row[:-1] for row in rows]
     blocks.append(Grid(one.key, heads, tuple(rows), tuple(groups), _legend(found)))
     if sources:
         blocks.append(Text(f"Published figures: {'; '.join(sources)}."))
