@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,12 +16,13 @@ from bundlemage.data.readers import pathak
 from bundlemage.errors import ConfigError
 from bundlemage.models.registry import model_names
 from bundlemage.recipe import recipe_names
-from bundlemage.studies import document, paper, plan, report
+from bundlemage.studies import document, findings, paper, plan, report
 from bundlemage.studies.cells import Cell as StudyCell
 from bundlemage.studies.document import Cell, Document, Grid, Section, Text
 from bundlemage.studies.findings import Findings, Wishes, gather
 from bundlemage.studies.sections import signed, tone_of
 from bundlemage.studies.summary import banners, summary
+from bundlemage.training.history import EpochRecord, Observer
 from tests.published_files import write_bgcn, write_generation, write_matching, write_pathak
 
 KEPT = {"item-popularity", "popularity", "bundlemage", "bundlemage-paper", "random", "bpr"}
@@ -396,3 +398,30 @@ def test_a_row_shares_its_result_with_compare(youshu_data: Path) -> None:
 
     theirs = Contender.parse("youshu/bundlemage")
     assert StudyCell(ours, split, 0).key == StudyCell(theirs, split, 0).key
+
+
+def test_the_model_of_a_case_study_goes_on_after_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = skipped("sample", "matching", "generation", "ablations")
+    asked = Wishes(SAMPLE, None, (0,), tmp_path, "cpu", 13, False, everything)
+
+    class Watch(Observer):
+        done: Sequence[EpochRecord] = ()
+
+        def on_start(self, *, epochs: int, steps_per_epoch: int, done: Sequence[EpochRecord]) -> None:
+            self.done = done
+
+    class Stop(Observer):
+        def on_epoch(self, record: EpochRecord) -> None:
+            if record.epoch == 12:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(findings, "bar_for_people", lambda: [Stop()])
+    with pytest.raises(KeyboardInterrupt):
+        gather(asked)
+    watch = Watch()
+    monkeypatch.setattr(findings, "bar_for_people", lambda: [watch])
+    assert gather(asked).cases[0].study is not None
+    assert len(watch.done) == 10, "a checkpoint every ten epochs"
+    assert not list(tmp_path.glob("*.run"))

@@ -183,3 +183,15 @@ class Model(nn.Module, ABC):
             if buffer is not None and saved is not None and saved.shape != buffer.shape:
                 self._buffers[name] = torch.empty_like(saved, device=buffer.device)
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class Completer(Model):
+    """A model that completes bundles and does not match them to users."""
+
+    @property
+    def matches(self) -> bool:
+        return False
+
+    @property
+    def generates(self) -> bool:
+        return True

@@ -3,6 +3,7 @@ the models that learn on such graphs have in common."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -129,13 +130,13 @@ class GraphModel(Model):
         self.register_buffer("user_vectors", torch.zeros(sizes.users, width))
         self.register_buffer("bundle_vectors", torch.zeros(sizes.bundles, width))
 
+    @abstractmethod
     def propagate(self) -> tuple[Tensor, Tensor]:
         """Every user's and every bundle's vector, as their product is to be taken, but for the bias."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ego_tables(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """The tables of users and of bundles that `ego_penalty` keeps small."""
-        raise NotImplementedError
 
     @property
     def phases(self) -> tuple[Phase, ...]:

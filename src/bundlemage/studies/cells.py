@@ -179,7 +179,7 @@ def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Obs
     where = resolve_device(config.device)
     _warm_up(str(where))
     memory, resumed = PeakMemory(where), _Resumed()
-    recommender = _fitted(contender.model, config, split, folder, [*observers, resumed])
+    recommender = fitted(contender.model, config, split, folder, [*observers, resumed])
     training = recommender.training
     assert training is not None
     started = time.perf_counter()
@@ -218,7 +218,7 @@ def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Obs
     )
 
 
-def _fitted(
+def fitted(
     model: str, config: ModelConfig, split: Split, folder: Path, observers: Sequence[Observer]
 ) -> Recommender:
     """Fitted to the end, going on from a checkpoint where there is a sound one."""

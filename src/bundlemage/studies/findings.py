@@ -19,10 +19,11 @@ from bundlemage.errors import ArtifactError
 from bundlemage.recommender import Recommender
 from bundlemage.studies import cases, plan
 from bundlemage.studies.cache import Cache
-from bundlemage.studies.cells import Cell, Contender
+from bundlemage.studies.cells import Cell, Contender, fitted
 from bundlemage.studies.comparison import CompareObserver, Comparison, compare
 from bundlemage.studies.outcome import Outcome
 from bundlemage.studies.standings import DataFacts, Table, case_groups, make_table
+from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.progress import bar_for_people
 
 NOT_RUN = "not run"
@@ -257,13 +258,11 @@ def _case(split: Split, recipes: str, wishes: Wishes, cache: Cache) -> FoundCase
     if recommender is None and wishes.only_cached:
         return FoundCase(split.dataset.name, None, NOT_RUN)
     if recommender is None:
-        settings = chosen.config(cell.seed, wishes.device).model_dump()
-        recommender = Recommender(chosen.model, **settings).fit(
-            split, progress=False, observers=bar_for_people()
-        )
-        if recommender.training is not None and recommender.training.interrupted:
-            raise KeyboardInterrupt
-        recommender.save(folder, overwrite=folder.exists())
+        config = chosen.config(cell.seed, wishes.device)
+        with cache.working(f"case-{cell.key}") as run:
+            recommender = fitted(chosen.model, config, split, run, bar_for_people())
+            recommender.save(folder, overwrite=folder.exists())
+            RunFolder(run).discard()
     label = f"BundleMage, seed {cell.seed}, {len(recommender.history)} epochs"
     return FoundCase(split.dataset.name, cases.case_study(recommender.model, split, label))
 

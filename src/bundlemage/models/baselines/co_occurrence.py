@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from bundlemage.models.base import Histories, Interactions, Model, Sizes
+from bundlemage.models.base import Completer, Histories, Interactions, Sizes
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.sparse_rows import SparseRows, blocks
@@ -26,7 +26,7 @@ class CoOccurrenceConfig(ModelConfig):
     """What an item that the user has counts, where one of the partial bundle counts 1; 0: nothing."""
 
 
-class CoOccurrence(Model):
+class CoOccurrence(Completer):
     """An item scores the bundles that it shares with each item of the partial bundle.
 
     Items × items is never made: scoring walks from the partial bundle to the bundles that hold its items,
@@ -47,14 +47,6 @@ class CoOccurrence(Model):
         # The bundles that hold each item.
         self.register_buffer("holders", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("holder_offsets", torch.zeros(sizes.items + 1, dtype=torch.int64))
-
-    @property
-    def matches(self) -> bool:
-        return False
-
-    @property
-    def generates(self) -> bool:
-        return True
 
     def observe(self, data: Interactions) -> None:
         holders = data.bundle_item.transposed(self.sizes.items)

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from bundlemage.models.base import Histories, Interactions, Sizes
+from bundlemage.models.base import Completer, Histories, Interactions, Sizes
 from bundlemage.models.closed_form import EaseModel, training_rows
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ragged import Ragged
@@ -28,7 +28,7 @@ class EaseItemsConfig(ModelConfig):
     else what each user has is a row to learn from as well."""
 
 
-class EaseItems(EaseModel):
+class EaseItems(Completer, EaseModel):
     """Items from the items that a bundle has."""
 
     name: ClassVar[str] = "ease-items"
@@ -41,14 +41,6 @@ class EaseItems(EaseModel):
         self.config = config
         self.popularity: Tensor
         self.register_buffer("popularity", torch.zeros(sizes.items))
-
-    @property
-    def matches(self) -> bool:
-        return False
-
-    @property
-    def generates(self) -> bool:
-        return True
 
     def observe(self, data: Interactions) -> None:
         both = torch.cat([data.bundle_item.values, data.user_item.values])

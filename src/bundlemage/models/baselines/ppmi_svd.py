@@ -12,7 +12,7 @@ from scipy import sparse
 from scipy.sparse.linalg import svds
 from torch import Tensor
 
-from bundlemage.models.base import Histories, Interactions, Model, Sizes
+from bundlemage.models.base import Completer, Histories, Interactions, Sizes
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ragged import Ragged
 
@@ -39,7 +39,7 @@ class PpmiSvdConfig(ModelConfig):
     """What a pair of items that a user has counts, where one in a bundle counts 1; 0: nothing."""
 
 
-class PpmiSvd(Model):
+class PpmiSvd(Completer):
     """Truncated SVD of the items' positive pointwise mutual information; vectors are u √s."""
 
     name: ClassVar[str] = "ppmi-svd"
@@ -56,14 +56,6 @@ class PpmiSvd(Model):
         self.popularity: Tensor
         self.register_buffer("vectors", torch.zeros(sizes.items, min(config.embedding_dim, sizes.items)))
         self.register_buffer("popularity", torch.zeros(sizes.items))
-
-    @property
-    def matches(self) -> bool:
-        return False
-
-    @property
-    def generates(self) -> bool:
-        return True
 
     def observe(self, data: Interactions) -> None:
         both = torch.cat([data.bundle_item.values, data.user_item.values])
