@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
 
-.PHONY: help demo test test-slow bench lint clean
+.PHONY: help demo test test-slow bench reproduce lint clean
 
 help:
 	@echo "make demo       set up, train on the sample shop, show recommendations and a completed bundle"
 	@echo "make test       set up, check style, types and imports, run the tests (some minutes)"
 	@echo "make test-slow  the tests that take minutes each"
-	@echo "make bench      the paper's tables on Youshu (BUNDLEMAGE_DATA names the data; a day without a GPU)"
+	@echo "make bench      speed and memory as one table, and in runs/bench.json (half an hour without a GPU)"
+	@echo "make reproduce  the paper's tables on Youshu (BUNDLEMAGE_DATA names the data; a day without a GPU)"
 	@echo "make lint       only style, types and imports"
 	@echo "make clean      remove the environment, runs and caches"
 
@@ -52,7 +53,11 @@ test: lint
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 3600
 
-bench: $(VENV)/.dev
+# Options go in BENCH: make bench BENCH='--only epoch --repeat 3'
+bench: $(VENV)/.core
+	$(BIN)/python -m benchmarks.speed --json runs/bench.json $(BENCH)
+
+reproduce: $(VENV)/.dev
 	$(BIN)/bundlemage reproduce youshu --data $${BUNDLEMAGE_DATA:-../shared/datasets}/youshu -o runs/youshu
 
 clean:

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
+import pyarrow as pa
 
+from bundlemage.answering import Questions, rankings, rows_at_a_time
 from bundlemage.artifact import Artifact, load_artifact, save_artifact
+from bundlemage.bulk import record_batches, slices
 from bundlemage.card import model_card
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.readers.source import Source
 from bundlemage.data.splits import Split, SplitPlan
-from bundlemage.errors import BundleMageError, ConfigError, UnsupportedError
+from bundlemage.errors import ArtifactError, BundleMageError, ConfigError, UnsupportedError
 from bundlemage.evaluation.results import Evaluation, evaluate
+from bundlemage.filters import Filter
 from bundlemage.models.base import Histories, Interactions, Model, Sizes
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.registry import build, make_config
+from bundlemage.ranking import Ranking
 from bundlemage.shop import History, Id, NewBundles, Recommendation, Shop, User, best
 from bundlemage.training.devices import resolve_device
 from bundlemage.training.history import EpochRecord, Observer
 from bundlemage.training.loop import TrainingResult, train
 from bundlemage.training.progress import bar_for_people
 
-ROWS_AT_A_TIME = 1024
-"""How many questions are answered in one pass of the model."""
+Row = TypeVar("Row")
 
 
 class Recommender:
@@ -52,7 +56,7 @@ class Recommender:
         *,
         folder: Path | None = None,
         resume: bool = False,
-        checkpoint_every: int = 1,
+        checkpoint_every: int | None = None,
         observers: Sequence[Observer] = (),
         progress: bool = True,
     ) -> Recommender:
@@ -110,72 +114,141 @@ class Recommender:
     # ── Asking ───────────────────────────────────────────────────────────────────────────────────
 
     def recommend(
-        self, user: User, k: int = 10, *, new_bundles: NewBundles | None = None, include_owned: bool = False
+        self,
+        user: User,
+        k: int = 10,
+        *,
+        where: Filter | None = None,
+        new_bundles: NewBundles | None = None,
+        include_owned: bool = False,
     ) -> list[Recommendation]:
-        """The k bundles that fit a user best, of those that the user has not.
+        """The k bundles that fit a user best, of those that the user has not and that `where` lets through.
 
         `new_bundles` are further candidates that the shop had not at training: id → item ids.
         """
-        return self.recommend_many([user], k, new_bundles=new_bundles, include_owned=include_owned)[0]
+        return self.recommend_many(
+            [user], k, where=where, new_bundles=new_bundles, include_owned=include_owned
+        )[0]
 
     def recommend_many(
         self,
         users: Iterable[User],
         k: int = 10,
         *,
+        where: Filter | None = None,
         new_bundles: NewBundles | None = None,
         include_owned: bool = False,
     ) -> list[list[Recommendation]]:
-        """`recommend` for many at a time."""
-        if not self.model.matches:
-            raise UnsupportedError("this model learned generation alone: it does not recommend bundles")
+        """`recommend` for many at a time. For all users of a shop there is `recommend_all`."""
+        self._check_matches()
         new = {str(name): items for name, items in (new_bundles or {}).items()}
-        candidates = self.shop.bundles_and(new)
-        answers: list[list[Recommendation]] = []
-        with torch.inference_mode():
-            for batch in _in_batches(users, k):
+        candidates = self.shop.bundles(where, new)
+
+        def questions() -> Iterator[Questions]:
+            for batch in self._in_batches(users, k, len(candidates.ids)):
                 self._check_known(batch)
-                histories, contents = self.shop.encode(batch, new)
-                scores = self.model.score_bundles(histories, contents)
-                self.model.checked("score_bundles", scores, len(histories), len(contents))
-                scores = scores[:, : len(candidates.ids)]
-                owned = histories.bundles.as_mask(len(contents))[:, : len(candidates.ids)]
-                # A bundle without items cannot be sold, and its score would say nothing.
-                hidden = (owned & (not include_owned)) | (contents.lengths[: len(candidates.ids)] == 0)
-                answers += best(scores, hidden, _empty(histories), candidates, k)
-        return answers
+                yield Questions(*self.shop.encode(batch, new))
+
+        found = rankings(self.model, questions(), candidates, k, include_owned=include_owned)
+        return [answers for ranking in found for answers in best(ranking, candidates)]
 
     def complete(
-        self, user: User, items: Sequence[Id] = (), k: int = 5, *, include_owned: bool = False
+        self,
+        user: User,
+        items: Sequence[Id] = (),
+        k: int = 5,
+        *,
+        where: Filter | None = None,
+        include_owned: bool = False,
     ) -> list[Recommendation]:
         """The k items that best complete a partial bundle for a user; with no items, how to begin one.
 
         Items of the partial bundle never come back; items that the user owns only with `include_owned`.
         """
-        return self.complete_many([(user, items)], k, include_owned=include_owned)[0]
+        return self.complete_many([(user, items)], k, where=where, include_owned=include_owned)[0]
 
     def complete_many(
-        self, cases: Iterable[tuple[User, Sequence[Id]]], k: int = 5, *, include_owned: bool = False
+        self,
+        cases: Iterable[tuple[User, Sequence[Id]]],
+        k: int = 5,
+        *,
+        where: Filter | None = None,
+        include_owned: bool = False,
     ) -> list[list[Recommendation]]:
         """`complete` for many (user, items) at a time."""
         if not self.model.generates:
             raise UnsupportedError("this model learned matching alone: it does not complete bundles")
-        candidates = self.shop.items
-        answers: list[list[Recommendation]] = []
-        with torch.inference_mode():
-            for batch in _in_batches(cases, k):
+        candidates = self.shop.items(where)
+
+        def questions() -> Iterator[Questions]:
+            for batch in self._in_batches(cases, k, len(candidates.ids)):
                 users = [user for user, _ in batch]
                 self._check_known(users)
-                histories, contents = self.shop.encode(users)
                 rows = [self.shop.item_positions(items) for _, items in batch]
-                partial = Ragged.from_lists(rows, self.shop.device)
-                scores = self.model.score_items(histories, partial, contents)
-                self.model.checked("score_items", scores, len(histories), len(candidates.ids))
-                owned = histories.items.as_mask(scores.shape[1]) & (not include_owned)
-                hidden = owned | partial.as_mask(scores.shape[1])
-                nothing = _empty(histories) & (partial.lengths == 0)
-                answers += best(scores, hidden, nothing, candidates, k)
-        return answers
+                yield Questions(*self.shop.encode(users), Ragged.from_lists(rows, self.shop.device))
+
+        found = rankings(self.model, questions(), candidates, k, include_owned=include_owned)
+        return [answers for ranking in found for answers in best(ranking, candidates)]
+
+    # ── Asking for everyone ──────────────────────────────────────────────────────────────────────
+
+    def recommend_all(
+        self,
+        k: int = 10,
+        *,
+        users: Iterable[Id] | None = None,
+        where: Filter | None = None,
+        include_owned: bool = False,
+    ) -> Iterator[pa.RecordBatch]:
+        """`recommend` for every user of the shop, or for these: Arrow batches, so many users at a time.
+
+        Columns: user_id, rank, bundle_id, score, source. Memory does not grow with the number of users. A
+        user for whom there is no bundle left has no row.
+        """
+        if users is None:
+            histories, names = self.shop.everyone(), self.shop.user_ids
+        elif isinstance(users, str):
+            raise ConfigError(f"give a list of users, not one text: write [{users!r}]")
+        else:
+            chosen = list(map(str, users))
+            histories, names = self.shop.known(chosen), pa.array(chosen, pa.string())
+        found = self.rank_bundles(histories, k, where=where, include_owned=include_owned)
+        return record_batches(found, names, self.shop.bundle_ids)
+
+    def rank_bundles(
+        self,
+        histories: Histories,
+        k: int = 10,
+        *,
+        where: Filter | None = None,
+        include_owned: bool = False,
+    ) -> Iterator[Ranking]:
+        """`recommend` by positions, for as many histories as you like, of known users or not.
+
+        Bundles and items are given and answered by their positions in `dataset.bundles` and `dataset.items`.
+        The rankings follow each other in the order of the histories, so many rows each.
+        """
+        self._check_matches()
+        _check_k(k)
+        candidates = self.shop.bundles(where)
+        rows = rows_at_a_time(len(candidates.ids), self.shop.device)
+        batches = (
+            Questions(part, self.shop.interactions.bundle_item)
+            for part in slices(self.shop.checked(histories), rows)
+        )
+        return rankings(self.model, batches, candidates, k, include_owned=include_owned)
+
+    def _check_matches(self) -> None:
+        if not self.model.matches:
+            raise UnsupportedError("this model learned generation alone: it does not recommend bundles")
+
+    def _in_batches(self, rows: Iterable[Row], k: int, candidates: int) -> Iterator[list[Row]]:
+        _check_k(k)
+        if isinstance(rows, str):
+            raise ConfigError(f"give a list of users, not one text: write [{rows!r}]")
+        remaining = iter(rows)
+        while batch := list(islice(remaining, rows_at_a_time(candidates, self.shop.device))):
+            yield batch
 
     def _check_known(self, users: Sequence[User]) -> None:
         if not self.model.knows_new_users and any(isinstance(user, History) for user in users):
@@ -213,7 +286,13 @@ class Recommender:
         loaded.history = tuple(map(EpochRecord.from_line, artifact.history.splitlines()))
         where = resolve_device(device)
         model = build(loaded.model_name, loaded.config, Sizes.of(artifact.dataset))
-        model.load_state_dict(artifact.weights)
+        try:
+            model.load_state_dict(artifact.weights)
+        except RuntimeError as error:
+            raise ArtifactError(
+                f"{path} does not fit the {model.title} of this program: {' '.join(str(error).split())} "
+                "Train the model again, or use the version that saved it."
+            ) from None
         model.to(where).eval()
         loaded._fitted = (model, Shop(artifact.dataset, where))
         return loaded
@@ -233,18 +312,6 @@ def _split(data: BundleDataset | Source | Split, plan: SplitPlan | None) -> Spli
     )
 
 
-def _empty(histories: Histories) -> torch.Tensor:
-    return (histories.items.lengths == 0) & (histories.bundles.lengths == 0)
-
-
-Row = TypeVar("Row")
-
-
-def _in_batches(rows: Iterable[Row], k: int) -> Iterator[list[Row]]:
+def _check_k(k: int) -> None:
     if not isinstance(k, int) or k < 1:
         raise ConfigError(f"k is {k!r}; ask for at least one answer, in a whole number")
-    if isinstance(rows, str):
-        raise ConfigError(f"give a list of users, not one text: write [{rows!r}]")
-    whole = list(rows)
-    for start in range(0, len(whole), ROWS_AT_A_TIME):
-        yield whole[start : start + ROWS_AT_A_TIME]

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.errors import ConfigError
+from bundlemage.filters import Filter, Shelf
 from bundlemage.models.base import Histories, Interactions
 from bundlemage.models.ragged import Ragged
+from bundlemage.ranking import Ranker, Ranking
 
 Id: TypeAlias = str | int
+
+FILTERS_KEPT = 64
+"""How many filters are kept ready: a shop has a few pages, and asks each of them again and again."""
+CONTENTS_KEPT = 4
+"""How many tables of contents with further bundles are kept: a model embeds the same table only once."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,10 @@ class Candidates:
     titles: Sequence[str | None]
     """May be shorter than `ids`: the rest have none."""
     shares: Tensor  # [candidates]
+    hidden: Tensor  # [candidates]: 0, or -∞ for what is not to be shown to anyone
+
+    def ranker(self) -> Ranker:
+        return Ranker(self.shares, self.hidden)
 
     def answer(self, position: int, score: float, rank: int, popular: bool) -> Recommendation:
         title = self.titles[position] if position < len(self.titles) else None
@@ -64,27 +76,101 @@ class Shop:
         self.device = device
         self.interactions = Interactions.of(dataset, device)
 
-    @cached_property
-    def items(self) -> Candidates:
-        catalogue = self.dataset.catalogue
-        titles = catalogue.item_titles() if catalogue else []
-        return Candidates(self.dataset.items.ids, titles, self._shares(self.dataset.user_item))
+        # Each belongs to this shop, and goes when it goes.
+        self._hidden = lru_cache(FILTERS_KEPT)(self._worked_out)
+        self._with_more = lru_cache(CONTENTS_KEPT)(self._appended)
 
-    @cached_property
-    def bundles(self) -> Candidates:
-        catalogue = self.dataset.catalogue
-        titles = catalogue.bundle_titles() if catalogue else []
-        return Candidates(self.dataset.bundles.ids, titles, self._shares(self.dataset.user_bundle))
+    def items(self, where: Filter | None = None) -> Candidates:
+        """All items, those hidden that the filter does not let through."""
+        return replace(self._all_items, hidden=self._hidden("item", where))
 
-    def bundles_and(self, new: NewBundles) -> Candidates:
-        """The shop's bundles and further ones, which nobody has bought yet."""
+    def bundles(self, where: Filter | None = None, new: NewBundles | None = None) -> Candidates:
+        """The shop's bundles and further ones, which nobody has bought yet; hidden is what cannot be sold."""
+        if not new:
+            return replace(self._all_bundles, hidden=self._hidden("bundle", where))
         for name in new:
             if name in self.dataset.bundles:
                 raise ConfigError(f"new bundle {name!r} has the id of a bundle that the shop has already")
-        if not new:
-            return self.bundles
-        shares = torch.cat([self.bundles.shares, self.bundles.shares.new_zeros(len(new))])
-        return Candidates(self.bundles.ids + tuple(new), self.bundles.titles, shares)
+        known = self._all_bundles
+        shares = torch.cat([known.shares, known.shares.new_zeros(len(new))])
+        items = [self.item_positions(inside) for inside in new.values()]
+        hidden = self._never(self.bundle_shelf, where, list(zip(new, items, strict=True)))
+        return Candidates(known.ids + tuple(new), known.titles, shares, hidden)
+
+    @cached_property
+    def item_shelf(self) -> Shelf:
+        return Shelf.of_items(self.dataset)
+
+    @cached_property
+    def bundle_shelf(self) -> Shelf:
+        return Shelf.of_bundles(self.dataset, self.item_shelf)
+
+    @cached_property
+    def _all_items(self) -> Candidates:
+        catalogue = self.dataset.catalogue
+        titles = catalogue.item_titles() if catalogue else []
+        shares = self._shares(self.dataset.user_item)
+        return Candidates(self.dataset.items.ids, titles, shares, torch.zeros_like(shares))
+
+    @cached_property
+    def _all_bundles(self) -> Candidates:
+        catalogue = self.dataset.catalogue
+        titles = catalogue.bundle_titles() if catalogue else []
+        shares = self._shares(self.dataset.user_bundle)
+        return Candidates(self.dataset.bundles.ids, titles, shares, torch.zeros_like(shares))
+
+    def _worked_out(self, kind: Literal["item", "bundle"], where: Filter | None) -> Tensor:
+        return self._never(self.item_shelf if kind == "item" else self.bundle_shelf, where, [])
+
+    def _never(self, shelf: Shelf, where: Filter | None, later: list[tuple[str, list[int]]]) -> Tensor:
+        """-∞ for what nobody is to see."""
+        allowed = shelf.allowed(where or Filter(), later)
+        if shelf is self.bundle_shelf:
+            # A bundle without items cannot be sold, and its score would say nothing.
+            sizes = np.diff(self.dataset.bundle_item.indptr)
+            allowed &= np.concatenate([sizes, np.array([len(items) for _, items in later], sizes.dtype)]) > 0
+        return torch.from_numpy(np.where(allowed, 0.0, -np.inf).astype(np.float32)).to(self.device)
+
+    @cached_property
+    def user_ids(self) -> pa.Array:
+        return self.dataset.users.to_arrow()
+
+    @cached_property
+    def bundle_ids(self) -> pa.Array:
+        return self.dataset.bundles.to_arrow()
+
+    def everyone(self) -> Histories:
+        """What every user has, in the order of the vocabulary."""
+        data = self.interactions
+        return Histories(
+            data.user_item, data.user_bundle, torch.arange(len(data.user_item), device=self.device)
+        )
+
+    def known(self, users: Iterable[Id]) -> Histories:
+        """What these users have."""
+        rows = self.dataset.users.positions(map(str, users)).astype(np.int64)
+        return self.interactions.histories(torch.from_numpy(rows).to(self.device))
+
+    def checked(self, histories: Histories) -> Histories:
+        """Histories by positions, on this device; or a message where they are not of this shop."""
+        items, bundles, users = histories.items, histories.bundles, histories.users
+        if len(items) != len(bundles):
+            raise ConfigError(
+                f"histories with {len(items):,} rows of items and {len(bundles):,} rows of bundles: "
+                "each person has one row in both"
+            )
+        for kind, values, there in (
+            ("items", items.values, len(self.dataset.items)),
+            ("bundles", bundles.values, len(self.dataset.bundles)),
+        ):
+            lowest, highest = (int(values.min()), int(values.max())) if len(values) else (0, -1)
+            if lowest < 0 or highest >= there:
+                raise ConfigError(
+                    f"histories with {kind} at the positions {lowest} to {highest}: the shop has {there:,}, "
+                    f"at the positions 0 to {there - 1}"
+                )
+        on_device = None if users is None else users.to(self.device)
+        return Histories(items.to(self.device), bundles.to(self.device), on_device)
 
     def item_positions(self, items: Sequence[Id]) -> list[int]:
         if isinstance(items, str):
@@ -96,6 +182,8 @@ class Shop:
 
         New bundles come right after the shop's own, nameless ones of the histories last.
         """
+        if not any(isinstance(user, History) for user in users) and not new:
+            return self.known(cast(Sequence[Id], users)), self.interactions.bundle_item
         contents = _Contents(self, new or {})
         items: list[Iterable[int]] = []
         bundles: list[Iterable[int]] = []
@@ -116,6 +204,9 @@ class Shop:
             torch.tensor(positions, dtype=torch.int64, device=self.device),
         )
         return histories, contents.ragged()
+
+    def _appended(self, more: tuple[tuple[int, ...], ...]) -> Ragged:
+        return self.interactions.bundle_item.append(Ragged.from_lists(more, self.device))
 
     def _shares(self, matrix: Any) -> Tensor:
         sales = np.bincount(matrix.indices, minlength=matrix.shape[1])
@@ -146,8 +237,9 @@ class _Contents:
         return list(found)
 
     def ragged(self) -> Ragged:
-        known = self.shop.interactions.bundle_item
-        return known.append(Ragged.from_lists(self.added, self.shop.device)) if self.added else known
+        if not self.added:
+            return self.shop.interactions.bundle_item
+        return self.shop._with_more(tuple(map(tuple, self.added)))
 
 
 def _row(matrix: Any, row: int) -> list[int]:
@@ -155,27 +247,19 @@ def _row(matrix: Any, row: int) -> list[int]:
     return positions
 
 
-def best(
-    scores: Tensor, hidden: Tensor, popular: Tensor, candidates: Candidates, k: int
-) -> list[list[Recommendation]]:
-    """The k likeliest candidates of each row, without the hidden ones.
-
-    Rows marked `popular` have nothing for a model to go by, so they get what sells most, and say so.
-    """
-    chances = torch.where(popular[:, None], candidates.shares, scores.softmax(1))  # [rows, candidates]
-    # Ranked by the scores themselves: far down, probabilities are too small to tell apart.
-    order = torch.where(popular[:, None], candidates.shares, scores).masked_fill(hidden, -torch.inf)
-    top = order.topk(min(k, order.shape[1]), dim=1)
-    chosen = chances.gather(1, top.indices)
-    answers = []
-    left = torch.isfinite(top.values).sum(1).tolist()  # what is hidden ranks last
-    rows = zip(top.indices.tolist(), chosen.tolist(), popular.tolist(), left, strict=True)
-    for positions, values, is_popular, count in rows:
-        shown = zip(positions[:count], values[:count], strict=True)
-        answers.append(
-            [
-                candidates.answer(position, value, rank, is_popular)
-                for rank, (position, value) in enumerate(shown, start=1)
-            ]
-        )
-    return answers
+def best(ranking: Ranking, candidates: Candidates) -> list[list[Recommendation]]:
+    """The answers of each row by name, without those that are not there."""
+    rows = zip(
+        ranking.positions.tolist(),
+        ranking.chances.tolist(),
+        ranking.counts.tolist(),
+        ranking.popular.tolist(),
+        strict=True,
+    )
+    return [
+        [
+            candidates.answer(position, chance, rank, popular)
+            for rank, (position, chance) in enumerate(zip(positions[:count], chances, strict=False), start=1)
+        ]
+        for positions, chances, count, popular in rows
+    ]

@@ -10,7 +10,7 @@ import torch
 from scipy import sparse
 
 from bundlemage.models.base import Histories, Interactions, Sizes
-from bundlemage.models.bundlemage import BundleMage, BundleMageConfig
+from bundlemage.models.bundlemage import GENERATION, MATCHING, BundleMage, BundleMageConfig
 from bundlemage.models.losses import BLOCK_ENTRIES
 from bundlemage.models.ragged import Ragged
 from tests.reference import numpy_bundlemage as paper
@@ -33,7 +33,13 @@ def matrices() -> dict[str, np.ndarray]:
 
 def make(**settings: Any) -> BundleMage:
     torch.manual_seed(0)
-    plain = {"dropout": 0.0, "mask_bundles": 0.0, "mask_items": 0.0, "hide_target": False}
+    plain = {
+        "dropout": 0.0,
+        "mask_bundles": 0.0,
+        "mask_items": 0.0,
+        "hide_target": False,
+        "popularity_bias": False,
+    }
     defaults = {"embedding_dim": DIM, **plain}
     model = BundleMage(BundleMageConfig(**(defaults | settings)), Sizes(USERS, ITEMS, BUNDLES)).double()
     with torch.no_grad():
@@ -69,6 +75,12 @@ def parameters_of(model: BundleMage) -> paper.Parameters:
 def interactions(matrices: dict[str, np.ndarray]) -> Interactions:
     ragged = {name: Ragged.from_csr(sparse.csr_matrix(matrix)) for name, matrix in matrices.items()}
     return Interactions(**ragged, items=matrices["bundle_item"].shape[1])
+
+
+def learning(matrices: dict[str, np.ndarray], **settings: Any) -> tuple[BundleMage, Interactions]:
+    model, data = make(**settings).train(), interactions(matrices)
+    model.observe(data)
+    return model, data
 
 
 def paper_user(model: BundleMage, v_u: np.ndarray, r_u: np.ndarray, X: np.ndarray) -> np.ndarray:
@@ -142,18 +154,18 @@ def test_gate(matrices: dict[str, np.ndarray]) -> None:
     ("weighting", "expected"), [("mean", paper.matching_loss), ("sum", paper.matching_loss_plain_sum)]
 )
 def test_matching_loss(weighting: str, expected: Any, matrices: dict[str, np.ndarray]) -> None:
-    model = make(loss_weighting=weighting).train()
-    loss = model.matching_loss(torch.arange(USERS), interactions(matrices))
+    model, data = learning(matrices, loss_weighting=weighting)
+    loss = model.loss(MATCHING, torch.arange(USERS), data)
     by_paper = expected(matrices["user_bundle"], paper_matching(model, matrices))
     assert loss.item() == pytest.approx(by_paper, rel=1e-10)
 
 
 @pytest.mark.parametrize("weighting", ["mean", "sum"])
 def test_generation_loss(weighting: str, matrices: dict[str, np.ndarray]) -> None:
-    model, data = make(loss_weighting=weighting).train(), interactions(matrices)
+    model, data = learning(matrices, loss_weighting=weighting)
     pairs = [(int(u), int(b)) for u, b in np.argwhere(matrices["user_bundle"])]
     predicted = {(u, b): paper_generation(model, matrices, u, matrices["bundle_item"][b]) for u, b in pairs}
-    loss = model.generation_loss(torch.arange(len(pairs)), data)
+    loss = model.loss(GENERATION, torch.arange(len(pairs)), data)
     X = matrices["bundle_item"].T
     if weighting == "mean":
         by_paper = paper.generation_loss(matrices["user_bundle"], X, predicted)
@@ -163,14 +175,14 @@ def test_generation_loss(weighting: str, matrices: dict[str, np.ndarray]) -> Non
 
 
 def test_a_hidden_target_is_out_of_its_owners_history_alone(matrices: dict[str, np.ndarray]) -> None:
-    model, data = make(hide_target=True).train(), interactions(matrices)
+    model, data = learning(matrices, hide_target=True)
     pairs = [(int(u), int(b)) for u, b in np.argwhere(matrices["user_bundle"])]
     predicted = {}
     for u, b in pairs:
         without = {**matrices, "user_bundle": matrices["user_bundle"].copy()}
         without["user_bundle"][u, b] = 0
         predicted[u, b] = paper_generation(model, without, u, matrices["bundle_item"][b])
-    loss = model.generation_loss(torch.arange(len(pairs)), data)
+    loss = model.loss(GENERATION, torch.arange(len(pairs)), data)
     by_paper = paper.generation_loss_plain_sum(pairs, matrices["bundle_item"].T, predicted)
     assert loss.item() == pytest.approx(by_paper, rel=1e-10)
 
@@ -178,7 +190,7 @@ def test_a_hidden_target_is_out_of_its_owners_history_alone(matrices: dict[str, 
 @pytest.mark.parametrize("phase", [0, 1])
 def test_gradients_match_finite_differences(phase: int, matrices: dict[str, np.ndarray]) -> None:
     """The loss finishes its gradient by hand, so it is checked against the loss itself."""
-    model, data = make().train(), interactions(matrices)
+    model, data = learning(matrices)
     rows = torch.arange(USERS)
 
     def loss() -> torch.Tensor:
@@ -204,14 +216,14 @@ def test_gradients_match_finite_differences(phase: int, matrices: dict[str, np.n
 
 
 def test_blocks_change_nothing(matrices: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
-    model, data = make().train(), interactions(matrices)
-    whole = model.generation_loss(torch.arange(8), data)
+    model, data = learning(matrices)
+    whole = model.loss(GENERATION, torch.arange(8), data)
     torch.autograd.backward(whole)
     expected = model.item_shared.grad
     assert expected is not None
     model.zero_grad()
     monkeypatch.setitem(BLOCK_ENTRIES, "cpu", 2 * ITEMS)
-    blocked = model.generation_loss(torch.arange(8), data)
+    blocked = model.loss(GENERATION, torch.arange(8), data)
     torch.autograd.backward(blocked)
     assert blocked.item() == pytest.approx(whole.item(), rel=1e-12)
     assert model.item_shared.grad is not None

@@ -50,7 +50,10 @@ def split() -> Split:
 
 
 def run(split: Split, folder: Path | None = None, **settings: Any) -> tuple[Model, TrainingResult]:
-    options = {name: settings.pop(name) for name in ("resume", "checkpoint_every") if name in settings}
+    options = {
+        "resume": settings.pop("resume", False),
+        "checkpoint_every": settings.pop("checkpoint_every", 1),
+    }
     observers: Sequence[Observer] = settings.pop("observers", ())
     config = make_config("bundlemage", QUICK | {"epochs": EPOCHS, "learning_rate": 0.01} | settings)
     model = build("bundlemage", config, Sizes.of(split.dataset))
@@ -75,9 +78,9 @@ class TestResume:
     @pytest.mark.parametrize("epoch", [2, 5])
     @pytest.mark.parametrize("during", [True, False])
     @pytest.mark.parametrize("weight_average", [0.0, 0.95])
-    @pytest.mark.parametrize("every", [1, 3])
+    @pytest.mark.parametrize("every", [None, 1, 3])
     def test_a_killed_run_ends_as_one_that_was_not(
-        self, split: Split, tmp_path: Path, epoch: int, during: bool, weight_average: float, every: int
+        self, split: Split, tmp_path: Path, epoch: int, during: bool, weight_average: float, every: int | None
     ) -> None:
         settings: dict[str, Any] = {"weight_average": weight_average, "checkpoint_every": every}
         killed(split, tmp_path / "run", epoch, during, **settings)
@@ -85,6 +88,16 @@ class TestResume:
         whole = run(split, weight_average=weight_average)
         assert_same_end(resumed, whole)
         assert len(whole[1].history) == EPOCHS
+
+    @pytest.mark.parametrize(
+        "settings",
+        [{"sampled_softmax": 20}, {"schedule": "cosine"}, {"pairs_per_bundle": 1}, {"masking": "row"}],
+    )
+    def test_every_way_of_learning_resumes(
+        self, split: Split, tmp_path: Path, settings: dict[str, Any]
+    ) -> None:
+        killed(split, tmp_path / "run", 4, **settings)
+        assert_same_end(run(split, tmp_path / "run", resume=True, **settings), run(split, **settings))
 
     def test_a_run_may_be_killed_again_and_again(self, split: Split, tmp_path: Path) -> None:
         for epoch in (2, 3, 6):
@@ -131,7 +144,7 @@ class TestResume:
         def constant(*_: object) -> dict[str, torch.Tensor]:
             return {"ndcg@5": torch.tensor([value["value"]])}
 
-        monkeypatch.setattr("bundlemage.training.loop.matching_metrics", constant)
+        monkeypatch.setattr("bundlemage.training.loop.MatchingExam.metrics", constant)
         killed(split, tmp_path / "run", 3, patience=4)
         _, result = run(split, tmp_path / "run", resume=True, patience=4)
         assert (len(result.history), result.best_epoch) == (5, 1)

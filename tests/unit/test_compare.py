@@ -274,7 +274,8 @@ def test_an_interrupted_cell_goes_on_where_it_was(split: Split, cache: Cache, tm
     assert (cache.folder / f"{key}.run").is_dir()
     watch = Watch()
     resumed = run_cell(longer, split, 0, cache, "cpu", [watch])
-    assert (watch.resumed, watch.epochs) == (10, 14)
+    assert 1 <= watch.resumed <= 13
+    assert watch.resumed + watch.epochs == 24
     assert same_figures(resumed, whole)
     assert not (cache.folder / f"{key}.run").exists()
 

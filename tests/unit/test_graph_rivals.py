@@ -17,8 +17,9 @@ from bundlemage.models.base import Interactions, Sizes
 from bundlemage.models.baselines.bgcn import BGCN, any_of, mean_of_overlapping, overlap_totals
 from bundlemage.models.baselines.crosscbr import CrossCBR, contrastive_loss
 from bundlemage.models.baselines.lightgcn import LightGCN
+from bundlemage.models.bipartite import Bipartite
 from bundlemage.models.config import ModelConfig, parse_config
-from bundlemage.models.graphs import PAIRS, Bipartite, GraphModel
+from bundlemage.models.graphs import PAIRS, GraphModel
 from bundlemage.models.ragged import Ragged
 from bundlemage.training.loop import train
 from tests.small_shop import dataset_of, datasets, small_shop

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,11 +11,13 @@ import pytest
 import torch
 
 from bundlemage import History, Recommendation, Recommender, SplitPlan
+from bundlemage.artifact import load_artifact, save_artifact
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.readers.source import Source
 from bundlemage.data.vocabulary import Vocabulary
-from bundlemage.errors import BundleMageError, ConfigError, UnknownIdError, UnsupportedError
-from bundlemage.models.base import Interactions
+from bundlemage.errors import ArtifactError, BundleMageError, ConfigError, UnknownIdError, UnsupportedError
+from bundlemage.models.base import Histories, Interactions, Model
+from bundlemage.models.ragged import Ragged
 from bundlemage.shop import User
 from tests.small_shop import QUICK, dataset_of, row_of, small_shop
 
@@ -28,6 +32,12 @@ def shop() -> BundleDataset:
 @pytest.fixture(scope="module")
 def model(shop: BundleDataset) -> Recommender:
     return Recommender(**(QUICK | {"epochs": 8, "learning_rate": 0.01})).fit(shop)
+
+
+@pytest.fixture(scope="module")
+def by_items(shop: BundleDataset) -> Recommender:
+    """A model for which sales do not count: what is new has none."""
+    return Recommender(**QUICK, popularity_bias=False).fit(shop)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +150,7 @@ class TestMany:
     def test_many_at_a_time_equal_one_at_a_time(
         self, model: Recommender, shop: BundleDataset, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("bundlemage.recommender.ROWS_AT_A_TIME", 4)
+        monkeypatch.setattr("bundlemage.answering.ROWS_AT_A_TIME", 4)
         users: list[User] = [
             *shop.users.ids[:9],
             History(items=["g0001"]),
@@ -158,7 +168,7 @@ class TestMany:
     def test_completing_many_equals_completing_one(
         self, model: Recommender, shop: BundleDataset, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("bundlemage.recommender.ROWS_AT_A_TIME", 4)
+        monkeypatch.setattr("bundlemage.answering.ROWS_AT_A_TIME", 4)
         users: list[User] = [*shop.users.ids[:6], History(items=["g0001"]), History()]
         cases = [(user, list(shop.items.ids[number : 2 * number])) for number, user in enumerate(users)]
         for case, answers in zip(cases, model.complete_many(cases, 6), strict=True):
@@ -270,18 +280,20 @@ class TestPopular:
 
 
 class TestNewBundles:
-    def test_a_new_bundle_is_a_candidate_and_can_win(self, model: Recommender, shop: BundleDataset) -> None:
+    def test_a_new_bundle_is_a_candidate_and_can_win(
+        self, by_items: Recommender, shop: BundleDataset
+    ) -> None:
         # A bundle is the mean of its items, so the best single item beats every bundle.
         new = {f"only-{item}": [item] for item in shop.items}
-        answers = model.recommend(someone(shop), ALL, new_bundles=new, include_owned=True)
+        answers = by_items.recommend(someone(shop), ALL, new_bundles=new, include_owned=True)
         assert sorted(ids(answers)) == sorted([*shop.bundles, *new])
         assert answers[0].id.startswith("only-")
         assert (answers[0].title, answers[0].source) == (None, "model")
         assert sum(answer.score for answer in answers) == pytest.approx(1)
 
-    def test_a_new_bundle_is_known_by_its_items(self, model: Recommender, shop: BundleDataset) -> None:
+    def test_a_new_bundle_is_known_by_its_items(self, by_items: Recommender, shop: BundleDataset) -> None:
         twin = items_in(shop, "b0007")
-        scores = scores_by_id(model.recommend(History(items=["g0001"]), ALL, new_bundles={"twin": twin}))
+        scores = scores_by_id(by_items.recommend(History(items=["g0001"]), ALL, new_bundles={"twin": twin}))
         assert scores["twin"] == pytest.approx(scores["b0007"])
 
     def test_a_new_bundle_may_be_owned_already(self, model: Recommender) -> None:
@@ -409,6 +421,72 @@ class TestOrder:
         assert ids(answers) == [f"b{number}" for number in reversed(range(16))]
 
 
+class Scripted(Model):
+    """Gives the scores it is told to, whatever it is asked."""
+
+    name = "scripted"
+    title = "Scripted"
+    scores: torch.Tensor
+
+    @property
+    def generates(self) -> bool:
+        return True
+
+    def score_bundles(self, histories: Histories, contents: Ragged) -> torch.Tensor:
+        return self.scores
+
+    def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> torch.Tensor:
+        return self.scores
+
+
+def scripted(scores: Any) -> Recommender:
+    """A shop of three bundles and three items whose model gives these scores."""
+    recommender = Recommender("popularity", device="cpu")
+    recommender.fit(dataset_of([[0]], [[0]], [[0], [1], [2]], 3), SplitPlan("none"))
+    model = Scripted(recommender.config, recommender.model.sizes)
+    model.scores = scores
+    recommender._fitted = (model, recommender.shop)
+    return recommender
+
+
+ASK = [lambda model: model.recommend("u0"), lambda model: model.complete("u0", [])]
+
+
+@pytest.mark.parametrize("ask", ASK, ids=["recommend", "complete"])
+class TestWhatAModelGives:
+    @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+    def test_a_score_that_is_no_number_is_refused(self, ask: Any, bad: float) -> None:
+        with pytest.raises(UnsupportedError, match=r"Scripted\.score_\w+ gave a score that is not a finite"):
+            ask(scripted(torch.tensor([[0.0, bad, 1.0]])))
+
+    def test_two_infinities_do_not_hide_each_other(self, ask: Any) -> None:
+        with pytest.raises(UnsupportedError, match="not a finite"):
+            ask(scripted(torch.tensor([[torch.inf, 0.0, -torch.inf]])))
+
+    @pytest.mark.parametrize("wrong", [torch.zeros(1, 4), torch.zeros(3), [[0.0, 0.0, 0.0]]])
+    def test_another_shape_is_refused(self, ask: Any, wrong: Any) -> None:
+        with pytest.raises(UnsupportedError, match=r"a tensor of the shape \[1, 3\] is wanted"):
+            ask(scripted(wrong))
+
+    def test_large_scores_are_taken_though_their_sum_is_beyond_all_numbers(self, ask: Any) -> None:
+        answers = ask(scripted(torch.tensor([[1e38, 3e38, 3.1e38]])))
+        assert [answer.id[1:] for answer in answers] == ["2", "1"]
+        assert [answer.score for answer in answers] == [1.0, 0.0]
+
+    def test_equal_scores_come_in_the_order_of_the_data(self, ask: Any) -> None:
+        assert [answer.id[1:] for answer in ask(scripted(torch.zeros(1, 3)))] == ["1", "2"]
+
+
+class TestContents:
+    def test_the_same_further_bundles_are_the_same_table(self, model: Recommender) -> None:
+        """A model embeds a table of contents once, and knows it by its identity."""
+        new = {"fresh": ["g0001", "g0002"]}
+        one, other = (model.shop.encode(["u0001"], dict(new))[1] for _ in range(2))
+        assert one is other
+        assert model.shop.encode(["u0001"])[1] is model.shop.interactions.bundle_item
+        assert model.shop.encode(["u0001"], {"fresh": ["g0003"]})[1] is not one
+
+
 class TestTasksAndState:
     def test_a_model_of_matching_alone_does_not_complete(self, shop: BundleDataset) -> None:
         model = Recommender(**(QUICK | {"tasks": "matching", "epochs": 1})).fit(shop)
@@ -467,6 +545,15 @@ class TestTasksAndState:
         split = SplitPlan("full", seed=7).divide(shop)
         plan = Recommender(**(QUICK | {"epochs": 1})).fit(split).plan
         assert (plan.protocol, plan.seed) == ("full", 7)
+
+
+class TestLoading:
+    def test_weights_of_another_version_are_a_clear_error(self, model: Recommender, tmp_path: Path) -> None:
+        saved = load_artifact(model.save(tmp_path / "model"))
+        weights = {name: value for name, value in saved.weights.items() if name != "item_shared"}
+        save_artifact(replace(saved, weights=weights), tmp_path / "older", overwrite=False)
+        with pytest.raises(ArtifactError, match=r"older does not fit .*item_shared.* Train the model again"):
+            Recommender.load(tmp_path / "older")
 
 
 class TestWhatFitTakes:

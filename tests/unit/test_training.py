@@ -33,7 +33,7 @@ def split() -> Split:
 
 def fitted(split: Split, name: str = "bundlemage", **settings: Any) -> tuple[Model, TrainingResult]:
     observers: Sequence[Observer] = settings.pop("observers", ())
-    learned = QUICK if name == "bundlemage" else {"device": "cpu"}
+    learned = QUICK | {"weight_average": 0.0} if name == "bundlemage" else {"device": "cpu"}
     config = make_config(name, learned | settings)
     model = build(name, config, Sizes.of(split.dataset))
     return model, train(model, config, split, observers=observers)
@@ -97,7 +97,7 @@ class Keeper(Observer):
 
 def watched(split: Split, **settings: Any) -> tuple[Model, TrainingResult, Keeper]:
     keeper = Keeper()
-    config = make_config("bundlemage", QUICK | settings)
+    config = make_config("bundlemage", QUICK | {"weight_average": 0.0} | settings)
     keeper.model = model = build("bundlemage", config, Sizes.of(split.dataset))
     return model, train(model, config, split, observers=[keeper]), keeper
 
@@ -139,7 +139,7 @@ class TestSeeds:
 class TestBest:
     def test_patience_stops_training(self, split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
         values = Scripted([0.1, 0.3, 0.2, 0.3, 0.25, 0.9])
-        monkeypatch.setattr("bundlemage.training.loop.matching_metrics", values)
+        monkeypatch.setattr("bundlemage.training.loop.MatchingExam.metrics", values)
         _, result = fitted(split, epochs=50, patience=3)
         assert [record.epoch for record in result.history] == [1, 2, 3, 4, 5]
         assert [record.improved for record in result.history] == [True, True, False, False, False]
@@ -149,7 +149,7 @@ class TestBest:
         self, split: Split, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         values = Scripted([0.1, 0.3, 0.2, 0.1])
-        monkeypatch.setattr("bundlemage.training.loop.matching_metrics", values)
+        monkeypatch.setattr("bundlemage.training.loop.MatchingExam.metrics", values)
         model, result, keeper = watched(split, epochs=4)
         assert result.best_epoch == 2
         assert equal(model.state_dict(), keeper.after[1])
@@ -163,7 +163,7 @@ class TestBest:
         assert validation_value(model, split) == recorded[result.best_epoch]
 
     def test_the_first_of_equal_epochs_wins(self, split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("bundlemage.training.loop.matching_metrics", Scripted([0.2, 0.2, 0.2]))
+        monkeypatch.setattr("bundlemage.training.loop.MatchingExam.metrics", Scripted([0.2, 0.2, 0.2]))
         assert fitted(split, epochs=3)[1].best_epoch == 1
 
     def test_without_validation_cases_the_last_epoch_stays(self) -> None:
@@ -187,7 +187,7 @@ class TestBest:
         # One step a phase: the average after it is first + (1 - decay)(last - first), with 0 < decay < 1.
         split = SplitPlan("none").divide(small_shop())
         settings: dict[str, Any] = {"epochs": 1, "batch_size": 4096, "tasks": "matching"}
-        config = make_config("bundlemage", QUICK | settings)
+        config = make_config("bundlemage", QUICK | {"weight_average": 0.0} | settings)
         first = build("bundlemage", config, Sizes.of(split.dataset)).state_dict()["item_shared"]
         last = fitted(split, **settings)[0].state_dict()["item_shared"]
         mean = fitted(split, weight_average=0.999, **settings)[0].state_dict()["item_shared"]
@@ -302,7 +302,7 @@ class TestInterruption:
     def test_ctrl_c_keeps_the_best_so_far(self, split: Split, weight_average: float) -> None:
         settings = {"epochs": 9, "weight_average": weight_average}
         interrupting = Interrupting(epoch=3)
-        config = make_config("bundlemage", QUICK | settings)
+        config = make_config("bundlemage", QUICK | {"weight_average": 0.0} | settings)
         interrupting.model = model = build("bundlemage", config, Sizes.of(split.dataset))
         result = train(model, config, split, observers=[interrupting])
         assert result.interrupted

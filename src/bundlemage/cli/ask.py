@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,8 +12,12 @@ from bundlemage.cli.options import AsJson, Device, ModelFolder, ids
 from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
+    from bundlemage.filters import Filter
     from bundlemage.recommender import Recommender
     from bundlemage.shop import User
+
+FILTERS = "What may be shown"
+ALL = "Everyone at once"
 
 KnownUser = Annotated[str | None, typer.Option("--user", metavar="ID", help="A user of the training data.")]
 HistoryItems = Annotated[
@@ -24,6 +29,37 @@ HistoryBundles = Annotated[
     typer.Option("--history-bundles", metavar="ID,ID", help="Instead of --user: bundles that someone has."),
 ]
 IncludeOwned = Annotated[bool, typer.Option("--include-owned", help="Do not leave out what the user has.")]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option("--exclude", metavar="ID,ID", help="Never show these.", rich_help_panel=FILTERS),
+]
+Among = Annotated[
+    list[str] | None,
+    typer.Option("--among", metavar="ID,ID", help="Show only these.", rich_help_panel=FILTERS),
+]
+Tags = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tag",
+        metavar="TAG",
+        help="Show what has this tag. Repeatable: one of them is enough.",
+        rich_help_panel=FILTERS,
+    ),
+]
+MinPrice = Annotated[
+    float | None, typer.Option("--min-price", help="Show what costs at least this.", rich_help_panel=FILTERS)
+]
+MaxPrice = Annotated[
+    float | None, typer.Option("--max-price", help="Show what costs at most this.", rich_help_panel=FILTERS)
+]
+InStock = Annotated[
+    bool,
+    typer.Option(
+        "--in-stock",
+        help="Show what can be sold: items with a stock above 0, bundles of such items.",
+        rich_help_panel=FILTERS,
+    ),
+]
 
 
 def recommend(
@@ -33,26 +69,83 @@ def recommend(
     history_bundles: HistoryBundles = None,
     k: Annotated[int, typer.Option("-k", "--k", help="How many bundles.")] = 5,
     include_owned: IncludeOwned = False,
+    exclude: Exclude = None,
+    among: Among = None,
+    tag: Tags = None,
+    min_price: MinPrice = None,
+    max_price: MaxPrice = None,
+    in_stock: InStock = False,
+    everyone: Annotated[
+        bool,
+        typer.Option("--all", help="Instead of --user: every user of the data.", rich_help_panel=ALL),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="With --all: a Parquet file to write.", rich_help_panel=ALL
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="With --all: replace FILE.", rich_help_panel=ALL)
+    ] = False,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """The bundles that fit a user best, of those that the user has not.
+
+    With --all, those for every user, as a Parquet file: user_id, rank, bundle_id, score, source.
 
     An id with a comma in it is written in double quotes inside the list: '"Tea, green",7'.
     """
     from bundlemage.cli import show
     from bundlemage.recommender import Recommender
 
-    model = Recommender.load(folder, device=device)
+    where = _filter(exclude, among, tag, min_price, max_price, in_stock)
+    if everyone or output is not None or overwrite:
+        if user is not None or history_items or history_bundles:
+            raise ConfigError("give one user or --all, not both")
+        if not everyone or output is None:
+            raise ConfigError("--all and --output FILE.parquet go together: everyone's answers are a file")
+        _for_all(folder, device, k, where, include_owned, output, overwrite, as_json)
+        return
     someone = _who(user, history_items, history_bundles)
-    answers = model.recommend(someone, k, include_owned=include_owned)
+    model = Recommender.load(folder, device=device)
+    answers = model.recommend(someone, k, where=where, include_owned=include_owned)
     if as_json:
         show.print_json({"user": user, "bundles": [asdict(answer) for answer in answers]})
         return
     _describe(model, someone)
+    show.out.print(show.bundle_cards(model.dataset, answers) if answers else _none_left("bundle", where))
+
+
+def _for_all(
+    folder: str,
+    device: str,
+    k: int,
+    where: Filter | None,
+    include_owned: bool,
+    output: Path,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    from bundlemage.cli import show
+    from bundlemage.cli.recommend_all import check_replaceable, recommend_all
+    from bundlemage.recommender import Recommender
+
+    check_replaceable(output, overwrite=overwrite)
+    with show.notes.status("loading the model"):
+        model = Recommender.load(folder, device=device)
+    done = recommend_all(model, k, where, include_owned, output)
+    if as_json:
+        show.print_json(done)
+        return
     show.out.print(
-        show.bundle_cards(model.dataset, answers) if answers else "There is no bundle left for them."
+        f"{done['rows']:,} answers for {done['users']:,} users in [bold]{show.plain(output)}[/], "
+        f"in {done['seconds']:,.1f} s ({done['users_per_second']:,.0f} users a second)",
+        soft_wrap=True,
     )
+    if not done["rows"]:
+        show.out.print(_none_left("bundle", where))
 
 
 def complete(
@@ -66,6 +159,12 @@ def complete(
     history_bundles: HistoryBundles = None,
     k: Annotated[int, typer.Option("-k", "--k", help="How many items.")] = 5,
     include_owned: IncludeOwned = False,
+    exclude: Exclude = None,
+    among: Among = None,
+    tag: Tags = None,
+    min_price: MinPrice = None,
+    max_price: MaxPrice = None,
+    in_stock: InStock = False,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -76,10 +175,11 @@ def complete(
     from bundlemage.cli import show
     from bundlemage.recommender import Recommender
 
-    model = Recommender.load(folder, device=device)
+    where = _filter(exclude, among, tag, min_price, max_price, in_stock)
     someone = _who(user, history_items, history_bundles)
     partial = ids(items)
-    answers = model.complete(someone, partial, k, include_owned=include_owned)
+    model = Recommender.load(folder, device=device)
+    answers = model.complete(someone, partial, k, where=where, include_owned=include_owned)
     if as_json:
         show.print_json({"user": user, "bundle": partial, "items": [asdict(answer) for answer in answers]})
         return
@@ -89,7 +189,33 @@ def complete(
     if answers:
         show.out.print(show.item_table(model.dataset, answers, "to complete it"))
     else:
-        show.out.print("There is no item left to add.")
+        show.out.print(_none_left("item", where))
+
+
+def _filter(
+    exclude: list[str] | None,
+    among: list[str] | None,
+    tags: list[str] | None,
+    min_price: float | None,
+    max_price: float | None,
+    in_stock: bool,
+) -> Filter | None:
+    """None where nothing is asked for, so that data without a catalogue needs none."""
+    from bundlemage.filters import Filter
+
+    where = Filter(
+        exclude=ids(exclude),
+        among=None if among is None else ids(among),
+        tags=tags or (),
+        min_price=min_price,
+        max_price=max_price,
+        in_stock=in_stock,
+    )
+    return None if where == Filter() else where
+
+
+def _none_left(kind: str, where: Filter | None) -> str:
+    return f"There is no {kind} left for them" + (" that the filters let through." if where else ".")
 
 
 def _who(user: str | None, items: list[str] | None, bundles: list[str] | None) -> User:

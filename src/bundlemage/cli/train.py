@@ -46,7 +46,14 @@ def train(
     table: Tables = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was cut off.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model or run in DIR.")] = False,
-    checkpoint_every: Annotated[int, typer.Option(min=0, help="Epochs between checkpoints; 0 for none.")] = 1,
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Epochs between checkpoints; 0 for none. If not said: a twentieth of the time goes to them.",
+            show_default=False,
+        ),
+    ] = None,
     tensorboard: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Also write logs for TensorBoard here.")
     ] = None,
@@ -80,7 +87,7 @@ def train(
     _announce(split, recommender.model_name)
     recommender.fit(
         split,
-        folder=checkpoints if checkpoint_every else None,
+        folder=None if checkpoint_every == 0 else checkpoints,
         resume=resume,
         checkpoint_every=checkpoint_every,
         observers=_observers(tensorboard),

@@ -26,24 +26,42 @@ def matching_metrics(
 
     Without fixed candidates every bundle is ranked but those the user has in training.
     """
-    device = data.user_item.device
-    users = torch.from_numpy(cases.users.astype(np.int64)).to(device)
-    positives = Ragged.from_csr(cases.positives, device)
-    candidates = None if cases.candidates is None else _tensor(cases.candidates, device)
+    return MatchingExam(cases, data, ks).metrics(model)
 
-    def score(chunk: Tensor) -> tuple[Tensor, Ragged]:
-        histories = data.histories(users[chunk])
-        wanted = positives.rows(chunk)
-        if candidates is not None:
-            asked = candidates[chunk]
-            scores = model.score_candidates(histories, asked.clamp(min=0), data.bundle_item)
+
+class MatchingExam:
+    """The cases on the data's device, to be asked of one model after another, or of one that is learning."""
+
+    def __init__(self, cases: MatchingCases, data: Interactions, ks: Sequence[int] = DEFAULT_KS) -> None:
+        self.data, self.ks = data, ks
+        self.device = data.user_item.device
+        self.users = _tensor(cases.users, self.device)
+        self.positives = Ragged.from_csr(cases.positives, self.device)
+        self.candidates = None if cases.candidates is None else _tensor(cases.candidates, self.device)
+        if self.candidates is not None:
+            self.positives = _columns(self.positives, self.candidates)
+
+    def metrics(self, model: Model) -> PerCase:
+        return _in_chunks(
+            model,
+            len(self.users),
+            len(self.data.bundle_item),
+            lambda chunk: self._score(model, chunk),
+            self.ks,
+            self.device,
+        )
+
+    def _score(self, model: Model, chunk: Tensor) -> tuple[Tensor, Ragged]:
+        histories, contents = self.data.histories(self.users[chunk]), self.data.bundle_item
+        wanted = self.positives.rows(chunk)
+        if self.candidates is not None:
+            asked = self.candidates[chunk]
+            scores = model.score_candidates(histories, asked.clamp(min=0), contents)
             model.checked("score_candidates", scores, *asked.shape)
-            return _among(scores, wanted, asked)
-        scores = model.score_bundles(histories, data.bundle_item)
-        model.checked("score_bundles", scores, len(histories), len(data.bundle_item))
+            return scores.masked_fill(asked == PAD, -torch.inf), wanted
+        scores = model.score_bundles(histories, contents)
+        model.checked("score_bundles", scores, len(histories), len(contents))
         return scores.masked_fill(histories.bundles.as_mask(scores.shape[1]), -torch.inf), wanted
-
-    return _in_chunks(model, len(cases), len(data.bundle_item), score, ks, device)
 
 
 def generation_metrics(
@@ -54,6 +72,7 @@ def generation_metrics(
     users, bundles = _tensor(cases.users, device), _tensor(cases.bundles, device)
     partial, positives = Ragged.from_csr(cases.partial, device), Ragged.from_csr(cases.positives, device)
     candidates = _tensor(cases.candidates, device)
+    positives = _columns(positives, candidates)
 
     def score(chunk: Tensor) -> tuple[Tensor, Ragged]:
         held_out = bundles[chunk]
@@ -61,28 +80,37 @@ def generation_metrics(
         scores = model.score_items(histories, partial.rows(held_out), data.bundle_item)
         model.checked("score_items", scores, len(histories), cases.partial.shape[1])
         asked = candidates[held_out]
-        return _among(scores.gather(1, asked.clamp(min=0)), positives.rows(held_out), asked)
+        among = scores.gather(1, asked.clamp(min=0)).masked_fill(asked == PAD, -torch.inf)
+        return among, positives.rows(held_out)
 
     return _in_chunks(model, len(cases), cases.partial.shape[1], score, ks, device)
 
 
 def means(metrics: PerCase) -> dict[str, float]:
     """The mean of each metric over the cases that have one."""
-    return {name: float(torch.nanmean(values)) for name, values in metrics.items()}
+    if not metrics:
+        return {}
+    # Read at once, as each reading waits for the device.
+    values = torch.stack([torch.nanmean(values) for values in metrics.values()]).tolist()
+    return dict(zip(metrics, values, strict=True))
 
 
 def _tensor(positions: np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(positions.astype(np.int64)).to(device)
 
 
-def _among(scores: Tensor, positives: Ragged, candidates: Tensor) -> tuple[Tensor, Ragged]:
-    """The candidates' scores without those of PAD, and the positives as columns of the candidate table."""
-    chosen = scores.masked_fill(candidates == PAD, -torch.inf)
+def _columns(positives: Ragged, candidates: Tensor) -> Ragged:
+    """The positives as columns of the table of candidates."""
     row = positives.row_of_entry()
-    found = candidates[row] == positives.values[:, None]  # [positives, width]
-    if not bool(found.any(1).all()):
-        raise ValueError("a positive is not among its case's candidates")
-    return chosen, Ragged(found.int().argmax(1), positives.offsets)
+    columns = torch.empty_like(row)
+    step = max(1, SCORES_AT_A_TIME // max(1, candidates.shape[1]))
+    for start in range(0, len(row), step):
+        some = slice(start, start + step)
+        found = candidates[row[some]] == positives.values[some, None]  # [positives, width]
+        if not bool(found.any(1).all()):
+            raise ValueError("a positive is not among its case's candidates")
+        columns[some] = found.int().argmax(1)
+    return Ragged(columns, positives.offsets)
 
 
 def _in_chunks(

@@ -75,6 +75,8 @@ class Phase:
     over: Over
     """`users`, `items`, `bundles`: every one, by its position. `user_bundle` and the other two: every pair,
     by its index among the entries of that matrix (`Ragged.entries` gives the pair)."""
+    at_most: int | None = None
+    """For pairs: how many of each right side in one epoch, drawn anew each time; all of them if not said."""
 
     def __post_init__(self) -> None:
         if self.over not in get_args(Over):
@@ -113,6 +115,17 @@ class Model(nn.Module, ABC):
     @property
     def phases(self) -> tuple[Phase, ...]:
         return ()
+
+    @property
+    def fixed_shapes(self) -> bool:
+        """Whether every array that `loss` makes has a size that follows from the batch's alone, and nothing
+        in it waits for the device. On a GPU the loop then records a step once and replays it."""
+        return False
+
+    @property
+    def touches_rows(self) -> bool:
+        """Whether `loss` gives sparse gradients, of the rows that it looked at."""
+        return False
 
     def observe(self, data: Interactions) -> None:
         """Take from the training data what no gradient teaches: counts, closed forms."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -9,16 +11,23 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bundlemage.models.base import Histories, Interactions, Model, Phase, Sizes
+from bundlemage.models.bipartite import Bipartite
+from bundlemage.models.bundlemage_sampled import SampledLosses
 from bundlemage.models.config import LearnedConfig, ModelConfig
-from bundlemage.models.graphs import Bipartite
 from bundlemage.models.losses import multinomial_loss
 from bundlemage.models.premix import Mixer, PreMix, feed_forward
-from bundlemage.models.ragged import Ragged, mask_each_row, mask_whole_batch
+from bundlemage.models.ragged import Ragged
+from bundlemage.models.rows import Hidden, mean_of_rows
 
 
 class BundleMageConfig(LearnedConfig):
-    """The paper's settings. Its ablations are settings too."""
+    """The paper's settings, but for what gets there sooner (docs/performance.md). Its ablations are settings,
+    too."""
 
+    learning_rate: float = Field(0.004, gt=0)
+    """Adam's step size. The paper's is 0.001."""
+    weight_average: float = Field(0.99, ge=0, lt=1)
+    """Decay of an exponential moving average of the weights, which is then what is used; 0 for none."""
     embedding_dim: int = Field(200, ge=2, multiple_of=2)
     """d, the length of every vector; even, as it is halved inside."""
     shared_fraction: float = Field(0.5, ge=0, le=1)
@@ -45,9 +54,30 @@ class BundleMageConfig(LearnedConfig):
     that does not exist yet will be. The program behind the paper's tables left it in; hidden measures better.
     """
 
+    popularity_bias: bool = True
+    """Whether the logarithm of a bundle's sales is added to its score for everyone. It is not learned: with
+    it the first epoch already ranks like popularity, and what is learned is where a user differs."""
+    pairs_per_bundle: int = Field(4, ge=0)
+    """How many of a bundle's users it is completed for in an epoch, drawn anew each time; 0 for all."""
+    sampled_softmax: int = Field(0, ge=0)
+    """How many items, or bundles, a step compares the right ones with, drawn by popularity; 0 for all. It is
+    for catalogues beyond a million items: a step then touches, and remembers, only the rows it needs."""
+
 
 MATCHING = Phase("matching", over="users")
 GENERATION = Phase("generation", over="user_bundle")
+
+
+class _Table:
+    """Vectors to be looked up and multiplied with, again and again while no weight changes."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows  # [rows, d]
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """Laid out so, the product with one vector takes a third of the time on a CPU."""
+        return self.rows.T.contiguous()  # [d, rows]
 
 
 class BundleMage(Model):
@@ -74,7 +104,11 @@ class BundleMage(Model):
         self.project_bundle = nn.Linear(dim, dim // 2)  # W³, b³
         self.join = feed_forward(dim)  # FNN²
         self.dropout = nn.Dropout(config.dropout)
-        self._bundle_table: tuple[Ragged, Tensor] | None = None
+        self.popularity: Tensor
+        if config.popularity_bias:
+            self.register_buffer("popularity", torch.zeros(sizes.bundles))
+        self._tables: dict[str, _Table] = {}
+        self._embedded: Ragged | None = None  # the contents that the table of bundles is of
         self._contents: Bipartite | None = None
         self.register_load_state_dict_post_hook(BundleMage._forget)  # type: ignore[no-untyped-call]
         self._initialise()
@@ -102,7 +136,8 @@ class BundleMage(Model):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Each epoch first all matching batches, then all generation batches."""
-        return (MATCHING,) * self.matches + (GENERATION,) * self.generates
+        generation = replace(GENERATION, at_most=self.config.pairs_per_bundle or None)
+        return (MATCHING,) * self.matches + (generation,) * self.generates
 
     # ── Representations ──────────────────────────────────────────────────────────────────────────
 
@@ -112,17 +147,93 @@ class BundleMage(Model):
     def generation_embeddings(self) -> Tensor:
         return torch.cat([self.item_shared, self.item_generation], dim=1)  # E²ᵀ [items, d]
 
-    def bundle_embeddings(self, contents: Ragged, item_table: Tensor | None = None) -> Tensor:
+    def bundle_embeddings(self, item_table: Tensor, contents: Ragged) -> Tensor:
         """E¹XD⁻¹: a bundle is the mean of its items; an empty one is zero."""  # [bundles, d]
-        if self.training:
-            table = self.matching_embeddings() if item_table is None else item_table
-            if self._contents is not None and self._contents.left is contents:
-                return self._contents.mean_to_left(table)
-            return contents.mean_of(table)
-        # Outside training nothing changes, so the same contents need embedding only once.
-        if self._bundle_table is None or self._bundle_table[0] is not contents:
-            self._bundle_table = (contents, contents.mean_of(self.matching_embeddings()))
-        return self._bundle_table[1]
+        if self._contents is not None and self._contents.left is contents:
+            return self._contents.mean_to_left(item_table)
+        return contents.mean_of(item_table)
+
+    def user_vectors(self, from_items: Tensor, from_bundles: Tensor) -> Tensor:
+        """Eq. gate: z_u, of p_u and q_u."""
+        z: Tensor = self.dropout(self.premix(from_items, from_bundles))
+        return z  # [rows, d]
+
+    def pair_vectors(self, users: Tensor, bundles: Tensor) -> Tensor:
+        """Eq. pair_rep: z_b^(u) = FNN²([W²z_u + b²; W³z_b + b³])."""
+        joined = torch.cat([self.project_user(users), self.project_bundle(bundles)], dim=1)
+        z: Tensor = self.dropout(self.join(joined))
+        return z  # [rows, d]
+
+    # ── Learning ─────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def fixed_shapes(self) -> bool:
+        return self.config.masking == "batch" and not self.config.sampled_softmax
+
+    @property
+    def touches_rows(self) -> bool:
+        return bool(self.config.sampled_softmax)
+
+    def observe(self, data: Interactions) -> None:
+        self._contents = Bipartite.of(data.bundle_item, self.sizes.items)
+        if self.config.popularity_bias:
+            self.popularity = data.user_bundle.counts(self.sizes.bundles).float().log1p()
+        if self.config.sampled_softmax:
+            self._of_sample = SampledLosses(self.config.sampled_softmax, self.sizes, data)
+
+    def _hidden(self, ratio: float) -> Hidden:
+        return Hidden(ratio, each_row=self.config.masking == "row")
+
+    def loss(self, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
+        if self.config.sampled_softmax:
+            return self._of_sample.loss(self, phase, rows, data)
+        return (
+            self.matching_loss(rows, data) if phase.name == "matching" else self.generation_loss(rows, data)
+        )
+
+    def matching_loss(self, users: Tensor, data: Interactions) -> Tensor:
+        """Eq. matching_loss, for a batch of users."""
+        item_table = self.matching_embeddings()
+        bundle_table = self.bundle_embeddings(item_table, data.bundle_item)
+        p = mean_of_rows(data.user_item, users, item_table)  # Eq. item_rep: p_u = E¹v_u / ‖v_u‖₁
+        # Eq. bundle_rep: q_u = E¹XD⁻¹r̈_u / ‖r̈_u‖₁
+        q = mean_of_rows(data.user_bundle, users, bundle_table, self._hidden(self.config.mask_bundles))
+        z = self.user_vectors(p, q)
+        weights = self.matching_weights(users, data)
+        bias = self.popularity if self.config.popularity_bias else None
+        return multinomial_loss(z, bundle_table, data.user_bundle, weights, users, bias)
+
+    def matching_weights(self, users: Tensor, data: Interactions) -> Tensor:
+        weights = torch.ones_like(users, dtype=self.item_shared.dtype)
+        if self.config.loss_weighting == "mean":
+            weights = weights / data.user_bundle.lengths[users].clamp(min=1)  # 1 / ‖r_u‖₁
+        return weights
+
+    def generation_loss(self, pairs: Tensor, data: Interactions) -> Tensor:
+        """Eq. generation_loss, for a batch of pairs of a user and a bundle."""
+        users, targets = data.user_bundle.entries(pairs)
+        item_table = self.matching_embeddings()
+        bundle_table = self.bundle_embeddings(item_table, data.bundle_item)
+        p = mean_of_rows(data.user_item, users, item_table)
+        left_out = targets if self.config.hide_target else None
+        q = mean_of_rows(data.user_bundle, users, bundle_table, without=left_out)
+        table = self.generation_embeddings()
+        # Eq. incomplete_bundle_rep: z_b = E²ẍ_b / ‖ẍ_b‖₁
+        partial = mean_of_rows(data.bundle_item, targets, table, self._hidden(self.config.mask_items))
+        z = self.pair_vectors(self.user_vectors(p, q), partial)
+        weights = self.generation_weights(users, targets, data)
+        return multinomial_loss(z, table, data.bundle_item, weights, targets)
+
+    def generation_weights(self, users: Tensor, targets: Tensor, data: Interactions) -> Tensor:
+        weights = torch.ones_like(users, dtype=self.item_shared.dtype)
+        if self.config.loss_weighting == "mean":
+            # A batch is of pairs and the equation's mean is over users: pairs / users evens that out.
+            weights = weights * (len(data.user_bundle.values) / len(data.user_bundle))
+            weights = weights / data.user_bundle.lengths[users]  # 1 / ‖r_u‖₁
+            weights = weights / data.bundle_item.lengths[targets].clamp(min=1)  # 1 / ‖x_b‖₁
+        return weights
+
+    # ── Scoring ──────────────────────────────────────────────────────────────────────────────────
 
     def train(self, mode: bool = True) -> BundleMage:
         self._forget()
@@ -136,85 +247,42 @@ class BundleMage(Model):
 
     def _forget(self, *_: object) -> None:
         """Weights may change from here on. (A tensor's version does not tell: fused Adam leaves it alone.)"""
-        self._bundle_table = None
+        self._tables, self._embedded = {}, None
 
-    def history_vectors(
-        self, items: Ragged, bundles: Ragged, item_table: Tensor, bundle_table: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        from_items = items.mean_of(item_table)  # Eq. item_rep: p_u = E¹v_u / ‖v_u‖₁
-        from_bundles = bundles.mean_of(bundle_table)  # Eq. bundle_rep: q_u = E¹XD⁻¹r̈_u / ‖r̈_u‖₁
-        return from_items, from_bundles  # [rows, d] each
+    def _table(self, name: Literal["items", "completing items"]) -> _Table:
+        """Outside training nothing changes, so a table is put together only once."""
+        if self.training or name not in self._tables:
+            make = self.matching_embeddings if name == "items" else self.generation_embeddings
+            self._tables[name] = _Table(make())
+        return self._tables[name]
 
-    def user_vectors(
-        self, items: Ragged, bundles: Ragged, item_table: Tensor, bundle_table: Tensor
-    ) -> Tensor:
-        """Eq. gate: z_u."""
-        p, q = self.history_vectors(items, bundles, item_table, bundle_table)
-        z: Tensor = self.dropout(self.premix(p, q))
-        return z  # [rows, d]
+    def _bundle_table(self, contents: Ragged) -> _Table:
+        if self.training or self._embedded is not contents:
+            rows = self.bundle_embeddings(self._table("items").rows, contents)
+            self._tables["bundles"], self._embedded = _Table(rows), contents
+        return self._tables["bundles"]
 
-    def pair_vectors(self, users: Tensor, partial: Ragged, item_table: Tensor) -> Tensor:
-        """Eq. pair_rep: z_b^(u) = FNN²([W²z_u + b²; W³z_b + b³])."""
-        bundles = partial.mean_of(item_table)  # Eq. incomplete_bundle_rep: z_b = E²ẍ_b / ‖ẍ_b‖₁
-        joined = torch.cat([self.project_user(users), self.project_bundle(bundles)], dim=1)
-        z: Tensor = self.dropout(self.join(joined))
-        return z  # [rows, d]
-
-    # ── Learning ─────────────────────────────────────────────────────────────────────────────────
-
-    def observe(self, data: Interactions) -> None:
-        self._contents = Bipartite.of(data.bundle_item, self.sizes.items)
-
-    def _mask(self, ragged: Ragged, ratio: float) -> Ragged:
-        return (mask_each_row if self.config.masking == "row" else mask_whole_batch)(ragged, ratio)
-
-    def loss(self, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
-        return self.matching_loss(rows, data) if phase is MATCHING else self.generation_loss(rows, data)
-
-    def matching_loss(self, users: Tensor, data: Interactions) -> Tensor:
-        """Eq. matching_loss."""
-        history = data.histories(users)
-        item_table = self.matching_embeddings()
-        bundle_table = self.bundle_embeddings(data.bundle_item, item_table)
-        masked = self._mask(history.bundles, self.config.mask_bundles)  # r̈_u
-        z = self.user_vectors(history.items, masked, item_table, bundle_table)
-        weights = torch.ones_like(z[:, 0])
-        if self.config.loss_weighting == "mean":
-            weights = weights / history.bundles.lengths.clamp(min=1)  # 1 / ‖r_u‖₁
-        return multinomial_loss(z, bundle_table, history.bundles, weights)
-
-    def generation_loss(self, pairs: Tensor, data: Interactions) -> Tensor:
-        """Eq. generation_loss."""
-        users, targets = data.user_bundle.entries(pairs)
-        history = data.histories(users)
-        bundles = history.bundles
-        if self.config.hide_target:
-            bundles = bundles.keep(bundles.values != targets[bundles.row_of_entry()])
-        item_table = self.matching_embeddings()
-        bundle_table = self.bundle_embeddings(data.bundle_item, item_table)
-        z_user = self.user_vectors(history.items, bundles, item_table, bundle_table)
-        whole = data.bundle_item.rows(targets)  # x_b
-        masked = self._mask(whole, self.config.mask_items)  # ẍ_b
-        table = self.generation_embeddings()
-        z = self.pair_vectors(z_user, masked, table)
-        weights = torch.ones_like(z[:, 0])
-        if self.config.loss_weighting == "mean":
-            # A batch is of pairs and the equation's mean is over users: pairs / users evens that out.
-            weights = weights * (len(data.user_bundle.values) / len(data.user_bundle))
-            weights = weights / history.bundles.lengths / whole.lengths.clamp(min=1)  # 1 / ‖r_u‖₁ / ‖x_b‖₁
-        return multinomial_loss(z, table, whole, weights)
-
-    # ── Scoring ──────────────────────────────────────────────────────────────────────────────────
+    def _bias(self, bundles: int) -> Tensor:
+        """A bundle that came later has had no time to sell, so it is taken for one like the median."""
+        later = bundles - len(self.popularity)
+        if not later or not len(self.popularity):
+            return self.popularity if not later else self.popularity.new_zeros(later)
+        return torch.cat([self.popularity, self.popularity.median().expand(later)])
 
     def _encode(self, histories: Histories, contents: Ragged) -> Tensor:
-        item_table, bundle_table = self.matching_embeddings(), self.bundle_embeddings(contents)
-        return self.user_vectors(histories.items, histories.bundles, item_table, bundle_table)
+        p = histories.items.mean_of(self._table("items").rows)
+        q = histories.bundles.mean_of(self._bundle_table(contents).rows)
+        return self.user_vectors(p, q)
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
         """Eq. matching_prob before its softmax: (E¹XD⁻¹)ᵀz_u."""
-        return self._encode(histories, contents) @ self.bundle_embeddings(contents).T  # [rows, bundles]
+        z, table = self._encode(histories, contents), self._bundle_table(contents).columns
+        if not self.config.popularity_bias:
+            return z @ table  # [rows, bundles]
+        return torch.addmm(self._bias(table.shape[1]), z, table)
 
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
         """Eq. reconstruction before its softmax: E²ᵀz_b^(u)."""
-        table = self.generation_embeddings()
-        return self.pair_vectors(self._encode(histories, contents), partial, table) @ table.T  # [rows, items]
+        table = self._table("completing items")
+        z = self.pair_vectors(self._encode(histories, contents), partial.mean_of(table.rows))
+        return z @ table.columns  # [rows, items]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -33,6 +33,8 @@ class LearnedConfig(ModelConfig):
     """Users, or (user, bundle) pairs, per step."""
     learning_rate: float = Field(0.001, gt=0)
     """Adam's step size."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Whether the step size stays, or falls along a half cosine to nothing at the last of `epochs`."""
     weight_decay: float = Field(0.00001, ge=0)
     """Added to the gradient as weight_decay × weight."""
     weight_average: float = Field(0.0, ge=0, lt=1)

@@ -9,58 +9,128 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bundlemage.models.accelerated import kernels_for
 from bundlemage.models.ragged import Ragged
 
 BLOCK_ENTRIES = {"cpu": 2**24, "cuda": 2**28}
 """How many logits exist at a time, whatever the batch and the catalogue: 64 MiB of float32, which caches
 like; on a GPU 1 GiB, as products of few rows leave most of it idle."""
+SAFE_EXPONENT = 60.0
+"""Logits that cannot be larger are raised to powers as they are: e⁶⁰ times any catalogue is a float32."""
 
 
-class _WeightedLogSumExp(torch.autograd.Function):
-    """Σ_r weight_r · log Σ_n exp(z_r · e_n), a block of rows at a time.
+def multinomial_loss(
+    z: Tensor,
+    table: Tensor,
+    positives: Ragged,
+    row_weights: Tensor,
+    index: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """The mean over rows r of −weight_r · Σ_p log softmax(table · z_r + bias)_p, over the row's positives p.
 
-    As the weights are known, the gradient is finished in the forward pass while a block's logits are
-    at hand: three matrix products in all, and nothing of size rows × catalogue is kept.
+    With an `index`, row r's positives are row `index[r]` of `positives`. A row without positives adds
+    nothing. The bias is not learned.
     """
+    chosen = torch.arange(len(z), device=z.device) if index is None else index
+    total: Tensor = _Multinomial.apply(z, table, positives, chosen, row_weights, bias)  # type: ignore[no-untyped-call]
+    return total / max(1, len(z))
+
+
+class _Multinomial(torch.autograd.Function):
+    """As the weights are known, the gradient is finished in the forward pass while a block's logits are at
+    hand: three matrix products in all, and nothing of size rows × catalogue is kept."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, table: Tensor, weights: Tensor) -> Tensor:
-        learning = z.requires_grad or table.requires_grad
-        grad_z = torch.empty_like(z) if learning else None
-        grad_table = torch.zeros_like(table) if learning else None
-        total = z.new_zeros(())
-        entries = BLOCK_ENTRIES.get(z.device.type, BLOCK_ENTRIES["cpu"])
-        step = max(1, entries // max(1, len(table)))
-        for start in range(0, len(z), step):
-            rows = slice(start, start + step)
-            logits = z[rows] @ table.T  # [block, catalogue]
-            log_share = logits.log_softmax(1)
-            normaliser = logits[:, :1] - log_share[:, :1]
-            weight = weights[rows, None]
-            total += (normaliser * weight).sum()
-            if grad_z is not None and grad_table is not None:
-                share = log_share.exp_()  # the weight goes to the narrow side of each product
-                grad_z[rows] = (share @ table).mul_(weight)
-                grad_table.addmm_(share.T, z[rows] * weight)
+    def forward(
+        ctx: Any,
+        z: Tensor,
+        table: Tensor,
+        positives: Ragged,
+        index: Tensor,
+        weights: Tensor,
+        bias: Tensor | None,
+    ) -> Tensor:
+        total: Tensor
+        total, grad_z, grad_table = _multinomial(
+            z, table, bias, positives.values, positives.offsets, index, weights
+        )
         ctx.save_for_backward(grad_z, grad_table)
         return total
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         grad_z, grad_table = ctx.saved_tensors
-        return grad_z * upstream, grad_table * upstream, None
+        return grad_z * upstream, grad_table * upstream, None, None, None, None
 
 
-def multinomial_loss(z: Tensor, table: Tensor, positives: Ragged, row_weights: Tensor) -> Tensor:
-    """The mean over rows r of −weight_r · Σ_p log softmax(table · z_r)_p, p running over the row's positives.
+@torch.library.custom_op("bundlemage::multinomial", mutates_args=())
+def _multinomial(
+    z: Tensor,
+    table: Tensor,
+    bias: Tensor | None,
+    values: Tensor,
+    offsets: Tensor,
+    index: Tensor,
+    weights: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ_r weight_r · (positives_r · log Σ_n exp(z_r · e_n + bias_n) − Σ_p (z_r · e_p + bias_p)), and its
+    gradients."""
+    entries = BLOCK_ENTRIES.get(z.device.type, BLOCK_ENTRIES["cpu"])
+    kernels = kernels_for(z)
+    if kernels is not None:
+        found: tuple[Tensor, Tensor, Tensor] = kernels.multinomial(
+            z, table, bias, values, offsets, index, weights, entries
+        )
+        return found
+    positives = Ragged(values, offsets).rows(index)
+    row, counts = positives.row_of_entry(), positives.lengths.to(z.dtype)
+    first = positives.offsets.tolist()
+    total, grad_z, grad_table = z.new_zeros(()), torch.empty_like(z), torch.zeros_like(table)
+    if not len(table):
+        return total, grad_z.zero_(), grad_table
+    shifted = bool(len(z)) and _largest(z, table, bias) > SAFE_EXPONENT
+    step = _rows_at_a_time(len(z), len(table), entries)
+    memory = z.new_empty(len(table) * step)  # one for all blocks: fresh memory costs as much as the softmax
+    for start in range(0, len(z), step):
+        some = slice(start, start + step)
+        block = z[some]
+        # [catalogue, block]: laid out so, all three products run at full speed.
+        cells = memory[: len(table) * len(block)].view(len(table), len(block))
+        torch.mm(table, block.T, out=cells)
+        if bias is not None:
+            cells += bias[:, None]
+        mine = slice(first[start], first[start + len(block)])
+        here = row[mine] - start
+        at = positives.values[mine] * len(block) + here
+        flat = cells.view(-1)
+        weight = weights[some]
+        total -= (flat[at] * weight[here]).sum()
+        highest = cells.amax(0) if shifted else torch.zeros_like(weight)
+        if shifted:
+            cells -= highest
+        sums = cells.exp_().sum(0)
+        total += (weight * counts[some] * (sums.log() + highest)).sum()
+        # The slope of the loss is weight · (count · share − 1 at each positive); its factor
+        # weight · count / sum goes to the narrow side of each product.
+        flat[at] -= (sums / counts[some].clamp(min=1))[here]
+        factor = (weight * counts[some] / sums)[:, None]
+        grad_z[some] = (cells.T @ table).mul_(factor)
+        grad_table.addmm_(cells, block * factor)
+    return total, grad_z, grad_table
 
-    A row without positives adds nothing.
-    """
-    counts = positives.lengths.to(z.dtype)  # [rows]
-    # Σ_p z·e_p = z·Σ_p e_p, so the positives' logits need no gather from the logits.
-    positive = (z * positives.sum_of(table)).sum(1)  # [rows]
-    normaliser: Tensor = _WeightedLogSumExp.apply(z, table, counts * row_weights)  # type: ignore[no-untyped-call]
-    return (normaliser - (positive * row_weights).sum()) / max(1, len(z))
+
+def _largest(z: Tensor, table: Tensor, bias: Tensor | None) -> float:
+    """What no logit can exceed."""
+    product = float(z.norm(dim=1).amax() * table.norm(dim=1).amax())
+    return product if bias is None else product + float(bias.abs().amax())
+
+
+def _rows_at_a_time(rows: int, catalogue: int, entries: int) -> int:
+    """Blocks of equal size, of 64 or 128 or so rows, at which products run fastest."""
+    blocks = max(1, -(-rows * catalogue // entries))
+    step = -(-rows // blocks)
+    return max(1, step if step < 64 or blocks == 1 else -(-step // 64) * 64)
 
 
 def pairwise_loss(right: Tensor, wrong: Tensor) -> Tensor:

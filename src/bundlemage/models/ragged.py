@@ -117,16 +117,16 @@ def _offsets(lengths: Tensor) -> Tensor:
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
 
-def mask_each_row(ragged: Ragged, ratio: float) -> Ragged:
+def mask_each_row(ragged: Ragged, ratio: float, random: torch.Generator | None = None) -> Ragged:
     """Hide `ratio` of every row's entries (ρ and ψ as the paper words them).
 
     The count to hide is rounded up or down at random, so that its mean is exact for short rows too.
     """
     entries, lengths = len(ragged.values), ragged.lengths
-    chance = torch.rand(len(ragged), device=ragged.device)
+    chance = torch.rand(len(ragged), device=ragged.device, generator=random)
     hidden = (lengths * ratio + chance).floor().long()  # [rows]
     # A random rank inside each row: shuffle all entries, then bring rows together without reordering.
-    shuffled = torch.randperm(entries, device=ragged.device)
+    shuffled = torch.randperm(entries, device=ragged.device, generator=random)
     row = ragged.row_of_entry()
     order = shuffled[torch.argsort(row[shuffled], stable=True)]
     rank = torch.empty_like(order)
@@ -134,9 +134,9 @@ def mask_each_row(ragged: Ragged, ratio: float) -> Ragged:
     return ragged.keep(rank >= hidden[row])
 
 
-def mask_whole_batch(ragged: Ragged, ratio: float) -> Ragged:
+def mask_whole_batch(ragged: Ragged, ratio: float, random: torch.Generator | None = None) -> Ragged:
     """Hide each entry of the batch with chance `ratio`, so that a row may lose all or nothing."""
-    return ragged.keep(torch.rand(len(ragged.values), device=ragged.device) >= ratio)
+    return ragged.keep(torch.rand(len(ragged.values), device=ragged.device, generator=random) >= ratio)
 
 
 def pick(values: Tensor, index: Tensor) -> Tensor:

@@ -39,9 +39,6 @@ from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.devices import resolve_device
 from bundlemage.training.history import SELECTION_METRIC, EpochRecord, Observer
 
-CHECKPOINT_EVERY = 10
-"""Epochs of work that a killed study may lose."""
-
 
 @dataclass(frozen=True)
 class Contender:
@@ -229,7 +226,6 @@ def fitted(
             split,
             folder=folder,
             resume=True,
-            checkpoint_every=CHECKPOINT_EVERY,
             observers=observers,
             progress=False,
         )

@@ -85,8 +85,8 @@ class RunFolder:
             )
 
     def save(self, tensors: Weights, progress: Progress, best: Weights | None) -> None:
-        """Write a finished epoch. `best` is given when this epoch is the best so far."""
-        if best is not None:
+        """Write a finished epoch, and the best one's weights unless they are there already."""
+        if best is not None and not self._best(progress.best_epoch).exists():
             _save_tensors(self._best(progress.best_epoch), best, {})
         state = {
             "history": [record.to_json() for record in progress.history],

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from bundlemage.data.splits import Split
 from bundlemage.errors import BundleMageError, CheckpointError
-from bundlemage.evaluation.protocols import matching_metrics, means
+from bundlemage.evaluation.protocols import MatchingExam, means
 from bundlemage.models.base import Interactions, Model
 from bundlemage.models.config import LearnedConfig, ModelConfig
-from bundlemage.training.batches import phase_rows, shuffled
+from bundlemage.training.batches import Rows
 from bundlemage.training.checkpoint import (
     Progress,
     RunFolder,
@@ -30,9 +29,13 @@ from bundlemage.training.checkpoint import (
 )
 from bundlemage.training.devices import repeatable, resolve_device, seed_epoch
 from bundlemage.training.history import SELECTION_METRIC, EpochRecord, Observer
+from bundlemage.training.steps import Stepper
 
 MAY_DIFFER_ON_RESUME = frozenset({"epochs", "patience", "device"})
 """Settings that change how long a run goes on or where, but not what an epoch does."""
+
+WORK_PER_WRITING = 19
+"""Seconds of training for each second of writing checkpoints, unless the user says how often to write."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,14 @@ def train(
     *,
     folder: Path | None = None,
     resume: bool = False,
-    checkpoint_every: int = 1,
+    checkpoint_every: int | None = None,
     observers: Sequence[Observer] = (),
 ) -> TrainingResult:
     """Fit `model` to `split.train`; it ends with the weights of the best validation nDCG@5.
 
     Without validation cases, or for a model that does not match, the last epoch's weights stay.
-    With a `folder`, every `checkpoint_every`-th epoch is written there, and `resume` goes on from it.
+    With a `folder`, every `checkpoint_every`-th epoch is written there, and `resume` goes on from it; if not
+    said, so often that writing takes a twentieth of the time.
     Ctrl-C ends training early and keeps the best weights so far.
     """
     if resume and folder is None:
@@ -106,21 +110,19 @@ class _Run:
         observers: Sequence[Observer],
     ) -> None:
         self.model, self.config, self.data, self.observers = model, config, data, observers
-        self.validation = split.validation if model.matches else None
-        fused = data.user_item.device.type in ("cpu", "cuda")
-        self.optimiser = torch.optim.Adam(
-            model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=fused
-        )
+        asked = split.validation if model.matches else None
+        self.validation = MatchingExam(asked, data) if asked is not None and len(asked) else None
         # What is evaluated and kept: the moving average of the weights where one is asked for.
         self.scored = copy.deepcopy(model) if config.weight_average else model
-        self.steps = 0
-        self.rows = {phase: phase_rows(phase, data) for phase in model.phases}
+        self.rows = {phase: Rows(phase, data) for phase in model.phases}
+        self.stepper = Stepper(model, self.scored, config, data, config.epochs * self.steps_per_epoch)
         self.progress = Progress()
         self.best: Weights | None = None
         self.folder: RunFolder | None = None
-        self.checkpoint_every = 1
+        self.checkpoint_every: int | None = None
+        self.next_checkpoint = 0.0
 
-    def attach(self, folder: RunFolder, identity: dict[str, Any], resume: bool, every: int) -> None:
+    def attach(self, folder: RunFolder, identity: dict[str, Any], resume: bool, every: int | None) -> None:
         self.folder, self.checkpoint_every = folder, every
         if resume and folder.holds_progress():
             folder.check_identity(identity, MAY_DIFFER_ON_RESUME)
@@ -129,13 +131,13 @@ class _Run:
                 self.model.load_state_dict(unprefixed("model", tensors))
                 if self.scored is not self.model:
                     self.scored.load_state_dict(unprefixed("average", tensors))
-                restore_optimiser(self.optimiser, tensors)
+                restore_optimiser(self.stepper.optimiser, tensors)
             except (RuntimeError, KeyError, ValueError) as error:
                 raise CheckpointError(
                     f"{folder.path} does not fit the model, so another version of it wrote this: "
                     f"train anew ({str(error).splitlines()[0]})"
                 ) from error
-            self.steps = self.progress.epoch * self.steps_per_epoch
+            self.stepper.steps = self.progress.epoch * self.steps_per_epoch
         else:
             folder.begin(identity)
 
@@ -187,57 +189,49 @@ class _Run:
             self.best = {name: tensor.clone() for name, tensor in self.scored.state_dict().items()}
             best_value = float("-inf") if value is None else value
             self.progress = replace(self.progress, best_epoch=epoch, best_value=best_value)
-        self._checkpoint(epoch, improved)
+        self._checkpoint(epoch)
         for observer in self.observers:
             observer.on_epoch(record)
 
     def _steps(self) -> dict[str, float]:
         self.model.train()
-        losses = {}
+        self.stepper.begin_epoch()
         for phase, rows in self.rows.items():
-            total = torch.zeros((), device=rows.device)  # summed there: reading it each step would wait
-            for batch in shuffled(rows, self.config.batch_size):
-                self.optimiser.zero_grad(set_to_none=True)
-                loss = self.model.loss(phase, batch, self.data)
-                loss.backward()  # type: ignore[no-untyped-call]
-                self.optimiser.step()
-                self.steps += 1
-                self._average()
-                total += loss.detach() * len(batch)
+            for batch in rows.shuffled(self.config.batch_size):
+                self.stepper.step(phase, batch)
                 for observer in self.observers:
                     observer.on_step(phase.name)
-            losses[phase.name] = float(total) / max(1, len(rows))
-        # Squared, as a weight whose square is infinite makes scores that are no numbers.
-        sound = all(bool(weights.square().sum().isfinite()) for weights in self.model.parameters())
-        if not sound or not all(map(math.isfinite, losses.values())):
+        # Read at once, as each reading waits for the device. A weight whose square is infinite makes scores
+        # that are no numbers.
+        lengths = torch.stack(torch._foreach_norm([*self.model.parameters()]))
+        *totals, sound = torch.stack([*self.stepper.losses.values(), lengths.square().sum()]).tolist()
+        rows_of = (len(rows) for rows in self.rows.values())
+        losses = {
+            phase.name: total / max(1, rows)
+            for phase, total, rows in zip(self.rows, totals, rows_of, strict=True)
+        }
+        if not all(map(math.isfinite, (sound, *totals))):
             raise BundleMageError(
                 "the loss or the weights are no longer finite: the steps are too large. "
                 f"Lower learning_rate (now {self.config.learning_rate:g})."
             )
         return losses
 
-    @torch.no_grad()
-    def _average(self) -> None:
-        if self.scored is self.model:
-            return
-        # A young average forgets faster, or the first random weights would stay in it for long.
-        decay = min(self.config.weight_average, (1 + self.steps) / (10 + self.steps))
-        mine: list[Tensor] = list(self.scored.parameters())
-        torch._foreach_lerp_(mine, list(self.model.parameters()), 1 - decay)
-
     def _validate(self) -> dict[str, float]:
-        if self.validation is None or not len(self.validation):
+        if self.validation is None:
             return {}
-        return means(matching_metrics(self.scored, self.validation, self.data))
+        return means(self.validation.metrics(self.scored))
 
-    def _checkpoint(self, epoch: int, improved: bool) -> None:
-        if self.folder is None or not self.checkpoint_every:
+    def _checkpoint(self, epoch: int) -> None:
+        if self.folder is None or self.checkpoint_every == 0:
             return
-        if epoch % self.checkpoint_every and not self._finished():
+        started = time.perf_counter()
+        due = epoch % self.checkpoint_every == 0 if self.checkpoint_every else started >= self.next_checkpoint
+        if not due and not self._finished():
             return
-        tensors = {**prefixed("model", self.model.state_dict()), **optimiser_tensors(self.optimiser)}
+        tensors = {**prefixed("model", self.model.state_dict()), **optimiser_tensors(self.stepper.optimiser)}
         if self.scored is not self.model:
             tensors |= prefixed("average", self.scored.state_dict())
-        # With rare checkpoints the best epoch may be one that was not written at the time.
-        newest_best = improved or self.checkpoint_every > 1
-        self.folder.save(tensors, self.progress, self.best if newest_best else None)
+        self.folder.save(tensors, self.progress, self.best)
+        ended = time.perf_counter()
+        self.next_checkpoint = ended + WORK_PER_WRITING * (ended - started)

@@ -10,8 +10,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bundlemage.models.base import Histories, Interactions, Model, Phase, Sizes
+from bundlemage.models.bipartite import Bipartite
 from bundlemage.models.config import LearnedConfig, ModelConfig
-from bundlemage.models.graphs import Bipartite
 from bundlemage.models.losses import pairwise_loss
 from bundlemage.models.ragged import Ragged, pick
 from bundlemage.models.sampling import Negatives

@@ -10,8 +10,9 @@ from pydantic import Field
 from torch import Tensor
 
 from bundlemage.models.base import Interactions, Phase, Sizes
+from bundlemage.models.bipartite import Bipartite
 from bundlemage.models.config import ModelConfig
-from bundlemage.models.graphs import Bipartite, GraphConfig, GraphModel, first_vectors
+from bundlemage.models.graphs import GraphConfig, GraphModel, first_vectors
 from bundlemage.models.losses import multinomial_loss
 from bundlemage.models.ragged import Ragged
 

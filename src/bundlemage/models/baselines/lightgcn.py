@@ -9,8 +9,9 @@ from pydantic import Field
 from torch import Tensor
 
 from bundlemage.models.base import Interactions, Sizes
+from bundlemage.models.bipartite import Bipartite
 from bundlemage.models.config import ModelConfig
-from bundlemage.models.graphs import Bipartite, GraphConfig, GraphModel, first_vectors
+from bundlemage.models.graphs import GraphConfig, GraphModel, first_vectors
 
 
 class LightGCNConfig(GraphConfig):

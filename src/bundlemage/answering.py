@@ -1,0 +1,77 @@
+"""From questions to ranked candidates: the one way, for one person and for a million."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bundlemage.models.base import Histories, Model
+from bundlemage.models.ragged import Ragged
+from bundlemage.ranking import Ranker, Ranking
+from bundlemage.shop import Candidates
+
+ROWS_AT_A_TIME = 1024
+"""The most questions that are answered in one pass of the model."""
+SCORES_AT_A_TIME = 2**21
+"""About how many scores are held at once on a CPU: 8 MB, which a cache keeps from pass to pass."""
+SCORES_ON_A_GPU = 2**25
+FEWEST_ROWS = 32
+"""With fewer, a matrix product is slow, however wide."""
+
+
+@dataclass(frozen=True)
+class Questions:
+    """A batch of people, each asked about the same candidates."""
+
+    histories: Histories
+    contents: Ragged
+    """The items of the bundles that histories speak of; the candidates come first."""
+    partial: Ragged | None = None
+    """Bundles to complete, one for each history; without them, bundles are recommended."""
+
+
+def rows_at_a_time(candidates: int, device: torch.device) -> int:
+    """How many rows of scores are handled together, so that memory is bounded whatever the catalogue."""
+    room = SCORES_AT_A_TIME if device.type == "cpu" else SCORES_ON_A_GPU
+    return max(1, min(ROWS_AT_A_TIME, max(FEWEST_ROWS, room // max(1, candidates))))
+
+
+def rankings(
+    model: Model, batches: Iterable[Questions], candidates: Candidates, k: int, *, include_owned: bool
+) -> Iterator[Ranking]:
+    """The k best candidates for each question, batch by batch."""
+    ranker = candidates.ranker()
+    for questions in batches:
+        with torch.inference_mode():  # not around the yield: whoever asked may be training something
+            ranking = _ranking(model, questions, ranker, k, include_owned)
+        yield ranking
+
+
+def _ranking(model: Model, questions: Questions, ranker: Ranker, k: int, include_owned: bool) -> Ranking:
+    histories, contents, partial = questions.histories, questions.contents, questions.partial
+    nothing = (histories.items.lengths == 0) & (histories.bundles.lengths == 0)
+    if partial is None:
+        scores = model.score_bundles(histories, contents)
+        _check(model, "score_bundles", scores, len(histories), len(contents))
+        # Bundles without a name, which histories brought along, are no candidates.
+        scores = scores[:, : len(ranker.shares)]
+        return ranker.rank(scores, nothing, [] if include_owned else [histories.bundles], k)
+    scores = model.score_items(histories, partial, contents)
+    _check(model, "score_items", scores, len(histories), len(ranker.shares))
+    hide = [partial] if include_owned else [partial, histories.items]
+    return ranker.rank(scores, nothing & (partial.lengths == 0), hide, k)
+
+
+def _check(model: Model, method: str, scores: Tensor, rows: int, columns: int) -> None:
+    """`Model.checked`, which passes over the scores several times, only where one pass raises a doubt.
+
+    A sum is finite only if all that went into it is. (It may be infinite without: large numbers add up.)
+    """
+    sound = (
+        isinstance(scores, Tensor) and scores.shape == (rows, columns) and bool(torch.isfinite(scores.sum()))
+    )
+    if not sound:
+        model.checked(method, scores, rows, columns)

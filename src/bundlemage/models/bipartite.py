@@ -1,0 +1,98 @@
+"""Sums over the neighbours in a two-sided graph, with a gradient that is the same sum the other way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bundlemage.models.accelerated import kernels_for
+from bundlemage.models.ragged import Ragged, mask_whole_batch
+
+
+@dataclass(frozen=True)
+class Bipartite:
+    """A graph between two kinds of nodes, e.g. users on the left and bundles on the right."""
+
+    left: Ragged
+    """For each left node, its neighbours on the right."""
+    right: Ragged
+    """For each right node, its neighbours on the left."""
+
+    @classmethod
+    def of(cls, edges: Ragged, right_nodes: int) -> Bipartite:
+        return cls(edges, edges.transposed(right_nodes))
+
+    def __deepcopy__(self, memo: object) -> Bipartite:
+        return self  # never changed, so a model's copy shares it
+
+    def sum_to_left(self, right_table: Tensor) -> Tensor:  # [left, d]
+        found: Tensor = _NeighbourSum.apply(right_table, self.left, self.right)  # type: ignore[no-untyped-call]
+        return found
+
+    def sum_to_right(self, left_table: Tensor) -> Tensor:  # [right, d]
+        found: Tensor = _NeighbourSum.apply(left_table, self.right, self.left)  # type: ignore[no-untyped-call]
+        return found
+
+    def mean_to_left(self, right_table: Tensor) -> Tensor:
+        """The mean over neighbours; zeros for a node that has none."""  # [left, d]
+        return self.sum_to_left(right_table) / self.left.lengths.clamp(min=1)[:, None]
+
+    def mean_to_right(self, left_table: Tensor) -> Tensor:  # [right, d]
+        return self.sum_to_right(left_table) / self.right.lengths.clamp(min=1)[:, None]
+
+    def spread(self, left_table: Tensor, right_table: Tensor) -> tuple[Tensor, Tensor]:
+        """One step of D^(-1/2) A D^(-1/2), both ways: what LightGCN calls a layer."""
+        by_left, by_right = (
+            side.lengths.clamp(min=1).to(left_table.dtype).rsqrt()[:, None]
+            for side in (self.left, self.right)
+        )
+        to_left = by_left * self.sum_to_left(by_right * right_table)
+        to_right = by_right * self.sum_to_right(by_left * left_table)
+        return to_left, to_right
+
+    def connected(self, left_table: Tensor, right_table: Tensor) -> tuple[Tensor, Tensor]:
+        """The tables with zeros for nodes without an edge: nothing in this graph teaches what those are, so
+        their first, random vectors would speak for ever."""
+        by_left, by_right = ((side.lengths > 0)[:, None] for side in (self.left, self.right))
+        return left_table * by_left, right_table * by_right
+
+    def layers(self, left_table: Tensor, right_table: Tensor, steps: int) -> list[tuple[Tensor, Tensor]]:
+        """The tables themselves, as far as connected, and after each of `steps` steps."""
+        found = [self.connected(left_table, right_table)]
+        for _ in range(steps):
+            found.append(self.spread(*found[-1]))
+        return found
+
+    def thinned(self, ratio: float) -> Bipartite:
+        """The same nodes, each edge left out with chance `ratio`."""
+        return Bipartite.of(mask_whole_batch(self.left, ratio), len(self.right))
+
+
+class _NeighbourSum(torch.autograd.Function):
+    """Row n of the result is Σ of `table` over n's neighbours.
+
+    The gradient of embedding_bag would sort the edges anew in each step; the graph knows them both ways.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, edges: Ragged, reverse: Ragged) -> Tensor:
+        ctx.reverse = reverse
+        found: Tensor = _sum_of_all(table, edges.values, edges.offsets)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        return _sum_of_all(upstream.contiguous(), ctx.reverse.values, ctx.reverse.offsets), None, None
+
+
+@torch.library.custom_op("bundlemage::sum_of_all", mutates_args=())
+def _sum_of_all(table: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
+    kernels = kernels_for(table)
+    if kernels is None:
+        return Ragged(values, offsets).sum_of(table)
+    everyone = torch.arange(len(offsets) - 1, device=table.device)
+    found: Tensor = kernels.sum_of_rows(table, values, offsets, everyone, None, None, 0.0, False)[0]
+    return found

@@ -1,0 +1,225 @@
+"""Triton kernels for NVIDIA GPUs. Every array they make has a size known beforehand, so that nothing waits
+for the GPU and a whole training step can be recorded once and replayed.
+
+`rows.py`, `bipartite.py` and `losses.py` say what each computes, in plain PyTorch, and tests compare the two.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ROW_STRIDE = 65_536
+"""Random numbers of a batch's row r begin at r × this. A row that is longer shares some with the next one."""
+TILE = 4
+"""Entries of a row that a program looks at together; of twelve ways tried, near the best for both 200 and 400
+columns."""
+UNIT = float(2**44)
+"""Gradients are added up in steps of 1 / this, up to half a million either way."""
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _sum_kernel(  # type: ignore[no-untyped-def]
+    out, counts, table, values, offsets, index, without, seed, hidden, dim,
+    is_mean: tl.constexpr, leaves_out: tl.constexpr, hides: tl.constexpr, tile: tl.constexpr,
+    width: tl.constexpr, row_stride: tl.constexpr,
+):  # fmt: skip
+    """One program sums one row's vectors, tile entries at a time."""
+    row = tl.program_id(0)
+    node = tl.load(index + row)
+    begin, end = tl.load(offsets + node), tl.load(offsets + node + 1)
+    columns = tl.program_id(1) * width + tl.arange(0, width)
+    inside = columns < dim
+    total = tl.zeros((width,), tl.float32)
+    kept = 0
+    if leaves_out:
+        left_out = tl.load(without + row)
+    if hides:
+        chosen_seed = tl.load(seed)
+    for first in range(begin, end, tile):
+        entry = first + tl.arange(0, tile)
+        there = entry < end
+        value = tl.load(values + entry, mask=there, other=0)
+        if leaves_out:
+            there = there & (value != left_out)
+        if hides:
+            chance = tl.rand(chosen_seed, (row * row_stride + entry - begin).to(tl.int32))
+            there = there & (chance >= hidden)
+        vectors = tl.load(
+            table + value[:, None] * dim + columns[None, :], mask=there[:, None] & inside[None, :], other=0.0
+        )
+        total += tl.sum(vectors, 0)
+        kept += tl.sum(there.to(tl.int32), 0)
+    if is_mean:
+        total = total / tl.maximum(kept, 1)
+    tl.store(out + row.to(tl.int64) * dim + columns, total, mask=inside)
+    if tl.program_id(1) == 0:
+        tl.store(counts + row, kept)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _spread_kernel(  # type: ignore[no-untyped-def]
+    grid, upstream, counts, values, offsets, index, without, seed, hidden, dim,
+    leaves_out: tl.constexpr, hides: tl.constexpr, tile: tl.constexpr, width: tl.constexpr,
+    row_stride: tl.constexpr, unit: tl.constexpr,
+):  # fmt: skip
+    """The way back of `_sum_kernel`: one program hands its row's gradient to each of the row's vectors.
+
+    They are added up as whole numbers of 1 / unit, so that the order in which programs come changes nothing.
+    """
+    row = tl.program_id(0)
+    node = tl.load(index + row)
+    begin, end = tl.load(offsets + node), tl.load(offsets + node + 1)
+    columns = tl.program_id(1) * width + tl.arange(0, width)
+    inside = columns < dim
+    mine = tl.load(upstream + row.to(tl.int64) * dim + columns, mask=inside, other=0.0)
+    share = (mine * (unit / tl.maximum(tl.load(counts + row), 1).to(tl.float32))).to(tl.int64)
+    shares = tl.broadcast_to(share[None, :], (tile, width))
+    if leaves_out:
+        left_out = tl.load(without + row)
+    if hides:
+        chosen_seed = tl.load(seed)
+    for first in range(begin, end, tile):
+        entry = first + tl.arange(0, tile)
+        there = entry < end
+        value = tl.load(values + entry, mask=there, other=0)
+        if leaves_out:
+            there = there & (value != left_out)
+        if hides:
+            chance = tl.rand(chosen_seed, (row * row_stride + entry - begin).to(tl.int32))
+            there = there & (chance >= hidden)
+        cells = grid + value[:, None] * dim + columns[None, :]
+        tl.atomic_add(cells, shares, mask=there[:, None] & inside[None, :], sem="relaxed")
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _softmax_kernel(  # type: ignore[no-untyped-def]
+    logits, slopes, losses, bias, values, offsets, index, weights, columns, stride,
+    biased: tl.constexpr, chunk: tl.constexpr,
+):  # fmt: skip
+    """A row of logits to the slope of its loss, but for the −1 of each positive, and the loss itself."""
+    row = tl.program_id(0).to(tl.int64)
+    node = tl.load(index + row)
+    begin, end = tl.load(offsets + node), tl.load(offsets + node + 1)
+    weight = tl.load(weights + row)
+    mine = logits + row * stride
+    positive = tl.zeros((chunk,), tl.float32)
+    for first in range(begin, end, chunk):
+        entry = first + tl.arange(0, chunk)
+        value = tl.load(values + entry, mask=entry < end, other=0)
+        positive += tl.load(mine + value, mask=entry < end, other=0.0)
+        if biased:
+            positive += tl.load(bias + value, mask=entry < end, other=0.0)
+    highest = tl.full((chunk,), -float("inf"), tl.float32)
+    total = tl.zeros((chunk,), tl.float32)
+    for first in range(0, columns, chunk):
+        column = first + tl.arange(0, chunk)
+        logit = tl.load(mine + column, mask=column < columns, other=-float("inf"))
+        if biased:
+            logit += tl.load(bias + column, mask=column < columns, other=0.0)
+        higher = tl.maximum(highest, logit)
+        safe = tl.where(higher == -float("inf"), 0.0, higher)
+        total = total * tl.exp(highest - safe) + tl.exp(logit - safe)
+        highest = higher
+    top = tl.max(highest, 0)
+    total_sum = tl.sum(total * tl.exp(highest - top), 0)
+    normaliser = top + tl.log(total_sum)
+    count = (end - begin).to(tl.float32)
+    tl.store(losses + row, weight * (count * normaliser - tl.sum(positive, 0)))
+    for first in range(0, stride, chunk):
+        column = first + tl.arange(0, chunk)
+        logit = tl.load(mine + column, mask=column < columns, other=-float("inf"))
+        if biased:
+            logit += tl.load(bias + column, mask=column < columns, other=0.0)
+        slope = weight * count * tl.exp(logit - normaliser)
+        tl.store(slopes + row * stride + column, slope, mask=column < stride)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _positives_kernel(slopes, values, offsets, index, weights, stride, chunk: tl.constexpr):  # type: ignore[no-untyped-def]
+    """−weight at each positive of a row. A row holds an item once, so no two lanes meet."""
+    row = tl.program_id(0).to(tl.int64)
+    node = tl.load(index + row)
+    begin, end = tl.load(offsets + node), tl.load(offsets + node + 1)
+    weight = tl.load(weights + row)
+    for first in range(begin, end, chunk):
+        entry = first + tl.arange(0, chunk)
+        value = tl.load(values + entry, mask=entry < end, other=0)
+        cell = slopes + row * stride + value
+        slope = tl.load(cell, mask=entry < end, other=0.0).to(tl.float32)
+        tl.store(cell, slope - weight, mask=entry < end)
+
+
+def _width(dim: int) -> int:
+    return min(256, max(16, 1 << (dim - 1).bit_length()))
+
+
+def sum_of_rows(
+    table: Tensor, values: Tensor, offsets: Tensor, index: Tensor, without: Tensor | None,
+    seed: Tensor | None, hidden: float, mean: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    table = table.contiguous()
+    dim = table.shape[1]
+    out = table.new_empty(len(index), dim)
+    counts = torch.empty(len(index), dtype=torch.int32, device=table.device)
+    if out.numel():
+        width = _width(dim)
+        _sum_kernel[(len(index), triton.cdiv(dim, width))](
+            out, counts, table, values, offsets, index, without, seed, hidden, dim,
+            is_mean=mean, leaves_out=without is not None, hides=seed is not None, tile=TILE, width=width,
+            row_stride=ROW_STRIDE, num_warps=2,
+        )  # fmt: skip
+    return out, counts
+
+
+def spread_of_rows(
+    upstream: Tensor, counts: Tensor, values: Tensor, offsets: Tensor, index: Tensor, without: Tensor | None,
+    seed: Tensor | None, hidden: float, table_rows: int,
+) -> Tensor:  # fmt: skip
+    dim = upstream.shape[1]
+    grid = torch.zeros(table_rows, dim, dtype=torch.int64, device=upstream.device)
+    if upstream.numel():
+        width = _width(dim)
+        _spread_kernel[(len(index), triton.cdiv(dim, width))](
+            grid, upstream.contiguous(), counts, values, offsets, index, without, seed, hidden, dim,
+            leaves_out=without is not None, hides=seed is not None, tile=TILE, width=width,
+            row_stride=ROW_STRIDE, unit=UNIT, num_warps=2,
+        )  # fmt: skip
+    return grid.mul(1 / UNIT)
+
+
+def multinomial(
+    z: Tensor, table: Tensor, bias: Tensor | None, values: Tensor, offsets: Tensor, index: Tensor,
+    weights: Tensor, entries: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The products run on bfloat16 inputs and add up in float32; the logits are float32."""
+    rows, columns = len(z), len(table)
+    stride = triton.cdiv(columns, 64) * 64  # rows that begin on 128 bytes: three times as fast a product
+    narrow = torch.zeros(stride, table.shape[1], dtype=torch.bfloat16, device=table.device)
+    narrow[:columns] = table
+    narrow_z = z.to(torch.bfloat16)
+    losses = torch.empty(rows, dtype=torch.float32, device=z.device)
+    grad_z = torch.empty(rows, z.shape[1], dtype=torch.float32, device=z.device)
+    grad_table: Tensor | None = None
+    step = max(1, entries // stride)
+    for start in range(0, rows, step):
+        some = slice(start, start + step)
+        logits = torch.mm(narrow_z[some], narrow.T, out_dtype=torch.float32)  # [block, stride]
+        slopes = torch.empty_like(logits, dtype=torch.bfloat16)
+        sparse: tuple[Any, ...] = (values, offsets, index[some], weights[some])
+        block = len(logits)
+        _softmax_kernel[(block,)](
+            logits, slopes, losses[some], bias, *sparse, columns, stride, biased=bias is not None, chunk=2048,
+            num_warps=8,
+        )  # fmt: skip
+        _positives_kernel[(block,)](slopes, *sparse, stride, chunk=64, num_warps=2)
+        grad_z[some] = torch.mm(slopes, narrow, out_dtype=torch.float32)
+        part = torch.mm(slopes.T, narrow_z[some], out_dtype=torch.float32)
+        grad_table = part if grad_table is None else grad_table.add_(part)
+    if grad_table is None:
+        grad_table = torch.zeros_like(table)
+    return losses.sum(), grad_z, grad_table[:columns]
