@@ -7,6 +7,7 @@ import resource
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ class Setting:
     def from_json(cls, content: Mapping[str, Any]) -> Setting:
         return cls(**content)
 
-    @property
+    @cached_property  # asked for at each step, and looking for devices takes milliseconds
     def where(self) -> torch.device:
         from bundlemage.training.devices import resolve_device
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bundlemage.data.sample import sample_shop
     from bundlemage.data.splits import Split, SplitPlan
     from bundlemage.errors import BundleMageError
+    from bundlemage.filters import Filter
     from bundlemage.recommender import Recommender
     from bundlemage.shop import History, Recommendation
 
@@ -30,6 +31,7 @@ _HOME = {
     "BundleDataset": "bundlemage.data.dataset",
     "BundleMageError": "bundlemage.errors",
     "Catalogue": "bundlemage.data.dataset",
+    "Filter": "bundlemage.filters",
     "History": "bundlemage.shop",
     "Recommendation": "bundlemage.shop",
     "Recommender": "bundlemage.recommender",
@@ -45,6 +47,7 @@ __all__ = [
     "BundleDataset",
     "BundleMageError",
     "Catalogue",
+    "Filter",
     "History",
     "Recommendation",
     "Recommender",

@@ -230,6 +230,47 @@ def test_blocks_change_nothing(matrices: dict[str, np.ndarray], monkeypatch: pyt
     torch.testing.assert_close(model.item_shared.grad, expected)
 
 
+@pytest.mark.parametrize("weighting", ["mean", "sum"])
+@pytest.mark.parametrize("hide_target", [False, True])
+def test_a_sample_of_the_whole_catalogue_is_the_paper_too(
+    weighting: str, hide_target: bool, matrices: dict[str, np.ndarray]
+) -> None:
+    settings: dict[str, Any] = {"loss_weighting": weighting, "hide_target": hide_target}
+    model, data = learning(matrices, sampled_softmax=ITEMS, **settings)
+    matching = paper_matching(model, matrices)
+    r, X = matrices["user_bundle"], matrices["bundle_item"].T
+    of_matching = paper.matching_loss if weighting == "mean" else paper.matching_loss_plain_sum
+    loss = model.loss(MATCHING, torch.arange(USERS), data)
+    assert loss.item() == pytest.approx(of_matching(r, matching), rel=1e-10)
+    pairs = [(int(u), int(b)) for u, b in np.argwhere(r)]
+    predicted = {}
+    for u, b in pairs:
+        history = {**matrices, "user_bundle": r.copy()}
+        history["user_bundle"][u, b] = 0 if hide_target else 1
+        predicted[u, b] = paper_generation(model, history, u, matrices["bundle_item"][b])
+    loss = model.loss(GENERATION, torch.arange(len(pairs)), data)
+    if weighting == "mean":
+        by_paper = paper.generation_loss(r, X, predicted)
+    else:
+        by_paper = paper.generation_loss_plain_sum(pairs, X, predicted)
+    assert loss.item() == pytest.approx(by_paper, rel=1e-10)
+
+
+@pytest.mark.parametrize("sampled", [0, ITEMS])
+def test_a_popularity_bias_is_the_logarithm_of_sales(sampled: int, matrices: dict[str, np.ndarray]) -> None:
+    """Not of the paper: it multiplies each bundle's probability by one more than its sales."""
+    model, data = learning(matrices, popularity_bias=True, sampled_softmax=sampled)
+    likely = paper_matching(model, matrices) * (1 + matrices["user_bundle"].sum(0))
+    likely /= likely.sum(1, keepdims=True)
+    loss = model.loss(MATCHING, torch.arange(USERS), data)
+    by_paper = paper.matching_loss_plain_sum(matrices["user_bundle"], likely)
+    assert loss.item() == pytest.approx(by_paper, rel=1e-6)  # the logarithm is kept in float32
+    model.double().eval()
+    with torch.no_grad():
+        scores = model.score_bundles(data.histories(torch.arange(USERS)), data.bundle_item)
+    np.testing.assert_allclose(scores.softmax(1), likely, rtol=1e-5)
+
+
 def test_empty_histories_and_bundles_give_finite_scores(matrices: dict[str, np.ndarray]) -> None:
     model, data = make().eval(), interactions(matrices)
     nobody = Histories(Ragged.from_lists([[], []]), Ragged.from_lists([[], [2]]))

@@ -1,4 +1,4 @@
-"""Settings: written once, refused when unknown or impossible, and the paper's by default."""
+"""Settings: written once, refused when unknown or impossible; the paper's but for what is named here."""
 
 from __future__ import annotations
 
@@ -11,14 +11,39 @@ from bundlemage.errors import ConfigError
 from bundlemage.models.bundlemage import BundleMageConfig
 from bundlemage.models.config import LearnedConfig, ModelConfig, parse_config
 from bundlemage.models.registry import MODELS, make_config
+from bundlemage.recipe import Recipe
 
 
-def test_the_papers_hyperparameters_are_the_defaults() -> None:
-    config = parse_config(BundleMageConfig, {})
-    assert (config.mask_bundles, config.mask_items) == (0.5, 0.5)
-    assert (config.learning_rate, config.weight_decay) == (0.001, 0.00001)
-    assert (config.dropout, config.embedding_dim, config.epochs) == (0.3, 200, 200)
-    assert (config.shared_fraction, config.mixer, config.tasks) == (0.5, "gate", "both")
+def recipe(name: str) -> dict[str, Any]:
+    return dict(Recipe.find(name).recommender().config)
+
+
+def test_the_papers_recipe_has_the_papers_hyperparameters() -> None:
+    paper = BundleMageConfig(**recipe("youshu/bundlemage-paper"))
+    assert (paper.mask_bundles, paper.mask_items) == (0.5, 0.5)
+    assert (paper.learning_rate, paper.weight_decay) == (0.001, 0.00001)
+    assert (paper.dropout, paper.embedding_dim, paper.epochs) == (0.3, 200, 200)
+    assert (paper.shared_fraction, paper.mixer, paper.tasks) == (0.5, "gate", "both")
+    assert (paper.schedule, paper.weight_average, paper.popularity_bias) == ("constant", 0, False)
+    assert (paper.pairs_per_bundle, paper.sampled_softmax) == (0, 0), "all pairs, all items"
+
+
+def test_the_defaults_are_the_papers_but_for_what_gets_there_sooner() -> None:
+    paper = recipe("youshu/bundlemage-paper")
+    defaults = parse_config(BundleMageConfig, {})
+    assert {name: value for name, value in defaults if value != paper[name]} == {
+        "patience": 50,
+        "learning_rate": 0.004,
+        "weight_average": 0.99,
+        "hide_target": True,
+        "popularity_bias": True,
+        "pairs_per_bundle": 4,
+    }
+
+
+def test_our_recipe_for_youshu_is_the_defaults_to_the_last_epoch() -> None:
+    defaults = dict(parse_config(BundleMageConfig, {}))
+    assert recipe("youshu/bundlemage") == defaults | {"patience": 200}
 
 
 @pytest.mark.parametrize("config_class", [ModelConfig, LearnedConfig, BundleMageConfig])

@@ -167,6 +167,18 @@ def _cold_bundles(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Sp
     return Split(dataset, train, validation, test, None, "cold-bundles", plan)
 
 
+def hold_out_bundles(
+    dataset: BundleDataset, plan: SplitPlan, seed: int
+) -> tuple[BundleDataset, GenerationCases | None]:
+    """A dataset without a tenth of its bundles, and the cases that complete those: for choosing settings of
+    generation on training data alone."""
+    random = np.random.default_rng(seed)
+    held_out = _choose_bundles(dataset, 0.1, random)
+    cases = _generation_cases(dataset, held_out, plan, random)
+    _, bundles = _pairs(dataset.user_bundle)
+    return _training_part(dataset, ~held_out[bundles], ~held_out), cases
+
+
 def _choose_bundles(dataset: BundleDataset, share: float, random: Random) -> npt.NDArray[np.bool_]:
     """A random share of the bundles that have items and users, and so can make generation cases."""
     usable = np.flatnonzero(

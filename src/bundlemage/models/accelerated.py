@@ -1,18 +1,38 @@
-"""Whether a tensor's device has kernels of our own."""
+"""Operators of our own, and whether a tensor's device has kernels of our own for them."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
+_library = torch.library.Library("bundlemage", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def operator(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes a function an operator of PyTorch: whatever watches, sees it as one, with sizes known beforehand.
+
+    (`torch.library.custom_op` does more, and takes seconds to be imported.)
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        name = schema.partition("(")[0]
+        _library.define(schema)  # type: ignore[no-untyped-call]
+        _library.impl(name, function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        found: Callable[..., Any] = getattr(torch.ops.bundlemage, name).default
+        return found
+
+    return register
+
 
 def kernels_for(tensor: Tensor) -> ModuleType | None:
     """The Triton kernels, for float32 on an NVIDIA GPU; else none, and plain PyTorch does it."""
-    return _kernels() if tensor.is_cuda and tensor.element_size() == 4 else None
+    return _kernels() if tensor.is_cuda and tensor.dtype == torch.float32 else None
 
 
 @cache

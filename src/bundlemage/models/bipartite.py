@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bundlemage.models.accelerated import kernels_for
+from bundlemage.models.accelerated import kernels_for, operator
 from bundlemage.models.ragged import Ragged, mask_whole_batch
 
 
@@ -88,7 +88,7 @@ class _NeighbourSum(torch.autograd.Function):
         return _sum_of_all(upstream.contiguous(), ctx.reverse.values, ctx.reverse.offsets), None, None
 
 
-@torch.library.custom_op("bundlemage::sum_of_all", mutates_args=())
+@operator("sum_of_all(Tensor table, Tensor values, Tensor offsets) -> Tensor")
 def _sum_of_all(table: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
     kernels = kernels_for(table)
     if kernels is None:

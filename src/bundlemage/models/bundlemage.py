@@ -177,7 +177,7 @@ class BundleMage(Model):
     def observe(self, data: Interactions) -> None:
         self._contents = Bipartite.of(data.bundle_item, self.sizes.items)
         if self.config.popularity_bias:
-            self.popularity = data.user_bundle.counts(self.sizes.bundles).float().log1p()
+            self.popularity = data.user_bundle.counts(self.sizes.bundles).to(self.item_shared.dtype).log1p()
         if self.config.sampled_softmax:
             self._of_sample = SampledLosses(self.config.sampled_softmax, self.sizes, data)
 

@@ -22,11 +22,10 @@ UNIT = float(2**44)
 """Gradients are added up in steps of 1 / this, up to half a million either way."""
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["is_mean", "leaves_out"])  # type: ignore[untyped-decorator]
 def _sum_kernel(  # type: ignore[no-untyped-def]
     out, counts, table, values, offsets, index, without, seed, hidden, dim,
-    is_mean: tl.constexpr, leaves_out: tl.constexpr, hides: tl.constexpr, tile: tl.constexpr,
-    width: tl.constexpr, row_stride: tl.constexpr,
+    is_mean, leaves_out, tile: tl.constexpr, width: tl.constexpr, row_stride: tl.constexpr,
 ):  # fmt: skip
     """One program sums one row's vectors, tile entries at a time."""
     row = tl.program_id(0)
@@ -36,17 +35,14 @@ def _sum_kernel(  # type: ignore[no-untyped-def]
     inside = columns < dim
     total = tl.zeros((width,), tl.float32)
     kept = 0
-    if leaves_out:
-        left_out = tl.load(without + row)
-    if hides:
-        chosen_seed = tl.load(seed)
+    left_out = tl.where(leaves_out > 0, tl.load(without + row), -1)
+    chosen_seed = tl.load(seed)
     for first in range(begin, end, tile):
         entry = first + tl.arange(0, tile)
         there = entry < end
         value = tl.load(values + entry, mask=there, other=0)
-        if leaves_out:
-            there = there & (value != left_out)
-        if hides:
+        there = there & (value != left_out)
+        if hidden > 0:
             chance = tl.rand(chosen_seed, (row * row_stride + entry - begin).to(tl.int32))
             there = there & (chance >= hidden)
         vectors = tl.load(
@@ -61,11 +57,10 @@ def _sum_kernel(  # type: ignore[no-untyped-def]
         tl.store(counts + row, kept)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["leaves_out"])  # type: ignore[untyped-decorator]
 def _spread_kernel(  # type: ignore[no-untyped-def]
     grid, upstream, counts, values, offsets, index, without, seed, hidden, dim,
-    leaves_out: tl.constexpr, hides: tl.constexpr, tile: tl.constexpr, width: tl.constexpr,
-    row_stride: tl.constexpr, unit: tl.constexpr,
+    leaves_out, tile: tl.constexpr, width: tl.constexpr, row_stride: tl.constexpr, unit: tl.constexpr,
 ):  # fmt: skip
     """The way back of `_sum_kernel`: one program hands its row's gradient to each of the row's vectors.
 
@@ -79,27 +74,24 @@ def _spread_kernel(  # type: ignore[no-untyped-def]
     mine = tl.load(upstream + row.to(tl.int64) * dim + columns, mask=inside, other=0.0)
     share = (mine * (unit / tl.maximum(tl.load(counts + row), 1).to(tl.float32))).to(tl.int64)
     shares = tl.broadcast_to(share[None, :], (tile, width))
-    if leaves_out:
-        left_out = tl.load(without + row)
-    if hides:
-        chosen_seed = tl.load(seed)
+    left_out = tl.where(leaves_out > 0, tl.load(without + row), -1)
+    chosen_seed = tl.load(seed)
     for first in range(begin, end, tile):
         entry = first + tl.arange(0, tile)
         there = entry < end
         value = tl.load(values + entry, mask=there, other=0)
-        if leaves_out:
-            there = there & (value != left_out)
-        if hides:
+        there = there & (value != left_out)
+        if hidden > 0:
             chance = tl.rand(chosen_seed, (row * row_stride + entry - begin).to(tl.int32))
             there = there & (chance >= hidden)
         cells = grid + value[:, None] * dim + columns[None, :]
         tl.atomic_add(cells, shares, mask=there[:, None] & inside[None, :], sem="relaxed")
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["biased", "columns"])  # type: ignore[untyped-decorator]
 def _softmax_kernel(  # type: ignore[no-untyped-def]
-    logits, slopes, losses, bias, values, offsets, index, weights, columns, stride,
-    biased: tl.constexpr, chunk: tl.constexpr,
+    logits, slopes, losses, bias, values, offsets, index, weights, columns, stride, biased,
+    chunk: tl.constexpr,
 ):  # fmt: skip
     """A row of logits to the slope of its loss, but for the −1 of each positive, and the loss itself."""
     row = tl.program_id(0).to(tl.int64)
@@ -158,6 +150,12 @@ def _width(dim: int) -> int:
     return min(256, max(16, 1 << (dim - 1).bit_length()))
 
 
+def _or(tensor: Tensor | None, unread: Tensor) -> Tensor:
+    """What a kernel is told not to read must be a tensor all the same. (As flags, not as kinds of kernels:
+    compiling four takes two seconds, and all kinds of them five.)"""
+    return unread if tensor is None else tensor
+
+
 def sum_of_rows(
     table: Tensor, values: Tensor, offsets: Tensor, index: Tensor, without: Tensor | None,
     seed: Tensor | None, hidden: float, mean: bool,
@@ -169,9 +167,9 @@ def sum_of_rows(
     if out.numel():
         width = _width(dim)
         _sum_kernel[(len(index), triton.cdiv(dim, width))](
-            out, counts, table, values, offsets, index, without, seed, hidden, dim,
-            is_mean=mean, leaves_out=without is not None, hides=seed is not None, tile=TILE, width=width,
-            row_stride=ROW_STRIDE, num_warps=2,
+            out, counts, table, values, offsets, index, _or(without, index), _or(seed, index), float(hidden),
+            dim, int(mean), int(without is not None), tile=TILE, width=width, row_stride=ROW_STRIDE,
+            num_warps=2,
         )  # fmt: skip
     return out, counts
 
@@ -185,8 +183,8 @@ def spread_of_rows(
     if upstream.numel():
         width = _width(dim)
         _spread_kernel[(len(index), triton.cdiv(dim, width))](
-            grid, upstream.contiguous(), counts, values, offsets, index, without, seed, hidden, dim,
-            leaves_out=without is not None, hides=seed is not None, tile=TILE, width=width,
+            grid, upstream.contiguous(), counts, values, offsets, index, _or(without, index),
+            _or(seed, index), float(hidden), dim, int(without is not None), tile=TILE, width=width,
             row_stride=ROW_STRIDE, unit=UNIT, num_warps=2,
         )  # fmt: skip
     return grid.mul(1 / UNIT)
@@ -198,6 +196,8 @@ def multinomial(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The products run on bfloat16 inputs and add up in float32; the logits are float32."""
     rows, columns = len(z), len(table)
+    if not columns:
+        return z.new_zeros(()), torch.zeros_like(z), torch.zeros_like(table)
     stride = triton.cdiv(columns, 64) * 64  # rows that begin on 128 bytes: three times as fast a product
     narrow = torch.zeros(stride, table.shape[1], dtype=torch.bfloat16, device=table.device)
     narrow[:columns] = table
@@ -213,8 +213,8 @@ def multinomial(
         sparse: tuple[Any, ...] = (values, offsets, index[some], weights[some])
         block = len(logits)
         _softmax_kernel[(block,)](
-            logits, slopes, losses[some], bias, *sparse, columns, stride, biased=bias is not None, chunk=2048,
-            num_warps=8,
+            logits, slopes, losses[some], _or(bias, losses), *sparse, columns, stride, int(bias is not None),
+            chunk=2048, num_warps=8,
         )  # fmt: skip
         _positives_kernel[(block,)](slopes, *sparse, stride, chunk=64, num_warps=2)
         grad_z[some] = torch.mm(slopes, narrow, out_dtype=torch.float32)

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bundlemage.models.accelerated import kernels_for
+from bundlemage.models.accelerated import kernels_for, operator
 from bundlemage.models.ragged import Ragged
 
 BLOCK_ENTRIES = {"cpu": 2**24, "cuda": 2**28}
-"""How many logits exist at a time, whatever the batch and the catalogue: 64 MiB of float32, which caches
+"""About how many logits exist at a time, whatever batch and catalogue: 64 MiB of float32, which caches
 like; on a GPU 1 GiB, as products of few rows leave most of it idle."""
 SAFE_EXPONENT = 60.0
 """Logits that cannot be larger are raised to powers as they are: e⁶⁰ times any catalogue is a float32."""
@@ -64,7 +64,10 @@ class _Multinomial(torch.autograd.Function):
         return grad_z * upstream, grad_table * upstream, None, None, None, None
 
 
-@torch.library.custom_op("bundlemage::multinomial", mutates_args=())
+@operator(
+    "multinomial(Tensor z, Tensor table, Tensor? bias, Tensor values, Tensor offsets, Tensor index,"
+    " Tensor weights) -> (Tensor, Tensor, Tensor)"
+)
 def _multinomial(
     z: Tensor,
     table: Tensor,
@@ -127,7 +130,7 @@ def _largest(z: Tensor, table: Tensor, bias: Tensor | None) -> float:
 
 
 def _rows_at_a_time(rows: int, catalogue: int, entries: int) -> int:
-    """Blocks of equal size, of 64 or 128 or so rows, at which products run fastest."""
+    """Blocks of equal size, but rounded up to a multiple of 64 rows, at which products run fastest."""
     blocks = max(1, -(-rows * catalogue // entries))
     step = -(-rows // blocks)
     return max(1, step if step < 64 or blocks == 1 else -(-step // 64) * 64)

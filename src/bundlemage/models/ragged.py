@@ -51,7 +51,8 @@ class Ragged:
 
     def rows(self, index: Tensor) -> Ragged:
         """The chosen rows, in the order asked for."""
-        starts, lengths = self.offsets[index], self.lengths[index]
+        starts = self.offsets[index]
+        lengths = self.offsets[index + 1] - starts
         offsets = _offsets(lengths)
         total = int(offsets[-1])
         within = torch.arange(total, device=self.device) - torch.repeat_interleave(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bundlemage.models.accelerated import kernels_for
+from bundlemage.models.accelerated import kernels_for, operator
 from bundlemage.models.ragged import Ragged, mask_each_row, mask_whole_batch
 
 
@@ -77,7 +77,10 @@ class _MeanOfRows(torch.autograd.Function):
         return back, None, None, None, None, None
 
 
-@torch.library.custom_op("bundlemage::mean_of_rows", mutates_args=())
+@operator(
+    "mean_of_rows(Tensor table, Tensor values, Tensor offsets, Tensor index, Tensor? without, Tensor? seed,"
+    " float ratio, bool each_row) -> (Tensor, Tensor)"
+)
 def _mean_of_rows(
     table: Tensor,
     values: Tensor,
@@ -98,7 +101,10 @@ def _mean_of_rows(
     return found
 
 
-@torch.library.custom_op("bundlemage::mean_of_rows_back", mutates_args=())
+@operator(
+    "mean_of_rows_back(Tensor upstream, Tensor counts, Tensor values, Tensor offsets, Tensor index,"
+    " Tensor? without, Tensor? seed, float ratio, bool each_row, int table_rows) -> Tensor"
+)
 def _mean_of_rows_back(
     upstream: Tensor,
     counts: Tensor,

@@ -34,6 +34,13 @@ class Rows:
             self.groups = pairs.values.cpu()
             self.count = int(torch.bincount(self.groups).clamp(max=phase.at_most).sum())
 
+        # Memory from which sending does not wait. It was read long ago when the next epoch writes to it.
+        self.pinned = (
+            torch.empty(self.count, dtype=torch.int64, pin_memory=True)
+            if self.device.type == "cuda"
+            else None
+        )
+
     def __len__(self) -> int:
         """How many an epoch has."""
         return self.count
@@ -42,8 +49,8 @@ class Rows:
         order = torch.randperm(self.count if self.groups is None else len(self.groups))
         if self.groups is not None:
             order = order[_early(self.groups[order], self.at_most or 0)]
-        if self.device.type == "cuda":
-            order = order.pin_memory()  # so that sending it does not wait
+        if self.pinned is not None:
+            order = self.pinned.copy_(order)
         order = order.to(self.device, non_blocking=True)
         return tuple(order[start : start + batch_size] for start in range(0, self.count, batch_size))
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -113,21 +112,6 @@ class RunFolder:
 
     def _best(self, epoch: int) -> Path:
         return self.path / f"best-{epoch:06d}.safetensors"
-
-
-def optimiser_tensors(optimiser: torch.optim.Optimizer) -> Weights:
-    """Adam's memory as flat, named tensors."""
-    state = optimiser.state_dict()["state"]
-    return {f"optimiser.{index}.{key}": value for index, slot in state.items() for key, value in slot.items()}
-
-
-def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Weights) -> None:
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
-        if name.startswith("optimiser."):
-            _, index, key = name.split(".", 2)
-            state.setdefault(int(index), {})[key] = value
-    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
 
 
 def prefixed(prefix: str, weights: Weights) -> Weights:

@@ -44,15 +44,12 @@ def repeatable(device: torch.device) -> Iterator[None]:
     """
     # cuBLAS reads this once, when it starts.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only, fill = (
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        _settings.fill_uninitialized_memory,
-    )
+    strictness, fill = torch.get_deterministic_debug_mode(), _settings.fill_uninitialized_memory
     precision = torch.get_float32_matmul_precision()
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.use_deterministic_algorithms(device.type == "cuda")
+        # (`use_deterministic_algorithms` is the same and first imports a compiler, for seconds.)
+        torch.set_deterministic_debug_mode("error" if device.type == "cuda" else "default")
         # Nothing here reads memory that it did not write, and filling it costs a pass over each tensor.
         _settings.fill_uninitialized_memory = False
         if device.type == "cuda":
@@ -61,7 +58,7 @@ def repeatable(device: torch.device) -> Iterator[None]:
             yield
         finally:
             torch.set_float32_matmul_precision(precision)
-            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+            torch.set_deterministic_debug_mode(strictness)
             _settings.fill_uninitialized_memory = fill
 
 

@@ -22,9 +22,7 @@ from bundlemage.training.checkpoint import (
     Progress,
     RunFolder,
     Weights,
-    optimiser_tensors,
     prefixed,
-    restore_optimiser,
     unprefixed,
 )
 from bundlemage.training.devices import repeatable, resolve_device, seed_epoch
@@ -131,8 +129,8 @@ class _Run:
                 self.model.load_state_dict(unprefixed("model", tensors))
                 if self.scored is not self.model:
                     self.scored.load_state_dict(unprefixed("average", tensors))
-                restore_optimiser(self.stepper.optimiser, tensors)
-            except (RuntimeError, KeyError, ValueError) as error:
+                self.stepper.optimiser.load(unprefixed("optimiser", tensors))
+            except (RuntimeError, KeyError, IndexError, ValueError) as error:
                 raise CheckpointError(
                     f"{folder.path} does not fit the model, so another version of it wrote this: "
                     f"train anew ({str(error).splitlines()[0]})"
@@ -229,7 +227,8 @@ class _Run:
         due = epoch % self.checkpoint_every == 0 if self.checkpoint_every else started >= self.next_checkpoint
         if not due and not self._finished():
             return
-        tensors = {**prefixed("model", self.model.state_dict()), **optimiser_tensors(self.stepper.optimiser)}
+        tensors = prefixed("model", self.model.state_dict())
+        tensors |= prefixed("optimiser", self.stepper.optimiser.tensors())
         if self.scored is not self.model:
             tensors |= prefixed("average", self.scored.state_dict())
         self.folder.save(tensors, self.progress, self.best)

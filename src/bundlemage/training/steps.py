@@ -13,7 +13,7 @@ from torch import Tensor
 from bundlemage.models.accelerated import kernels_for
 from bundlemage.models.base import Interactions, Model, Phase
 from bundlemage.models.config import LearnedConfig
-from bundlemage.training.row_adam import RowAdam
+from bundlemage.training.adam import Adam
 
 
 class Stepper:
@@ -27,24 +27,14 @@ class Stepper:
         self.model, self.scored, self.config, self.data = model, scored, config, data
         self.device = data.user_item.device
         self.replays = model.fixed_shapes and kernels_for(next(model.parameters())) is not None
-        self.optimiser = self._optimiser()
+        self.optimiser = Adam(model.parameters(), config.learning_rate, config.weight_decay)
+        if self.replays:
+            self.optimiser.rate = torch.tensor(config.learning_rate, device=self.device)
         self.steps = 0
         self.losses = {phase: torch.zeros((), device=self.device) for phase in model.phases}
         """The sum of each phase's loss over its rows: kept there, as reading it each step would wait."""
         self._fresh = torch.zeros((), device=self.device)  # the share of the newest weights in the average
         self._seen: dict[tuple[Phase, int], _Recorded | None] = {}
-
-    def _optimiser(self) -> torch.optim.Optimizer:
-        rate, decay = self.config.learning_rate, self.config.weight_decay
-        if self.model.touches_rows:
-            return RowAdam(self.model.parameters(), lr=rate, weight_decay=decay)
-        return torch.optim.Adam(
-            self.model.parameters(),
-            lr=torch.tensor(rate, device=self.device) if self.replays else rate,
-            weight_decay=decay,
-            fused=self.device.type in ("cpu", "cuda"),
-            capturable=self.replays,
-        )
 
     def begin_epoch(self) -> None:
         for total in self.losses.values():
@@ -52,7 +42,7 @@ class Stepper:
 
     def step(self, phase: Phase, batch: Tensor) -> None:
         if self.config.schedule == "cosine":
-            self._set_rate(
+            self.optimiser.set_rate(
                 self.config.learning_rate * (1 + math.cos(math.pi * self.steps / self.all_steps)) / 2
             )
         self.steps += 1
@@ -68,15 +58,8 @@ class Stepper:
             recorded = self._seen[key] = _Recorded(lambda rows: self._do(phase, rows), batch)
         recorded.replay(batch)
 
-    def _set_rate(self, rate: float) -> None:
-        for group in self.optimiser.param_groups:
-            if self.replays:
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
-
     def _do(self, phase: Phase, batch: Tensor) -> None:
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimiser.forget_gradients()
         loss = self.model.loss(phase, batch, self.data)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimiser.step()
@@ -87,7 +70,9 @@ class Stepper:
 
     def _average(self) -> None:
         for mine, newest in zip(self.scored.parameters(), self.model.parameters(), strict=True):
-            moved = self.optimiser.rows_of(newest) if isinstance(self.optimiser, RowAdam) else None
+            if self.model.touches_rows and newest.grad is None:
+                continue  # nor is a table averaged whole in a step that does not touch it
+            moved = self.optimiser.rows_of(newest)
             if moved is None:
                 mine.lerp_(newest, self._fresh)
             else:

@@ -1,0 +1,153 @@
+"""Adam (Kingma and Ba, 2015), for weights that a step moves all and for tables of which it touches few rows.
+
+Of our own, as PyTorch's takes seconds to be imported, and for sparse gradients remembers the whole table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+FIRST, SECOND, EPSILON = 0.9, 0.999, 1e-8
+
+Memory = dict[str, Tensor]
+
+
+class Adam:
+    """Where a gradient is sparse, the rows that are in it are moved and no others.
+
+    The memory of a row begins when it is first touched, so both time and memory follow what is touched, not
+    what exists. A row counts its own steps.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], rate: float, weight_decay: float = 0.0) -> None:
+        self.parameters = list(parameters)
+        self.rate: float | Tensor = rate
+        """A tensor where steps are replayed: what is recorded reads it anew each time."""
+        self.weight_decay = weight_decay
+        self.state: dict[nn.Parameter, Memory] = {}
+
+    def set_rate(self, rate: float) -> None:
+        if isinstance(self.rate, Tensor):
+            self.rate.fill_(rate)
+        else:
+            self.rate = rate
+
+    def forget_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        learned = [parameter for parameter in self.parameters if parameter.grad is not None]
+        dense = [parameter for parameter in learned if not _gradient(parameter).is_sparse]
+        if dense:
+            self._move(dense)
+        for parameter in learned:
+            if _gradient(parameter).is_sparse:
+                self._move_rows(parameter, _gradient(parameter).coalesce())
+
+    def rows_of(self, parameter: nn.Parameter) -> tuple[Tensor, Tensor] | None:
+        """The rows that the last step moved, and how often each has been; None if it was all of them."""
+        if parameter.grad is None or not parameter.grad.is_sparse:
+            return None
+        memory = self.state[parameter]
+        rows = parameter.grad.coalesce().indices()[0]
+        return rows, memory["steps"][memory["slot_of"][rows]]
+
+    def _move(self, parameters: list[nn.Parameter]) -> None:
+        for parameter in parameters:
+            if parameter not in self.state:
+                self.state[parameter] = {
+                    "steps": torch.zeros((), device=parameter.device),
+                    "mean": torch.zeros_like(parameter),
+                    "square": torch.zeros_like(parameter),
+                }
+        memories = [self.state[parameter] for parameter in parameters]
+        means, squares, steps = ([memory[key] for memory in memories] for key in ("mean", "square", "steps"))
+        torch._foreach_add_(steps, 1)
+        torch._fused_adam_(
+            list[Tensor](parameters),
+            [_gradient(parameter) for parameter in parameters],
+            means,
+            squares,
+            [],
+            steps,
+            lr=self.rate,
+            beta1=FIRST,
+            beta2=SECOND,
+            weight_decay=self.weight_decay,
+            eps=EPSILON,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def _move_rows(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        rows = gradient.indices()[0]
+        slots = self._slots(parameter, rows)
+        memory = self.state[parameter]
+        memory["steps"][slots] += 1
+        mean, square, steps = memory["mean"][slots], memory["square"][slots], memory["steps"][slots][:, None]
+        slope = gradient.values() + self.weight_decay * parameter[rows]
+        mean.lerp_(slope, 1 - FIRST)
+        square.lerp_(slope.square(), 1 - SECOND)
+        memory["mean"][slots], memory["square"][slots] = mean, square
+        # 1 − β^steps, of which nothing is left in float32 if it is written so.
+        young_mean, young_square = (-torch.expm1(steps * math.log(decay)) for decay in (FIRST, SECOND))
+        length = (square / young_square).sqrt_().add_(EPSILON)
+        parameter[rows] -= (mean / young_mean).div_(length).mul_(self.rate)
+
+    def _slots(self, parameter: nn.Parameter, rows: Tensor) -> Tensor:
+        """Where the memory of each row is, with room made for those that have none."""
+        if parameter not in self.state:
+            nothing = torch.zeros_like(parameter[:0])
+            self.state[parameter] = {
+                "slot_of": torch.full((len(parameter),), -1, dtype=torch.int32, device=parameter.device),
+                "taken": torch.zeros((), dtype=torch.int64),
+                "mean": nothing,
+                "square": nothing.clone(),
+                "steps": nothing.new_zeros(0),
+            }
+        memory = self.state[parameter]
+        new = rows[memory["slot_of"][rows] < 0]
+        if len(new):
+            taken = int(memory["taken"])
+            needed, room = taken + len(new), len(memory["steps"])
+            if needed > room:
+                more = min(len(parameter), max(needed, 2 * room)) - room
+                for key in ("mean", "square", "steps"):
+                    held = memory[key]
+                    memory[key] = torch.cat([held, held.new_zeros(more, *held.shape[1:])])
+            memory["slot_of"][new] = torch.arange(taken, needed, dtype=torch.int32, device=rows.device)
+            memory["taken"].fill_(needed)
+        return memory["slot_of"][rows].long()
+
+    # ── Keeping ──────────────────────────────────────────────────────────────────────────────────────
+
+    def tensors(self) -> Memory:
+        """All that it remembers, by the place of the parameter and a name."""
+        return {
+            f"{place}.{key}": tensor
+            for place, parameter in enumerate(self.parameters)
+            for key, tensor in self.state.get(parameter, {}).items()
+        }
+
+    def load(self, tensors: Memory) -> None:
+        """Go on from what `tensors` gave."""
+        self.state = {}
+        for name, tensor in tensors.items():
+            place, _, key = name.partition(".")
+            parameter = self.parameters[int(place)]
+            by_rows = f"{place}.slot_of" in tensors
+            if key in ("mean", "square") and tensor.shape[by_rows:] != parameter.shape[by_rows:]:
+                raise ValueError(f"the optimiser's {name} has the shape {list(tensor.shape)}")
+            where = tensor.device if key == "taken" else parameter.device
+            self.state.setdefault(parameter, {})[key] = tensor.to(where, copy=True)
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
