@@ -136,6 +136,13 @@ class TestResume:
         run(split, tmp_path / "run", epochs=4)
         assert_same_end(run(split, tmp_path / "run", resume=True), run(split))
 
+    def test_under_a_schedule_the_number_of_epochs_is_part_of_the_run(
+        self, split: Split, tmp_path: Path
+    ) -> None:
+        killed(split, tmp_path / "run", 3, schedule="cosine")
+        with pytest.raises(CheckpointError, match="epochs was 7 and is 9"):
+            run(split, tmp_path / "run", resume=True, schedule="cosine", epochs=9)
+
     def test_patience_counts_across_the_break(
         self, split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

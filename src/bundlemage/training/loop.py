@@ -123,7 +123,9 @@ class _Run:
     def attach(self, folder: RunFolder, identity: dict[str, Any], resume: bool, every: int | None) -> None:
         self.folder, self.checkpoint_every = folder, every
         if resume and folder.holds_progress():
-            folder.check_identity(identity, MAY_DIFFER_ON_RESUME)
+            # Under a schedule every step's size follows from how many there are to be.
+            fixed = {"epochs"} if self.config.schedule != "constant" else set()
+            folder.check_identity(identity, MAY_DIFFER_ON_RESUME - fixed)
             tensors, self.progress, self.best = folder.load()
             try:
                 self.model.load_state_dict(unprefixed("model", tensors))
