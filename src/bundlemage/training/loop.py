@@ -25,7 +25,7 @@ from bundlemage.training.checkpoint import (
     prefixed,
     unprefixed,
 )
-from bundlemage.training.devices import repeatable, resolve_device, seed_epoch
+from bundlemage.training.devices import memory_kept, repeatable, resolve_device, seed_epoch
 from bundlemage.training.history import SELECTION_METRIC, EpochRecord, Observer
 from bundlemage.training.steps import Stepper
 
@@ -78,7 +78,7 @@ def train(
         identity = {**config.model_dump(mode="json"), "model": model.name, **_data_identity(split)}
         if folder is not None:
             run.attach(RunFolder(folder), identity, resume, checkpoint_every)
-        with repeatable(device):
+        with repeatable(device), memory_kept(device):
             interrupted = run.go()
         progress = run.progress
     model.eval()
