@@ -298,6 +298,7 @@ class TestTheSoftmax:
     ) -> None:
         catalogue, dim = 1000, 16
         patch.setitem(losses.BLOCK_ENTRIES, "cpu", 64 * catalogue)
+        patch.setattr(losses, "FEWEST_ROWS", 64)
         calls = softmax_calls(rows, catalogue, dim)
         products = [call for call in calls if call.name.startswith(("aten::mm", "aten::addmm", "aten::bmm"))]
         assert len(products) == 3 * blocks
@@ -312,8 +313,7 @@ class TestTheSoftmax:
         self, rows: int, catalogue: int, entries: int, patch: pytest.MonkeyPatch
     ) -> None:
         patch.setitem(losses.BLOCK_ENTRIES, "cpu", entries)
-        # A block has at least one row, and is rounded to a multiple of 64.
-        bound = max(entries + 64 * catalogue, rows * 16)
+        bound = max(entries + losses.FEWEST_ROWS * catalogue, rows * 16)
         assert max(call.fresh for call in softmax_calls(rows, catalogue)) <= bound
 
     def test_it_waits_as_often_for_many_blocks_as_for_one(self, patch: pytest.MonkeyPatch) -> None:

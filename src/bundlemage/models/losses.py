@@ -12,12 +12,12 @@ from torch import Tensor
 from bundlemage.models.accelerated import kernels_for, operator
 from bundlemage.models.ragged import Ragged
 
-BLOCK_ENTRIES = {"cpu": 2**24, "cuda": 2**28}
-"""About how many logits exist at a time, whatever batch and catalogue: 64 MiB of float32, which caches
-like; on a GPU 1 GiB, as products of few rows leave most of it idle."""
-FEWEST_ROWS = 64
-"""On a CPU a block has a multiple of this many rows, however large the catalogue: with 16 rows,
-products over a million items take 1.7 times as long."""
+BLOCK_ENTRIES = {"cpu": 2**25, "cuda": 2**28}
+"""About how many logits exist at a time, whatever batch and catalogue: 128 MiB of float32; on a GPU 1 GiB, as
+products of few rows leave most of it idle."""
+FEWEST_ROWS = 256
+"""On a CPU a block has a multiple of this many rows, however large the catalogue: with 16, products over a
+million items take more than twice as long."""
 SAFE_EXPONENT = 60.0
 """Logits that cannot be larger are raised to powers as they are: e⁶⁰ times any catalogue is a float32."""
 

@@ -53,7 +53,7 @@ class Ragged:
         """The chosen rows, in the order asked for."""
         starts = self.offsets[index]
         lengths = self.offsets[index + 1] - starts
-        offsets = _offsets(lengths)
+        offsets = offsets_of(lengths)
         total = int(offsets[-1])
         within = torch.arange(total, device=self.device) - torch.repeat_interleave(
             offsets[:-1], lengths, output_size=total
@@ -78,7 +78,7 @@ class Ragged:
     def transposed(self, columns: int) -> Ragged:
         """For each of `columns` values, the rows that hold it."""
         order = torch.argsort(self.values, stable=True)
-        return Ragged(self.row_of_entry()[order], _offsets(self.counts(columns)))
+        return Ragged(self.row_of_entry()[order], offsets_of(self.counts(columns)))
 
     def counts(self, columns: int) -> Tensor:
         """How many rows hold each of `columns` values."""  # [columns]
@@ -114,7 +114,8 @@ class Ragged:
         return mask
 
 
-def _offsets(lengths: Tensor) -> Tensor:
+def offsets_of(lengths: Tensor) -> Tensor:
+    """Where rows of these lengths begin, and where the last one ends."""
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
 

@@ -75,8 +75,8 @@ def memory_kept(device: torch.device) -> Iterator[None]:
     if not hasattr(library, "mallopt") or not hasattr(library, "malloc_trim"):
         yield
         return
-    for what in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
-        library.mallopt(what, 2**30)
+    library.mallopt(_MMAP_THRESHOLD, 2**31 - 1)
+    library.mallopt(_TRIM_THRESHOLD, -1)  # never
     try:
         yield
     finally:
