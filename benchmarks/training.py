@@ -269,7 +269,7 @@ def train_on(
         return Figure("training", cut.epoch_seconds, "s/epoch", wanted, cut.made), recommender
     # Among many steps the first, which warm up, are not seen; with few, a whole epoch is left out.
     warm_up = setting.on_cuda or len(data.users) <= MANY_STEPS
-    measured = 3 if setting.on_cuda else 1
+    measured = 3 if warm_up else 1
     clock = EpochClock(setting)
     config = bundlemage_config(setting, epochs=warm_up + measured, **(settings or {}))
     recommender = fit(setting, config, split, clock)
