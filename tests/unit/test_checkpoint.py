@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.errors import BundleMageError, CheckpointError
@@ -238,6 +240,16 @@ class TestDamage:
         content = file.read_bytes()
         file.write_bytes(content[: int(len(content) * share)])
         with pytest.raises(CheckpointError, match=file.name):
+            run(split, tmp_path / "run", resume=True)
+
+    def test_what_another_version_wrote_is_an_error_that_names_it(self, split: Split, tmp_path: Path) -> None:
+        killed(split, tmp_path / "run", 3)
+        last = tmp_path / "run" / "last.safetensors"
+        with safe_open(last, framework="pt") as file:
+            metadata = file.metadata()
+            tensors = {name.replace(".mean", ".exp_avg"): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        save_file(tensors, last, metadata=metadata)
+        with pytest.raises(CheckpointError, match=r"run does not fit the model.*no 0\.exp_avg"):
             run(split, tmp_path / "run", resume=True)
 
     @pytest.mark.parametrize("name", ["run.json", "best-*.safetensors"])

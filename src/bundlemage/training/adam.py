@@ -141,6 +141,8 @@ class Adam:
         for name, tensor in tensors.items():
             place, _, key = name.partition(".")
             parameter = self.parameters[int(place)]
+            if key not in ("steps", "mean", "square", "slot_of", "taken"):
+                raise ValueError(f"the optimiser has no {name}")
             by_rows = f"{place}.slot_of" in tensors
             if key in ("mean", "square") and tensor.shape[by_rows:] != parameter.shape[by_rows:]:
                 raise ValueError(f"the optimiser's {name} has the shape {list(tensor.shape)}")
