@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from bundlemage.models.base import Histories, Model
 from bundlemage.models.ragged import Ragged
@@ -55,23 +54,11 @@ def _ranking(model: Model, questions: Questions, ranker: Ranker, k: int, include
     nothing = (histories.items.lengths == 0) & (histories.bundles.lengths == 0)
     if partial is None:
         scores = model.score_bundles(histories, contents)
-        _check(model, "score_bundles", scores, len(histories), len(contents))
+        model.checked("score_bundles", scores, len(histories), len(contents))
         # Bundles without a name, which histories brought along, are no candidates.
         scores = scores[:, : len(ranker.shares)]
         return ranker.rank(scores, nothing, [] if include_owned else [histories.bundles], k)
     scores = model.score_items(histories, partial, contents)
-    _check(model, "score_items", scores, len(histories), len(ranker.shares))
+    model.checked("score_items", scores, len(histories), len(ranker.shares))
     hide = [partial] if include_owned else [partial, histories.items]
     return ranker.rank(scores, nothing & (partial.lengths == 0), hide, k)
-
-
-def _check(model: Model, method: str, scores: Tensor, rows: int, columns: int) -> None:
-    """`Model.checked`, which passes over the scores several times, only where one pass raises a doubt.
-
-    A sum is finite only if all that went into it is. (It may be infinite without: large numbers add up.)
-    """
-    sound = (
-        isinstance(scores, Tensor) and scores.shape == (rows, columns) and bool(torch.isfinite(scores.sum()))
-    )
-    if not sound:
-        model.checked(method, scores, rows, columns)

@@ -164,7 +164,9 @@ class Model(nn.Module, ABC):
         if not isinstance(scores, Tensor) or tuple(scores.shape) != (rows, columns):
             given = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise UnsupportedError(f"{where} gave {given}; a tensor of the shape {[rows, columns]} is wanted")
-        if not bool(torch.isfinite(scores).all()):
+        # A sum is finite only if all that went into it is: one pass, and more only where it is not. (Large
+        # numbers may add up to infinity.)
+        if not bool(torch.isfinite(scores.sum())) and not bool(torch.isfinite(scores).all()):
             raise UnsupportedError(
                 f"{where} gave a score that is not a finite number, so there is no ranking"
             )
