@@ -1,13 +1,14 @@
-# `make demo` and `make test` each do all the set-up themselves: Python 3.11 or newer and make are enough.
+# `make demo`, `make serve` and `make test` each do all the set-up themselves: Python 3.11 or newer and make are enough.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
 
-.PHONY: help demo test test-slow bench reproduce lint clean
+.PHONY: help demo serve test test-slow bench reproduce lint clean
 
 help:
 	@echo "make demo       set up, train on the sample shop, show recommendations and a completed bundle"
+	@echo "make serve      set up, then the live service and its page with the sample shop, on http://127.0.0.1:8000/"
 	@echo "make test       set up, check style, types and imports, run the tests (some minutes)"
 	@echo "make test-slow  the tests that take minutes each"
 	@echo "make bench      speed and memory as one table, and in runs/bench.json (half an hour without a GPU)"
@@ -26,6 +27,10 @@ $(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
+$(VENV)/.serve: $(VENV)/.core
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[serve]'
+	@touch $@
+
 $(VENV)/.dev: $(VENV)/.core
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
@@ -40,6 +45,11 @@ demo: $(VENV)/.core
 	@printf "\n%s\n\n" "── Two games of a series: what else belongs into the bundle, for this user? ────────"
 	@$(BIN)/bundlemage complete $(DEMO) --user u0007 --items g0022,g0401 -k 5
 	@printf "\n%s\n" "Your own shop: $(BIN)/bundlemage train FOLDER -o MODEL  (README.md says what goes into FOLDER)"
+
+# Options go in SERVE: make serve SERVE='--port 9000'
+serve: $(VENV)/.serve
+	@mkdir -p runs
+	@cd runs && ../$(BIN)/bundlemage serve $(SERVE)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -75,6 +75,14 @@ def save_artifact(artifact: Artifact, path: Path, *, overwrite: bool = False) ->
         shutil.rmtree(building, ignore_errors=True)
 
 
+def artifact_version(path: Path) -> str:
+    """A short name of exactly this content: the manifest holds the checksums of all the rest."""
+    try:
+        return hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()[:12]
+    except OSError:
+        raise ArtifactError(f"{path} is not a saved model: it has no {MANIFEST}") from None
+
+
 def check_replaceable(path: Path) -> None:
     """Refuse to replace anything but a saved model, damaged or not."""
     if not path.exists():

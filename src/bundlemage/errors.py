@@ -84,9 +84,46 @@ class UnsupportedError(BundleMageError):
     """A thing this model does not do, such as scoring users it was not trained on."""
 
 
+class StoreError(BundleMageError):
+    """The service's database cannot be opened, or does not do what it is asked."""
+
+
+class UnstorableError(StoreError):
+    """A value that the store does not take, such as an id with a control character. Nothing was written."""
+
+
+class UnknownThingsError(BundleMageError):
+    """Items or bundles that are not in the store's catalogue. Nothing was written."""
+
+    def __init__(self, kind: Literal["item", "bundle"], ids: Sequence[str]) -> None:
+        listed = ", ".join(map(repr, ids[:5])) + (f" and {len(ids) - 5:,} more" if len(ids) > 5 else "")
+        what = f"there is no {kind}" if len(ids) == 1 else f"there are no {kind}s"
+        super().__init__(
+            f"{what} {listed} in the catalogue, so nothing was done. Put the {kind} there first: "
+            f"PUT /v1/{kind}s/ID"
+        )
+        self.kind = kind
+        self.ids = tuple(ids)
+
+
+class IdempotencyError(BundleMageError):
+    """An idempotency key was used before, by the same caller, for something else. Nothing was written."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"the idempotency key {key!r} was used before for other interactions, so nothing was written. "
+            "Make a new key for each request, and send an old one only to repeat the same request"
+        )
+        self.key = key
+
+
 class MissingExtraError(BundleMageError):
     """An optional dependency is not installed."""
 
     def __init__(self, extra: str, needed_for: str) -> None:
         super().__init__(f"{needed_for} needs an extra: pip install 'bundlemage[{extra}]'")
         self.extra = extra
+
+
+class BusyError(BundleMageError):
+    """More is asked for than can be answered in time."""

@@ -140,7 +140,7 @@ class Recommender:
         include_owned: bool = False,
     ) -> list[list[Recommendation]]:
         """`recommend` for many at a time. For all users of a shop there is `recommend_all`."""
-        self._check_matches()
+        self.check_matches()
         new = {str(name): items for name, items in (new_bundles or {}).items()}
         candidates = self.shop.bundles(where, new)
 
@@ -176,8 +176,7 @@ class Recommender:
         include_owned: bool = False,
     ) -> list[list[Recommendation]]:
         """`complete` for many (user, items) at a time."""
-        if not self.model.generates:
-            raise UnsupportedError("this model learned matching alone: it does not complete bundles")
+        self.check_generates()
         candidates = self.shop.items(where)
 
         def questions() -> Iterator[Questions]:
@@ -228,7 +227,7 @@ class Recommender:
         Bundles and items are given and answered by their positions in `dataset.bundles` and `dataset.items`.
         The rankings follow each other in the order of the histories, so many rows each.
         """
-        self._check_matches()
+        self.check_matches()
         _check_k(k)
         candidates = self.shop.bundles(where)
         rows = rows_at_a_time(len(candidates.ids), self.shop.device)
@@ -238,9 +237,13 @@ class Recommender:
         )
         return rankings(self.model, batches, candidates, k, include_owned=include_owned)
 
-    def _check_matches(self) -> None:
+    def check_matches(self) -> None:
         if not self.model.matches:
             raise UnsupportedError("this model learned generation alone: it does not recommend bundles")
+
+    def check_generates(self) -> None:
+        if not self.model.generates:
+            raise UnsupportedError("this model learned matching alone: it does not complete bundles")
 
     def _in_batches(self, rows: Iterable[Row], k: int, candidates: int) -> Iterator[list[Row]]:
         _check_k(k)

@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 from torch import Tensor
@@ -68,12 +69,34 @@ class Candidates:
         return Recommendation(self.ids[position], title, score, rank, "popular" if popular else "model")
 
 
+@dataclass(frozen=True)
+class Trade:
+    """What a dataset does not tell of a shop that is open: what sells how often, and what is sold no more."""
+
+    item_sales: npt.NDArray[np.int64]
+    bundle_sales: npt.NDArray[np.int64]
+    items_gone: npt.NDArray[np.bool_]
+    bundles_gone: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, dataset: BundleDataset) -> Trade:
+        """As the dataset's own pairs say; everything is sold."""
+        items, bundles = len(dataset.items), len(dataset.bundles)
+        return cls(
+            np.bincount(dataset.user_item.indices, minlength=items),
+            np.bincount(dataset.user_bundle.indices, minlength=bundles),
+            np.zeros(items, bool),
+            np.zeros(bundles, bool),
+        )
+
+
 class Shop:
     """A dataset made ready to answer questions from."""
 
-    def __init__(self, dataset: BundleDataset, device: torch.device) -> None:
+    def __init__(self, dataset: BundleDataset, device: torch.device, trade: Trade | None = None) -> None:
         self.dataset = dataset
         self.device = device
+        self.trade = trade or Trade.of(dataset)
         self.interactions = Interactions.of(dataset, device)
 
         # Each belongs to this shop, and goes when it goes.
@@ -109,14 +132,14 @@ class Shop:
     def _all_items(self) -> Candidates:
         catalogue = self.dataset.catalogue
         titles = catalogue.item_titles() if catalogue else []
-        shares = self._shares(self.dataset.user_item)
+        shares = self._shares(self.trade.item_sales)
         return Candidates(self.dataset.items.ids, titles, shares, torch.zeros_like(shares))
 
     @cached_property
     def _all_bundles(self) -> Candidates:
         catalogue = self.dataset.catalogue
         titles = catalogue.bundle_titles() if catalogue else []
-        shares = self._shares(self.dataset.user_bundle)
+        shares = self._shares(self.trade.bundle_sales)
         return Candidates(self.dataset.bundles.ids, titles, shares, torch.zeros_like(shares))
 
     def _worked_out(self, kind: Literal["item", "bundle"], where: Filter | None) -> Tensor:
@@ -125,6 +148,8 @@ class Shop:
     def _never(self, shelf: Shelf, where: Filter | None, later: list[tuple[str, list[int]]]) -> Tensor:
         """-∞ for what nobody is to see."""
         allowed = shelf.allowed(where or Filter(), later)
+        gone = self.trade.bundles_gone if shelf is self.bundle_shelf else self.trade.items_gone
+        allowed[: len(gone)] &= ~gone
         if shelf is self.bundle_shelf:
             # A bundle without items cannot be sold, and its score would say nothing.
             sizes = np.diff(self.dataset.bundle_item.indptr)
@@ -208,8 +233,7 @@ class Shop:
     def _appended(self, more: tuple[tuple[int, ...], ...]) -> Ragged:
         return self.interactions.bundle_item.append(Ragged.from_lists(more, self.device))
 
-    def _shares(self, matrix: Any) -> Tensor:
-        sales = np.bincount(matrix.indices, minlength=matrix.shape[1])
+    def _shares(self, sales: npt.NDArray[np.int64]) -> Tensor:
         return torch.from_numpy((sales / max(1, sales.sum())).astype(np.float32)).to(self.device)
 
 

@@ -3,13 +3,17 @@
 The words after the language say what is expected of a block:
 `no-run` is shown only, `exit=2` ends with that code, `same` prints every line shown (but for `…`), and
 `same=PATTERN` prints at least those of the lines shown in which the pattern is found. `file=PATH` is not run
-but written to that file, for the blocks after it.
+but written to that file, for the blocks after it. A command that ends in `&` runs until the page is done; a
+service that listens on port 8000 listens on a free one here, and is asked there.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
+import signal
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -32,7 +36,8 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        return "no-run" not in self.marks and "DATA" not in self.text
+        needed = "curl" not in self.text or shutil.which("curl") is not None
+        return "no-run" not in self.marks and "DATA" not in self.text and needed
 
     @property
     def file(self) -> str | None:
@@ -84,27 +89,60 @@ def blocks(page: Path, *languages: str) -> list[Block]:
     ]
 
 
-def run_console(block: Block, folder: Path) -> str:
-    """Run the commands of a block; what they print on either stream, as in a terminal of 80 columns."""
-    programs = str(Path(sys.executable).parent)
-    environment = {**os.environ, "PATH": programs + os.pathsep + os.environ["PATH"], "COLUMNS": "80"}
-    printed = []
-    for command in block.commands:
-        done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert done.returncode == block.exit_code, f"{block.place}: $ {command}\n{done.stdout}"
-        printed.append(done.stdout)
-    return "".join(printed)
+class Shell:
+    """Runs the blocks of one page, one after another, in one folder."""
 
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.names: dict[str, Any] = {"__name__": "page"}
+        self._in_background: list[subprocess.Popen[str]] = []
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = str(probe.getsockname()[1])
+        programs = str(Path(sys.executable).parent)
+        self._environment = {
+            **os.environ,
+            "PATH": programs + os.pathsep + os.environ["PATH"],
+            "COLUMNS": "80",
+            "BUNDLEMAGE_PORT": self._port,
+        }
 
-def run_python(block: Block, names: dict[str, Any]) -> None:
-    """Run a block in the current folder; what it defines is there for the page's next one."""
-    exec(compile(block.text, block.place, "exec"), names)
+    def _here(self, text: str) -> str:
+        return text.replace("127.0.0.1:8000", f"127.0.0.1:{self._port}")
+
+    def console(self, block: Block) -> str:
+        """Run the commands of a block; what they print on either stream, as in a terminal of 80 columns."""
+        printed = []
+        for command in block.commands:
+            arguments = ["bash", "-c", self._here(command)]
+            if re.search(r"&\s*(#.*)?$", command):
+                arguments[2] = "exec " + re.sub(r"&\s*(#.*)?$", "", arguments[2])
+                started = subprocess.Popen(
+                    arguments, cwd=self.folder, env=self._environment, stdout=subprocess.DEVNULL, text=True
+                )
+                self._in_background.append(started)
+                continue
+            done = subprocess.run(
+                arguments,
+                cwd=self.folder,
+                env=self._environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=240,
+                check=False,
+            )
+            assert done.returncode == block.exit_code, f"{block.place}: $ {command}\n{done.stdout}"
+            printed.append(done.stdout)
+        return "".join(printed).replace(f"127.0.0.1:{self._port}", "127.0.0.1:8000")
+
+    def python(self, block: Block) -> None:
+        """Run a block in the current folder; what it defines is there for the page's next one."""
+        exec(compile(self._here(block.text), block.place, "exec"), self.names)
+
+    def close(self) -> None:
+        """End what still runs in the background."""
+        for process in self._in_background:
+            process.send_signal(signal.SIGTERM)
+        for process in self._in_background:
+            process.wait(timeout=30)

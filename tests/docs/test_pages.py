@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bundlemage.artifact import FILES, MANIFEST
 from bundlemage.models.bundlemage import BundleMageConfig
-from tests.docs.blocks import ROOT, blocks, run_console, run_python
+from tests.docs.blocks import ROOT, Shell, blocks
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 RUN = [ROOT / "README.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
@@ -19,7 +18,7 @@ _HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 _CODE = re.compile(r"^```.*?^```[ \t]*$", re.DOTALL | re.MULTILINE)
 _MACHINE = re.compile(
     r"(?<![\w.])/(?:work|home|root|Users|tmp|mnt|opt|srv|var|workspace)/|\b[A-Z]:\\|"
-    r"\bhttps?://(?:localhost|127\.|10\.|192\.168\.)"
+    r"\bhttps?://(?:10\.|192\.168\.|(?:localhost|127\.0\.0\.1)(?!:8000\b|\{))"
 )
 
 
@@ -30,25 +29,33 @@ def name(page: Path) -> str:
 @pytest.mark.parametrize("page", RUN, ids=name)
 def test_what_a_page_shows_can_be_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": "page"}
-    ran = 0
+    shell = Shell(tmp_path)
+    try:
+        ran = _run(page, shell)
+    finally:
+        shell.close()
+    assert ran, "nothing on this page was run"
+
+
+def _run(page: Path, shell: Shell) -> int:
+    ran, folder = 0, shell.folder
     for block in blocks(page, "console", "python", "toml"):
         if block.file:
-            (tmp_path / block.file).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / block.file).write_text(block.text, encoding="utf-8")
+            (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / block.file).write_text(block.text, encoding="utf-8")
             continue
         if not block.runs or block.language == "toml":
             continue
         ran += 1
         if block.language == "python":
-            run_python(block, names)
+            shell.python(block)
             continue
         compared = any(mark.startswith("same") for mark in block.marks)
         assert bool(block.expected_lines) == compared, f"{block.place} shows nothing that could be compared"
-        printed = [line.rstrip() for line in run_console(block, tmp_path).splitlines()]
+        printed = [line.rstrip() for line in shell.console(block).splitlines()]
         missing = [line for line in block.expected_lines if line not in printed]
         assert missing == [], f"{block.place} shows what is not printed; printed was:\n" + "\n".join(printed)
-    assert ran, "nothing on this page was run"
+    return ran
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from bundlemage import __version__
-from bundlemage.cli import ask, compare, data, evaluate, models, reproduce, train
+from bundlemage.cli import ask, compare, data, evaluate, keys, models, reproduce, retrain, serve, train
 from bundlemage.errors import BundleMageError
 
 
@@ -72,6 +72,9 @@ app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("recommend")(ask.recommend)
 app.command("complete")(ask.complete)
+app.command("serve")(serve.serve)
+app.add_typer(keys.app, name="keys")
+app.command("retrain")(retrain.retrain)
 app.command("compare")(compare.compare)
 app.command("models")(models.models)
 app.command("reproduce")(reproduce.reproduce)

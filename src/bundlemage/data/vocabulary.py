@@ -45,7 +45,8 @@ class Vocabulary:
         return cls(kind, [str(position) for position in range(size)])
 
     @cached_property
-    def _positions(self) -> dict[str, int]:
+    def known_positions(self) -> dict[str, int]:
+        """Id → position, to look up in."""
         positions = {name: position for position, name in enumerate(self._ids)}
         if len(positions) != len(self._ids):
             raise ValueError(f"duplicate {self.kind} ids in a vocabulary")
@@ -65,7 +66,7 @@ class Vocabulary:
         return self._ids[position]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._positions
+        return name in self.known_positions
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Vocabulary) and self._ids == other._ids
@@ -77,7 +78,7 @@ class Vocabulary:
         return f"Vocabulary({self.kind!r}, {len(self):,} ids)"
 
     def position(self, name: str) -> int:
-        found = self._positions.get(name)
+        found = self.known_positions.get(name)
         if found is None:
             raise UnknownIdError(self.kind, [name], self._ids)
         return found
@@ -85,14 +86,14 @@ class Vocabulary:
     def positions(self, names: Iterable[str]) -> npt.NDArray[np.int32]:
         """Positions of many ids; raises one error that counts every unknown one."""
         wanted = list(names)
-        found = [self._positions.get(name, -1) for name in wanted]
+        found = [self.known_positions.get(name, -1) for name in wanted]
         if -1 in found:
             unknown = [name for name, position in zip(wanted, found, strict=True) if position < 0]
             raise UnknownIdError(self.kind, unknown, self._ids)
         return np.array(found, dtype=np.int32)
 
     def known(self, names: Iterable[str]) -> list[str]:
-        return [name for name in names if name in self._positions]
+        return [name for name in names if name in self.known_positions]
 
     def to_arrow(self) -> pa.Array:
         return pa.array(self._ids, type=pa.string())

@@ -158,6 +158,14 @@ class Model(nn.Module, ABC):
         """A score for every item as an addition to each row of `partial`."""
         raise UnsupportedError(f"{self.title} does not complete bundles")
 
+    def vectors_of_bundles(self, contents: Ragged) -> Tensor:
+        """A vector for every row of `contents`; bundles that are alike have vectors that point alike."""
+        raise UnsupportedError(f"{self.title} has no vectors of bundles, so it cannot say which are alike")
+
+    def item_share(self, histories: Histories, contents: Ragged) -> Tensor:
+        """How far item history speaks for each person, 0 to 1; bundle history has the rest."""  # [rows]
+        raise UnsupportedError(f"{self.title} has no gate between item and bundle history")
+
     def checked(self, method: str, scores: Tensor, rows: int, columns: int) -> Tensor:
         """Scores as the contract wants them, or a message for whoever wrote the model."""
         where = f"{type(self).__name__}.{method}"

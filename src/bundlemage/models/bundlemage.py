@@ -269,10 +269,21 @@ class BundleMage(Model):
             return self.popularity if not later else self.popularity.new_zeros(later)
         return torch.cat([self.popularity, self.popularity.median().expand(later)])
 
-    def _encode(self, histories: Histories, contents: Ragged) -> Tensor:
+    def _means(self, histories: Histories, contents: Ragged) -> tuple[Tensor, Tensor]:
+        """p_u and q_u."""
         p = histories.items.mean_of(self._table("items").rows)
-        q = histories.bundles.mean_of(self._bundle_table(contents).rows)
-        return self.user_vectors(p, q)
+        return p, histories.bundles.mean_of(self._bundle_table(contents).rows)
+
+    def _encode(self, histories: Histories, contents: Ragged) -> Tensor:
+        return self.user_vectors(*self._means(histories, contents))
+
+    def vectors_of_bundles(self, contents: Ragged) -> Tensor:
+        """E¹XD⁻¹, by which bundles are matched."""  # [bundles, d]
+        return self._bundle_table(contents).rows
+
+    def item_share(self, histories: Histories, contents: Ragged) -> Tensor:
+        """The mean of g_u over its dimensions."""  # [rows]
+        return self.premix.gate(*self._means(histories, contents)).mean(1)
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
         """Eq. matching_prob before its softmax: (E¹XD⁻¹)ᵀz_u."""

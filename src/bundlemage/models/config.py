@@ -41,7 +41,7 @@ class LearnedConfig(ModelConfig):
     """Decay of an exponential moving average of the weights, which is then what is used; 0 for none."""
 
 
-Config = TypeVar("Config", bound=ModelConfig)
+Config = TypeVar("Config", bound=BaseModel)
 
 
 def parse_config(config_class: type[Config], settings: Mapping[str, Any]) -> Config:

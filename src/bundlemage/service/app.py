@@ -1,0 +1,120 @@
+"""The application: `open_service` makes what is behind the routes, `create_app` puts the routes before it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from anyio import to_thread
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+
+from bundlemage import __version__
+from bundlemage.errors import ConfigError
+from bundlemage.recommender import Recommender
+from bundlemage.service import problems
+from bundlemage.service.engine import Engine, record_of
+from bundlemage.service.metrics import Metrics
+from bundlemage.service.middleware import Frame
+from bundlemage.service.routes import catalogue, health, models, pages, recommend, session, users
+from bundlemage.service.security import Security
+from bundlemage.service.settings import Settings
+from bundlemage.store.records import ModelRecord
+from bundlemage.store.repository import Store
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Progress = Callable[[int, int], None]
+
+DESCRIPTION = """Bundles for people, items for bundles. What is posted counts in the very next answer.
+
+Keys go into the header `Authorization: Bearer KEY`; `bundlemage keys create` makes them. Errors are
+`application/problem+json` (RFC 9457)."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """All that routes need."""
+
+    settings: Settings
+    store: Store
+    engine: Engine
+    metrics: Metrics
+    security: Security
+
+    async def in_thread(self, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+        """What waits for the store must not hold up the others."""
+        return await to_thread.run_sync(lambda: work(*given, **named))
+
+    def close(self) -> None:
+        self.engine.close()
+        self.store.close()
+
+
+def open_service(settings: Settings, store: Store, progress: Progress | None = None) -> Service:
+    """A service on a store, which at first takes over what the model knows of the shop."""
+    record = _to_serve(store, settings.model)
+    if store.is_empty():
+        store.import_dataset(Recommender.load(record.path, device="cpu").dataset, progress)
+    engine = Engine(store, record, settings)
+    if store.state().model != record.version:
+        store.publish(record)  # only now, as it serves
+    metrics = Metrics(lambda: len(engine.batcher))
+    return Service(settings, store, engine, metrics, Security(settings, store))
+
+
+def _to_serve(store: Store, given: Path | None) -> ModelRecord:
+    """The published model; one that is given, if the store has never seen it.
+
+    So a service that is started again with its first command goes on with what was published since.
+    """
+    published = store.state().model
+    if given is not None:
+        record = record_of(given)
+        if published is None or store.model(record.version) is None:
+            return record
+    known = store.model(published) if published is not None else None
+    if known is None:
+        raise ConfigError(f"{store.url} has no model yet: name one, as in 'bundlemage serve MODEL'")
+    return known
+
+
+def create_app(service: Service) -> FastAPI:
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.close()
+
+    app = FastAPI(
+        title="BundleMage",
+        version=__version__,
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,  # its page comes from a CDN
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,  # an id may end in one
+    )
+    app.state.service = service
+    problems.install(app)
+    app.add_exception_handler(405, _wrong_method)
+    for routes in (session, recommend, users, catalogue, models, health, pages):
+        app.include_router(routes.router)
+    app.add_middleware(Frame)
+    return app
+
+
+async def _wrong_method(request: Request, _: Exception) -> Response:
+    """The framework names the methods of one route; the path may have several."""
+    allowed = [
+        method
+        for method in ("GET", "POST", "PUT", "DELETE")
+        for route in request.app.routes
+        if route.matches({**request.scope, "method": method})[0] is Match.FULL
+    ]
+    told = HTTPException(405, headers={"Allow": ", ".join(dict.fromkeys(allowed))})
+    return problems.from_http(told, request.method).answer(request.state.request_id)

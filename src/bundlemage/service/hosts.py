@@ -1,0 +1,81 @@
+"""Where a request comes from and whom it was meant for: addresses, the Host and Origin headers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from ipaddress import IPv6Address, ip_address
+from typing import Any
+
+Headers = Mapping[bytes, bytes]
+_AUTHORITY = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
+_FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address, without a port, is of this machine alone."""
+    name = host.lower().rstrip(".")
+    if name == "localhost" or name.endswith(".localhost"):  # by RFC 6761 these never leave the machine
+        return True
+    try:
+        return ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
+
+
+def without_port(authority: str) -> str:
+    """The host of `host:port`, or nothing where it is not of that form."""
+    parts = _AUTHORITY.fullmatch(authority)
+    return "" if parts is None else parts[1]
+
+
+def asked_host(headers: Headers, trust_proxy: bool) -> str:
+    """The host (and port) that the caller wrote into its URL."""
+    forwarded = headers.get(b"x-forwarded-host") if trust_proxy else None
+    return _last(forwarded or headers.get(b"host", b"")).lower()
+
+
+def asked_scheme(scope: Mapping[str, Any], headers: Headers, trust_proxy: bool) -> str:
+    """Whether the caller came by http or https."""
+    forwarded = headers.get(b"x-forwarded-proto") if trust_proxy else None
+    return _last(forwarded) if forwarded else str(scope.get("scheme", "http"))
+
+
+def is_own_origin(origin: bytes, headers: Headers, trust_proxy: bool) -> bool:
+    """Whether a page of this very service sent the request, as far as the browser says.
+
+    The scheme is left out: where a proxy ends TLS, it is http here and https in the browser.
+    """
+    _, separator, authority = origin.decode("latin-1").lower().partition("://")
+    return bool(separator) and authority == asked_host(headers, trust_proxy)
+
+
+def was_forwarded(headers: Headers) -> bool:
+    """Whether a proxy passed the request on, and says so."""
+    return any(name in headers for name in _FORWARDED)
+
+
+def caller_address(scope: Mapping[str, Any], headers: Headers, trust_proxy: bool) -> str:
+    """The address to count requests by. Of IPv6 the network: one caller has 2^64 addresses of it.
+
+    Behind a proxy it is the last address of X-Forwarded-For: that one the proxy itself wrote, those before
+    it are whatever the caller sent.
+    """
+    client = scope.get("client")
+    address = str(client[0]) if client else "unknown"
+    forwarded = headers.get(b"x-forwarded-for") if trust_proxy else None
+    if forwarded:
+        address = _last(forwarded)
+    if ":" not in address:
+        return address
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is None:
+        return parsed.exploded[:19]
+    return str(getattr(parsed, "ipv4_mapped", parsed))
+
+
+def _last(value: bytes) -> str:
+    return value.decode("latin-1").rpartition(",")[2].strip()

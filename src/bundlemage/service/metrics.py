@@ -1,0 +1,110 @@
+"""What the service counts: for Prometheus, and for its own page."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+_METHODS = {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"}
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_KEPT = 4096
+
+
+@dataclass(frozen=True)
+class Latency:
+    """How long recent recommendations took, in milliseconds; None before the first."""
+
+    count: int
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+
+
+class Metrics:
+    """Counters with a registry of their own, so that two services in one process do not clash."""
+
+    CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+    def __init__(self, queue_length: Callable[[], float] | None = None) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "bundlemage_requests_total",
+            "Requests answered.",
+            ("route", "method", "status"),
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "bundlemage_request_seconds",
+            "Time from the request's headers to the last byte of its answer.",
+            ("route",),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._answers = Counter(
+            "bundlemage_answers_total",
+            "Things recommended, by what chose them.",
+            ("source",),
+            registry=self.registry,
+        )
+        self._interactions = Counter(
+            "bundlemage_interactions_total", "Interactions written to the store.", registry=self.registry
+        )
+        self._model = Gauge(
+            "bundlemage_model_info",
+            "The model that serves; always 1.",
+            ("version", "name"),
+            registry=self.registry,
+        )
+        self._queue = Gauge(
+            "bundlemage_queue_length", "Questions that wait for the model.", registry=self.registry
+        )
+        if queue_length is not None:
+            self.watch_queue(queue_length)
+        self._recent: deque[float] = deque(maxlen=_KEPT)
+        # Looking a labelled counter up takes several times as long as counting.
+        self._counters: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+
+    def request(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Count a request. The route is a template and the method one of a few, so labels stay few."""
+        known = (route, method if method in _METHODS else "OTHER", status)
+        pair = self._counters.get(known)
+        if pair is None:
+            pair = (self._requests.labels(route, known[1], str(status)), self._seconds.labels(route))
+            self._counters[known] = pair
+        pair[0].inc()
+        pair[1].observe(seconds)
+
+    def answered(self, seconds: float, sources: Mapping[str, int]) -> None:
+        """Count a recommendation: how long it took, and how many things each source gave."""
+        self._recent.append(seconds)
+        for source, count in sources.items():
+            self._answers.labels(source).inc(count)
+
+    def wrote(self, interactions: int) -> None:
+        self._interactions.inc(interactions)
+
+    def serves(self, version: str, name: str) -> None:
+        """Tell which model serves now."""
+        self._model.clear()
+        self._model.labels(version, name).set(1)
+
+    def watch_queue(self, queue_length: Callable[[], float]) -> None:
+        """Ask for the length of the queue whenever the metrics are read."""
+        self._queue.set_function(queue_length)
+
+    def latency(self) -> Latency:
+        """Of the last few thousand recommendations: nearest-rank percentiles."""
+        ordered = sorted(self._recent)
+        if not ordered:
+            return Latency(0, None, None, None)
+        ranks = (-(-len(ordered) * percent // 100) - 1 for percent in (50, 95, 99))  # rounded up
+        p50, p95, p99 = (round(1000 * ordered[rank], 3) for rank in ranks)
+        return Latency(len(ordered), p50, p95, p99)
+
+    def exposition(self) -> bytes:
+        """Everything in Prometheus' text format; its media type is CONTENT_TYPE."""
+        return generate_latest(self.registry)

@@ -1,0 +1,150 @@
+// Questions to the service. Every failure comes out as an error that says what happened.
+
+import { pause } from "./dom.js";
+
+/** What the service says went wrong, in its own words (RFC 9457). */
+class Problem extends Error {
+  constructor(status, body) {
+    super(body.detail || body.title || `The service answered ${status}.`);
+    this.status = status;
+    this.title = body.title || "That did not work";
+    this.errors = body.errors ?? [];
+    this.requestId = body.request_id;
+  }
+}
+
+/** No answer at all came back. */
+class Unreachable extends Error {
+  constructor() {
+    super("The service cannot be reached. It may have stopped, or the network is down.");
+    this.title = "No answer";
+    this.errors = [];
+  }
+}
+
+/** Tells the frame of the page when the service goes ("lost") and comes back ("found"). */
+export const reach = new EventTarget();
+
+let waiting = null;
+
+function untilReachable() {
+  waiting ??= (async () => {
+    reach.dispatchEvent(new Event("lost"));
+    for (let seconds = 1; ; seconds = Math.min(seconds * 2, 8)) {
+      await pause(seconds * 1000);
+      try {
+        if ((await fetch("/healthz", { cache: "no-store" })).ok) break;
+      } catch {
+        continue; // still away: the banner says so, and we ask again
+      }
+    }
+    waiting = null;
+    reach.dispatchEvent(new Event("found"));
+  })();
+  return waiting;
+}
+
+function toLogin() {
+  const here = location.pathname + location.search;
+  location.replace(`/login?next=${encodeURIComponent(here)}`);
+  return new Promise(() => {}); // the page is on its way out
+}
+
+async function bodyOf(response) {
+  if (response.status === 204) return null;
+  const text = await response.text();
+  try {
+    return JSON.parse(text);
+  } catch {
+    return { detail: text.slice(0, 300) };
+  }
+}
+
+/**
+ * Ask, and ask again when the service is back if it cannot be reached: all that is asked this way may be
+ * asked twice. `once` is for what may not.
+ */
+async function ask(method, path, { body, query, signal, key, once = false } = {}) {
+  const parameters = new URLSearchParams(
+    Object.entries(query ?? {}).filter(([, value]) => value !== "" && value != null),
+  );
+  const url = parameters.size ? `${path}?${parameters}` : path;
+  const headers = { Accept: "application/json" };
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  if (key) headers["Idempotency-Key"] = key;
+  for (;;) {
+    let response;
+    try {
+      response = await fetch(url, {
+        method,
+        headers,
+        signal,
+        body: body === undefined ? undefined : JSON.stringify(body),
+      });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      if (once) throw new Unreachable();
+      await untilReachable();
+      signal?.throwIfAborted();
+      continue;
+    }
+    const answer = await bodyOf(response);
+    if (response.ok) return answer;
+    if (response.status === 401 && location.pathname !== "/login") return toLogin();
+    throw new Problem(response.status, answer ?? {});
+  }
+}
+
+const at = (...parts) => `/v1/${parts.map(encodeURIComponent).join("/")}`;
+
+export const api = {
+  users: (search, signal) => ask("GET", at("users"), { query: { search, limit: 20 }, signal }),
+  user: (id, signal) => ask("GET", at("users", id), { signal }),
+  gate: (id, signal) => ask("GET", at("users", id, "gate"), { signal }),
+  userBundles: (id, k, signal) => ask("GET", `${at("users", id)}/bundles`, { query: { k }, signal }),
+  recommend: (question, signal) => ask("POST", at("recommend"), { body: question, signal }),
+  complete: (question, signal) => ask("POST", at("complete"), { body: question, signal }),
+  record: (interactions, key) => ask("POST", at("interactions"), { body: { interactions }, key }),
+  items: (query, signal) => ask("GET", at("items"), { query, signal }),
+  item: (id, signal) => ask("GET", at("items", id), { signal }),
+  bundle: (id, signal) => ask("GET", at("bundles", id), { signal }),
+  putBundle: (id, bundle) => ask("PUT", at("bundles", id), { body: bundle }),
+  similar: (id, k, signal) => ask("GET", `${at("bundles", id)}/similar`, { query: { k }, signal }),
+  tags: () => ask("GET", at("tags")),
+  insights: (signal) => ask("GET", at("insights"), { signal }),
+  models: (signal) => ask("GET", at("models"), { signal }),
+  reload: (version) =>
+    ask("POST", `${at("models")}/reload`, { body: version ? { version } : {}, once: true }),
+  session: () => ask("GET", at("session")),
+  logIn: (key) => ask("POST", at("session"), { body: { key }, once: true }),
+  logOut: () => ask("DELETE", at("session"), { once: true }),
+};
+
+const STRENGTH = { read: 1, write: 2, admin: 3 };
+
+/** Who is here; or on to the login page, where one is needed first. */
+export async function enter() {
+  const session = await api.session();
+  if (session.login_required && !session.role && location.pathname !== "/login") return toLogin();
+  return {
+    loginRequired: session.login_required,
+    role: session.role,
+    may: (role) => !session.login_required || (STRENGTH[session.role] ?? 0) >= STRENGTH[role],
+  };
+}
+
+/** One question at a time: a newer one calls the older one off. */
+export class Newest {
+  #running = null;
+
+  async run(work) {
+    this.#running?.abort();
+    const mine = (this.#running = new AbortController());
+    try {
+      return await work(mine.signal);
+    } catch (error) {
+      if (mine.signal.aborted) return undefined;
+      throw error;
+    }
+  }
+}

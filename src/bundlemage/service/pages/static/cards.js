@@ -1,0 +1,132 @@
+// A bundle as a card.
+
+import { cover } from "./cover.js";
+import { count, freshId, h, listed, percent, plural, price, titleOf } from "./dom.js";
+import { before, facts } from "./facts.js";
+
+export function priceLine(bundle) {
+  if (typeof bundle.price !== "number")
+    return h("p", { class: "price" }, h("span", { class: "fine" }, "No price given"));
+  const old = before(bundle);
+  return h(
+    "p",
+    { class: "price" },
+    old === null ? null : [h("span", { class: "unseen" }, "before "), h("s", {}, price(old)), " "],
+    old === null ? null : h("span", { class: "unseen" }, "now "),
+    h("b", {}, price(bundle.price)),
+    old === null ? null : [" ", h("span", { class: "off" }, `−${Math.round(bundle.discount * 100)}%`)],
+  );
+}
+
+/** What the number is: a probability over all candidates, or a share of all sales. */
+export function scoreWords(thing, all) {
+  return thing.source === "popular"
+    ? `${percent(thing.score)} of all ${all} sales`
+    : `${percent(thing.score)} of the score of all ${all}s`;
+}
+
+export function scoreBar(thing, highest, all) {
+  const bar = h(
+    "span",
+    { class: "bar", "aria-hidden": "true" },
+    h("span", { style: { width: `${Math.max(2, (thing.score / highest) * 100)}%` } }),
+  );
+  return h("p", { class: "score" }, bar, h("span", {}, scoreWords(thing, all)));
+}
+
+function contents(bundle) {
+  const names = (bundle.items ?? []).map(titleOf);
+  if (!names.length) return null;
+  const first = names.length > 3 ? names.slice(0, 2) : names;
+  const rest = names.length - first.length;
+  return h(
+    "p",
+    { class: "contents" },
+    h("b", {}, plural(names.length, "item")),
+    `: ${rest ? `${first.join(", ")} and ${count(rest)} more` : listed(first)}`,
+  );
+}
+
+function movedBadge(moved) {
+  if (!moved) return null;
+  if (moved === "new") return h("span", { class: "moved new" }, "New");
+  const up = moved > 0;
+  return h(
+    "span",
+    { class: `moved ${up ? "up" : "down"}` },
+    h("span", { "aria-hidden": "true" }, `${up ? "↑" : "↓"} ${Math.abs(moved)}`),
+    h("span", { class: "unseen" }, `${up ? "up" : "down"} by ${Math.abs(moved)}`),
+  );
+}
+
+/** One recommended bundle. `moved` is "new", or by how many places it went up. */
+export function bundleCard(bundle, { owned, highest, moved, onOpen, onBuy }) {
+  const heading = freshId("card");
+  const why = facts(bundle, owned).slice(0, 2);
+  const buy = onBuy
+    ? h(
+        "button",
+        {
+          type: "button",
+          class: "strong buy",
+          "aria-label": `Buy ${titleOf(bundle)}`,
+          on: { click: (event) => onBuy(bundle, event.currentTarget) },
+        },
+        "Buy",
+      )
+    : null;
+  return h(
+    "li",
+    { class: "card", data: { bundle: bundle.id } },
+    h(
+      "article",
+      { "aria-labelledby": heading },
+      h(
+        "div",
+        { class: "cover" },
+        cover(titleOf(bundle), bundle.tags),
+        h("span", { class: "rank" }, h("span", { class: "unseen" }, "rank "), count(bundle.rank)),
+        movedBadge(moved),
+        bundle.source === "popular" ? h("span", { class: "source" }, "Popular") : null,
+      ),
+      h(
+        "div",
+        { class: "card-body" },
+        h(
+          "h3",
+          { id: heading },
+          h(
+            "button",
+            { type: "button", class: "card-open", on: { click: () => onOpen(bundle) } },
+            titleOf(bundle),
+          ),
+        ),
+        bundle.tags.length ? h("p", { class: "tags" }, bundle.tags.join(" · ")) : null,
+        why.length
+          ? h(
+              "ul",
+              { class: "why", "aria-label": "Why it may fit" },
+              why.map((fact) => h("li", {}, fact)),
+            )
+          : null,
+        contents(bundle),
+        h(
+          "div",
+          { class: "card-end" },
+          scoreBar(bundle, highest, "bundle"),
+          h("div", { class: "card-foot" }, priceLine(bundle), buy),
+        ),
+      ),
+    ),
+  );
+}
+
+export const skeletonCards = (many) =>
+  Array.from({ length: many }, () =>
+    h(
+      "li",
+      { class: "card skeleton", "aria-hidden": "true" },
+      h("div", { class: "cover" }),
+      h("div", { class: "card-body" }, h("span"), h("span"), h("span")),
+    ),
+  );

@@ -1,0 +1,139 @@
+// All there is to know of a bundle, in a dialog.
+
+import { api, Newest } from "./api.js";
+import { priceLine, scoreWords } from "./cards.js";
+import { cover } from "./cover.js";
+import { byId, count, h, plural, price, titleOf } from "./dom.js";
+import { facts, ownedOf, remember, unseen } from "./facts.js";
+import { problemBox } from "./frame.js";
+
+const newest = new Newest();
+
+/** Everything about a bundle, and others like it, each of which can be opened in turn. */
+export async function openBundle(bundle, { owned, user, onBuy }) {
+  const dialog = byId("bundle-dialog");
+  const again = () => openBundle(bundle, { owned, user, onBuy });
+  const close = h(
+    "button",
+    { type: "button", class: "icon close", "aria-label": "Close", on: { click: () => dialog.close() } },
+    "×",
+  );
+  const heading = h("h2", { id: "dialog-title", tabindex: -1 }, titleOf(bundle));
+  const body = h(
+    "div",
+    { class: "dialog-body" },
+    h("div", { class: "skeleton-lines", "aria-hidden": "true" }, h("span"), h("span"), h("span")),
+  );
+  dialog.replaceChildren(
+    h("div", { class: "cover dialog-cover" }, cover(titleOf(bundle), bundle.tags), close),
+    h("div", { class: "dialog-head" }, heading, h("p", { class: "tags" }, bundle.tags.join(" · "))),
+    body,
+  );
+  if (!dialog.open) dialog.showModal();
+  dialog.scrollTop = 0;
+  heading.focus();
+  try {
+    const whole = await newest.run((signal) =>
+      Promise.all([api.bundle(bundle.id, signal), api.similar(bundle.id, 4, signal)]),
+    );
+    if (!whole) return;
+    const [full, similar] = whole;
+    const items = await newest.run((signal) =>
+      Promise.all(unseen(full.items).map((item) => api.item(item.id, signal))),
+    );
+    if (!items) return;
+    remember(items);
+    const mine = new Set(ownedOf(full, owned).map((item) => item.id));
+    const has = owned.bundles.some((each) => each.id === bundle.id);
+    const why = facts(full, owned);
+    body.replaceChildren(
+      h(
+        "div",
+        { class: "dialog-buy" },
+        priceLine(full),
+        has
+          ? h("p", { class: "fine" }, "In this history already")
+          : onBuy
+            ? h(
+                "button",
+                {
+                  type: "button",
+                  class: "strong",
+                  on: { click: (event) => onBuy(bundle, event.currentTarget) },
+                },
+                "Buy",
+              )
+            : null,
+      ),
+      typeof bundle.score === "number" && bundle.rank && !bundle.alike
+        ? h("p", { class: "fine" }, `Rank ${count(bundle.rank)} here: ${scoreWords(bundle, "bundle")}.`)
+        : "",
+      why.length
+        ? h(
+            "section",
+            {},
+            h("h3", {}, "What it has to do with this history"),
+            h(
+              "ul",
+              { class: "why" },
+              why.map((fact) => h("li", {}, fact)),
+            ),
+          )
+        : "",
+      h(
+        "section",
+        {},
+        h("h3", {}, plural(full.items.length, "item")),
+        h(
+          "ul",
+          { class: "lines" },
+          full.items.map((item) =>
+            h(
+              "li",
+              {},
+              h("span", {}, titleOf(item), mine.has(item.id) ? h("span", { class: "badge" }, "owned") : null),
+              h("span", { class: "number" }, typeof item.price === "number" ? price(item.price) : "—"),
+            ),
+          ),
+        ),
+      ),
+      h(
+        "section",
+        {},
+        h("h3", {}, "Bundles like it"),
+        similar.bundles.length
+          ? h(
+              "ul",
+              { class: "alike" },
+              similar.bundles.map((other) =>
+                h(
+                  "li",
+                  {},
+                  h(
+                    "button",
+                    {
+                      type: "button",
+                      on: { click: () => openBundle({ ...other, alike: true }, { owned, user, onBuy }) },
+                    },
+                    h("span", { class: "cover small" }, cover(titleOf(other), other.tags)),
+                    h("span", {}, titleOf(other)),
+                  ),
+                ),
+              ),
+            )
+          : h("p", { class: "fine" }, "No other bundle is near it."),
+      ),
+      h(
+        "p",
+        {},
+        h(
+          "a",
+          { href: `/builder?${new URLSearchParams({ bundle: bundle.id, ...(user ? { user } : {}) })}` },
+          "Open a copy in the builder",
+        ),
+      ),
+    );
+  } catch (error) {
+    body.replaceChildren(problemBox(error, again));
+  }
+}

@@ -1,0 +1,172 @@
+// What a shopper has, as chips; and for someone new, a name to keep them by.
+
+import { api } from "./api.js";
+import { cover } from "./cover.js";
+import { busy, byId, count, h, plural, randomKey, titleOf } from "./dom.js";
+import { emptyBox, problemBox, toast } from "./frame.js";
+
+const FEW = matchMedia("(max-width: 599px)").matches ? 4 : 10; // on a phone the answer must not be far down
+const FIRST = 6; // users to begin with
+
+/**
+ * `shopper()` gives {user, known, items, bundles} at any time: `user` is an id or null, `known` says whether
+ * someone known is looked for. `onDrop(kind, thing)` takes a thing from someone new; `onChoose(id)` goes to a
+ * user.
+ */
+export function historyPanel({ place, shopper, mayKeep, onChoose, onDrop }) {
+  const unfolded = new Set();
+
+  function chip(thing, kind) {
+    const drop = () => {
+      onDrop(kind, thing);
+      place.querySelector("button")?.focus();
+    };
+    return h(
+      "li",
+      { class: "chip" },
+      kind === "bundles" ? h("span", { class: "chip-art" }, cover(titleOf(thing), thing.tags)) : null,
+      h("span", {}, titleOf(thing)),
+      shopper().user
+        ? null
+        : h(
+            "button",
+            {
+              type: "button",
+              class: "icon",
+              "aria-label": `Take out ${titleOf(thing)}`,
+              on: { click: drop },
+            },
+            "×",
+          ),
+    );
+  }
+
+  function chips(kind, name, given) {
+    if (!given.length) return null;
+    const things = [...given].reverse(); // the newest first: it is what just changed the answer
+    const all = unfolded.has(kind);
+    const unfold = () => {
+      if (all) unfolded.delete(kind);
+      else unfolded.add(kind);
+      draw();
+      byId(`unfold-${kind}`).focus();
+    };
+    const words = all ? "Show fewer" : `Show all ${count(things.length)}`;
+    return h(
+      "section",
+      {},
+      h("h3", {}, name, " ", h("span", { class: "count" }, count(things.length))),
+      h(
+        "ul",
+        { class: "chips" },
+        (all ? things : things.slice(0, FEW)).map((thing) => chip(thing, kind)),
+      ),
+      things.length > FEW
+        ? h(
+            "button",
+            {
+              type: "button",
+              class: "link",
+              id: `unfold-${kind}`,
+              "aria-expanded": String(all),
+              on: { click: unfold },
+            },
+            words,
+          )
+        : null,
+    );
+  }
+
+  function firstUsers() {
+    const list = h("ul", { class: "chips" });
+    const box = h(
+      "div",
+      { class: "first" },
+      h("p", { class: "fine" }, "Begin with one of these, or search:"),
+      list,
+    );
+    const button = (user) =>
+      h("button", { type: "button", class: "chip", on: { click: () => onChoose(user.id) } }, user.id);
+    api.users("").then(
+      ({ users }) => list.replaceChildren(...users.slice(0, FIRST).map((user) => h("li", {}, button(user)))),
+      (error) => box.replaceChildren(problemBox(error, draw)),
+    );
+    return box;
+  }
+
+  function keepForm() {
+    if (!mayKeep)
+      return h(
+        "p",
+        { class: "fine note" },
+        "To keep this visitor as a user, log in with a write key: this one may only read.",
+      );
+    const typed = byId("keep-name")?.value ?? ""; // a name that is half typed stays
+    const name = h("input", {
+      id: "keep-name",
+      maxlength: 200,
+      autocomplete: "off",
+      placeholder: "A name or id",
+      value: typed,
+    });
+    const note = h("div", { class: "fine bad-text", role: "alert" });
+    const button = h("button", { type: "submit" }, "Keep");
+    const refuse = (why) => {
+      note.textContent = why;
+      name.focus();
+    };
+    const keep = async () => {
+      const id = name.value.trim();
+      if (!id) return refuse("Give them a name first.");
+      const taken = (await api.users(id)).users.some((user) => user.id === id);
+      if (taken) return refuse(`There is a user ${id} already. Choose another name.`);
+      const { items, bundles } = shopper();
+      const all = [
+        ...items.map((item) => ({ user_id: id, item_id: item.id })),
+        ...bundles.map((bundle) => ({ user_id: id, bundle_id: bundle.id })),
+      ];
+      await api.record(all, randomKey());
+      toast(`${id} is a user of the shop now, with ${plural(all.length, "purchase")}.`);
+      await onChoose(id);
+      return byId("heading").focus();
+    };
+    const submit = (event) => {
+      event.preventDefault();
+      busy(button, () => keep().catch((error) => note.replaceChildren(problemBox(error))));
+    };
+    return h(
+      "form",
+      { class: "keep", on: { submit }, novalidate: true },
+      h(
+        "div",
+        { class: "field" },
+        h("label", { for: "keep-name" }, "Keep them as a user"),
+        h("div", { class: "row" }, name, button),
+      ),
+      note,
+    );
+  }
+
+  function nothing({ user, known }) {
+    if (user)
+      return emptyBox("Nothing yet", "This user has bought nothing: what sells most is shown until they do.");
+    if (known) return firstUsers();
+    return h(
+      "p",
+      { class: "fine" },
+      "Click a few items they would own. The recommendations follow every click.",
+    );
+  }
+
+  function draw() {
+    const now = shopper();
+    const parts = [chips("bundles", "Bundles", now.bundles), chips("items", "Items", now.items)].filter(
+      Boolean,
+    );
+    if (!parts.length) parts.push(nothing(now));
+    else if (!now.user) parts.push(keepForm());
+    place.replaceChildren(...parts);
+  }
+
+  return { draw };
+}

@@ -1,0 +1,43 @@
+// A key, once; after that a cookie that no script can read.
+
+import { api } from "./api.js";
+import { busy, byId } from "./dom.js";
+import { frame, problemBox } from "./frame.js";
+
+/** Only ever a page of this service: an address from elsewhere could lead anywhere. */
+function next() {
+  const wanted = new URLSearchParams(location.search).get("next") ?? "/";
+  const target = new URL(wanted, location.origin);
+  return target.origin === location.origin && target.pathname !== "/login"
+    ? target.pathname + target.search
+    : "/";
+}
+
+async function logIn() {
+  const key = byId("key").value.trim();
+  const note = byId("login-note");
+  if (!key) {
+    note.replaceChildren(
+      problemBox({ title: "No key", message: "Paste your key first. It begins with bm_." }),
+    );
+    return byId("key").focus();
+  }
+  try {
+    await api.logIn(key);
+    location.assign(next());
+  } catch (error) {
+    note.replaceChildren(problemBox(error));
+    byId("key").select();
+  }
+  return undefined;
+}
+
+byId("login-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  busy(byId("log-in"), logIn);
+});
+frame("login")
+  .then((session) => {
+    if (!session.loginRequired || session.role) location.replace(next());
+  })
+  .catch((error) => byId("login-note").replaceChildren(problemBox(error)));

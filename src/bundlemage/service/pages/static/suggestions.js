@@ -1,0 +1,67 @@
+// Items that would complete a bundle, as a list of buttons.
+
+import { scoreBar } from "./cards.js";
+import { count, h, plural, price, still, titleOf } from "./dom.js";
+
+/** Put suggested items in the list. The focus stays in it: Enter, Enter, Enter adds the best each time. */
+export function drawSuggestions(list, items, onAdd) {
+  const old = new Map([...list.children].map((row) => [row.dataset.item, row.getBoundingClientRect().top]));
+  const focused = list.contains(document.activeElement);
+  const highest = Math.max(...items.map((item) => item.score), 1e-12);
+  const rows = items.map((item) =>
+    h(
+      "li",
+      { class: "suggestion", data: { item: item.id } },
+      h(
+        "button",
+        {
+          type: "button",
+          "aria-label": `Add ${titleOf(item)}, suggestion ${item.rank}`,
+          on: { click: () => onAdd(item) },
+        },
+        h("span", { class: "suggestion-rank" }, count(item.rank)),
+        h(
+          "span",
+          { class: "suggestion-text" },
+          h("b", {}, titleOf(item)),
+          h(
+            "span",
+            { class: "fine" },
+            [
+              item.tags.slice(0, 3).join(" · "),
+              typeof item.stock === "number" && item.stock < 1 ? "sold out" : "",
+            ]
+              .filter(Boolean)
+              .join(" · "),
+          ),
+        ),
+        h("span", { class: "suggestion-price" }, typeof item.price === "number" ? price(item.price) : "—"),
+        h("span", { class: "suggestion-add", "aria-hidden": "true" }, "+"),
+      ),
+      scoreBar(item, highest, "item"),
+    ),
+  );
+  list.replaceChildren(...rows);
+  if (focused) list.querySelector("button")?.focus({ preventScroll: true });
+  if (still()) return;
+  for (const row of rows) {
+    const was = old.get(row.dataset.item);
+    const shift = was === undefined ? 0 : was - row.getBoundingClientRect().top;
+    if (was === undefined && old.size) row.animate([{ opacity: 0 }, { opacity: 1 }], { duration: 320 });
+    else if (shift)
+      row.animate([{ transform: `translateY(${shift}px)` }, { transform: "none" }], {
+        duration: 300,
+        easing: "ease-out",
+      });
+  }
+}
+
+/** What the suggestions went by. `size` is how many items the bundle has. */
+export function sourceWords(items, user, size) {
+  if (!items.length) return "";
+  if (items[0].source === "popular")
+    return "What sells most, as there is neither a user nor an item to go by.";
+  return user
+    ? `Ranked for ${user} and the ${plural(size, "item")} in the bundle.`
+    : `Ranked for the ${plural(size, "item")} in the bundle, for nobody in particular.`;
+}

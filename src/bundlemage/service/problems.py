@@ -1,0 +1,302 @@
+"""Errors as answers: problem details (RFC 9457) in words that help, and how the routes document them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from reprlib import Repr
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from bundlemage.errors import (
+    ArtifactError,
+    BundleMageError,
+    BusyError,
+    ConfigError,
+    DataError,
+    IdempotencyError,
+    StoreError,
+    UnknownIdError,
+    UnknownThingsError,
+    UnstorableError,
+    UnsupportedError,
+)
+from bundlemage.service import logs
+
+MEDIA_TYPE = "application/problem+json"
+_MOST_ERRORS = 20
+_shorten = Repr()
+_shorten.maxstring = _shorten.maxother = _shorten.maxlong = 60
+_SECRET_FIELDS = {"key"}
+
+
+class FieldError(BaseModel):
+    """What is wrong with one field of a request."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    field: str
+    """Where it is, such as `where.max_price`."""
+    message: str
+    """What was found and what is expected."""
+
+
+class ProblemOut(BaseModel):
+    """Why a request was not answered (RFC 9457)."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    type: str
+    """The kind of problem, for programs: `urn:bundlemage:problem:…`."""
+    title: str
+    """The kind of problem, for people."""
+    status: int = Field(ge=400, le=599)
+    """The HTTP status."""
+    detail: str
+    """What was found, what is expected, what to do."""
+    request_id: str
+    """Also in the header X-Request-ID and in the service's log."""
+    errors: list[FieldError] = Field(default_factory=list)
+    """The fields that are wrong; only with status 422."""
+
+
+class ApiError(HTTPException):
+    """A request that is refused. Being an HTTPException it passes unchanged wherever it is raised, also while
+    the body is read."""
+
+    def __init__(
+        self,
+        status: int,
+        title: str,
+        detail: str,
+        *,
+        errors: Sequence[FieldError] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, detail, headers)
+        self.title = title
+        self.errors = tuple(errors)
+
+    def answer(self, request_id: str) -> Response:
+        body = ProblemOut(
+            type=_kind(self.title),
+            title=self.title,
+            status=self.status_code,
+            detail=self.detail,
+            request_id=request_id,
+            errors=list(self.errors),
+        )
+        shown = body.model_dump(exclude=None if self.errors else {"errors"})
+        # Plain ASCII: what is quoted from a request need not be text that UTF-8 can hold.
+        content = json.dumps(shown).encode("ascii")
+        return Response(content, self.status_code, self.headers, MEDIA_TYPE)
+
+
+def _kind(title: str) -> str:
+    return f"urn:bundlemage:problem:{title.lower().replace(' ', '-')}"
+
+
+# What becomes of our own errors: the status, and the title.
+_OURS: dict[type[BundleMageError], tuple[int, str]] = {
+    UnknownIdError: (422, "Unknown id"),
+    UnknownThingsError: (422, "Unknown id"),
+    IdempotencyError: (422, "Idempotency key used twice"),
+    UnstorableError: (422, "Not possible"),
+    ConfigError: (422, "Not possible"),
+    DataError: (422, "Not possible"),
+    UnsupportedError: (409, "Not with this model"),
+    ArtifactError: (409, "Model cannot be read"),
+}
+
+
+def unexpected() -> ApiError:
+    """For an error that nobody foresaw; what it was is in the log alone."""
+    return ApiError(
+        500,
+        "Internal error",
+        "The service failed to answer. The log has the reason under this request's id.",
+    )
+
+
+def unavailable() -> ApiError:
+    """For a store that cannot be reached. Its message names hosts and files, which are nobody's business."""
+    return ApiError(
+        503,
+        "Store unavailable",
+        "The store does not answer. Try again; if this was a write, with the same Idempotency-Key, as it is "
+        "not known whether it took place.",
+        headers={"Retry-After": "2"},
+    )
+
+
+def from_ours(error: BundleMageError) -> ApiError | None:
+    """None for an error that says nothing to a caller."""
+    for kind in type(error).__mro__:  # the nearest kind first
+        if kind in _OURS:
+            status, title = _OURS[kind]
+            return ApiError(status, title, str(error))
+    if isinstance(error, BusyError):
+        return ApiError(503, "Busy", str(error), headers={"Retry-After": "1"})
+    return unavailable() if isinstance(error, StoreError) else None
+
+
+def from_http(error: HTTPException, method: str) -> ApiError:
+    """An error of the framework in our words."""
+    if isinstance(error, ApiError):
+        return error
+    status, headers = error.status_code, error.headers
+    if status == 404:
+        return ApiError(
+            404, "No such route", "There is no such route; GET /openapi.json lists them all.", headers=headers
+        )
+    if status == 405:
+        allowed = (headers or {}).get("Allow", "")
+        expected = f" It answers {allowed}." if allowed else ""
+        return ApiError(
+            405, "Wrong method", f"This route does not answer {method}.{expected}", headers=headers
+        )
+    if status == 400:  # a body that is not even text; to a caller the same as one that is no JSON
+        return ApiError(422, "Invalid request", "body: cannot be read; JSON in UTF-8 is expected")
+    return ApiError(status, HTTPStatus(status).phrase, str(error.detail), headers=headers)
+
+
+def from_validation(error: RequestValidationError) -> ApiError:
+    """Every wrong field, with what was found there and what is expected."""
+    faults = error.errors()
+    errors = [_field_error(fault) for fault in faults[:_MOST_ERRORS]]
+    more = f" (and {len(faults) - 1:,} more)" if len(faults) > 1 else ""
+    detail = f"{errors[0].field}: {errors[0].message}{more}"
+    return ApiError(422, "Invalid request", detail, errors=errors)
+
+
+def _field_error(fault: Mapping[str, Any]) -> FieldError:
+    place, *path = fault["loc"]
+    kind, message = fault["type"], str(fault["msg"])
+    if kind == "json_invalid":
+        reason = fault.get("ctx", {}).get("error", "")
+        return FieldError(field="body", message=f"is no JSON ({reason} at character {path[0]})")
+    field = _dotted(path) or str(place)
+    if kind == "missing":
+        return FieldError(field=field, message=f"is missing; it is a required part of the {place}")
+    if kind == "extra_forbidden":
+        return FieldError(field=field, message=f"is not a field of this {place}; leave it out")
+    message = message.removeprefix("Value error, ").removeprefix("Input ")
+    found = fault.get("input")
+    if path and str(path[-1]) in _SECRET_FIELDS:
+        return FieldError(field=field, message=message)
+    if isinstance(found, bytes):
+        message += "; was the header Content-Type: application/json sent?"
+    return FieldError(field=field, message=f"{message}; found {_shorten.repr(found)}")
+
+
+def _dotted(path: Sequence[str | int]) -> str:
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{_short(str(step))}"
+    return text.removeprefix(".")
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 60 else f"{name[:57]}..."
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of the app a problem answer, and its OpenAPI document know what that is."""
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(RequestValidationError, _on_validation)
+    app.add_exception_handler(BundleMageError, _on_ours)
+    plain_document = app.openapi
+
+    def document() -> dict[str, Any]:
+        described = plain_document()
+        schemas = described.setdefault("components", {}).setdefault("schemas", {})
+        problem = ProblemOut.model_json_schema(ref_template=_REFERENCE)
+        schemas.update(problem.pop("$defs", {}))
+        schemas["ProblemOut"] = problem
+        return described
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return from_http(error, request.method).answer(request.state.request_id)
+
+
+async def _on_validation(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return from_validation(error).answer(request.state.request_id)
+
+
+async def _on_ours(request: Request, error: Exception) -> Response:
+    assert isinstance(error, BundleMageError)
+    known = from_ours(error)
+    if known is None or isinstance(error, StoreError):
+        logs.failure("failed", error, request.state.request_id)
+    return (known or unexpected()).answer(request.state.request_id)
+
+
+_REFERENCE = "#/components/schemas/{model}"
+# For each status what it means on any route, and an example of it: title and detail.
+_DOCUMENTED: dict[int, tuple[str, str, str]] = {
+    401: ("No key, or a wrong one.", "Key needed", "Send a key: 'Authorization: Bearer bm_…'."),
+    403: (
+        "The key's role is too weak, or the request comes from another site.",
+        "Role too weak",
+        "This needs a key of role 'write'; this one has the role 'read'.",
+    ),
+    404: ("There is none of that id.", "Not found", "There is no bundle 'b9999'."),
+    409: (
+        "Not possible in the present state.",
+        "Not with this model",
+        "This model has no gate: it does not mix item and bundle history.",
+    ),
+    413: (
+        "The body is too large.",
+        "Body too large",
+        "The body of a request may have 1,048,576 bytes at most.",
+    ),
+    422: (
+        "Something in the request is wrong.",
+        "Invalid request",
+        "k: should be greater than or equal to 1; found 0",
+    ),
+    429: (
+        "Too many requests; the header Retry-After says when to ask again.",
+        "Too many requests",
+        "Wait 1 s.",
+    ),
+    500: ("The service failed.", "Internal error", "The service failed to answer."),
+    503: (
+        "Busy, or the store does not answer; try again.",
+        "Store unavailable",
+        "The store does not answer.",
+    ),
+}
+
+
+def responses(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """A route's refusals for its OpenAPI document; 500, which any route may give, need not be named."""
+    return {status: _documented(status) for status in sorted({*codes, 500})}
+
+
+def _documented(status: int) -> dict[str, Any]:
+    meaning, title, detail = _DOCUMENTED[status]
+    example: dict[str, Any] = {
+        "type": _kind(title),
+        "title": title,
+        "status": status,
+        "detail": detail,
+        "request_id": "5f1c9a3e7b2d4860",
+    }
+    if status == 422:
+        field, _, message = detail.partition(": ")
+        example["errors"] = [{"field": field, "message": message}]
+    schema = {"$ref": _REFERENCE.format(model="ProblemOut")}
+    return {"description": meaning, "content": {MEDIA_TYPE: {"schema": schema, "example": example}}}

@@ -1,0 +1,140 @@
+"""What routes share: the service behind them, who asks, and how an answer is put together."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, cast
+
+from fastapi import Depends, Path, Query, Request
+from starlette.convertors import PathConvertor, register_url_convertor
+
+from bundlemage.service.engine import Ask, Told
+from bundlemage.service.problems import ApiError
+from bundlemage.service.schemas import (
+    BundlesFor,
+    Id,
+    ItemsFor,
+    K,
+    Known,
+    Price,
+    Someone,
+    Tag,
+    Where,
+    ranked_bundle,
+    ranked_item,
+)
+from bundlemage.store.records import Served
+
+if TYPE_CHECKING:
+    from bundlemage.service.app import Service
+
+
+class _AnyId(PathConvertor):
+    """`{user_id:id}`: ids with slashes; with line breaks, too, so that they are refused. In the framework's
+    own `path` one at the end would get lost, and the request would mean another thing."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("id", _AnyId())
+
+# Dependencies that only look something up are async: FastAPI runs others in a thread, one hop each.
+
+
+async def service_of(request: Request) -> Service:
+    return cast("Service", request.app.state.service)
+
+
+async def request_id_of(request: Request) -> str:
+    return cast(str, request.state.request_id)
+
+
+TheService = Annotated["Service", Depends(service_of)]
+RequestId = Annotated[str, Depends(request_id_of)]
+UserId = Annotated[Id, Path(examples=["u0007"])]
+BundleId = Annotated[Id, Path(examples=["b0166"])]
+ItemId = Annotated[Id, Path(examples=["g0022"])]
+HowMany = Annotated[K, Query()]
+Search = Annotated[
+    str, Query(max_length=200, pattern=r"^[^\x00]*$", description="A part of the title or id.")
+]
+Limit = Annotated[int, Query(ge=1, le=500)]
+Offset = Annotated[int, Query(ge=0, lt=2**31)]
+
+
+async def where_of_query(
+    tags: Annotated[list[Tag], Query(max_length=100, description="At least one of these.")] = [],  # noqa: B006
+    min_price: Annotated[Price | None, Query()] = None,
+    max_price: Annotated[Price | None, Query()] = None,
+    in_stock: Annotated[bool, Query(description="Only what can be sold.")] = False,
+    exclude: Annotated[  # a URL may be only so long
+        list[Id], Query(max_length=100, description="None of these ids; POST /v1/recommend takes more.")
+    ] = [],  # noqa: B006
+) -> Where:
+    return Where(tags=tags, min_price=min_price, max_price=max_price, in_stock=in_stock, exclude=exclude)
+
+
+WhereOfQuery = Annotated[Where, Depends(where_of_query)]
+
+
+def unknown(kind: str, name: str) -> ApiError:
+    return ApiError(404, f"No such {kind}", f"There is no {kind} {name!r}: PUT /v1/{kind}s/ID adds one.")
+
+
+async def bundles_for(
+    service: Service, request_id: str, someone: Someone, k: int, *, details: bool
+) -> BundlesFor:
+    told = await _told(service, request_id, someone, k, None)
+    live = told.serving.live
+    return BundlesFor(
+        request_id=request_id,
+        model_version=told.serving.record.version,
+        user_id=someone.user_id,
+        history=_known(told),
+        bundles=[ranked_bundle(answer, live, details=details) for answer in told.answer.found],
+    )
+
+
+async def items_for(
+    service: Service, request_id: str, someone: Someone, partial: tuple[str, ...], k: int
+) -> ItemsFor:
+    told = await _told(service, request_id, someone, k, partial)
+    live = told.serving.live
+    return ItemsFor(
+        request_id=request_id,
+        model_version=told.serving.record.version,
+        user_id=someone.user_id,
+        history=_known(told),
+        items=[ranked_item(answer, live) for answer in told.answer.found],
+    )
+
+
+async def _told(
+    service: Service, request_id: str, someone: Someone, k: int, partial: tuple[str, ...] | None
+) -> Told:
+    """An answer, counted and remembered."""
+    begun = time.perf_counter()
+    where = someone.where.to_filter()
+    told = await service.engine.ask(
+        Ask(someone.user_id, someone.owned, k, where, someone.include_owned, partial)
+    )
+    found = told.answer.found
+    service.metrics.answered(time.perf_counter() - begun, Counter(answer.source for answer in found))
+    service.engine.shown(
+        Served(
+            request_id,
+            "bundles" if partial is None else "items",
+            someone.user_id,
+            told.serving.record.version,
+            tuple(answer.id for answer in found),
+            datetime.now(UTC),
+        )
+    )
+    return told
+
+
+def _known(told: Told) -> Known:
+    answer = told.answer
+    return Known(items=answer.items, bundles=answer.bundles, not_in_model=answer.not_in_model)

@@ -1,0 +1,46 @@
+"""For machines that watch: does it live, can it answer, how is it doing."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Depends, Response
+
+from bundlemage.service.problems import responses
+from bundlemage.service.routes.common import TheService
+from bundlemage.service.schemas import Health
+from bundlemage.service.security import require
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/healthz", responses=responses(429))
+async def healthz() -> Health:
+    """The process lives."""
+    return Health(status="ok")
+
+
+@router.get("/readyz", responses=responses(429, 503))
+async def readyz(service: TheService) -> Health:
+    """The store answers and a model serves."""
+    await service.engine.on_live(lambda _: None)
+    return Health(status="ok")
+
+
+@router.get(
+    "/metrics",
+    dependencies=[Depends(require("read"))],
+    response_class=Response,
+    responses={
+        200: {
+            "content": {
+                "text/plain": {"schema": {"type": "string"}, "example": "bundlemage_interactions_total 2.0"}
+            },
+            "description": "Prometheus' text.",
+        },
+        **responses(401, 403, 429),
+    },
+)
+async def metrics(service: TheService) -> Response:
+    """Counts and times for Prometheus."""
+    record = service.engine.serving.record
+    service.metrics.serves(record.version, record.name)
+    return Response(service.metrics.exposition(), media_type=service.metrics.CONTENT_TYPE)

@@ -1,0 +1,124 @@
+"""The model that serves: which one, how good, how fast, and another in its place."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from fastapi import APIRouter, Depends
+
+from bundlemage.service.engine import Serving, record_of
+from bundlemage.service.problems import ApiError, responses
+from bundlemage.service.routes.common import TheService
+from bundlemage.service.schemas import (
+    Exposure,
+    Insights,
+    Latency,
+    ModelLine,
+    Models,
+    Reloaded,
+    ReloadIn,
+    ServedOut,
+    ServingModel,
+)
+from bundlemage.service.security import require
+from bundlemage.store.records import ServedSummary
+
+router = APIRouter(prefix="/v1", tags=["models"])
+DAYS_OF_INSIGHT = 7
+
+
+@router.get("/models", dependencies=[Depends(require("read"))], responses=responses(401, 403, 429, 503))
+async def models(service: TheService) -> Models:
+    """The models that were ever published, the newest first."""
+    serving = await service.engine.on_live(lambda serving: serving.record.version)
+    published = await service.in_thread(service.store.models)
+    return Models(
+        serving=serving,
+        models=[
+            ModelLine(
+                version=record.version,
+                name=record.name,
+                published_at=record.published_at,
+                serving=record.version == serving,
+                metrics=dict(record.metrics),
+                problem=service.engine.failed.get(record.version),
+            )
+            for record in published
+        ],
+    )
+
+
+@router.post(
+    "/models/reload",
+    dependencies=[Depends(require("admin"))],
+    responses=responses(401, 403, 404, 409, 413, 422, 429, 503),
+)
+async def reload(service: TheService, body: ReloadIn | None = None) -> Reloaded:
+    """Serve what the served folder holds now, or an earlier version. No request fails meanwhile."""
+    engine = service.engine
+    before = engine.serving.record
+    wanted = body.version if body else None
+
+    def load() -> None:
+        record = record_of(Path(before.path)) if wanted is None else service.store.model(wanted)
+        if record is None:
+            raise ApiError(
+                404,
+                "No such model",
+                f"there is no model {wanted!r}: GET /v1/models lists those that there are",
+            )
+        engine.load(record)
+
+    await service.in_thread(load)
+    serving = await engine.on_live(lambda serving: serving.record.version)
+    return Reloaded(serving=serving, previous=before.version, changed=serving != before.version)
+
+
+@router.get("/insights", dependencies=[Depends(require("read"))], responses=responses(401, 403, 429, 503))
+async def insights(service: TheService) -> Insights:
+    """How good the model is, what it shows against what sells, how fast it answers."""
+    since = datetime.now(UTC) - timedelta(days=DAYS_OF_INSIGHT)
+
+    def gathered() -> ServedSummary:
+        service.engine.write_shown()
+        return service.store.served_since(since)
+
+    served = await service.in_thread(gathered)
+    return await service.engine.on_live(
+        lambda serving: Insights(
+            model=_described(serving),
+            popularity=_exposures(serving, served),
+            latency=Latency(**asdict(service.metrics.latency())),
+            served=ServedOut(since=served.cut_at or since, answers=served.answers, taken=served.taken),
+        )
+    )
+
+
+def _described(serving: Serving) -> ServingModel:
+    recommender = serving.live.recommender
+    return ServingModel(
+        version=serving.record.version,
+        name=recommender.model_name,
+        title=recommender.model.title,
+        trained_on=recommender.dataset.name,
+        metrics=recommender.metrics,
+        history=[record.to_json() for record in recommender.history],
+    )
+
+
+def _exposures(serving: Serving, served: ServedSummary) -> list[Exposure]:
+    """What is sold and its share in all sales and in all that was shown."""
+    live = serving.live
+    sold, shown = sum(live.sales.bundles.values()) or 1, sum(served.shown.values()) or 1
+    return [
+        Exposure(
+            id=bundle.id,
+            title=bundle.title,
+            sales_share=live.sales.bundles.get(bundle.id, 0) / sold,
+            shown_share=served.shown.get(bundle.id, 0) / shown,
+        )
+        for bundle in live.stock.bundles.values()
+        if not bundle.withdrawn
+    ]

@@ -1,0 +1,96 @@
+"""`/v1/session`: the page logs in with a key, and out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+from bundlemage.service import hosts
+from bundlemage.service.problems import ApiError, responses
+from bundlemage.service.security import COOKIE, Security, session_token
+from bundlemage.store.records import Role
+
+router = APIRouter(prefix="/v1/session", tags=["session"])
+
+
+class SessionOut(BaseModel):
+    """Whether the page must log in, and what the caller may do."""
+
+    model_config = ConfigDict(
+        use_attribute_docstrings=True,
+        json_schema_extra={"example": {"login_required": True, "role": "write"}},
+    )
+
+    login_required: bool
+    """Whether the service has keys."""
+    role: Role | None
+    """The caller's role; null for one who has not logged in."""
+
+
+class LoginIn(BaseModel):
+    """A key to log in with."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    key: SecretStr = Field(min_length=1, max_length=200)
+    """The whole text of a key."""
+
+
+@router.get("", responses=responses(403, 429, 503), summary="Whether a login is needed")
+async def session(request: Request) -> SessionOut:
+    """Open to everybody: the page asks it first."""
+    security = _security(request)
+    role: Role | None = None
+    try:
+        principal = await security.identify(request)
+    except ApiError as error:
+        if error.status_code != 401:
+            raise
+    else:
+        role = principal.role
+        request.state.caller = principal.caller
+    return SessionOut(login_required=await security.keys_are_on(), role=role)
+
+
+@router.post("", status_code=204, responses=responses(401, 403, 409, 413, 422, 429, 503), summary="Log in")
+async def log_in(
+    request: Request, login: Annotated[LoginIn, Body(examples=[{"key": "bm_0123456789ab_…"}])]
+) -> Response:
+    """Set a cookie that stands for the key until the session ends."""
+    security, headers = _security(request), _headers(request)
+    if not await security.keys_are_on():
+        raise ApiError(409, "No login", "The service has no keys, so there is nothing to log in to.")
+    address = security.address(request.scope, headers)
+    token = await security.log_in(login.key.get_secret_value(), address)
+    answer = Response(status_code=204)
+    lifetime = int(3600 * security.settings.session_hours)
+    answer.set_cookie(COOKIE, token, max_age=lifetime, **_cookie_rules(request))
+    return answer
+
+
+@router.delete("", status_code=204, responses=responses(403, 429, 503), summary="Log out")
+async def log_out(request: Request) -> Response:
+    """End the session of the cookie; without one, nothing happens."""
+    token = session_token(request)
+    if token is not None:
+        await _security(request).log_out(token)
+    answer = Response(status_code=204)
+    answer.delete_cookie(COOKIE, **_cookie_rules(request))
+    return answer
+
+
+def _cookie_rules(request: Request) -> dict[str, Any]:
+    trust_proxy = _security(request).settings.trust_proxy
+    secure = hosts.asked_scheme(request.scope, _headers(request), trust_proxy) == "https"
+    return {"path": "/", "httponly": True, "samesite": "strict", "secure": secure}
+
+
+def _headers(request: Request) -> dict[bytes, bytes]:
+    return dict(request.scope["headers"])
+
+
+def _security(request: Request) -> Security:
+    security: Security = request.app.state.service.security
+    return security

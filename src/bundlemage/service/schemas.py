@@ -1,0 +1,551 @@
+"""The JSON that goes in and comes out."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    StringConstraints,
+    model_validator,
+)
+
+from bundlemage.filters import Filter
+from bundlemage.live import Live
+from bundlemage.shop import Recommendation
+from bundlemage.store.checks import LONGEST_ID, fault_of_id
+from bundlemage.store.records import Bundle, Item, Owned
+
+
+def _id(given: str) -> str:
+    """By the store's own rule: what passes here must not be refused later."""
+    fault = fault_of_id(given)
+    if fault is not None:
+        raise ValueError(fault)
+    return given
+
+
+_IN_IDS = r"[^\x00-\x1f\x7f-\x9f]"
+AN_ID = rf"{_IN_IDS}*[^\s\x00-\x1f\x7f-\x9f]{_IN_IDS}*"
+"""The rule as a pattern, for the API's document."""
+Id = Annotated[
+    str,
+    AfterValidator(_id),
+    Field(
+        description=f"An id as the shop writes it: 1 to {LONGEST_ID} characters, not only spaces, and no "
+        "control character.",
+        json_schema_extra={"minLength": 1, "maxLength": LONGEST_ID, "pattern": f"^{AN_ID}$"},
+    ),
+]
+Text = Annotated[str, StringConstraints(max_length=500, pattern=r"^[^\x00]*$")]
+Tag = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Price = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+MANY = 10_000
+"""The most ids in one list."""
+K = Annotated[int, Field(ge=1, le=100, description="How many answers are wanted.")]
+
+
+def _number(given: Any) -> Any:
+    """In a body a number is a number: a stock of `false` must not become 0. (A query has only text.)"""
+    if isinstance(given, bool | str):
+        raise ValueError("should be a number")  # noqa: TRY004  (pydantic passes a TypeError on)
+    return given
+
+
+ANumber = BeforeValidator(_number)
+Flag = Annotated[bool, Strict()]
+
+
+class Body(BaseModel):
+    """A request: a key that is not known is a mistake, and is said."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Out(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+# ── Questions ────────────────────────────────────────────────────────────────────────────────────
+
+
+class Where(Body):
+    """What may be shown. Every condition that is given must hold."""
+
+    tags: list[Tag] = Field(default=[], max_length=100, description="At least one of these.")
+    min_price: Annotated[Price, ANumber] | None = None
+    max_price: Annotated[Price, ANumber] | None = None
+    in_stock: Flag = Field(
+        default=False, description="Only what can be sold: of a bundle, every item has stock."
+    )
+    exclude: list[Id] = Field(default=[], max_length=MANY, description="None of these.")
+    among: list[Id] | None = Field(default=None, max_length=MANY, description="Only these.")
+
+    def to_filter(self) -> Filter | None:
+        """None where nothing is asked for, so that all such questions are alike."""
+        return None if self == EVERYTHING else Filter(**self.model_dump())
+
+
+EVERYTHING = Where()
+
+
+class History(Body):
+    """What someone has whom the shop does not know."""
+
+    items: list[Id] = Field(default=[], max_length=MANY)
+    bundles: list[Id] = Field(default=[], max_length=MANY)
+
+
+class Someone(Body):
+    user_id: Id | None = Field(default=None, description="A user whose history the service keeps.")
+    history: History | None = Field(default=None, description="In place of a user: what they have.")
+    include_owned: Flag = Field(default=False, description="Whether to show what they have already, too.")
+    where: Where = EVERYTHING
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Someone:
+        if (self.user_id is None) == (self.history is None):
+            raise ValueError("give either 'user_id' or 'history', and not both")
+        return self
+
+    @property
+    def owned(self) -> Owned | None:
+        if self.history is None:
+            return None
+        unique = (tuple(dict.fromkeys(names)) for names in (self.history.items, self.history.bundles))
+        return Owned(*unique)
+
+
+class RecommendIn(Someone):
+    k: Annotated[K, ANumber] = 10
+    details: Flag = Field(default=False, description="Whether each bundle comes with its items.")
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"history": {"items": ["g0022"], "bundles": ["b0013"]}, "k": 3, "where": {"max_price": 40}},
+                {"user_id": "u0007", "k": 3},
+            ]
+        }
+    )
+
+
+class CompleteIn(Someone):
+    items: list[Id] = Field(default=[], max_length=1000, description="What is in the bundle already.")
+    k: Annotated[K, ANumber] = 5
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"user_id": "u0007", "items": ["g0022", "g0401"], "k": 3}]}
+    )
+
+
+class InteractionIn(Body):
+    """A user took an item, or a bundle."""
+
+    user_id: Id
+    item_id: Id | None = None
+    bundle_id: Id | None = None
+    at: AwareDatetime | None = Field(
+        default=None, description="When, with a time zone; now if it is not said."
+    )
+    request_id: str | None = Field(
+        default=None, pattern=r"^[A-Za-z0-9._-]{1,64}$", description="The answer from which it was taken."
+    )
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> InteractionIn:
+        if (self.item_id is None) == (self.bundle_id is None):
+            raise ValueError("give either 'item_id' or 'bundle_id', and not both")
+        return self
+
+
+class InteractionsIn(Body):
+    interactions: list[InteractionIn] = Field(min_length=1, max_length=MANY)
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "interactions": [
+                        {"user_id": "u0007", "bundle_id": "b0166"},
+                        {"user_id": "u0008", "item_id": "g0022", "at": "2026-11-15T12:00:00Z"},
+                    ]
+                }
+            ]
+        }
+    )
+
+
+class ItemIn(Body):
+    title: Text | None = None
+    price: Annotated[Price, ANumber] | None = None
+    tags: list[Tag] = Field(default=[], max_length=100)
+    stock: Annotated[int, ANumber, Field(ge=0, lt=2**53)] | None = Field(
+        default=None, description="Not known if left out."
+    )
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"title": "Glassreach Tides", "price": 19.99, "tags": ["Seafaring"], "stock": 12}]
+        }
+    )
+
+
+class BundleIn(Body):
+    items: list[Id] = Field(min_length=1, max_length=1000)
+    title: Text | None = None
+    price: Annotated[Price, ANumber] | None = None
+    discount: Annotated[float, ANumber, Field(ge=0, le=1)] | None = Field(
+        default=None, description="0.2 is 20% off."
+    )
+    tags: list[Tag] = Field(default=[], max_length=100)
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "title": "Spring at sea",
+                    "items": ["g0004", "g0022", "g0401"],
+                    "price": 24.99,
+                    "discount": 0.3,
+                    "tags": ["Seafaring"],
+                }
+            ]
+        }
+    )
+
+
+class ReloadIn(Body):
+    version: str | None = Field(
+        default=None,
+        max_length=64,
+        description="A version that GET /v1/models lists. Left out: what the served folder holds now.",
+    )
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{}, {"version": "3f9a1c0b77de"}]})
+
+
+# ── Answers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _shown(**example: Any) -> ConfigDict:
+    """An answer's example in the API's document."""
+    return ConfigDict(json_schema_extra={"examples": [example]})
+
+
+# What the examples are made of: things of the sample shop.
+_ANSWERED = {"request_id": "5f1c9a3e7b2d4860", "model_version": "3f9a1c0b77de"}
+_FOR = {**_ANSWERED, "user_id": "u0007", "history": {"items": 14, "bundles": 4, "not_in_model": 0}}
+_PART = {"id": "g0022", "title": "Glassreach: The Ancient Privateers", "price": 14.99}
+_ITEM = {**_PART, "tags": ["Seafaring"], "stock": 12, "withdrawn": False, "in_model": True}
+_PRICED = {"id": "b0013", "title": "Legends of Glassreach", "price": 87.96, "discount": 0.2}
+_TAGGED = {**_PRICED, "tags": ["Seafaring", "Glassreach"]}
+_BUNDLE = {**_TAGGED, "items": [_PART], "withdrawn": False, "recommendable": True}
+_RANKED = {"score": 0.049, "rank": 1, "source": "model"}
+_METRICS = {"bundles": {"ndcg@5": 0.31, "recall@20": 0.58}}
+_MODEL = {"version": "3f9a1c0b77de", "name": "bundlemage", "metrics": _METRICS}
+
+
+class Known(Out):
+    """How much of a history the model went by."""
+
+    items: int
+    bundles: int
+    not_in_model: int = Field(description="Things newer than the model, which it passed over.")
+
+
+class Part(Out):
+    id: str
+    title: str | None
+    price: float | None
+
+
+class Ranked(Out):
+    id: str
+    title: str | None
+    price: float | None
+    tags: list[str]
+    score: float = Field(
+        description="A probability over all candidates; for 'popular' a share of all sales; for similar "
+        "bundles the cosine between the two."
+    )
+    rank: int
+    source: Literal["model", "popular"]
+
+
+class RankedBundle(Ranked):
+    discount: float | None
+    items: list[Part] | None = Field(default=None, description="With details=true.")
+
+
+class RankedItem(Ranked):
+    stock: int | None
+
+
+class Answered(Out):
+    request_id: str
+    model_version: str
+
+
+class ForSomeone(Answered):
+    user_id: str | None
+    history: Known
+
+
+class BundlesFor(ForSomeone):
+    model_config = _shown(**_FOR, bundles=[{**_TAGGED, **_RANKED}])
+
+    bundles: list[RankedBundle]
+
+
+class ItemsFor(ForSomeone):
+    model_config = _shown(**_FOR, items=[{**_PART, "tags": ["Seafaring"], "stock": 12, **_RANKED}])
+
+    items: list[RankedItem]
+
+
+class SimilarBundles(Answered):
+    model_config = _shown(**_ANSWERED, bundles=[{**_TAGGED, **_RANKED, "score": 0.954}])
+
+    bundles: list[RankedBundle]
+
+
+class ItemOut(Out):
+    model_config = _shown(**_ITEM)
+
+    id: str
+    title: str | None
+    price: float | None
+    tags: list[str]
+    stock: int | None
+    withdrawn: bool
+    in_model: bool = Field(description="Whether the model that serves knows it, or it came later.")
+
+
+class BundleOut(Out):
+    model_config = _shown(**_BUNDLE)
+
+    id: str
+    title: str | None
+    price: float | None
+    discount: float | None
+    tags: list[str]
+    items: list[Part]
+    withdrawn: bool
+    recommendable: bool = Field(
+        description="Whether it can be recommended now: sold, as are all its items, and the model knows one."
+    )
+
+
+class ItemPage(Out):
+    model_config = _shown(items=[_ITEM], total=600)
+
+    items: list[ItemOut]
+    total: int
+
+
+class BundlePage(Out):
+    model_config = _shown(bundles=[_BUNDLE], total=240)
+
+    bundles: list[BundleOut]
+    total: int
+
+
+class TagCount(Out):
+    tag: str
+    count: int
+
+
+class Tags(Out):
+    model_config = _shown(
+        items=[{"tag": "Seafaring", "count": 61}], bundles=[{"tag": "Seafaring", "count": 24}]
+    )
+
+    items: list[TagCount]
+    bundles: list[TagCount]
+
+
+class UserOut(Out):
+    model_config = _shown(id="u0007", items=[_ITEM], bundles=[_BUNDLE])
+
+    id: str
+    items: list[ItemOut]
+    bundles: list[BundleOut]
+
+
+class UserLine(Out):
+    id: str
+    items: int
+    bundles: int
+
+
+class UserPage(Out):
+    model_config = _shown(users=[{"id": "u0007", "items": 14, "bundles": 4}], next="u0007")
+
+    users: list[UserLine]
+    next: str | None = Field(description="To go on, as 'after'; null at the end.")
+
+
+class Gate(Answered):
+    model_config = _shown(**_ANSWERED, user_id="u0007", items=0.62, bundles=0.38)
+
+    user_id: str
+    items: float = Field(description="How far item history speaks, 0 to 1.")
+    bundles: float
+
+
+class Written(Out):
+    model_config = _shown(new=2, known=0, replayed=False, request_id="5f1c9a3e7b2d4860")
+
+    new: int
+    known: int = Field(description="Those that were there before.")
+    replayed: bool = Field(description="Whether this idempotency key had been answered before.")
+    request_id: str
+
+
+class ModelLine(Out):
+    version: str
+    name: str
+    published_at: datetime | None
+    serving: bool
+    metrics: dict[str, Any]
+    problem: str | None = Field(default=None, description="Why it could not be loaded, if it was tried.")
+
+
+class Models(Out):
+    model_config = _shown(
+        serving="3f9a1c0b77de",
+        models=[{**_MODEL, "published_at": "2026-11-15T12:00:00Z", "serving": True}],
+    )
+
+    serving: str
+    models: list[ModelLine]
+
+
+class Reloaded(Out):
+    model_config = _shown(serving="3f9a1c0b77de", previous="95da838360d4", changed=True)
+
+    serving: str
+    previous: str
+    changed: bool
+
+
+class ServingModel(Out):
+    version: str
+    name: str
+    title: str
+    trained_on: str
+    metrics: dict[str, Any]
+    history: list[dict[str, Any]] = Field(description="Epoch by epoch: losses and validation.")
+
+
+class Exposure(Out):
+    id: str
+    title: str | None
+    sales_share: float
+    shown_share: float
+
+
+class Latency(Out):
+    count: int
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+
+
+class ServedOut(Out):
+    since: datetime
+    answers: int
+    taken: int = Field(description="Bundles taken by someone to whom they had been shown before.")
+
+
+class Insights(Out):
+    model_config = _shown(
+        model={**_MODEL, "title": "BundleMage", "trained_on": "sample", "history": [{"epoch": 1}]},
+        popularity=[
+            {"id": "b0013", "title": "Legends of Glassreach", "sales_share": 0.014, "shown_share": 0.02}
+        ],
+        latency={"count": 1200, "p50_ms": 1.9, "p95_ms": 4.2, "p99_ms": 7.5},
+        served={"since": "2026-11-08T12:00:00Z", "answers": 1200, "taken": 37},
+    )
+
+    model: ServingModel
+    popularity: list[Exposure]
+    latency: Latency
+    served: ServedOut
+
+
+class Health(Out):
+    model_config = _shown(status="ok")
+
+    status: Literal["ok"]
+
+
+# ── From what the store and the model say ────────────────────────────────────────────────────────
+
+
+def item_out(item: Item, live: Live) -> ItemOut:
+    return ItemOut(
+        id=item.id,
+        title=item.title,
+        price=item.price,
+        tags=list(item.tags),
+        stock=item.stock,
+        withdrawn=item.withdrawn,
+        in_model=live.in_model(item.id),
+    )
+
+
+def bundle_out(bundle: Bundle, live: Live) -> BundleOut:
+    return BundleOut(
+        id=bundle.id,
+        title=bundle.title,
+        price=bundle.price,
+        discount=bundle.discount,
+        tags=list(bundle.tags),
+        items=parts(bundle, live),
+        withdrawn=bundle.withdrawn,
+        recommendable=live.recommendable(bundle),
+    )
+
+
+def parts(bundle: Bundle, live: Live) -> list[Part]:
+    found = (live.stock.items.get(name) or Item(name) for name in bundle.items)
+    return [Part(id=item.id, title=item.title, price=item.price) for item in found]
+
+
+def ranked_bundle(answer: Recommendation, live: Live, *, details: bool) -> RankedBundle:
+    bundle = live.stock.bundles[answer.id]
+    more = {"items": parts(bundle, live)} if details else {}
+    return RankedBundle(
+        id=answer.id,
+        title=bundle.title,
+        price=bundle.price,
+        discount=bundle.discount,
+        tags=list(bundle.tags),
+        score=answer.score,
+        rank=answer.rank,
+        source=answer.source,
+        **more,
+    )
+
+
+def ranked_item(answer: Recommendation, live: Live) -> RankedItem:
+    item = live.stock.items[answer.id]
+    return RankedItem(
+        id=answer.id,
+        title=item.title,
+        price=item.price,
+        tags=list(item.tags),
+        stock=item.stock,
+        score=answer.score,
+        rank=answer.rank,
+        source=answer.source,
+    )

@@ -1,0 +1,1 @@
+"""What the live service remembers. Nothing outside this package knows SQL."""

@@ -1,0 +1,149 @@
+"""Items and bundles: what each is now, and which changed since."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, Literal
+
+from sqlalchemy import Connection, Row, Select, Table, delete, insert, select, update
+
+from bundlemage.errors import UnknownThingsError
+from bundlemage.store.checks import check_bundle, check_item, is_id
+from bundlemage.store.dialect import is_sqlite, listed, one_of
+from bundlemage.store.models import bundle_item, bundles, clock, items
+from bundlemage.store.records import Bundle, CatalogueChange, Item, State
+
+THINGS: dict[Literal["item", "bundle"], Table] = {"item": items, "bundle": bundles}
+
+_STATE = select(clock.c.catalogue, clock.c.model)
+_TICK = update(clock).values(catalogue=clock.c.catalogue + 1)
+
+
+def state(connection: Connection) -> State:
+    return State(*connection.execute(_STATE).one())
+
+
+def next_version(connection: Connection) -> int:
+    """Locks the clock until the transaction ends: so versions come into sight in order, none missed."""
+    connection.execute(_TICK)
+    return state(connection).catalogue
+
+
+def changes(connection: Connection, since: int) -> CatalogueChange:
+    contents: defaultdict[str, list[str]] = defaultdict(list)
+    changed = bundles.c.version > since
+    within = select(bundle_item.c.bundle_id, bundle_item.c.item_id).join(bundles).where(changed)
+    for bundle_id, item_id in connection.execute(
+        within.order_by(bundle_item.c.bundle_id, bundle_item.c.position)
+    ):
+        contents[bundle_id].append(item_id)
+    found_items = connection.execute(select(items).where(items.c.version > since).order_by(items.c.id))
+    found_bundles = connection.execute(select(bundles).where(changed).order_by(bundles.c.id))
+    return CatalogueChange(
+        state(connection).catalogue,
+        [_item(row) for row in found_items],
+        [_bundle(row, contents[row.id]) for row in found_bundles],
+    )
+
+
+def item(connection: Connection, item_id: str) -> Item | None:
+    row = _row(connection, items, item_id)
+    return None if row is None else _item(row)
+
+
+def bundle(connection: Connection, bundle_id: str) -> Bundle | None:
+    row = _row(connection, bundles, bundle_id)
+    if row is None:
+        return None
+    within = select(bundle_item.c.item_id).where(bundle_item.c.bundle_id == bundle_id)
+    return _bundle(row, connection.scalars(within.order_by(bundle_item.c.position)))
+
+
+def put_item(connection: Connection, item: Item) -> bool:
+    check_item(item)
+    return _put(connection, items, item_values(item))
+
+
+def put_bundle(connection: Connection, bundle: Bundle) -> bool:
+    check_bundle(bundle)
+    check_known(connection, "item", bundle.items)
+    new = _put(connection, bundles, bundle_values(bundle))
+    connection.execute(delete(bundle_item).where(bundle_item.c.bundle_id == bundle.id))
+    contents = [
+        {"bundle_id": bundle.id, "position": position, "item_id": item_id}
+        for position, item_id in enumerate(bundle.items)
+    ]
+    if contents:
+        connection.execute(insert(bundle_item), contents)
+    return new
+
+
+def withdraw(connection: Connection, kind: Literal["item", "bundle"], thing_id: str) -> bool:
+    table = THINGS[kind]
+    if _row(connection, table, thing_id) is None:
+        return False
+    change = update(table).where(table.c.id == thing_id)
+    connection.execute(change.values(withdrawn=True, version=next_version(connection)))
+    return True
+
+
+def check_known(connection: Connection, kind: Literal["item", "bundle"], ids: Iterable[str]) -> None:
+    wanted = list(dict.fromkeys(ids))
+    if wanted:
+        sqlite = is_sqlite(connection)
+        found = connection.scalars(_among(kind, sqlite), {"ids": listed(wanted, sqlite)})
+        missing = set(wanted).difference(found)
+        if missing:
+            raise UnknownThingsError(kind, [name for name in wanted if name in missing])
+
+
+@cache
+def _among(kind: Literal["item", "bundle"], sqlite: bool) -> Select[Any]:
+    column = THINGS[kind].c.id
+    return select(column).where(one_of(column, "ids", sqlite))
+
+
+def _put(connection: Connection, table: Table, values: dict[str, Any]) -> bool:
+    values["version"] = next_version(connection)
+    changed = connection.execute(update(table).where(table.c.id == values["id"]).values(values)).rowcount
+    if not changed:
+        connection.execute(insert(table).values(values))
+    return not changed
+
+
+def item_values(item: Item) -> dict[str, Any]:
+    return {
+        "id": item.id,
+        "title": item.title,
+        "price": item.price,
+        "tags": item.tags,
+        "stock": item.stock,
+        "withdrawn": item.withdrawn,
+    }
+
+
+def bundle_values(bundle: Bundle) -> dict[str, Any]:
+    return {
+        "id": bundle.id,
+        "title": bundle.title,
+        "price": bundle.price,
+        "discount": bundle.discount,
+        "tags": bundle.tags,
+        "withdrawn": bundle.withdrawn,
+    }
+
+
+def _row(connection: Connection, table: Table, thing_id: str) -> Row[Any] | None:
+    if not is_id(thing_id):
+        return None
+    return connection.execute(select(table).where(table.c.id == thing_id)).one_or_none()
+
+
+def _item(row: Row[Any]) -> Item:
+    return Item(row.id, row.title, row.price, tuple(row.tags), row.stock, row.withdrawn)
+
+
+def _bundle(row: Row[Any], contents: Iterable[str]) -> Bundle:
+    return Bundle(row.id, tuple(contents), row.title, row.price, row.discount, tuple(row.tags), row.withdrawn)

@@ -1,0 +1,92 @@
+"""What the store takes. All it holds must come out again as training data, and be safe in a message."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final
+
+from bundlemage.errors import UnstorableError
+from bundlemage.store.records import Bundle, Interaction, Item, Served
+
+LONGEST_ID: Final = 200
+LARGEST_STOCK: Final = 2**53  # as far as training data, where numbers are floats, counts exactly
+_NOT_IN_AN_ID: Final = ("Cc", "Cs")  # control characters, and halves of characters, which UTF-8 cannot write
+
+
+def fault_of_id(name: str) -> str | None:
+    """What is wrong with an id, in words; None: nothing."""
+    if not name or name.isspace():
+        return "is empty"
+    if len(name) > LONGEST_ID:
+        return f"has {len(name):,} characters; {LONGEST_ID} are allowed"
+    if not name.isprintable() and any(unicodedata.category(letter) in _NOT_IN_AN_ID for letter in name):
+        return "has a control character, such as a line break"
+    return None
+
+
+def is_id(name: str) -> bool:
+    """Whether a thing may have this id. A database need not be asked for others, and may not take them."""
+    return fault_of_id(name) is None
+
+
+def check_ids(kind: str, names: Iterable[str]) -> None:
+    for name in names:
+        fault = fault_of_id(name)
+        if fault is not None:
+            raise UnstorableError(f"the {kind} id {name[:60]!r} {fault}. Give the {kind} another id")
+
+
+def check_item(item: Item) -> None:
+    check_ids("item", [item.id])
+    _check_texts(f"item {item.id!r}", item.title, item.tags)
+    _check_number(f"the price of item {item.id!r}", item.price)
+    _check_number(f"the stock of item {item.id!r}", item.stock, LARGEST_STOCK)
+
+
+def check_bundle(bundle: Bundle) -> None:
+    check_ids("bundle", [bundle.id])
+    _check_texts(f"bundle {bundle.id!r}", bundle.title, bundle.tags)
+    _check_number(f"the price of bundle {bundle.id!r}", bundle.price)
+    check_ids("item", bundle.items)
+    _check_number(f"the discount of bundle {bundle.id!r}", bundle.discount, 1)
+    if len(set(bundle.items)) < len(bundle.items):
+        twice = next(item for item in bundle.items if bundle.items.count(item) > 1)
+        raise UnstorableError(f"bundle {bundle.id!r} has the item {twice!r} twice. Name each item once")
+
+
+def check_interactions(interactions: Iterable[Interaction]) -> None:
+    for interaction in interactions:
+        check_ids("user", [interaction.user_id])
+        check_ids(interaction.kind, [interaction.thing_id])
+        if interaction.request_id is not None:
+            check_ids("request", [interaction.request_id])
+        if interaction.at is not None:
+            check_time(interaction.at)
+
+
+def check_served(answers: Iterable[Served]) -> None:
+    for answer in answers:
+        check_ids("request", [answer.request_id])
+        if answer.user_id is not None:
+            check_ids("user", [answer.user_id])
+        check_time(answer.at)
+
+
+def check_time(at: datetime) -> None:
+    if at.tzinfo is None:
+        raise UnstorableError(f"the time {at.isoformat()} has no time zone. Write UTC as {at.isoformat()}Z")
+
+
+def _check_texts(what: str, title: str | None, tags: Iterable[str]) -> None:
+    for name, text in (("title", title or ""), *(("tags", tag) for tag in tags)):
+        if any(letter == "\0" or unicodedata.category(letter) == "Cs" for letter in text):
+            raise UnstorableError(f"{what} has {name!r} {text[:60]!r}, which is not text. Write it in UTF-8")
+
+
+def _check_number(what: str, value: float | None, most: float = math.inf) -> None:
+    if value is not None and not (math.isfinite(value) and 0 <= value <= most):
+        expected = "0 or more" if most == math.inf else f"from 0 to {most:,}"
+        raise UnstorableError(f"{what} is {value}; expected a number {expected}, or nothing if it is unknown")

@@ -1,0 +1,64 @@
+"""Brings a database to the tables that this program knows; safe where several processes open it at once."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, func, inspect, select
+
+from bundlemage.errors import StoreError
+from bundlemage.store.engine import Database
+from bundlemage.store.models import metadata
+
+VERSION_TABLE: Final = "bundlemage_version"
+"""Not Alembic's usual name, which a shop's own programs may use in the same database."""
+LOCK_NUMBER: Final = 6_235_118_047
+_ALONE = threading.Lock()  # Alembic keeps what it is at in globals
+
+
+def bring_up_to_date(database: Database) -> None:
+    config = Config()
+    folder = str(Path(__file__).with_name("migrations"))
+    config.set_main_option("script_location", folder.replace("%", "%%"))
+    scripts = ScriptDirectory.from_config(config)
+    with database.read() as connection:
+        if _version(connection) == scripts.get_current_head():
+            return
+    with _ALONE, database.write() as connection:  # SQLite: this waits until nobody else writes
+        if not database.is_sqlite:
+            connection.execute(select(func.pg_advisory_xact_lock(LOCK_NUMBER)))
+        _check(database, connection, scripts)
+        config.attributes["configuration"] = _configuration(connection)
+        command.upgrade(config, "head")
+
+
+def _configuration(connection: Connection) -> dict[str, Any]:
+    return {"connection": connection, "target_metadata": metadata, "version_table": VERSION_TABLE}
+
+
+def _version(connection: Connection) -> str | None:
+    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+    return context.get_current_revision()
+
+
+def _check(database: Database, connection: Connection, scripts: ScriptDirectory) -> None:
+    found = _version(connection)
+    known = [script.revision for script in scripts.walk_revisions()]
+    if found is None:
+        strangers = sorted(set(inspect(connection).get_table_names()) & set(metadata.tables))
+        if strangers:
+            raise StoreError(
+                f"{database.url}: there are tables of other programs with the names that the store needs: "
+                f"{', '.join(strangers)}. Give the store a database of its own"
+            )
+    elif found not in known:
+        raise StoreError(
+            f"{database.url}: its tables are of version {found}, and this program knows {known[0]} at most. "
+            "A newer bundlemage made them: update this one"
+        )

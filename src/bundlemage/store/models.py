@@ -1,0 +1,188 @@
+"""The tables. How a database gets them is told in `migrations`; a test holds the two together."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Dialect,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Moment(TypeDecorator[datetime]):
+    """A time as microseconds since 1970 in UTC: exact, in order, and the same in every database."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> int | None:
+        return None if value is None else (value - _EPOCH) // timedelta(microseconds=1)
+
+    def process_result_value(self, value: int | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else _EPOCH + timedelta(microseconds=value)
+
+
+class Json(TypeDecorator[Any]):
+    """JSON as text, which every database keeps exactly as it was given."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        return None if value is None else json.dumps(value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        return None if value is None else json.loads(value)
+
+
+def name_type() -> TypeEngine[str]:
+    """An id. PostgreSQL is told to order ids by code point, as SQLite and Python do."""
+    return String().with_variant(String(collation="C"), "postgresql")
+
+
+def serial_type() -> TypeEngine[int]:
+    """A number that the database counts up; SQLite does so only for an INTEGER."""
+    return BigInteger().with_variant(Integer(), "sqlite")
+
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_name)s",
+    }
+)
+
+clock = Table(
+    "clock",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),  # one row, with the id 1
+    Column("catalogue", BigInteger, nullable=False),
+    Column("model", name_type(), ForeignKey("models.version")),
+)
+"""The version of the catalogue, and the model that is to serve. Whoever changes the catalogue locks it."""
+
+items = Table(
+    "items",
+    metadata,
+    Column("id", name_type(), primary_key=True),
+    Column("title", Text),
+    Column("price", Double),
+    Column("tags", Json, nullable=False),
+    Column("stock", BigInteger),
+    Column("withdrawn", Boolean, nullable=False),
+    Column("version", BigInteger, nullable=False, index=True),
+)
+
+bundles = Table(
+    "bundles",
+    metadata,
+    Column("id", name_type(), primary_key=True),
+    Column("title", Text),
+    Column("price", Double),
+    Column("discount", Double),
+    Column("tags", Json, nullable=False),
+    Column("withdrawn", Boolean, nullable=False),
+    Column("version", BigInteger, nullable=False, index=True),
+)
+
+bundle_item = Table(
+    "bundle_item",
+    metadata,
+    Column("bundle_id", name_type(), ForeignKey("bundles.id"), primary_key=True),
+    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("item_id", name_type(), ForeignKey("items.id"), nullable=False),
+    sqlite_with_rowid=False,
+)
+
+# Without row ids SQLite keeps these two in the order of their keys, so what one user has lies together.
+user_item = Table(
+    "user_item",
+    metadata,
+    Column("user_id", name_type(), primary_key=True),
+    Column("item_id", name_type(), ForeignKey("items.id"), primary_key=True, index=True),
+    Column("at", Moment),  # null: before the store was there
+    Column("request_id", Text),
+    sqlite_with_rowid=False,
+)
+
+user_bundle = Table(
+    "user_bundle",
+    metadata,
+    Column("user_id", name_type(), primary_key=True),
+    Column("bundle_id", name_type(), ForeignKey("bundles.id"), primary_key=True, index=True),
+    Column("at", Moment),
+    Column("request_id", Text),
+    sqlite_with_rowid=False,
+)
+
+served = Table(
+    "served",
+    metadata,
+    Column("number", serial_type(), primary_key=True),  # a request id comes from outside and may be repeated
+    Column("request_id", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("user_id", name_type(), index=True),
+    Column("model", Text, nullable=False),
+    Column("ids", Json, nullable=False),
+    Column("at", Moment, nullable=False, index=True),
+)
+
+models = Table(
+    "models",
+    metadata,
+    Column("version", name_type(), primary_key=True),
+    Column("path", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("metrics", Json, nullable=False),
+    Column("published_at", Moment, nullable=False),
+)
+
+keys = Table(
+    "keys",
+    metadata,
+    Column("id", name_type(), primary_key=True),
+    Column("role", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("revoked_at", Moment),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("digest", LargeBinary, primary_key=True),
+    Column("key_id", name_type(), ForeignKey("keys.id"), nullable=False),
+    Column("expires_at", Moment, nullable=False),
+)
+
+idempotency = Table(
+    "idempotency",
+    metadata,
+    Column("caller", name_type(), primary_key=True),
+    Column("key", name_type(), primary_key=True),
+    Column("digest", LargeBinary, nullable=False),
+    Column("new", Integer, nullable=False),
+    Column("known", Integer, nullable=False),
+    Column("at", Moment, nullable=False, index=True),
+)
+
+SALES_INDEXES: tuple[Index, ...] = (*user_item.indexes, *user_bundle.indexes)

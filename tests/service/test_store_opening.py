@@ -1,0 +1,254 @@
+"""Opening a store: what is made, what is refused, and what happens when the database goes away."""
+
+from __future__ import annotations
+
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import create_engine, make_url
+
+from bundlemage.errors import StoreError
+from bundlemage.store.migrate import VERSION_TABLE
+from bundlemage.store.models import metadata
+from bundlemage.store.records import Item
+from bundlemage.store.repository import Store
+
+
+def run(store: Store, statement: str) -> None:
+    with store._database.write() as connection:
+        connection.exec_driver_sql(statement)
+
+
+def test_the_migrations_give_exactly_the_tables(store: Store) -> None:
+    with store._database.read() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+        assert compare_metadata(context, metadata) == []
+
+
+def test_sqlite_gets_the_same_statements_from_migrations_and_tables(tmp_path: Path) -> None:
+    """Above is not told of row ids."""
+    engine = create_engine(f"sqlite:///{tmp_path}/other.db")
+    metadata.create_all(engine)
+    migrated = Store.open(f"sqlite:///{tmp_path}/store.db")
+    query = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"
+    with engine.connect() as wanted, migrated._database.read() as found:
+        statements = {name: sql for name, sql in found.exec_driver_sql(query) if name != VERSION_TABLE}
+        assert statements == {row.name: row.sql for row in wanted.exec_driver_sql(query)}
+    assert "WITHOUT ROWID" in statements["user_item"]
+    engine.dispose()
+    migrated.close()
+
+
+def test_a_store_is_there_when_it_is_opened_again(store: Store, store_url: str) -> None:
+    store.put_item(Item("lamp"))
+    again = Store.open(store_url)
+    assert again.item("lamp") == Item("lamp")
+    again.close()
+    again.close()
+
+
+def test_many_open_a_new_store_at_once(store_url: str) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        stores = list(pool.map(Store.open, [store_url] * 8))
+    for number, store in enumerate(stores):
+        assert store.put_item(Item(f"item {number}"))
+    assert len(stores[0].catalogue().items) == 8
+    for store in stores:
+        store.close()
+
+
+def test_a_newer_database_is_refused(store: Store, store_url: str) -> None:
+    run(store, f"UPDATE {VERSION_TABLE} SET version_num = '99'")
+    with pytest.raises(StoreError, match=r"are of version 99, and this program knows 1 at most.* update"):
+        Store.open(store_url)
+
+
+def test_tables_of_others_are_left_alone(store: Store, store_url: str) -> None:
+    run(store, f"DROP TABLE {VERSION_TABLE}")
+    with pytest.raises(StoreError, match=r"of other programs.*bundle_item, bundles, .*a database of its own"):
+        Store.open(store_url)
+
+
+def test_a_database_may_hold_other_tables(store_url: str) -> None:
+    engine = create_engine(make_url(store_url.replace("postgresql:", "postgresql+psycopg:")))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32))")
+        connection.exec_driver_sql("INSERT INTO alembic_version VALUES ('of another program')")
+    engine.dispose()
+    store = Store.open(store_url)
+    assert store.is_empty()
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("nonsense", "cannot be understood. Write sqlite:///"),
+        ("mysql://me:s3cret@host/shop", "SQLite or PostgreSQL, and not 'mysql'"),
+        ("sqlite://", "kept in a file"),
+        ("sqlite:///:memory:", "kept in a file"),
+        ("sqlite:///{folder}/none/store.db", "there is no folder '.*none'. Make it, or correct the path"),
+        ("sqlite:///{folder}", "this is a folder"),
+        ("sqlite:///{folder}/text.db", "file is not a database. Give the path of a database that"),
+        ("postgresql://me:s3cret@127.0.0.1:1/shop", r"postgresql://me:\*\*\*@127.0.0.1:1/shop: .*refused"),
+    ],
+)
+def test_a_url_that_leads_nowhere_is_refused_in_words(tmp_path: Path, url: str, words: str) -> None:
+    (tmp_path / "text.db").write_text("Dear diary, " * 100)
+    with pytest.raises(StoreError, match=words) as raised:
+        Store.open(url.format(folder=tmp_path))
+    assert "s3cret" not in str(raised.value)
+    assert raised.value.__cause__ is None
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_wrong_password_is_told_but_not_shown(postgres_url: str) -> None:
+    wrong = make_url(postgres_url).set(password="hunter2").render_as_string(hide_password=False)
+    with pytest.raises(StoreError, match="Check the name and the password in the URL") as raised:
+        Store.open(wrong)
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_database_that_is_not_there_is_told(postgres_url: str) -> None:
+    with pytest.raises(StoreError, match=r'database "none" does not exist\. Make the database first'):
+        Store.open(make_url(postgres_url).set(database="none").render_as_string(hide_password=False))
+
+
+def test_the_url_in_messages_has_no_password(store: Store, store_url: str) -> None:
+    assert store.url == make_url(store_url).render_as_string(hide_password=True)
+
+
+def test_a_sqlite_file_is_for_its_owner_and_for_eyes_after_a_crash(tmp_path: Path) -> None:
+    store = Store.open(f"sqlite:///{tmp_path}/store.db")
+    store.put_item(Item("lamp"))
+    assert {path.name for path in tmp_path.iterdir()} == {"store.db", "store.db-wal", "store.db-shm"}
+    for path in tmp_path.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with store._database.write() as connection:
+        found = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys", "secure_delete", "busy_timeout")
+        }
+    assert found == {
+        "journal_mode": "wal",
+        "synchronous": 2,
+        "foreign_keys": 1,
+        "secure_delete": 1,
+        "busy_timeout": 30_000,
+    }
+    store.close()
+
+
+def test_a_relative_path_stays_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = Store.open("sqlite:///store.db")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with ThreadPoolExecutor(4) as pool:  # each on a connection of its own
+        assert all(pool.map(lambda number: store.put_item(Item(str(number))), range(8)))
+    assert not list((tmp_path / "elsewhere").iterdir())
+    store.close()
+
+
+def test_postgresql_acknowledges_only_what_is_on_disk(postgres_url: str) -> None:
+    store = Store.open(postgres_url)
+    run(store, f"ALTER DATABASE {make_url(postgres_url).database} SET synchronous_commit = off")
+    store.close()
+    store = Store.open(postgres_url)
+    with store._database.write() as connection:
+        assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
+    store.close()
+
+
+def test_postgresql_orders_ids_as_python_does(postgres_url: str) -> None:
+    store = Store.open(postgres_url)
+    query = (
+        "SELECT column_name, collation_name FROM information_schema.columns WHERE table_name = 'user_item'"
+    )
+    with store._database.read() as connection:
+        found = {row.column_name: row.collation_name for row in connection.exec_driver_sql(query)}
+    assert found["user_id"] == found["item_id"] == "C"  # the server of the tests does so anyway
+    store.close()
+
+
+class Wire:
+    """A line to a server that can be cut and mended."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.server = (host, port)
+        self.whole = True
+        self.ends: list[socket.socket] = []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self.listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self.listener.accept()
+            except OSError:
+                return
+            if not self.whole:
+                near.close()
+                continue
+            far = socket.create_connection(self.server)
+            self.ends += [near, far]
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
+
+    @staticmethod
+    def _carry(source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                sink.sendall(data)
+        except OSError:
+            pass
+
+    def cut(self) -> None:
+        self.whole = False
+        for end in self.ends:
+            end.shutdown(socket.SHUT_RDWR)
+            end.close()
+        self.ends.clear()
+
+
+@pytest.fixture
+def wire(postgres_url: str) -> Iterator[tuple[Wire, str]]:
+    address = make_url(postgres_url)
+    wire = Wire(address.host or "", address.port or 0)
+    yield wire, address.set(port=wire.port).render_as_string(hide_password=False)
+    wire.listener.close()
+
+
+def cut_in_the_middle(line: Wire, store: Store) -> None:
+    with store._database.write() as connection:
+        connection.exec_driver_sql("UPDATE items SET title = 'half'")
+        line.cut()
+        connection.exec_driver_sql("UPDATE items SET price = 1")
+
+
+def test_a_lost_connection_is_told_and_made_again(wire: tuple[Wire, str]) -> None:
+    line, url = wire
+    store = Store.open(url)
+    assert store.put_item(Item("lamp"))
+    line.cut()
+    for call in (store.state, store.ping, lambda: store.put_item(Item("rug"))):
+        with pytest.raises(StoreError, match=r"postgresql://shop:\*\*\*@.*the server is running"):
+            call()
+    line.whole = True
+    assert store.put_item(Item("rug"))
+    with pytest.raises(StoreError):
+        cut_in_the_middle(line, store)
+    line.whole = True
+    assert store.catalogue().items == [Item("lamp"), Item("rug")]
+    line.cut()  # while the connections lie idle
+    line.whole = True
+    assert store.put_item(Item("bed"))
+    store.close()

@@ -1,0 +1,240 @@
+"""A model in a shop that is open: the catalogue and people's histories change, the model does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bundlemage import Filter, Recommender, sample_shop
+from bundlemage.data.dataset import BundleDataset
+from bundlemage.errors import UnknownIdError, UnsupportedError
+from bundlemage.live import EMPTY, Answer, Live, Question, Stock
+from bundlemage.shop import History, Recommendation
+from bundlemage.store.records import Bundle, CatalogueChange, Item, Owned, Sales
+
+
+def stock_of(dataset: BundleDataset) -> Stock:
+    assert dataset.catalogue is not None
+    items = [
+        Item(row["item_id"], row["title"], row["price"], tuple(row["tags"] or ()), row["stock"])
+        for row in dataset.catalogue.items.to_pylist()
+    ]
+    contents = dataset.bundle_item
+    bundles = [
+        Bundle(
+            row["bundle_id"],
+            tuple(
+                dataset.items[p]
+                for p in contents.indices[contents.indptr[n] : contents.indptr[n + 1]].tolist()
+            ),
+            row["title"],
+            row["price"],
+            row["discount"],
+            tuple(row["tags"] or ()),
+        )
+        for n, row in enumerate(dataset.catalogue.bundles.to_pylist())
+    ]
+    return EMPTY.after(CatalogueChange(1, items, bundles))
+
+
+def owned_by(dataset: BundleDataset, user: str) -> Owned:
+    row = dataset.users.position(user)
+
+    def ids(matrix: object, names: object) -> tuple[str, ...]:
+        return tuple(names[p] for p in matrix.indices[matrix.indptr[row] : matrix.indptr[row + 1]])  # type: ignore
+
+    return Owned(ids(dataset.user_item, dataset.items), ids(dataset.user_bundle, dataset.bundles))
+
+
+@pytest.fixture(scope="module")
+def recommender() -> Recommender:
+    return Recommender(embedding_dim=64, device="cpu").fit(sample_shop().dataset, progress=False)
+
+
+@pytest.fixture(scope="module")
+def live(recommender: Recommender) -> Live:
+    dataset = recommender.dataset
+    sales = Sales(
+        dict(zip(dataset.items, dataset.user_item.sum(0).A1.astype(int).tolist(), strict=True)),
+        dict(zip(dataset.bundles, dataset.user_bundle.sum(0).A1.astype(int).tolist(), strict=True)),
+    )
+    return Live(recommender, stock_of(dataset), sales)
+
+
+def ask(live: Live, owned: Owned, k: int = 10, **more: object) -> Answer:
+    (answer,) = live.answer([Question(owned, k, **more)])  # type: ignore[arg-type]
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def ids(found: list[Recommendation]) -> list[str]:
+    return [answer.id for answer in found]
+
+
+def test_as_long_as_nothing_changes_it_answers_as_the_recommender_does(
+    live: Live, recommender: Recommender
+) -> None:
+    for user in ("u0007", "u0100", "u0555"):
+        owned = owned_by(recommender.dataset, user)
+        mine, theirs = ask(live, owned).found, recommender.recommend(user, 10)
+        assert ids(mine) == ids(theirs)
+        assert [m.score for m in mine] == pytest.approx([t.score for t in theirs], rel=1e-5)
+        mine = ask(live, owned, 5, partial=("g0022", "g0401")).found
+        assert ids(mine) == ids(recommender.complete(user, ["g0022", "g0401"], 5))
+
+
+def test_filters_and_owned_things_are_as_in_the_recommender(live: Live, recommender: Recommender) -> None:
+    owned = owned_by(recommender.dataset, "u0007")
+    for where in (
+        Filter(max_price=40),
+        Filter(tags=["Seafaring"]),
+        Filter(in_stock=True),
+        Filter(exclude=["b0166"]),
+    ):
+        assert ids(ask(live, owned, 10, where=where).found) == ids(
+            recommender.recommend("u0007", 10, where=where)
+        )
+    everything = ids(ask(live, owned, 300, include_owned=True).found)
+    assert set(owned.bundles) <= set(everything)
+    assert not set(owned.bundles) & set(ids(ask(live, owned, 300).found))
+
+
+def test_a_batch_of_different_questions_is_answered_as_one_by_one(
+    live: Live, recommender: Recommender
+) -> None:
+    questions = [
+        Question(owned_by(recommender.dataset, user), k, where, partial=partial)
+        for user, k, where, partial in (
+            ("u0007", 3, None, None),
+            ("u0008", 7, None, None),
+            ("u0009", 2, Filter(max_price=30), None),
+            ("u0007", 4, None, ("g0022",)),
+            ("u0010", 5, None, ()),
+        )
+    ]
+    together = live.answer(questions)
+    for question, answer in zip(questions, together, strict=True):
+        assert isinstance(answer, Answer)
+        (alone,) = live.answer([question])
+        assert isinstance(alone, Answer)
+        assert ids(answer.found) == ids(alone.found)
+        assert len(answer.found) == question.k
+
+
+def test_one_bad_question_does_not_spoil_the_others(live: Live) -> None:
+    good, bad = live.answer([Question(Owned(), 3), Question(Owned(), 3, Filter(among=["nowhere"]))])
+    assert isinstance(good, Answer)
+    assert isinstance(bad, UnknownIdError)
+
+
+def test_a_purchase_changes_the_answer(live: Live, recommender: Recommender) -> None:
+    owned = owned_by(recommender.dataset, "u0007")
+    first = ask(live, owned).found
+    after = ask(live, replace(owned, bundles=(*owned.bundles, first[0].id))).found
+    assert first[0].id not in ids(after)
+    assert [a.score for a in after] != [a.score for a in first[1:]]
+
+
+def test_a_new_bundle_reaches_whom_it_fits_and_not_whom_it_does_not(
+    live: Live, recommender: Recommender
+) -> None:
+    fitting = owned_by(recommender.dataset, "u0007")
+    best = live.stock.bundles[ask(live, fitting).found[0].id]
+    worst = live.stock.bundles[ask(live, fitting, 240).found[-1].id]
+    new = CatalogueChange(2, [], [Bundle("like the best", best.items), Bundle("like the worst", worst.items)])
+    now = live.at(live.stock.after(new))
+    ranks = {answer.id: answer.rank for answer in ask(now, fitting, 242).found}
+    assert ranks["like the best"] <= 20
+    assert ranks["like the worst"] > 100
+    assert "like the best" not in ids(ask(live, fitting, 242).found)  # the snapshot before is as it was
+
+
+def test_a_new_bundle_has_its_price_and_tags_in_filters(live: Live) -> None:
+    new = Bundle("spring", ("g0022", "g0401"), "Spring", 12.5, 0.2, ("Brand new",))
+    now = live.at(live.stock.after(CatalogueChange(2, [], [new])))
+    assert ids(ask(now, Owned(), 5, where=Filter(tags=["Brand new"])).found) == ["spring"]
+    (answer,) = ask(now, Owned(("g0022",)), 5, where=Filter(tags=["Brand new"], max_price=12.5)).found
+    assert (answer.title, answer.source) == ("Spring", "model")
+
+
+def test_a_changed_bundle_is_judged_by_what_is_in_it_now(live: Live, recommender: Recommender) -> None:
+    owned = owned_by(recommender.dataset, "u0007")
+    everything = ask(live, owned, 240).found
+    best, worst = everything[0].id, everything[-1].id
+    changed = replace(live.stock.bundles[worst], items=live.stock.bundles[best].items)
+    now = live.at(live.stock.after(CatalogueChange(2, [], [changed])))
+    ranks = {answer.id: answer.rank for answer in ask(now, owned, 240).found}
+    assert ranks[worst] < len(everything) * 2 / 3  # what it sold before still counts, so it is not first
+
+
+def test_withdrawn_things_are_not_shown_nor_bundles_with_them(live: Live, recommender: Recommender) -> None:
+    owned = owned_by(recommender.dataset, "u0007")
+    first, second = ask(live, owned).found[:2]
+    item = live.stock.items[live.stock.bundles[second.id].items[0]]
+    change = CatalogueChange(
+        2, [replace(item, withdrawn=True)], [replace(live.stock.bundles[first.id], withdrawn=True)]
+    )
+    now = live.at(live.stock.after(change))
+    shown = ids(ask(now, owned, 240).found)
+    assert first.id not in shown
+    assert second.id not in shown
+    assert not now.recommendable(now.stock.bundles[second.id])
+    assert item.id not in ids(ask(now, owned, 600, partial=()).found)
+    # what was bought still counts
+    history = Owned(bundles=(first.id,))
+    assert [a.score for a in ask(now, history).found] != [a.score for a in ask(now, Owned()).found]
+
+
+def test_what_the_model_does_not_know_yet_is_passed_over_and_counted(live: Live) -> None:
+    change = CatalogueChange(
+        2, [Item("g9999")], [Bundle("only new", ("g9999",)), Bundle("half", ("g9999", "g0022"))]
+    )
+    now = live.at(live.stock.after(change))
+    answer = ask(now, Owned(("g0022", "g9999"), ("only new", "half")), 242)
+    assert (answer.items, answer.bundles, answer.not_in_model) == (1, 1, 2)
+    assert "only new" not in ids(answer.found)
+    assert not now.recommendable(now.stock.bundles["only new"])
+    assert now.recommendable(now.stock.bundles["half"])
+    assert not now.in_model("g9999")
+
+
+def test_whoever_has_nothing_gets_what_sells_best(live: Live) -> None:
+    answers = ask(live, Owned(), 5).found
+    assert {answer.source for answer in answers} == {"popular"}
+    best = sorted(live.sales.bundles.values(), reverse=True)[:5]
+    assert [live.sales.bundles[answer.id] for answer in answers] == best
+    fresh = live.at(live.stock, Sales({}, {answers[4].id: 1000}))
+    assert ask(fresh, Owned(), 1).found[0].id == answers[4].id
+
+
+def test_similar_bundles_are_those_with_similar_contents(live: Live) -> None:
+    twin = replace(live.stock.bundles["b0166"], id="twin")
+    now = live.at(live.stock.after(CatalogueChange(2, [], [twin])))
+    found = now.similar("b0166", 5)
+    assert found[0].id == "twin"
+    assert found[0].score == pytest.approx(1, abs=1e-5)
+    assert "b0166" not in ids(found)
+    assert [answer.rank for answer in found] == [1, 2, 3, 4, 5]
+    assert "twin" not in ids(now.similar("b0166", 5, Filter(exclude=["twin"])))
+    with pytest.raises(UnknownIdError):
+        now.similar("nowhere", 5)
+
+
+def test_the_gate_is_a_share(live: Live, recommender: Recommender) -> None:
+    shares = {live.item_share(owned_by(recommender.dataset, user)) for user in ("u0007", "u0008", "u0009")}
+    assert len(shares) == 3
+    assert all(0 < share < 1 for share in shares)
+
+
+def test_a_model_that_knows_only_its_users_cannot_serve() -> None:
+    bound = Recommender("bpr", epochs=1, device="cpu").fit(sample_shop().dataset, progress=False)
+    with pytest.raises(UnsupportedError, match="new users"):
+        Live(bound, EMPTY)
+
+
+def test_unknown_people_are_as_in_the_recommender(live: Live, recommender: Recommender) -> None:
+    given = History(items=["g0022"], bundles=["b0013"])
+    mine = ask(live, Owned(("g0022",), ("b0013",))).found
+    assert ids(mine) == ids(recommender.recommend(given, 10))
