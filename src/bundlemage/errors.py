@@ -126,4 +126,4 @@ class MissingExtraError(BundleMageError):
 
 
 class BusyError(BundleMageError):
-    """More is asked for than can be answered in time."""
+    """More is asked for than can be answered in time, or the same is under way already."""

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,17 @@ import torch.nn.functional as F
 from scipy import sparse
 
 from bundlemage.answering import Questions, rankings
+from bundlemage.artifact import artifact_version
 from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, Catalogue
 from bundlemage.data.vocabulary import Vocabulary
-from bundlemage.errors import UnknownIdError, UnsupportedError
+from bundlemage.errors import ArtifactError, UnknownIdError, UnsupportedError
 from bundlemage.filters import Filter
 from bundlemage.models.base import Histories
 from bundlemage.models.ragged import Ragged
 from bundlemage.ranking import top
 from bundlemage.recommender import Recommender
 from bundlemage.shop import Recommendation, Shop, Trade, best
-from bundlemage.store.records import Bundle, CatalogueChange, Item, Owned, Sales
+from bundlemage.store.records import Bundle, CatalogueChange, Item, ModelRecord, Owned, Sales
 
 NO_SALES = Sales({}, {})
 
@@ -248,6 +250,23 @@ class Live:
                 if isinstance(outcome, Exception):
                     raise outcome
         return self
+
+
+def record_of(path: Path) -> ModelRecord:
+    """A saved model as the store registers it."""
+    recommender = Recommender.load(path, device="cpu")
+    return ModelRecord(
+        artifact_version(path), str(path.resolve()), recommender.model_name, recommender.metrics
+    )
+
+
+def load_published(record: ModelRecord, device: str = "auto") -> Recommender:
+    """A registered model, or a message where its folder holds something else by now."""
+    path = Path(record.path)
+    found = artifact_version(path)
+    if found != record.version:
+        raise ArtifactError(f"{path} no longer holds the model {record.version}: it was replaced by {found}")
+    return Recommender.load(path, device=device)
 
 
 def _matrix(rows: Sequence[Sequence[int]], columns: int) -> sparse.csr_matrix:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 
@@ -423,3 +424,14 @@ def test_a_session_ends_by_itself_by_hand_and_with_its_key(store: Store) -> None
     assert store.session(b"b") is None
     with pytest.raises(StoreError):
         store.add_session(b"e", "no key", now)
+
+
+def test_what_was_erased_is_not_in_the_files_either(tmp_path: Path) -> None:
+    store = Store.open(f"sqlite:///{tmp_path / 'shop.db'}")
+    store.import_dataset(dataset_of([[0]], [[0]], [[0]], 1))
+    store.add_interactions([Interaction("somebody-in-particular", "bundle", "b0", NOON)])
+    store.erase_user("somebody-in-particular")
+    files = list(tmp_path.glob("shop.db*"))
+    assert len(files) > 1
+    assert not any(b"somebody-in-particular" in file.read_bytes() for file in files)
+    store.close()

@@ -21,8 +21,8 @@ def evaluate(
 ) -> None:
     """Measure the model in DIR on what was held out of PATH when it was trained."""
     from bundlemage.cli import show
-    from bundlemage.cli.measure import evaluate_beside_popularity
     from bundlemage.data.load import SAMPLE, read
+    from bundlemage.measure import evaluate_beside_popularity
     from bundlemage.recommender import Recommender
 
     with show.notes.status("loading and evaluating"):

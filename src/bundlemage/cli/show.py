@@ -48,7 +48,7 @@ def warnings(problems: Iterable[Problem]) -> None:
 def counting(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar for work that says how much of it is done; nothing is shown where it says nothing."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=notes, transient=True) as bar:
+    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
         task = bar.add_task(what, total=None, visible=False)
 
         def progress(done: int, total: int) -> None:

@@ -65,7 +65,7 @@ def train(
     ends with the same model. Ctrl-C stops early and keeps the best model so far.
     """
     from bundlemage.cli import show
-    from bundlemage.cli.measure import evaluate_beside_popularity, tasks_not_learned
+    from bundlemage.measure import evaluate_beside_popularity, tasks_not_learned
     from bundlemage.models.registry import model_class
     from bundlemage.recipe import Recipe
     from bundlemage.training.devices import resolve_device

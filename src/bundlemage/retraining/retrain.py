@@ -16,7 +16,8 @@ from bundlemage.artifact import artifact_version
 from bundlemage.data.splits import Split
 from bundlemage.errors import ArtifactError, ConfigError, UnsupportedError
 from bundlemage.evaluation.results import Evaluation
-from bundlemage.live import EMPTY
+from bundlemage.live import EMPTY, load_published
+from bundlemage.measure import evaluate_beside_popularity
 from bundlemage.models.base import Sizes
 from bundlemage.models.registry import build
 from bundlemage.recommender import Recommender
@@ -92,24 +93,6 @@ def retrain(
     given = {**(settings or {}), **({} if seed is None else {"seed": seed})}
     with store.alone("retrain"):
         return _Retraining(store, given, models, observers).go(force, tolerance, min_cases)
-
-
-def load_published(record: ModelRecord, device: str = "auto") -> Recommender:
-    """A registered model, or a message where its folder holds something else by now."""
-    path = Path(record.path)
-    found = artifact_version(path)
-    if found != record.version:
-        raise ArtifactError(f"{path} no longer holds the model {record.version}: it was replaced by {found}")
-    return Recommender.load(path, device=device)
-
-
-def evaluate_beside_popularity(recommender: Recommender, split: Split) -> list[Evaluation]:
-    """The model's row and, so that a figure means something, popularity's."""
-    rows = [recommender.evaluate(split)]
-    if recommender.model_name != "popularity":
-        device = str(recommender.shop.device)
-        rows.append(Recommender("popularity", device=device).fit(split).evaluate(split))
-    return rows
 
 
 class _Retraining:

@@ -15,9 +15,10 @@ from starlette.routing import Match
 
 from bundlemage import __version__
 from bundlemage.errors import ConfigError
+from bundlemage.live import record_of
 from bundlemage.recommender import Recommender
 from bundlemage.service import problems
-from bundlemage.service.engine import Engine, record_of
+from bundlemage.service.engine import Engine
 from bundlemage.service.metrics import Metrics
 from bundlemage.service.middleware import Frame
 from bundlemage.service.routes import catalogue, health, models, pages, recommend, session, users

@@ -13,22 +13,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
 
-from bundlemage.artifact import artifact_version
 from bundlemage.errors import (
-    ArtifactError,
     BundleMageError,
     ConfigError,
     UnknownThingsError,
     UnstorableError,
 )
 from bundlemage.filters import Filter
-from bundlemage.live import EMPTY, Answer, Live, Question
-from bundlemage.recommender import Recommender
+from bundlemage.live import EMPTY, Answer, Live, Question, load_published
 from bundlemage.service.batching import Batcher
 from bundlemage.service.settings import Settings
 from bundlemage.store.records import ModelRecord, Owned, Served
@@ -88,7 +84,7 @@ class Engine:
         self._served_days = settings.served_days
         torch.set_num_threads(settings.threads)
         stock = EMPTY.after(store.catalogue())
-        live = Live(_loaded(record), stock, store.sales())
+        live = Live(load_published(record), stock, store.sales())
         _check_same_shop(live, record)
         self._serving = Serving(live.warm(), record)
         self._next: Serving | None = None
@@ -195,7 +191,7 @@ class Engine:
             following = None
             if (self._next or self._serving).record.version != record.version:
                 now = self._serving.live
-                live = Live(_loaded(record), now.stock, now.sales)
+                live = Live(load_published(record), now.stock, now.sales)
                 _check_same_shop(live, record)
                 following = Serving(live.warm(), record)
             if not published:
@@ -261,23 +257,6 @@ def _unknown(live: Live, ask: Ask) -> UnknownThingsError | None:
         return UnknownThingsError("item", items)
     bundles = [name for name in owned.bundles if name not in live.stock.bundles]
     return UnknownThingsError("bundle", bundles) if bundles else None
-
-
-def record_of(path: Path) -> ModelRecord:
-    """A saved model as the store registers it."""
-    version = artifact_version(path)
-    recommender = Recommender.load(path, device="cpu")
-    return ModelRecord(version, str(path.resolve()), recommender.model_name, recommender.metrics)
-
-
-def _loaded(record: ModelRecord) -> Recommender:
-    """A registered model, or a message where its folder holds something else by now."""
-    path = Path(record.path)
-    if artifact_version(path) != record.version:
-        raise ArtifactError(
-            f"{path} no longer holds the model {record.version}: it was replaced by {artifact_version(path)}"
-        )
-    return Recommender.load(path)
 
 
 def _check_same_shop(live: Live, record: ModelRecord) -> None:

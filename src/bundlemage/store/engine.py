@@ -114,6 +114,12 @@ class Database:
         where = "the path" if self.is_sqlite else "the address, and that the server is running"
         return StoreError(f"{self.url}: {first}. {hints[0] if hints else f'Check {where}'}")
 
+    def write_log_anew(self) -> None:
+        """So that SQLite's log does not keep what was erased; while others read, it does so a little longer."""
+        if self.is_sqlite:
+            with self.read() as connection:
+                connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def _keep_a_log(self) -> None:
         """Readers go on while one writes. Kept in the file itself, so it is asked for once."""
         deadline = time.monotonic() + _BUSY_SECONDS

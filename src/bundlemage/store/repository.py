@@ -162,7 +162,9 @@ class Store:
     def erase_user(self, user_id: str) -> bool:
         """Interactions and answers; False: there were none."""
         with self._database.write() as connection:
-            return histories.erase_user(connection, user_id)
+            erased = histories.erase_user(connection, user_id)
+        self._database.write_log_anew()
+        return erased
 
     def sales(self) -> Sales:
         with self._database.snapshot() as connection:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from fastapi import APIRouter, Depends
 
-from bundlemage.service.engine import Serving, record_of
+from bundlemage.live import record_of
+from bundlemage.service.engine import Serving
 from bundlemage.service.problems import ApiError, responses
 from bundlemage.service.routes.common import TheService
 from bundlemage.service.schemas import (

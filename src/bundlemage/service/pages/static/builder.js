@@ -7,7 +7,7 @@ import { busy, byId, count, h, later, plural, price, still, titleOf } from "./do
 import { commonTags, discountOf, idFrom, sumOf } from "./draft.js";
 import { remember } from "./facts.js";
 import { showFit } from "./fit.js";
-import { announce, carryUser, emptyBox, frame, problemBox, setAddress, toast } from "./frame.js";
+import { announce, carryUser, emptyBox, frame, problemBox, setAddress } from "./frame.js";
 import { itemPicker } from "./picker.js";
 import { drawSuggestions, sourceWords } from "./suggestions.js";
 
@@ -255,9 +255,10 @@ async function save() {
     ...(discount() ? { discount: discount() } : {}),
   });
   askToReplace(null);
-  toast(`“${title || id}” is saved, and may be recommended from now on.`);
   state.saved = { id, title: title || id };
-  return showFit(byId("saved"), state.saved, state.user);
+  await showFit(byId("saved"), state.saved, state.user);
+  byId("saved").scrollIntoView({ block: "nearest" });
+  return undefined;
 }
 
 // ── Beginning ────────────────────────────────────────────────────────────────────────────────────

@@ -8,15 +8,12 @@ import { announce, problemBox } from "./frame.js";
 const FAR = 100; // how far down the bundle is looked for
 
 export async function showFit(place, { id, title }, user) {
+  const saved = h("p", {}, h("b", {}, `“${title}” is saved`), ", and may be recommended from now on.");
   if (!user) {
     place.replaceChildren(
-      h(
-        "div",
-        { class: "fit" },
-        h("p", {}, h("b", {}, `“${title}” is saved.`)),
-        h("p", {}, "Choose a user to see where it stands for them."),
-      ),
+      h("div", { class: "fit" }, saved, h("p", {}, "Choose a user to see where it stands for them.")),
     );
+    announce(saved.textContent);
     return;
   }
   try {
@@ -27,6 +24,7 @@ export async function showFit(place, { id, title }, user) {
       h(
         "div",
         { class: "fit" },
+        saved,
         found
           ? h("p", { class: "fit-rank" }, h("b", {}, `Rank ${count(found.rank)}`), ` for ${user}`)
           : h("p", {}, `Not among the first ${FAR} for ${user}: others fit better, or they own it.`),
@@ -34,9 +32,8 @@ export async function showFit(place, { id, title }, user) {
         h("p", {}, link),
       ),
     );
-    announce(
-      found ? `It has rank ${found.rank} for ${user}.` : `It is not among the first ${FAR} for ${user}.`,
-    );
+    const rank = found ? `It has rank ${found.rank}` : `It is not among the first ${FAR}`;
+    announce(`${saved.textContent} ${rank} for ${user}.`);
   } catch (error) {
     place.replaceChildren(problemBox(error, () => showFit(place, { id, title }, user)));
   }

@@ -1,0 +1,107 @@
+"""`bundlemage retrain` as a shop runs it: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bundlemage.artifact import artifact_version
+from bundlemage.store.repository import Store
+from tests.cli.run import run, run_json
+from tests.growing_shop import USERS, early_model, late_model, open_early, open_late, record_of, sell
+
+CRIPPLED = ["--set", "learning_rate=1e-9", "--set", "popularity_bias=false", "--epochs", "1"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return early_model(tmp_path_factory.mktemp("models") / "shop")
+
+
+@pytest.fixture
+def store(tmp_path: Path, model: Path) -> Iterator[Store]:
+    opened = Store.open(f"sqlite:///{tmp_path}/shop.db")
+    open_early(opened, model)
+    sell(opened)
+    yield opened
+    opened.close()
+
+
+def test_what_a_published_model_prints_and_what_nothing_new_does(
+    store: Store, tmp_path: Path, model: Path
+) -> None:
+    where = ["--db", tmp_path / "shop.db", "--models", tmp_path / "models"]
+    first = run_json("retrain", *where, "--seed", "3")
+    assert first["published"]
+    assert first["cases"] == first["comparison"]["cases"] == USERS
+    assert first["serving"] == artifact_version(model)
+    assert first["version"] == artifact_version(Path(first["path"])) == store.state().model
+    assert first["decided_by"] == "ndcg@10"
+    comparison = first["comparison"]
+    assert comparison["candidate"]["ndcg@10"] > comparison["serving"]["ndcg@10"]
+    assert comparison["difference"] == pytest.approx(
+        comparison["candidate"]["ndcg@10"] - comparison["serving"]["ndcg@10"]
+    )
+    assert first["epochs"] == 20
+    assert first["test"][0]["protocol"] == "retrain"
+
+    nothing_new = run("retrain", *where)
+    assert f"Not published, {first['version']} goes on serving: 0 users have" in nothing_new.stdout
+    assert run_json("retrain", *where)["comparison"] is None
+
+    store.publish(record_of(model))
+    good = run("retrain", *where)
+    assert f"{USERS} users have a bundle that is new to the serving model" in good.stderr
+    assert "serving" in good.stdout
+    assert "ndcg@10 differs by +0." in good.stdout
+    assert f"Published {store.state().model} as " in good.stdout
+
+
+def test_a_worse_model_is_refused_with_exit_code_0_and_published_by_force(tmp_path: Path) -> None:
+    store = Store.open(f"sqlite:///{tmp_path}/late.db")
+    open_late(store, late_model(tmp_path / "good"))
+    where = ["--db", tmp_path / "late.db"]
+
+    refused = run("retrain", *where, *CRIPPLED)
+    assert "Not published" in refused.stdout
+    assert "is lower than the serving model's" in refused.stdout
+    assert store.state().model == artifact_version(tmp_path / "good")
+    assert [path.name for path in tmp_path.glob("good*")] == ["good"]
+
+    forced = run_json("retrain", *where, *CRIPPLED, "--force")
+    assert forced["published"]
+    assert forced["reason"].startswith("forced: ")
+    assert Path(forced["path"]).parent == tmp_path  # beside the one that served
+    assert store.state().model == forced["version"]
+    store.close()
+
+
+def test_whoever_comes_second_gets_one_message(store: Store, tmp_path: Path) -> None:
+    with store.alone("retrain"):
+        refused = run("retrain", "--db", tmp_path / "shop.db", code=2)
+    assert refused.stdout == ""
+    assert refused.stderr.count("\n") == 1
+    assert "retrain is under way there already" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "name a database with --db"),
+        (["--db", "empty.db"], "names no model"),
+        (["--db", "shop.db", "--set", "epoch=3"], "unknown setting 'epoch'"),
+        (["--db", "shop.db", "--tolerance", "-1"], "tolerance"),
+        (["--db", "shop.db", "--device", "abacus"], "unknown device 'abacus'"),
+        (["--db", "oracle://shop"], "SQLite or PostgreSQL"),
+    ],
+)
+@pytest.mark.usefixtures("store")
+def test_bad_input_is_one_message_and_exit_code_2(
+    options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = run("retrain", *options, code=2)
+    assert message in refused.stderr
+    assert refused.stderr.count("\n") == 1

@@ -1,0 +1,493 @@
+"""Retraining: who is asked about, who wins, and that nothing half-done is ever published."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from bundlemage import Recommender
+from bundlemage.artifact import artifact_version
+from bundlemage.data.dataset import BundleDataset
+from bundlemage.data.dataset import binary_matrix as matrix
+from bundlemage.data.splits import Split, SplitPlan
+from bundlemage.data.vocabulary import Vocabulary
+from bundlemage.errors import ArtifactError, BusyError, ConfigError, UnsupportedError
+from bundlemage.live import EMPTY, Answer, Live, Question, Stock
+from bundlemage.retraining.comparing import DECISIVE, compare
+from bundlemage.retraining.held_out import fresh_cases, hold_out, plan_for
+from bundlemage.retraining.retrain import RetrainingObserver, retrain
+from bundlemage.store.records import Bundle, CatalogueChange, Interaction, Item, Owned
+from bundlemage.store.repository import Store
+from bundlemage.training.history import EpochRecord
+from tests.growing_shop import (
+    QUICK,
+    USERS,
+    early_model,
+    early_shop,
+    late_model,
+    late_shop,
+    open_early,
+    open_late,
+    record_of,
+    sell,
+)
+from tests.small_shop import pairs_of, row_of
+
+Names = set[tuple[str, str]]
+NOTHING_LEARNED: dict[str, Any] = {"learning_rate": 1e-9, "epochs": 1, "popularity_bias": False}
+
+
+@pytest.fixture(scope="module")
+def little_learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return early_model(tmp_path_factory.mktemp("models") / "shop")
+
+
+@pytest.fixture(scope="module")
+def much_learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return late_model(tmp_path_factory.mktemp("models") / "good")
+
+
+@pytest.fixture
+def file_store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store.open(f"sqlite:///{tmp_path}/file.db")
+    yield opened
+    opened.close()
+
+
+def stock_of(dataset: BundleDataset, withdrawn: frozenset[str] = frozenset()) -> Stock:
+    return EMPTY.after(
+        CatalogueChange(
+            1,
+            [Item(name) for name in dataset.items],
+            [
+                Bundle(
+                    name,
+                    tuple(dataset.items[place] for place in row_of(dataset.bundle_item, row)),
+                    withdrawn=name in withdrawn,
+                )
+                for row, name in enumerate(dataset.bundles)
+            ],
+        )
+    )
+
+
+def named(dataset: BundleDataset, matrix: Any) -> Names:
+    return {(dataset.users[user], dataset.bundles[bundle]) for user, bundle in pairs_of(matrix)}
+
+
+def upside_down(dataset: BundleDataset) -> BundleDataset:
+    """The same shop with its users and bundles in another order, so that only names tell who is who."""
+    return replace(
+        dataset,
+        user_item=dataset.user_item[::-1],
+        user_bundle=dataset.user_bundle[::-1, ::-1],
+        bundle_item=dataset.bundle_item[::-1],
+        users=Vocabulary("user", dataset.users.ids[::-1]),
+        bundles=Vocabulary("bundle", dataset.bundles.ids[::-1]),
+    )
+
+
+def asked(split: Split) -> Names:
+    assert split.test is not None
+    pairs = zip(split.test.users, split.test.positives.indices, strict=True)
+    return {(split.dataset.users[user], split.dataset.bundles[bundle]) for user, bundle in pairs}
+
+
+# ── Who wins ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_more_purchases_make_a_better_model_and_it_is_published(
+    store: Store, little_learned: Path, tmp_path: Path
+) -> None:
+    open_early(store, little_learned)
+    store.put_item(Item("new item"))
+    store.put_bundle(Bundle("new bundle", ("new item", "i0")))
+    store.add_interactions([Interaction("someone new", "bundle", "new bundle")])
+    sell(store)
+
+    outcome = retrain(store, models=tmp_path / "models")
+
+    assert outcome.published
+    assert outcome.cases == USERS
+    assert outcome.comparison is not None
+    assert outcome.candidate_metrics[DECISIVE] > outcome.serving_metrics[DECISIVE] + 0.25
+    assert outcome.comparison.difference > 5 * outcome.comparison.standard_error > 0
+    assert store.state().model == outcome.version != outcome.serving
+    record = store.model(outcome.version or "")
+    assert record is not None
+    assert Path(record.path) == outcome.path
+    assert record.metrics["retrain"]["candidate"] == outcome.candidate_metrics
+    assert record.metrics["retrain"]["instead_of"] == artifact_version(little_learned)
+    assert [row["model"] for row in record.metrics["test"]] == ["BundleMage", "Popularity"]
+    assert outcome.path is not None
+    assert outcome.path.parent == tmp_path / "models"
+    model = Recommender.load(outcome.path, device="cpu")
+    assert "new item" in model.dataset.items
+    assert "new bundle" in model.dataset.bundles
+    assert model.config == Recommender.load(little_learned, device="cpu").config
+
+    # All that is in the store has now had its part in the new model.
+    again = retrain(store)
+    assert not again.published
+    assert again.cases == 0
+    assert "0 users" in again.reason
+    assert "30 are needed" in again.reason
+    assert "--force" in again.reason
+    assert store.state().model == outcome.version
+
+
+def test_a_worse_model_is_thrown_away_unless_forced_or_tolerated(
+    file_store: Store, much_learned: Path, tmp_path: Path
+) -> None:
+    open_late(file_store, much_learned)
+    folder = tmp_path / "models"
+
+    refused = retrain(file_store, settings=NOTHING_LEARNED, models=folder)
+    assert not refused.published
+    assert refused.version is None
+    assert refused.path is None
+    assert refused.comparison is not None
+    assert refused.candidate_metrics[DECISIVE] < refused.serving_metrics[DECISIVE] - 0.1
+    assert "is lower than" in refused.reason
+    assert file_store.state().model == artifact_version(much_learned)
+    assert list(folder.iterdir()) == []
+
+    gap = -refused.comparison.difference
+    assert not retrain(file_store, settings=NOTHING_LEARNED, models=folder, tolerance=gap * 0.99).published
+    tolerated = retrain(file_store, settings=NOTHING_LEARNED, models=folder, tolerance=gap * 1.01)
+    assert tolerated.published
+    assert "is allowed" in tolerated.reason
+
+    file_store.publish(record_of(much_learned))
+    forced = retrain(file_store, settings=NOTHING_LEARNED, models=folder, force=True)
+    assert forced.published
+    assert forced.reason.startswith("forced: its ndcg@10")
+    assert forced.comparison == refused.comparison  # the same seed, the same cases, the same model
+    assert file_store.state().model == forced.version
+    assert forced.path is not None
+    assert Recommender.load(forced.path, device="cpu").config.model_dump()["learning_rate"] == 1e-9
+
+
+def test_too_few_users_to_ask_about(file_store: Store, little_learned: Path, tmp_path: Path) -> None:
+    open_early(file_store, little_learned)
+    sell(file_store, 29)
+
+    class Refusing(RetrainingObserver):
+        def on_split(self, split: Split, serving: str) -> None:
+            raise AssertionError("it trains")
+
+    waiting = retrain(file_store, observers=[Refusing()])
+    assert (waiting.published, waiting.cases, waiting.training) == (False, 29, None)
+    assert "29 users" in waiting.reason
+    assert retrain(file_store, min_cases=29, models=tmp_path / "a").comparison is not None
+
+    file_store.publish(record_of(little_learned))
+    forced = retrain(file_store, force=True, models=tmp_path / "b")
+    assert forced.published
+    assert forced.comparison is None
+    assert forced.training is not None
+    assert file_store.state().model == forced.version
+
+
+# ── Who is asked about ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("protocol", ["paper", "full", "cold-bundles", "none", "files"])
+def test_the_bundles_asked_for_are_new_to_both_models(protocol: str) -> None:
+    late = late_shop()
+    users, bundles = late.user_bundle.nonzero()
+    sold = np.random.default_rng(1).random(len(users)) < 0.7
+    before = upside_down(
+        late.with_interactions(user_bundle=matrix(users[sold], bundles[sold], late.user_bundle.shape))
+    )
+    plan = SplitPlan("none" if protocol == "files" else protocol, seed=3)
+    split = plan.divide(before)
+    if protocol == "files":
+        split = replace(split, protocol="bgcn", plan=SplitPlan())
+    serving = Recommender(**QUICK | {"epochs": 1}).fit(split, progress=False)
+    seen = named(before, split.train.user_bundle)
+    if split.validation is not None:
+        rows, columns = split.validation.positives.nonzero()
+        tuned_by = zip(split.validation.users[rows], columns, strict=True)
+        seen |= {(before.users[user], before.bundles[bundle]) for user, bundle in tuned_by}
+    assert (seen == named(before, before.user_bundle)) == (protocol in ("none", "files"))
+
+    random = np.random.default_rng(0)
+    found = hold_out(late, fresh_cases(late, serving, stock_of(late), random), plan_for(0, 20), random)
+
+    fresh = named(late, late.user_bundle) - seen
+    assert asked(found) <= fresh
+    assert {user for user, _ in asked(found)} == {user for user, _ in fresh}
+    assert found.test is not None
+    assert found.validation is not None
+    assert len(set(found.test.users.tolist())) == len(found.test)
+    learned = named(late, found.train.user_bundle)
+    rows, columns = found.validation.positives.nonzero()
+    chosen_by = named(late, matrix(found.validation.users[rows], columns, late.user_bundle.shape))
+    assert learned | chosen_by | asked(found) == named(late, late.user_bundle)
+    assert not learned & chosen_by
+    assert not asked(found) & (learned | chosen_by)
+    assert pairs_of(found.train.bundle_item) == pairs_of(late.bundle_item)
+
+
+def test_nobody_is_asked_about_what_is_not_sold_or_with_nothing_to_go_by() -> None:
+    late = late_shop()
+    serving = Recommender(**QUICK | {"epochs": 1}).fit(early_shop(), SplitPlan("none"), progress=False)
+    gone = frozenset(f"b{number}" for number in range(0, 40, 2))
+    random = np.random.default_rng(0)
+    bundles = late.user_bundle.nonzero()[1][fresh_cases(late, serving, stock_of(late, gone), random)]
+    assert len(bundles)
+    assert not {late.bundles[bundle] for bundle in bundles} & gone
+
+    nothing_else = late.with_interactions(user_item=late.user_item.multiply(0))
+    assert len(fresh_cases(nothing_else, serving, stock_of(late), random)) == USERS
+    one_each = early_shop().user_bundle[:, ::-1]  # not those that were sold early
+    only_one = nothing_else.with_interactions(user_bundle=one_each)
+    assert len(fresh_cases(only_one, serving, stock_of(late), random)) == 0
+    assert (
+        len(fresh_cases(late.with_interactions(user_bundle=one_each), serving, stock_of(late), random)) == 10
+    )
+
+
+def test_a_comparison_counts_the_lists_that_the_service_would_show(
+    little_learned: Path, much_learned: Path
+) -> None:
+    late = late_shop()
+    old, new = (Recommender.load(path, device="cpu") for path in (little_learned, much_learned))
+    random = np.random.default_rng(0)
+    stock = stock_of(late, frozenset({"b1", "b9"}))
+    split = hold_out(late, fresh_cases(late, old, stock, random), plan_for(0, 20), random)
+    progress: list[tuple[int, int]] = []
+    found = compare(old, new, split, stock, lambda done, total: progress.append((done, total)))
+
+    def gains(recommender: Recommender) -> list[float]:
+        live, values = Live(recommender, stock), []
+        for user, bundle in sorted(asked(split), key=lambda pair: late.users.position(pair[0])):
+            row = late.users.position(user)
+            owned = Owned(
+                tuple(late.items[place] for place in row_of(late.user_item, row)),
+                tuple(late.bundles[place] for place in row_of(late.user_bundle, row)),
+            )
+            owned = replace(owned, bundles=tuple(name for name in owned.bundles if name != bundle))
+            (answer,) = live.answer([Question(owned, 10)])
+            assert isinstance(answer, Answer)
+            ranks = [one.rank for one in answer.found if one.id == bundle]
+            values.append(1 / math.log2(ranks[0] + 1) if ranks else 0.0)
+        return values
+
+    theirs, ours = np.array(gains(old)), np.array(gains(new))
+    assert found.cases == len(theirs)
+    assert found.serving[DECISIVE] == pytest.approx(theirs.mean())
+    assert found.candidate[DECISIVE] == pytest.approx(ours.mean())
+    assert found.difference == pytest.approx((ours - theirs).mean())
+    assert found.standard_error == pytest.approx((ours - theirs).std(ddof=1) / math.sqrt(len(ours)))
+    assert set(found.serving) == {f"{name}@{k}" for name in ("ndcg", "recall") for k in (5, 10, 20)}
+    assert progress[-1] == (2 * len(ours), 2 * len(ours))
+
+
+# ── What can go wrong ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_cannot_work_is_said_before_training(
+    file_store: Store, little_learned: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="names no model"):
+        retrain(file_store)
+    open_early(file_store, little_learned)
+    sell(file_store)
+    with pytest.raises(ConfigError, match="unknown setting 'epoch'"):
+        retrain(file_store, settings={"epoch": 3})
+    with pytest.raises(ConfigError, match="tolerance"):
+        retrain(file_store, tolerance=-1)
+    with pytest.raises(UnsupportedError, match="--force"):
+        retrain(file_store, settings={"tasks": "generation"})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArtifactError, match="no model can be written to"):
+        retrain(file_store, models=tmp_path / "file" / "models")
+    moved = early_model(tmp_path / "moved", seed=1)
+    file_store.publish(record_of(moved))
+    Recommender.load(little_learned, device="cpu").save(moved, overwrite=True)
+    with pytest.raises(ArtifactError, match="no longer holds the model"):
+        retrain(file_store)
+
+
+def test_a_model_published_meanwhile_stays(file_store: Store, little_learned: Path, tmp_path: Path) -> None:
+    open_early(file_store, little_learned)
+    sell(file_store)
+    other = record_of(early_model(tmp_path / "other", seed=1))
+
+    class Rival(RetrainingObserver):
+        def on_compared(self, done: int, total: int) -> None:
+            file_store.publish(other)
+
+    outcome = retrain(file_store, observers=[Rival()], models=tmp_path / "models")
+    assert not outcome.published
+    assert other.version in outcome.reason
+    assert file_store.state().model == other.version
+
+
+def test_interrupted_nothing_is_published(file_store: Store, little_learned: Path, tmp_path: Path) -> None:
+    open_early(file_store, little_learned)
+    sell(file_store)
+
+    class CtrlC(RetrainingObserver):
+        def on_epoch(self, record: EpochRecord) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        retrain(file_store, observers=[CtrlC()], models=tmp_path / "models")
+    assert list((tmp_path / "models").iterdir()) == []
+    assert file_store.state().model == artifact_version(little_learned)
+
+
+def test_names_of_folders(file_store: Store, little_learned: Path, tmp_path: Path) -> None:
+    """The first is the serving one's with a time, and the next has another time, not two."""
+    open_early(file_store, little_learned)
+    sell(file_store)
+    quick = {"settings": {"epochs": 1}, "force": True, "models": tmp_path}
+    paths = [retrain(file_store, **quick).path for _ in range(2)]  # type: ignore[arg-type]
+    for path in paths:
+        assert path is not None
+        stem, *times = path.name.split("-")
+        assert stem == "shop"
+        assert time.strptime(times[0], "%Y%m%dT%H%M%S")
+    assert paths[0] != paths[1]
+
+
+def test_one_at_a_time(store: Store) -> None:
+    with store.alone("retrain"):
+        with pytest.raises(BusyError, match="retrain is under way there already"), store.alone("retrain"):
+            pass
+        with store.alone("something else"):
+            store.put_item(Item("lamp"))  # nobody waits for it
+    with pytest.raises(ZeroDivisionError), store.alone("retrain"):
+        _ = 1 / 0
+    with store.alone("retrain"):
+        pass
+
+
+RETRAINING = """
+import sys, time
+from bundlemage.retraining.retrain import RetrainingObserver, retrain
+from bundlemage.store.repository import Store
+
+class Slow(RetrainingObserver):
+    def on_epoch(self, record):
+        if record.epoch == 3:
+            print("training", flush=True)
+            sys.stdin.readline()
+
+def never(record):
+    print("saved", flush=True)
+    time.sleep(120)
+
+store = Store.open(sys.argv[1])
+store.publish = never
+retrain(store, models=sys.argv[2], observers=[Slow()])
+"""
+
+
+def test_killed_at_a_bad_moment_it_leaves_the_old_model_and_no_lock(
+    store: Store, store_url: str, little_learned: Path, tmp_path: Path
+) -> None:
+    open_early(store, little_learned)
+    sell(store)
+    models = tmp_path / "models"
+    process = subprocess.Popen(
+        [sys.executable, "-c", RETRAINING, store_url, str(models)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "training"
+    with pytest.raises(BusyError):
+        retrain(store)
+    began = time.monotonic()
+    store.add_interactions([Interaction("meanwhile", "item", "i1")])
+    assert time.monotonic() - began < 2
+    late = store_url.startswith("sqlite")  # there after all is saved but for the last step, else in training
+    if late:
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+        assert process.stdout.readline().strip() == "saved"
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+    assert store.state().model == artifact_version(little_learned)
+    assert len(store.models()) == 1
+    whole = [path for path in models.iterdir() if not path.name.startswith(".")]
+    assert len(whole) == late
+    for path in whole:
+        Recommender.load(path, device="cpu")
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            assert retrain(store, settings={"epochs": 1}, models=models, force=True).published
+            break
+        except BusyError:  # PostgreSQL hears of a lost connection a moment later
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_a_running_service_goes_over_without_a_failed_request(tmp_path: Path, little_learned: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    command = [sys.executable, "-m", "bundlemage", "serve", str(little_learned), "--db", url, "--port", "0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    failed: list[str] = []
+    versions: list[str] = []
+    done = threading.Event()
+
+    def ask(address: str) -> None:
+        with httpx.Client(base_url=address, timeout=10) as client:
+            while not done.is_set():
+                answer = client.get("/v1/users/u1/bundles?k=3")
+                if answer.status_code != 200:
+                    failed.append(answer.text)
+                else:
+                    versions.append(answer.json()["model_version"])
+                time.sleep(0.01)
+
+    try:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        address = line.split(" at ")[1].strip().rstrip("/")
+        asking = threading.Thread(target=ask, args=(address,))
+        asking.start()
+        store = Store.open(url)
+        try:
+            sell(store)
+            outcome = retrain(store, models=tmp_path / "models")
+        finally:
+            store.close()
+        assert outcome.published
+        deadline = time.monotonic() + 20
+        while outcome.version not in versions and time.monotonic() < deadline and asking.is_alive():
+            time.sleep(0.05)
+        time.sleep(0.2)
+        done.set()
+        asking.join()
+    finally:
+        done.set()
+        server.terminate()
+        server.communicate(timeout=20)
+    assert failed == []
+    assert versions[0] == artifact_version(little_learned)
+    assert versions[-1] == outcome.version
+    assert len(set(versions)) == 2
+    assert versions == sorted(versions, key=[versions[0], versions[-1]].index)  # once over, never back
