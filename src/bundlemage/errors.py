@@ -106,6 +106,13 @@ class UnknownThingsError(BundleMageError):
         self.ids = tuple(ids)
 
 
+class ExistsError(BundleMageError):
+    """Something that was to be new is there already. Nothing was written."""
+
+    def __init__(self, kind: Literal["item", "bundle"], name: str) -> None:
+        super().__init__(f"there is a {kind} {name!r} already, and it was asked not to replace one")
+
+
 class IdempotencyError(BundleMageError):
     """An idempotency key was used before, by the same caller, for something else. Nothing was written."""
 

@@ -121,6 +121,12 @@ class Shelf:
         return mask
 
     @cached_property
+    def titles(self) -> list[str | None]:
+        """May be empty: nothing has one."""
+        found: list[str | None] = [] if self.catalogue is None else self.catalogue["title"].to_pylist()
+        return found
+
+    @cached_property
     def prices(self) -> npt.NDArray[np.float64]:
         """Not a number where a price is not known."""
         prices: npt.NDArray[np.float64] = self._column("price").to_numpy(zero_copy_only=False)
@@ -147,17 +153,21 @@ class Shelf:
         stock = self._column("stock").fill_null(0).to_numpy(zero_copy_only=False)
         return np.asarray(stock > 0)
 
+    def lacks(self, name: str) -> ConfigError:
+        kind = self.ids.kind
+        return ConfigError(
+            f"cannot filter by {name}: there is no {name} of any {kind}. Put a column {name!r} into the "
+            f"table of {kind}s (see 'bundlemage data check') and train again, or tell the live service: "
+            f"PUT /v1/{kind}s/ID"
+        )
+
     def _has(self, name: str) -> bool:
         table = self.catalogue
         return table is not None and name in table.column_names and table[name].null_count < len(table)
 
     def _column(self, name: str) -> Any:
         if not self._has(name):
-            kind = self.ids.kind
-            raise ConfigError(
-                f"cannot filter by {name}: the model's data has no {name} of any {kind}. Put a column "
-                f"{name!r} into its table of {kind}s (see 'bundlemage data check') and train again"
-            )
+            raise self.lacks(name)
         assert self.catalogue is not None
         return self.catalogue[name].combine_chunks()
 

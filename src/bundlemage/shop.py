@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -89,15 +89,47 @@ class Trade:
             np.zeros(bundles, bool),
         )
 
+    def selling(self, items: npt.NDArray[np.int64], bundles: npt.NDArray[np.int64]) -> Trade:
+        return replace(self, item_sales=items, bundle_sales=bundles)
+
+    def with_more_bundles(self, count: int) -> Trade:
+        """A copy, with room for bundles that nobody has bought yet."""
+        return Trade(
+            self.item_sales,
+            np.concatenate([self.bundle_sales, np.zeros(count, np.int64)]),
+            self.items_gone.copy(),
+            np.concatenate([self.bundles_gone, np.ones(count, bool)]),
+        )
+
+
+class Shelves(NamedTuple):
+    """What filters look at."""
+
+    items: Shelf
+    bundles: Shelf
+
+    @classmethod
+    def of(cls, dataset: BundleDataset) -> Shelves:
+        items = Shelf.of_items(dataset)
+        return cls(items, Shelf.of_bundles(dataset, items))
+
 
 class Shop:
     """A dataset made ready to answer questions from."""
 
-    def __init__(self, dataset: BundleDataset, device: torch.device, trade: Trade | None = None) -> None:
+    def __init__(
+        self,
+        dataset: BundleDataset,
+        device: torch.device,
+        trade: Trade | None = None,
+        shelves: Shelves | None = None,
+        interactions: Interactions | None = None,
+    ) -> None:
         self.dataset = dataset
         self.device = device
         self.trade = trade or Trade.of(dataset)
-        self.interactions = Interactions.of(dataset, device)
+        self.item_shelf, self.bundle_shelf = shelves or Shelves.of(dataset)
+        self.interactions = interactions or Interactions.of(dataset, device)
 
         # Each belongs to this shop, and goes when it goes.
         self._hidden = lru_cache(FILTERS_KEPT)(self._worked_out)
@@ -121,26 +153,16 @@ class Shop:
         return Candidates(known.ids + tuple(new), known.titles, shares, hidden)
 
     @cached_property
-    def item_shelf(self) -> Shelf:
-        return Shelf.of_items(self.dataset)
-
-    @cached_property
-    def bundle_shelf(self) -> Shelf:
-        return Shelf.of_bundles(self.dataset, self.item_shelf)
-
-    @cached_property
     def _all_items(self) -> Candidates:
-        catalogue = self.dataset.catalogue
-        titles = catalogue.item_titles() if catalogue else []
         shares = self._shares(self.trade.item_sales)
-        return Candidates(self.dataset.items.ids, titles, shares, torch.zeros_like(shares))
+        return Candidates(self.dataset.items.ids, self.item_shelf.titles, shares, torch.zeros_like(shares))
 
     @cached_property
     def _all_bundles(self) -> Candidates:
-        catalogue = self.dataset.catalogue
-        titles = catalogue.bundle_titles() if catalogue else []
         shares = self._shares(self.trade.bundle_sales)
-        return Candidates(self.dataset.bundles.ids, titles, shares, torch.zeros_like(shares))
+        return Candidates(
+            self.dataset.bundles.ids, self.bundle_shelf.titles, shares, torch.zeros_like(shares)
+        )
 
     def _worked_out(self, kind: Literal["item", "bundle"], where: Filter | None) -> Tensor:
         return self._never(self.item_shelf if kind == "item" else self.bundle_shelf, where, [])

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
 from bundlemage.data.vocabulary import Vocabulary
-from bundlemage.errors import DataError, IdempotencyError, StoreError, UnknownThingsError, UnstorableError
+from bundlemage.errors import (
+    DataError,
+    ExistsError,
+    IdempotencyError,
+    StoreError,
+    UnknownThingsError,
+    UnstorableError,
+)
 from bundlemage.store import histories
 from bundlemage.store.records import (
     Bundle,
@@ -435,3 +443,17 @@ def test_what_was_erased_is_not_in_the_files_either(tmp_path: Path) -> None:
     assert len(files) > 1
     assert not any(b"somebody-in-particular" in file.read_bytes() for file in files)
     store.close()
+
+
+def test_what_is_to_be_new_replaces_nothing(shop: Store) -> None:
+    before, version = shop.bundle("room"), shop.state().catalogue
+    assert before is not None
+    with pytest.raises(ExistsError, match="'room'"):
+        shop.put_bundle(replace(before, title="another"), only_new=True)
+    with pytest.raises(ExistsError, match="'lamp'"):
+        shop.put_item(Item("lamp", "another"), only_new=True)
+    assert (shop.bundle("room"), shop.state().catalogue) == (before, version)
+    assert shop.put_bundle(replace(before, id="other room"), only_new=True)
+    assert shop.withdraw_bundle("other room")
+    with pytest.raises(ExistsError):
+        shop.put_bundle(replace(before, id="other room"), only_new=True)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bundlemage import Filter, Recommender, sample_shop
 from bundlemage.data.dataset import BundleDataset
@@ -144,7 +148,7 @@ def test_a_new_bundle_reaches_whom_it_fits_and_not_whom_it_does_not(
     best = live.stock.bundles[ask(live, fitting).found[0].id]
     worst = live.stock.bundles[ask(live, fitting, 240).found[-1].id]
     new = CatalogueChange(2, [], [Bundle("like the best", best.items), Bundle("like the worst", worst.items)])
-    now = live.at(live.stock.after(new))
+    now = live.after(new)
     ranks = {answer.id: answer.rank for answer in ask(now, fitting, 242).found}
     assert ranks["like the best"] <= 20
     assert ranks["like the worst"] > 100
@@ -153,7 +157,7 @@ def test_a_new_bundle_reaches_whom_it_fits_and_not_whom_it_does_not(
 
 def test_a_new_bundle_has_its_price_and_tags_in_filters(live: Live) -> None:
     new = Bundle("spring", ("g0022", "g0401"), "Spring", 12.5, 0.2, ("Brand new",))
-    now = live.at(live.stock.after(CatalogueChange(2, [], [new])))
+    now = live.after(CatalogueChange(2, [], [new]))
     assert ids(ask(now, Owned(), 5, where=Filter(tags=["Brand new"])).found) == ["spring"]
     (answer,) = ask(now, Owned(("g0022",)), 5, where=Filter(tags=["Brand new"], max_price=12.5)).found
     assert (answer.title, answer.source) == ("Spring", "model")
@@ -164,7 +168,7 @@ def test_a_changed_bundle_is_judged_by_what_is_in_it_now(live: Live, recommender
     everything = ask(live, owned, 240).found
     best, worst = everything[0].id, everything[-1].id
     changed = replace(live.stock.bundles[worst], items=live.stock.bundles[best].items)
-    now = live.at(live.stock.after(CatalogueChange(2, [], [changed])))
+    now = live.after(CatalogueChange(2, [], [changed]))
     ranks = {answer.id: answer.rank for answer in ask(now, owned, 240).found}
     assert ranks[worst] < len(everything) * 2 / 3  # what it sold before still counts, so it is not first
 
@@ -176,7 +180,7 @@ def test_withdrawn_things_are_not_shown_nor_bundles_with_them(live: Live, recomm
     change = CatalogueChange(
         2, [replace(item, withdrawn=True)], [replace(live.stock.bundles[first.id], withdrawn=True)]
     )
-    now = live.at(live.stock.after(change))
+    now = live.after(change)
     shown = ids(ask(now, owned, 240).found)
     assert first.id not in shown
     assert second.id not in shown
@@ -191,7 +195,7 @@ def test_what_the_model_does_not_know_yet_is_passed_over_and_counted(live: Live)
     change = CatalogueChange(
         2, [Item("g9999")], [Bundle("only new", ("g9999",)), Bundle("half", ("g9999", "g0022"))]
     )
-    now = live.at(live.stock.after(change))
+    now = live.after(change)
     answer = ask(now, Owned(("g0022", "g9999"), ("only new", "half")), 242)
     assert (answer.items, answer.bundles, answer.not_in_model) == (1, 1, 2)
     assert "only new" not in ids(answer.found)
@@ -205,13 +209,13 @@ def test_whoever_has_nothing_gets_what_sells_best(live: Live) -> None:
     assert {answer.source for answer in answers} == {"popular"}
     best = sorted(live.sales.bundles.values(), reverse=True)[:5]
     assert [live.sales.bundles[answer.id] for answer in answers] == best
-    fresh = live.at(live.stock, Sales({}, {answers[4].id: 1000}))
+    fresh = live.after(CatalogueChange(1, [], []), Sales({}, {answers[4].id: 1000}))
     assert ask(fresh, Owned(), 1).found[0].id == answers[4].id
 
 
 def test_similar_bundles_are_those_with_similar_contents(live: Live) -> None:
     twin = replace(live.stock.bundles["b0166"], id="twin")
-    now = live.at(live.stock.after(CatalogueChange(2, [], [twin])))
+    now = live.after(CatalogueChange(2, [], [twin]))
     found = now.similar("b0166", 5)
     assert found[0].id == "twin"
     assert found[0].score == pytest.approx(1, abs=1e-5)
@@ -238,3 +242,69 @@ def test_unknown_people_are_as_in_the_recommender(live: Live, recommender: Recom
     given = History(items=["g0022"], bundles=["b0013"])
     mine = ask(live, Owned(("g0022",), ("b0013",))).found
     assert ids(mine) == ids(recommender.recommend(given, 10))
+
+
+NAMES = st.sampled_from(["b0001", "b0002", "b0166", "spring", "summer"])
+PARTS = st.sampled_from(["g0001", "g0002", "g0022", "new-1", "new-2"])
+ITEMS = st.builds(
+    Item,
+    PARTS,
+    price=st.none() | st.integers(0, 50).map(float),
+    tags=st.sampled_from([(), ("Seafaring",), ("late",)]),
+    stock=st.none() | st.integers(0, 2),
+    withdrawn=st.booleans(),
+)
+BUNDLES = st.builds(
+    Bundle,
+    NAMES,
+    st.lists(PARTS, min_size=1, max_size=4, unique=True).map(tuple),
+    price=st.none() | st.integers(0, 50).map(float),
+    tags=st.sampled_from([(), ("Seafaring",), ("late",)]),
+    withdrawn=st.booleans(),
+)
+
+
+def some(things: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
+    """A change names each thing once."""
+    return st.lists(things, max_size=3, unique_by=lambda thing: thing.id)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(some(ITEMS), some(BUNDLES)), max_size=5))
+def test_many_small_changes_come_to_the_same_as_opening_anew(
+    live: Live, changes: list[tuple[list[Item], list[Bundle]]]
+) -> None:
+    now = live.after(CatalogueChange(2, [Item("new-1"), Item("new-2")], []))
+    for number, (items, bundles) in enumerate(changes):
+        now = now.after(CatalogueChange(3 + number, items, bundles))
+    fresh = EMPTY.after(CatalogueChange(9, list(now.stock.items.values()), list(now.stock.bundles.values())))
+    anew = Live(live.recommender, fresh, live.sales)
+    assert holders(now.stock) == holders(fresh)
+    assert seen(now) == seen(anew)
+    assert np.array_equal(now.shop.trade.items_gone, anew.shop.trade.items_gone)
+    owned = Owned(("g0001", "g0022"), ("b0166", "spring"))
+    for where in (None, Filter(max_price=25), Filter(tags=["late", "Seafaring"]), Filter(in_stock=True)):
+        mine, theirs = (ask(each, owned, 300, where=where).found for each in (now, anew))
+        assert {a.id: round(a.score, 5) for a in mine} == {a.id: round(a.score, 5) for a in theirs}
+        mine, theirs = (ask(each, owned, 600, where=where, partial=()).found for each in (now, anew))
+        assert ids(mine) == ids(theirs)
+
+
+def holders(stock: Stock) -> dict[str, list[str]]:
+    return {name: sorted(held) for name, held in stock.holders.items() if held}
+
+
+def seen(live: Live) -> dict[str, tuple[list[int], bool]]:
+    """By name: what is in a bundle as the model sees it, and whether it can be sold."""
+    contents, gone = live.shop.dataset.bundle_item, live.shop.trade.bundles_gone
+    return {
+        name: (contents.indices[contents.indptr[n] : contents.indptr[n + 1]].tolist(), bool(gone[n]))
+        for n, name in enumerate(live.shop.dataset.bundles)
+    }
+
+
+def test_a_change_of_price_leaves_what_the_model_has_worked_out(live: Live) -> None:
+    cheaper = replace(live.stock.bundles["b0166"], price=1.0)
+    assert live.after(CatalogueChange(2, [], [cheaper])).shop.interactions is live.shop.interactions
+    other = replace(cheaper, items=cheaper.items[1:])
+    assert live.after(CatalogueChange(2, [], [other])).shop.interactions is not live.shop.interactions

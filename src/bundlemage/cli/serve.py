@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -125,7 +126,8 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
         ws="none",  # there are none, and its log lines would have paths in them
         timeout_graceful_shutdown=10,
     )
-    uvicorn.Server(config).run(sockets=[listening])
+    with suppress(KeyboardInterrupt):  # which the server raises again when it has stopped
+        uvicorn.Server(config).run(sockets=[listening])
 
 
 def open_store(url: str) -> Store:

@@ -53,6 +53,7 @@ class Part:
     id: str
     title: str | None
     price: float | None
+    tags: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from bundlemage import __version__
-from bundlemage.errors import ConfigError
+from bundlemage.errors import ConfigError, StoreError
 from bundlemage.live import record_of
 from bundlemage.recommender import Recommender
 from bundlemage.service import problems
@@ -60,12 +60,21 @@ def open_service(settings: Settings, store: Store, progress: Progress | None = N
     """A service on a store, which at first takes over what the model knows of the shop."""
     record = _to_serve(store, settings.model)
     if store.is_empty():
-        store.import_dataset(Recommender.load(record.path, device="cpu").dataset, progress)
+        _take_over(store, record, progress)
     engine = Engine(store, record, settings)
     if store.state().model != record.version:
         store.publish(record)  # only now, as it serves
     metrics = Metrics(lambda: len(engine.batcher))
     return Service(settings, store, engine, metrics, Security(settings, store))
+
+
+def _take_over(store: Store, record: ModelRecord, progress: Progress | None) -> None:
+    """What the model knows of the shop, into the store; unless another process was quicker."""
+    try:
+        store.import_dataset(Recommender.load(record.path, device="cpu").dataset, progress)
+    except StoreError:
+        if store.is_empty():
+            raise
 
 
 def _to_serve(store: Store, given: Path | None) -> ModelRecord:

@@ -153,11 +153,10 @@ class Engine:
         serving = self._serving if following is None else following
         state = self.store.state()
         sales, self._fresh_sales = self._fresh_sales, None
-        stock = serving.live.stock
-        if state.catalogue != stock.version:
-            stock = stock.after(self.store.catalogue(stock.version))
-        if stock is not serving.live.stock or sales is not None:
-            serving = Serving(serving.live.at(stock, sales), serving.record)
+        known = serving.live.stock.version
+        if state.catalogue != known or sales is not None:
+            live = serving.live.after(self.store.catalogue(known), sales)
+            serving = Serving(live, serving.record)
         self._serving = serving
         if state.model is not None and state.model != serving.record.version:
             self._load_soon(state.model)

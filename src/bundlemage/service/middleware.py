@@ -145,5 +145,5 @@ def _template(scope: Scope, path: str) -> str:
     """The route as it was declared. A path itself may name a user, and there are endlessly many."""
     if path.startswith(f"{_STATIC}/"):
         return _STATIC
-    template = getattr(scope.get("route"), "path", None)
-    return template.replace(":path}", "}") if isinstance(template, str) and template else _NO_ROUTE
+    template = getattr(scope.get("route"), "path_format", None)
+    return template if isinstance(template, str) and template else _NO_ROUTE

@@ -20,6 +20,7 @@ from bundlemage.errors import (
     BusyError,
     ConfigError,
     DataError,
+    ExistsError,
     IdempotencyError,
     StoreError,
     UnknownIdError,
@@ -106,6 +107,7 @@ def _kind(title: str) -> str:
 _OURS: dict[type[BundleMageError], tuple[int, str]] = {
     UnknownIdError: (422, "Unknown id"),
     UnknownThingsError: (422, "Unknown id"),
+    ExistsError: (412, "Is there already"),
     IdempotencyError: (422, "Idempotency key used twice"),
     UnstorableError: (422, "Not possible"),
     ConfigError: (422, "Not possible"),
@@ -257,6 +259,11 @@ _DOCUMENTED: dict[int, tuple[str, str, str]] = {
         "Not with this model",
         "This model has no gate: it does not mix item and bundle history.",
     ),
+    412: (
+        "There is one of that id already, and 'If-None-Match: *' was said.",
+        "Is there already",
+        "there is a bundle 'b0166' already, and it was asked not to replace one",
+    ),
     413: (
         "The body is too large.",
         "Body too large",
@@ -282,8 +289,8 @@ _DOCUMENTED: dict[int, tuple[str, str, str]] = {
 
 
 def responses(*codes: int) -> dict[int | str, dict[str, Any]]:
-    """A route's refusals for its OpenAPI document; 500, which any route may give, need not be named."""
-    return {status: _documented(status) for status in sorted({*codes, 500})}
+    """A route's refusals for its OpenAPI document; 422 and 500, which any may give, need not be named."""
+    return {status: _documented(status) for status in sorted({*codes, 422, 500})}
 
 
 def _documented(status: int) -> dict[str, Any]:

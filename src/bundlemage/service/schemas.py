@@ -187,7 +187,7 @@ class ItemIn(Body):
     title: Text | None = None
     price: Annotated[Price, ANumber] | None = None
     tags: list[Tag] = Field(default=[], max_length=100)
-    stock: Annotated[int, ANumber, Field(ge=0, lt=2**53)] | None = Field(
+    stock: Annotated[int, Field(ge=0, lt=2**53), ANumber] | None = Field(
         default=None, description="Not known if left out."
     )
 
@@ -202,7 +202,7 @@ class BundleIn(Body):
     items: list[Id] = Field(min_length=1, max_length=1000)
     title: Text | None = None
     price: Annotated[Price, ANumber] | None = None
-    discount: Annotated[float, ANumber, Field(ge=0, le=1)] | None = Field(
+    discount: Annotated[float, Field(ge=0, le=1), ANumber] | None = Field(
         default=None, description="0.2 is 20% off."
     )
     tags: list[Tag] = Field(default=[], max_length=100)
@@ -243,7 +243,7 @@ def _shown(**example: Any) -> ConfigDict:
 # What the examples are made of: things of the sample shop.
 _ANSWERED = {"request_id": "5f1c9a3e7b2d4860", "model_version": "3f9a1c0b77de"}
 _FOR = {**_ANSWERED, "user_id": "u0007", "history": {"items": 14, "bundles": 4, "not_in_model": 0}}
-_PART = {"id": "g0022", "title": "Glassreach: The Ancient Privateers", "price": 14.99}
+_PART = {"id": "g0022", "title": "Glassreach: The Ancient Privateers", "price": 14.99, "tags": ["Seafaring"]}
 _ITEM = {**_PART, "tags": ["Seafaring"], "stock": 12, "withdrawn": False, "in_model": True}
 _PRICED = {"id": "b0013", "title": "Legends of Glassreach", "price": 87.96, "discount": 0.2}
 _TAGGED = {**_PRICED, "tags": ["Seafaring", "Glassreach"]}
@@ -265,6 +265,7 @@ class Part(Out):
     id: str
     title: str | None
     price: float | None
+    tags: list[str]
 
 
 class Ranked(Out):
@@ -518,7 +519,7 @@ def bundle_out(bundle: Bundle, live: Live) -> BundleOut:
 
 def parts(bundle: Bundle, live: Live) -> list[Part]:
     found = (live.stock.items.get(name) or Item(name) for name in bundle.items)
-    return [Part(id=item.id, title=item.title, price=item.price) for item in found]
+    return [Part(id=item.id, title=item.title, price=item.price, tags=list(item.tags)) for item in found]
 
 
 def ranked_bundle(answer: Recommendation, live: Live, *, details: bool) -> RankedBundle:

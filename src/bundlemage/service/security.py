@@ -20,6 +20,7 @@ from fastapi.security import HTTPBearer
 from bundlemage.errors import ConfigError
 from bundlemage.service import hosts
 from bundlemage.service.limits import Buckets
+from bundlemage.service.parameters import check_parameters
 from bundlemage.service.problems import ApiError
 from bundlemage.service.settings import Settings
 from bundlemage.store.records import Key, Role
@@ -231,6 +232,7 @@ class _Allowed(HTTPBearer):
                 "Role too weak",
                 f"This needs a key of role {self.role!r}; this one has the role {principal.role!r}.",
             )
+        check_parameters(request)  # not before: strangers are told nothing of a route
         return principal
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, Select, Table, delete, insert, select, update
 
-from bundlemage.errors import UnknownThingsError
+from bundlemage.errors import ExistsError, UnknownThingsError
 from bundlemage.store.checks import check_bundle, check_item, is_id
 from bundlemage.store.dialect import is_sqlite, listed, one_of
 from bundlemage.store.models import bundle_item, bundles, clock, items
@@ -61,15 +61,15 @@ def bundle(connection: Connection, bundle_id: str) -> Bundle | None:
     return _bundle(row, connection.scalars(within.order_by(bundle_item.c.position)))
 
 
-def put_item(connection: Connection, item: Item) -> bool:
+def put_item(connection: Connection, item: Item, only_new: bool) -> bool:
     check_item(item)
-    return _put(connection, items, item_values(item))
+    return _put(connection, "item", item_values(item), only_new)
 
 
-def put_bundle(connection: Connection, bundle: Bundle) -> bool:
+def put_bundle(connection: Connection, bundle: Bundle, only_new: bool) -> bool:
     check_bundle(bundle)
     check_known(connection, "item", bundle.items)
-    new = _put(connection, bundles, bundle_values(bundle))
+    new = _put(connection, "bundle", bundle_values(bundle), only_new)
     connection.execute(delete(bundle_item).where(bundle_item.c.bundle_id == bundle.id))
     contents = [
         {"bundle_id": bundle.id, "position": position, "item_id": item_id}
@@ -105,9 +105,14 @@ def _among(kind: Literal["item", "bundle"], sqlite: bool) -> Select[Any]:
     return select(column).where(one_of(column, "ids", sqlite))
 
 
-def _put(connection: Connection, table: Table, values: dict[str, Any]) -> bool:
+def _put(
+    connection: Connection, kind: Literal["item", "bundle"], values: dict[str, Any], only_new: bool
+) -> bool:
+    table = THINGS[kind]
     values["version"] = next_version(connection)
     changed = connection.execute(update(table).where(table.c.id == values["id"]).values(values)).rowcount
+    if changed and only_new:
+        raise ExistsError(kind, values["id"])  # which undoes the change
     if not changed:
         connection.execute(insert(table).values(values))
     return not changed

@@ -115,7 +115,7 @@ class Database:
         return StoreError(f"{self.url}: {first}. {hints[0] if hints else f'Check {where}'}")
 
     def write_log_anew(self) -> None:
-        """So that SQLite's log does not keep what was erased; while others read, it does so a little longer."""
+        """So that SQLite's log does not keep what was erased, unless somebody reads at this moment."""
         if self.is_sqlite:
             with self.read() as connection:
                 connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -110,15 +110,16 @@ class Store:
         with self._database.snapshot() as connection:
             return catalogue.bundle(connection, bundle_id)
 
-    def put_item(self, item: Item) -> bool:
-        """Writes all of it; True: it is new."""
+    def put_item(self, item: Item, *, only_new: bool = False) -> bool:
+        """Writes all of it; True: it is new. With `only_new` it raises `ExistsError` where it is not."""
         with self._database.write() as connection:
-            return catalogue.put_item(connection, item)
+            return catalogue.put_item(connection, item, only_new)
 
-    def put_bundle(self, bundle: Bundle) -> bool:
-        """Writes all of it; True: it is new. Raises `UnknownThingsError` for items that are not there."""
+    def put_bundle(self, bundle: Bundle, *, only_new: bool = False) -> bool:
+        """Writes all of it; True: it is new. Raises `UnknownThingsError` for items that are not there, and
+        with `only_new` an `ExistsError` where there is one of that id, withdrawn or not."""
         with self._database.write() as connection:
-            return catalogue.put_bundle(connection, bundle)
+            return catalogue.put_bundle(connection, bundle, only_new)
 
     def withdraw_item(self, item_id: str) -> bool:
         """False: there is none of that id."""

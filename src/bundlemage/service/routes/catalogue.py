@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Header, Query, Response
 
 from bundlemage.service.engine import Serving
 from bundlemage.service.problems import responses
@@ -30,8 +30,11 @@ from bundlemage.store.records import Bundle, Item
 router = APIRouter(prefix="/v1", tags=["catalogue"])
 Thing = TypeVar("Thing", Item, Bundle)
 OneTag = Annotated[Tag | None, Query(description="Only what has this tag.")]
+OnlyNew = Annotated[
+    Literal["*"] | None, Header(description="'*': only if there is none of that id, withdrawn ones included.")
+]
 READ = responses(401, 403, 404, 422, 429, 503)
-WRITE = responses(401, 403, 404, 413, 422, 429, 503)
+WRITE = responses(401, 403, 404, 412, 413, 422, 429, 503)
 
 
 @router.get("/items", dependencies=[Depends(require("read"))], responses=responses(401, 403, 422, 429, 503))
@@ -84,10 +87,12 @@ async def item(item_id: ItemId, service: TheService) -> ItemOut:
     dependencies=[Depends(require("write"))],
     responses={201: {"model": ItemOut, "description": "It is new."}, **WRITE},
 )
-async def put_item(item_id: ItemId, body: ItemIn, service: TheService, response: Response) -> ItemOut:
+async def put_item(
+    item_id: ItemId, body: ItemIn, service: TheService, response: Response, if_none_match: OnlyNew = None
+) -> ItemOut:
     """Add an item, or replace all that is known of it. One that was withdrawn is sold again."""
     given = Item(item_id, body.title, body.price, tuple(dict.fromkeys(body.tags)), body.stock)
-    new = await service.in_thread(service.store.put_item, given)
+    new = await service.in_thread(service.store.put_item, given, only_new=if_none_match is not None)
     response.status_code = 201 if new else 200
     return await service.engine.on_live(lambda serving: _item(item_id, serving))
 
@@ -113,7 +118,11 @@ async def bundle(bundle_id: BundleId, service: TheService) -> BundleOut:
     responses={201: {"model": BundleOut, "description": "It is new."}, **WRITE},
 )
 async def put_bundle(
-    bundle_id: BundleId, body: BundleIn, service: TheService, response: Response
+    bundle_id: BundleId,
+    body: BundleIn,
+    service: TheService,
+    response: Response,
+    if_none_match: OnlyNew = None,
 ) -> BundleOut:
     """Add a bundle of items of the catalogue, or replace one. It may be in the very next answer."""
     given = Bundle(
@@ -124,7 +133,7 @@ async def put_bundle(
         body.discount,
         tuple(dict.fromkeys(body.tags)),
     )
-    new = await service.in_thread(service.store.put_bundle, given)
+    new = await service.in_thread(service.store.put_bundle, given, only_new=if_none_match is not None)
     response.status_code = 201 if new else 200
     return await service.engine.on_live(lambda serving: _bundle(bundle_id, serving))
 

@@ -12,12 +12,14 @@ from bundlemage.service.security import require
 router = APIRouter(tags=["health"])
 
 
+@router.head("/healthz", include_in_schema=False)
 @router.get("/healthz", responses=responses(429))
 async def healthz() -> Health:
     """The process lives."""
     return Health(status="ok")
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", responses=responses(429, 503))
 async def readyz(service: TheService) -> Health:
     """The store answers and a model serves."""

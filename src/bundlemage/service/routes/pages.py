@@ -40,11 +40,13 @@ def _static_files() -> dict[str, Path]:
     return {file.name: file for file in (HERE / "static").iterdir() if file.suffix in TYPES}
 
 
+@router.head("/{page}")
 @router.get("/{page}")
 async def page(page: str, request: Request) -> Response:
     return await _page(page, request)
 
 
+@router.head("/")
 @router.get("/")
 async def shop(request: Request) -> Response:
     return await _page("", request)

@@ -64,7 +64,7 @@ async function bodyOf(response) {
  * Ask, and ask again when the service is back if it cannot be reached: all that is asked this way may be
  * asked twice. `once` is for what may not.
  */
-async function ask(method, path, { body, query, signal, key, once = false } = {}) {
+async function ask(method, path, { body, query, signal, key, onlyNew, once = false } = {}) {
   const parameters = new URLSearchParams(
     Object.entries(query ?? {}).filter(([, value]) => value !== "" && value != null),
   );
@@ -72,6 +72,7 @@ async function ask(method, path, { body, query, signal, key, once = false } = {}
   const headers = { Accept: "application/json" };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   if (key) headers["Idempotency-Key"] = key;
+  if (onlyNew) headers["If-None-Match"] = "*";
   for (;;) {
     let response;
     try {
@@ -108,7 +109,7 @@ export const api = {
   items: (query, signal) => ask("GET", at("items"), { query, signal }),
   item: (id, signal) => ask("GET", at("items", id), { signal }),
   bundle: (id, signal) => ask("GET", at("bundles", id), { signal }),
-  putBundle: (id, bundle) => ask("PUT", at("bundles", id), { body: bundle }),
+  putBundle: (id, bundle, onlyNew) => ask("PUT", at("bundles", id), { body: bundle, onlyNew }),
   similar: (id, k, signal) => ask("GET", `${at("bundles", id)}/similar`, { query: { k }, signal }),
   tags: () => ask("GET", at("tags")),
   insights: (signal) => ask("GET", at("insights"), { signal }),

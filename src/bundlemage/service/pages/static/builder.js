@@ -225,17 +225,6 @@ function askToReplace(id) {
   );
 }
 
-/** Whether a bundle has this id, a withdrawn one too: past buyers have it in their histories. */
-async function exists(id) {
-  try {
-    await api.bundle(id);
-    return true;
-  } catch (error) {
-    if (error.status === 404) return false;
-    throw error;
-  }
-}
-
 async function save() {
   const [id, title] = [field("bundle-id"), field("bundle-title")];
   if (!id) {
@@ -245,15 +234,20 @@ async function save() {
     return byId("bundle-title").focus();
   }
   if (Number.isNaN(discount())) return byId("discount").focus();
-  if (state.replacing !== id && (await exists(id))) return askToReplace(id);
   const priced = state.items.every((item) => typeof item.price === "number");
-  await api.putBundle(id, {
+  const bundle = {
     items: ids(),
     title: title || id,
     tags: commonTags(state.items),
     ...(priced ? { price: cut() } : {}),
     ...(discount() ? { discount: discount() } : {}),
-  });
+  };
+  try {
+    await api.putBundle(id, bundle, state.replacing !== id);
+  } catch (error) {
+    if (error.status === 412) return askToReplace(id); // a withdrawn one, too: past buyers have it
+    throw error;
+  }
   askToReplace(null);
   state.saved = { id, title: title || id };
   await showFit(byId("saved"), state.saved, state.user);

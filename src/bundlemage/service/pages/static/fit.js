@@ -19,7 +19,7 @@ export async function showFit(place, { id, title }, user) {
   try {
     const answer = await api.userBundles(user, FAR);
     const found = answer.bundles.find((bundle) => bundle.id === id);
-    const link = h("a", { href: `/?${new URLSearchParams({ user })}` }, `See it in ${user}'s shop`);
+    const link = h("a", { href: `/?${new URLSearchParams({ user })}` }, `Open ${user}'s shop`);
     place.replaceChildren(
       h(
         "div",

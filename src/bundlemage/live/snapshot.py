@@ -1,64 +1,31 @@
-"""A model in a shop that is open: the catalogue as it is now, people as the shop knows them at this moment.
-
-A snapshot never changes. When the catalogue does, a new one takes its place.
-"""
+"""A snapshot never changes. When the catalogue does, another one takes its place."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from scipy import sparse
 
 from bundlemage.answering import Questions, rankings
-from bundlemage.artifact import artifact_version
-from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, Catalogue
-from bundlemage.data.vocabulary import Vocabulary
-from bundlemage.errors import ArtifactError, UnknownIdError, UnsupportedError
+from bundlemage.errors import UnknownIdError, UnsupportedError
 from bundlemage.filters import Filter
+from bundlemage.live.layout import Layout
+from bundlemage.live.shelves import RecordShelf
+from bundlemage.live.stock import Stock
 from bundlemage.models.base import Histories
 from bundlemage.models.ragged import Ragged
 from bundlemage.ranking import top
 from bundlemage.recommender import Recommender
-from bundlemage.shop import Recommendation, Shop, Trade, best
-from bundlemage.store.records import Bundle, CatalogueChange, Item, ModelRecord, Owned, Sales
+from bundlemage.shop import Recommendation, Shelves, Shop, Trade, best
+from bundlemage.store.records import Bundle, CatalogueChange, Item, Owned, Sales
 
 NO_SALES = Sales({}, {})
-
-
-@dataclass(frozen=True)
-class Stock:
-    """All items and bundles that the shop ever had, at one version of its catalogue."""
-
-    version: int
-    items: Mapping[str, Item]
-    bundles: Mapping[str, Bundle]
-
-    def after(self, change: CatalogueChange) -> Stock:
-        return Stock(
-            change.version,
-            {**self.items, **{item.id: item for item in change.items}},
-            {**self.bundles, **{bundle.id: bundle for bundle in change.bundles}},
-        )
-
-    def sellable(self, bundle: Bundle) -> bool:
-        """A bundle with an item that is sold no more cannot be sold either."""
-        return not bundle.withdrawn and not any(self._gone(name) for name in bundle.items)
-
-    def _gone(self, name: str) -> bool:
-        item = self.items.get(name)
-        return item is None or item.withdrawn
-
-
-EMPTY = Stock(0, {}, {})
 
 
 @dataclass(frozen=True)
@@ -92,57 +59,72 @@ class Live:
                 "shop where people come and buy: 'bundlemage models' lists those that can, under 'new users'"
             )
         self.recommender = recommender
-        self.stock = stock
-        self.sales = sales
         self.model = recommender.model
-        self.shop = Shop(*self._opened())
+        layout = Layout.of(recommender.dataset, stock.bundles, recommender.shop.device)
+        bundles, items = len(layout.dataset.bundles), len(layout.dataset.items)
+        nothing = Trade(
+            np.zeros(items, np.int64),
+            np.zeros(bundles, np.int64),
+            np.ones(items, bool),
+            np.ones(bundles, bool),
+        )
+        everything = CatalogueChange(stock.version, list(stock.items.values()), list(stock.bundles.values()))
+        self._open(layout, stock, sales, nothing, np.zeros(bundles, bool), everything)
 
-    def at(self, stock: Stock, sales: Sales | None = None) -> Live:
-        """The same model in a shop that has changed."""
-        return Live(self.recommender, stock, self.sales if sales is None else sales)
+    def after(self, change: CatalogueChange, sales: Sales | None = None) -> Live:
+        """The same model in a shop that has changed: what has not is taken over, not worked out again."""
+        live = object.__new__(Live)
+        live.recommender, live.model = self.recommender, self.model
+        layout = self._layout.after(change.bundles)
+        more = len(layout.dataset.bundles) - len(self._layout.dataset.bundles)
+        live._open(
+            layout,
+            self.stock.after(change),
+            self.sales if sales is None else sales,
+            self.shop.trade.with_more_bundles(more),
+            np.concatenate([self._in_stock, np.zeros(more, bool)]),
+            change,
+            counted=self.sales if sales is None else None,
+        )
+        return live
 
     # ── The catalogue as the model sees it ───────────────────────────────────────────────────────
 
-    def _opened(self) -> tuple[BundleDataset, torch.device, Trade]:
-        trained = self.recommender.dataset
-        items = [self.stock.items.get(name) or Item(name, withdrawn=True) for name in trained.items]
-        later = sorted(name for name in self.stock.bundles if name not in trained.bundles)
-        bundles = [self._bundle(name) for name in (*trained.bundles, *later)]
-        known = trained.items.known_positions
-        contents = [[known[name] for name in bundle.items if name in known] for bundle in bundles]
-        dataset = BundleDataset(
-            sparse.csr_matrix((0, len(items)), dtype=np.float32),
-            sparse.csr_matrix((0, len(bundles)), dtype=np.float32),
-            _matrix(contents, len(items)),
-            Vocabulary("user", ()),
-            trained.items,
-            Vocabulary("bundle", [bundle.id for bundle in bundles]),
-            Catalogue(
-                _table(ITEM_SCHEMA, items, "title", "price", "tags", "stock"),
-                _table(BUNDLE_SCHEMA, bundles, "title", "price", "tags", "discount").append_column(
-                    "stock", pa.array(self._in_stock(bundles), pa.int64())
-                ),
-            ),
-            trained.name,
+    def _open(
+        self,
+        layout: Layout,
+        stock: Stock,
+        sales: Sales,
+        trade: Trade,
+        in_stock: npt.NDArray[np.bool_],
+        change: CatalogueChange,
+        counted: Sales | None = None,
+    ) -> None:
+        """Bring what is known by place up to a change. `counted` are the sales that `trade` has already."""
+        self._layout, self.stock, self.sales, self._in_stock = layout, stock, sales, in_stock
+        dataset = layout.dataset
+        items, bundles = dataset.items.known_positions, dataset.bundles.known_positions
+        if sales is not counted:
+            trade = trade.selling(
+                _counts(sales.items, dataset.items.ids), _counts(sales.bundles, dataset.bundles.ids)
+            )
+        for item in change.items:
+            if item.id in items:
+                trade.items_gone[items[item.id]] = item.withdrawn
+        for name in stock.affected(change):
+            bundle, place = stock.bundles[name], bundles[name]
+            trade.bundles_gone[place] = not stock.sellable(bundle)
+            in_stock[place] = stock.in_stock(bundle)
+        item_shelf = RecordShelf(dataset.items, stock.items, Item)
+        bundle_shelf = RecordShelf(dataset.bundles, stock.bundles, _unknown_bundle, self._stocked_bundles)
+        self.shop = Shop(
+            dataset, layout.device, trade, Shelves(item_shelf, bundle_shelf), layout.interactions
         )
-        trade = Trade(
-            _counts(self.sales.items, (item.id for item in items)),
-            _counts(self.sales.bundles, (bundle.id for bundle in bundles)),
-            np.array([item.withdrawn for item in items], bool),
-            np.array([not self.stock.sellable(bundle) for bundle in bundles], bool),
-        )
-        return dataset, self.recommender.shop.device, trade
 
-    def _in_stock(self, bundles: Sequence[Bundle]) -> list[int | None]:
-        """How often each bundle can be sold: also its items that are newer than the model must be there."""
-        stock = {name: item.stock or 0 for name, item in self.stock.items.items()}
-        if all(item.stock is None for item in self.stock.items.values()):
-            return [None] * len(bundles)
-        return [min((stock.get(name, 0) for name in bundle.items), default=0) for bundle in bundles]
-
-    def _bundle(self, name: str) -> Bundle:
-        """A bundle of the catalogue; or one of training that the shop does not have."""
-        return self.stock.bundles.get(name) or Bundle(name, (), withdrawn=True)
+    def _stocked_bundles(self) -> npt.NDArray[np.bool_] | None:
+        """None where the shop says nothing of any stock."""
+        known = any(item.stock is not None for item in self.stock.items.values())
+        return self._in_stock if known else None
 
     def in_model(self, item: str) -> bool:
         return item in self.shop.dataset.items
@@ -199,7 +181,7 @@ class Live:
 
     def _histories(self, owned: Sequence[Owned]) -> Histories:
         """What the model does not know yet is passed over."""
-        items, bundles = self.shop.dataset.items.known_positions, self._bundle_positions
+        items, bundles = self.shop.dataset.items.known_positions, self._layout.filled
         return Histories(
             Ragged.from_lists(
                 [[items[n] for n in each.items if n in items] for each in owned], self.shop.device
@@ -209,17 +191,11 @@ class Live:
             ),
         )
 
-    @cached_property
-    def _bundle_positions(self) -> dict[str, int]:
-        """Of the bundles that have something in them that the model knows."""
-        sizes = np.diff(self.shop.dataset.bundle_item.indptr)
-        return {name: place for place, name in enumerate(self.shop.dataset.bundles) if sizes[place]}
-
     def similar(self, bundle: str, k: int, where: Filter | None = None) -> list[Recommendation]:
         """The bundles whose vectors are nearest to this one's; a score is the cosine between the two."""
-        place = self._bundle_positions.get(bundle)
+        place = self._layout.filled.get(bundle)
         if place is None:
-            raise UnknownIdError("bundle", [bundle], self._bundle_positions)
+            raise UnknownIdError("bundle", [bundle], self._layout.filled)
         candidates = self.shop.bundles(where)
         with torch.inference_mode():
             vectors = self.model.vectors_of_bundles(self.shop.interactions.bundle_item)  # [bundles, d]
@@ -252,40 +228,10 @@ class Live:
         return self
 
 
-def record_of(path: Path) -> ModelRecord:
-    """A saved model as the store registers it."""
-    recommender = Recommender.load(path, device="cpu")
-    return ModelRecord(
-        artifact_version(path), str(path.resolve()), recommender.model_name, recommender.metrics
-    )
+def _unknown_bundle(name: str) -> Bundle:
+    """A bundle of training that the shop does not have."""
+    return Bundle(name, ())
 
 
-def load_published(record: ModelRecord, device: str = "auto") -> Recommender:
-    """A registered model, or a message where its folder holds something else by now."""
-    path = Path(record.path)
-    found = artifact_version(path)
-    if found != record.version:
-        raise ArtifactError(f"{path} no longer holds the model {record.version}: it was replaced by {found}")
-    return Recommender.load(path, device=device)
-
-
-def _matrix(rows: Sequence[Sequence[int]], columns: int) -> sparse.csr_matrix:
-    owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-    members = np.fromiter((member for row in rows for member in row), np.int64, len(owners))
-    ones = np.ones(len(owners), np.float32)
-    return sparse.csr_matrix((ones, (owners, members)), shape=(len(rows), columns))
-
-
-def _table(schema: pa.Schema, things: Sequence[Any], *columns: str) -> pa.Table:
-    def column(name: str) -> pa.Array:
-        values = [getattr(thing, name) for thing in things]
-        return pa.array(
-            [list(value) or None for value in values] if name == "tags" else values, schema.field(name).type
-        )
-
-    ids = pa.array([thing.id for thing in things], pa.string())
-    return pa.table([ids, *map(column, columns)], schema=schema)
-
-
-def _counts(sales: Mapping[str, int], names: Iterable[str]) -> Any:
+def _counts(sales: Mapping[str, int], names: Sequence[str]) -> npt.NDArray[np.int64]:
     return np.array([sales.get(name, 0) for name in names], np.int64)

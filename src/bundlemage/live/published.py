@@ -1,0 +1,27 @@
+"""Saved models as the store registers them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bundlemage.artifact import artifact_version
+from bundlemage.errors import ArtifactError
+from bundlemage.recommender import Recommender
+from bundlemage.store.records import ModelRecord
+
+
+def record_of(path: Path) -> ModelRecord:
+    """A saved model as the store registers it."""
+    recommender = Recommender.load(path, device="cpu")
+    return ModelRecord(
+        artifact_version(path), str(path.resolve()), recommender.model_name, recommender.metrics
+    )
+
+
+def load_published(record: ModelRecord, device: str = "auto") -> Recommender:
+    """A registered model, or a message where its folder holds something else by now."""
+    path = Path(record.path)
+    found = artifact_version(path)
+    if found != record.version:
+        raise ArtifactError(f"{path} no longer holds the model {record.version}: it was replaced by {found}")
+    return Recommender.load(path, device=device)
