@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from http import HTTPStatus
 from reprlib import Repr
 from typing import Any
@@ -215,6 +216,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(BundleMageError, _on_ours)
     plain_document = app.openapi
 
+    @cache  # routes look their parameters up in it
     def document() -> dict[str, Any]:
         described = plain_document()
         schemas = described.setdefault("components", {}).setdefault("schemas", {})
