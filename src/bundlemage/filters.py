@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -121,9 +121,9 @@ class Shelf:
         return mask
 
     @cached_property
-    def titles(self) -> list[str | None]:
+    def titles(self) -> Sequence[str | None]:
         """May be empty: nothing has one."""
-        found: list[str | None] = [] if self.catalogue is None else self.catalogue["title"].to_pylist()
+        found: Sequence[str | None] = [] if self.catalogue is None else self.catalogue["title"].to_pylist()
         return found
 
     @cached_property

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,20 @@ import numpy.typing as npt
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.filters import Mask, Shelf
 from bundlemage.store.records import Bundle, Item
+
+
+class _Titles(Sequence[str | None]):
+    """Looked up one by one: of all of them an answer needs ten."""
+
+    def __init__(self, ids: Vocabulary, records: Mapping[str, Item | Bundle]) -> None:
+        self._ids, self._records = ids, records
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, place: Any) -> Any:
+        record = self._records.get(self._ids[place])
+        return record.title if record else None
 
 
 class RecordShelf(Shelf):
@@ -32,8 +47,8 @@ class RecordShelf(Shelf):
         return [self._records.get(name) or self._unknown(name) for name in self.ids]
 
     @cached_property
-    def titles(self) -> list[str | None]:
-        return [record.title for record in self._in_order]
+    def titles(self) -> Sequence[str | None]:
+        return _Titles(self.ids, self._records)
 
     @cached_property
     def prices(self) -> npt.NDArray[np.float64]:
