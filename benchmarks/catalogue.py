@@ -1,7 +1,7 @@
 """What a change of the catalogue costs a live service: `python -m benchmarks.catalogue`.
 
-A generated shop with many bundles and random weights. After each change the next answer is waited for, as whoever
-asks next does.
+A generated shop with many bundles and random weights. After each change the next answer is waited for, as
+whoever asks next does.
 """
 
 from __future__ import annotations
