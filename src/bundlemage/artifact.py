@@ -80,7 +80,18 @@ def artifact_version(path: Path) -> str:
     try:
         return hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()[:12]
     except OSError:
-        raise ArtifactError(f"{path} is not a saved model: it has no {MANIFEST}") from None
+        why = f"it has no {MANIFEST}" if path.exists() else "there is no such folder"
+        raise ArtifactError(f"{path} is not a saved model: {why}") from None
+
+
+def describe_artifact(path: Path) -> tuple[str, str, dict[str, Any]]:
+    """The version, the model's name and its metrics, without reading the rest."""
+    version = artifact_version(path)
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        return version, config["model"], json.loads((path / "metrics.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError) as error:
+        raise ArtifactError(f"{path} is damaged: its config.json or metrics.json cannot be read") from error
 
 
 def check_replaceable(path: Path) -> None:

@@ -92,6 +92,17 @@ class UnstorableError(StoreError):
     """A value that the store does not take, such as an id with a control character. Nothing was written."""
 
 
+class SupersededError(StoreError):
+    """A model was to take the place of one that serves no longer. Nothing was published."""
+
+    def __init__(self, serving: str | None, instead_of: str) -> None:
+        super().__init__(
+            f"nothing was published: the place of the model {instead_of} was to be taken, and by now "
+            f"{serving} serves. Compare with that one, and publish again"
+        )
+        self.serving = serving
+
+
 class UnknownThingsError(BundleMageError):
     """Items or bundles that are not in the store's catalogue. Nothing was written."""
 

@@ -64,6 +64,9 @@ class Filter:
         return self.min_price is not None or self.max_price is not None
 
 
+_A = {"price": "a price", "tags": "a tag", "stock": "a stock"}
+
+
 class Shelf:
     """Things of one kind as a filter sees them, each column looked up once."""
 
@@ -154,9 +157,9 @@ class Shelf:
         return np.asarray(stock > 0)
 
     def lacks(self, name: str) -> ConfigError:
-        kind = self.ids.kind
+        kind = "item" if name == "stock" else self.ids.kind  # a bundle is in stock if all its items are
         return ConfigError(
-            f"cannot filter by {name}: there is no {name} of any {kind}. Put a column {name!r} into the "
+            f"cannot filter by {name}: no {kind} has {_A[name]}. Put a column {name!r} into the "
             f"table of {kind}s (see 'bundlemage data check') and train again, or tell the live service: "
             f"PUT /v1/{kind}s/ID"
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from functools import cached_property
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from bundlemage.models.ragged import Ragged
 from bundlemage.ranking import Ranker, Ranking
 
 Id: TypeAlias = str | int
+T = TypeVar("T")
 
 FILTERS_KEPT = 64
 """How many filters are kept ready: a shop has a few pages, and asks each of them again and again."""
@@ -67,6 +68,23 @@ class Candidates:
     def answer(self, position: int, score: float, rank: int, popular: bool) -> Recommendation:
         title = self.titles[position] if position < len(self.titles) else None
         return Recommendation(self.ids[position], title, score, rank, "popular" if popular else "model")
+
+
+class Kept(Generic[T]):
+    """The last few things that were worked out."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._things: dict[Any, T] = {}
+
+    def get(self, key: Any, make: Callable[[], T]) -> T:
+        found = self._things.pop(key, None)
+        if found is None:
+            found = make()
+            for oldest in list(self._things)[: len(self._things) + 1 - self._most]:
+                self._things.pop(oldest, None)
+        self._things[key] = found  # the last one again
+        return found
 
 
 @dataclass(frozen=True)
@@ -131,18 +149,18 @@ class Shop:
         self.item_shelf, self.bundle_shelf = shelves or Shelves.of(dataset)
         self.interactions = interactions or Interactions.of(dataset, device)
 
-        # Each belongs to this shop, and goes when it goes.
-        self._hidden = lru_cache(FILTERS_KEPT)(self._worked_out)
-        self._with_more = lru_cache(CONTENTS_KEPT)(self._appended)
+        # Each belongs to this shop, and goes when it goes: at once, as nothing in it refers back to the shop.
+        self._hidden: Kept[Tensor] = Kept(FILTERS_KEPT)
+        self._with_more: Kept[Ragged] = Kept(CONTENTS_KEPT)
 
     def items(self, where: Filter | None = None) -> Candidates:
         """All items, those hidden that the filter does not let through."""
-        return replace(self._all_items, hidden=self._hidden("item", where))
+        return replace(self._all_items, hidden=self._hidden_of("item", where))
 
     def bundles(self, where: Filter | None = None, new: NewBundles | None = None) -> Candidates:
         """The shop's bundles and further ones, which nobody has bought yet; hidden is what cannot be sold."""
         if not new:
-            return replace(self._all_bundles, hidden=self._hidden("bundle", where))
+            return replace(self._all_bundles, hidden=self._hidden_of("bundle", where))
         for name in new:
             if name in self.dataset.bundles:
                 raise ConfigError(f"new bundle {name!r} has the id of a bundle that the shop has already")
@@ -164,8 +182,9 @@ class Shop:
             self.dataset.bundles.ids, self.bundle_shelf.titles, shares, torch.zeros_like(shares)
         )
 
-    def _worked_out(self, kind: Literal["item", "bundle"], where: Filter | None) -> Tensor:
-        return self._never(self.item_shelf if kind == "item" else self.bundle_shelf, where, [])
+    def _hidden_of(self, kind: Literal["item", "bundle"], where: Filter | None) -> Tensor:
+        shelf = self.item_shelf if kind == "item" else self.bundle_shelf
+        return self._hidden.get((kind, where), lambda: self._never(shelf, where, []))
 
     def _never(self, shelf: Shelf, where: Filter | None, later: list[tuple[str, list[int]]]) -> Tensor:
         """-∞ for what nobody is to see."""
@@ -252,8 +271,10 @@ class Shop:
         )
         return histories, contents.ragged()
 
-    def _appended(self, more: tuple[tuple[int, ...], ...]) -> Ragged:
-        return self.interactions.bundle_item.append(Ragged.from_lists(more, self.device))
+    def appended(self, more: tuple[tuple[int, ...], ...]) -> Ragged:
+        """The contents of the shop's bundles and these."""
+        contents = self.interactions.bundle_item
+        return self._with_more.get(more, lambda: contents.append(Ragged.from_lists(more, self.device)))
 
     def _shares(self, sales: npt.NDArray[np.int64]) -> Tensor:
         return torch.from_numpy((sales / max(1, sales.sum())).astype(np.float32)).to(self.device)
@@ -285,7 +306,7 @@ class _Contents:
     def ragged(self) -> Ragged:
         if not self.added:
             return self.shop.interactions.bundle_item
-        return self.shop._with_more(tuple(map(tuple, self.added)))
+        return self.shop.appended(tuple(map(tuple, self.added)))
 
 
 def _row(matrix: Any, row: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""A real service on the sample shop, a real browser before it."""
+"""A real service, on the sample shop if nothing else is said, and a real browser before it."""
 
 from __future__ import annotations
 
@@ -82,10 +82,9 @@ def model(tmp_path_factory: pytest.TempPathFactory, chromium: str) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def service(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """`bundlemage serve` in a process of its own, on a free port. Each test has users of its own."""
-    folder = tmp_path_factory.mktemp("service")
+@contextmanager
+def serving(model: Path, folder: Path) -> Iterator[Service]:
+    """`bundlemage serve` in a process of its own, on a free port."""
     db = f"sqlite:///{folder}/store.db"
     command = [sys.executable, "-m", "bundlemage", "serve", str(model), "--db", db, "--port", "0"]
     wide = {**os.environ, "COLUMNS": "200"}
@@ -102,6 +101,13 @@ def service(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         process.wait(20)
         if process.stdout is not None:
             process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def service(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One for all tests: each has users of its own."""
+    with serving(model, tmp_path_factory.mktemp("service")) as service:
+        yield service
 
 
 @pytest.fixture(scope="module")

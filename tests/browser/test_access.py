@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Literal
+from urllib.parse import urlencode, urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -119,3 +120,34 @@ class TestWithKeys:
             visit.open("/?user=u0051")
             page.locator(".buy").first.click()
             expect(page.locator(".toast")).to_contain_text("u0051 has")
+
+    def test_a_login_leads_to_a_page_of_the_service_and_nowhere_else(
+        self, browser: Browser, locked: Service
+    ) -> None:
+        own = urlsplit(locked.url).netloc
+        tricks = (
+            "/.//elsewhere.example/phish",
+            "/builder/..//elsewhere.example/phish",
+            "//elsewhere.example/phish",
+            r"/\elsewhere.example/phish",
+            r"\\elsewhere.example/phish",
+            "/\t/elsewhere.example/phish",
+            "https://elsewhere.example/phish",
+            "https:elsewhere.example/phish",
+            f"http://{own}@elsewhere.example/",
+            f"http://someone@{own}//elsewhere.example/phish",
+            f"blob:http://{own}/elsewhere",
+            "javascript:document.title='taken'",
+            "data:text/html,taken",
+            "http://[",
+            "/v1/users",
+            "/login",
+        )
+        with visiting(browser, locked) as visit:
+            page = visit.open("/login?next=/builder%3Fitem%3Dg0001")
+            log_in(visit, "read")
+            expect(page).to_have_url(f"{locked.url}/builder?item=g0001")
+            for trick in tricks:  # whoever is logged in is sent on at once, by the same rule
+                page.goto(f"{locked.url}/login?{urlencode({'next': trick})}")
+                expect(page, trick).to_have_url(f"{locked.url}/")
+                expect(page.get_by_role("heading", level=1)).to_be_visible()

@@ -114,6 +114,25 @@ def test_a_bundle_of_the_shop_opens_as_a_copy(visit: Visit, service: Service) ->
     expect(page.get_by_label("Title")).to_have_value(f"{bundle['title']}, again")
 
 
+def test_a_sum_that_is_not_known_is_not_made_up(visit: Visit, service: Service) -> None:
+    service.api.put("/v1/items/unpriced", json={"title": "Something unpriced"}).raise_for_status()
+    page = visit.open("/builder?item=g0001&item=unpriced")
+    expect(page.locator("#bundle-items .number").last).to_have_text("—")
+    expect(page.locator("#sum")).to_have_text("not known")
+    expect(page.locator("#total")).to_have_text("not known")
+    expect(page.locator("#price-note")).to_have_text(
+        "1 item has no price, so the bundle is saved without one."
+    )
+    page.get_by_label("Title").fill("Half priced")
+    page.get_by_role("button", name="Save bundle").click()
+    expect(page.locator(".fit")).to_contain_text("is saved")
+    assert service.get("/v1/bundles/half-priced")["price"] is None
+    page.get_by_role("button", name="Take out Something unpriced").click()
+    expect(page.locator("#sum")).to_have_text(f"{service.get('/v1/items/g0001')['price']:,.2f}")
+    for path in ("/v1/bundles/half-priced", "/v1/items/unpriced"):
+        service.api.delete(path).raise_for_status()
+
+
 def test_an_item_that_is_not_there_is_said(visit: Visit, service: Service) -> None:
     visit.refusals = 1
     page = visit.open("/builder?item=no-such-item")

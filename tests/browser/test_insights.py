@@ -22,7 +22,12 @@ def test_the_figures_are_those_of_the_model_that_serves(visit: Visit, service: S
         expect(rows).to_have_count(6)
         for row in rows.all():
             metric, mine, popular = re.split(r"\s+", row.inner_text().strip())
-            assert [mine, popular] == [f"{test[task][metric.lower()]:.3f}" for test in tests]
+            values = [test[task][metric.lower()] for test in tests]
+            assert [mine, popular] == [f"{value:.3f}" for value in values]
+            drawn = row.locator(".cell-bar").evaluate_all(
+                "all => all.map(each => each.firstChild.offsetWidth / each.offsetWidth)"
+            )
+            assert drawn == pytest.approx(values, abs=0.02)  # the whole width is 1, which is perfect
     expect(page.locator("#lead")).to_contain_text(service.get("/v1/models")["serving"])
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bundlemage.store.records import Item
 from bundlemage.store.repository import Store
 from tests.cli.run import run, run_json
 
@@ -29,6 +30,28 @@ def test_a_key_is_printed_once_and_kept_as_a_digest(db: str, tmp_path: Path) -> 
     assert text[3:15] in listed
     assert "the [bold] till" in listed
     assert text[16:] not in listed
+
+
+def test_a_database_that_is_new_is_said_to_be(db: str, tmp_path: Path) -> None:
+    """A mistyped --db would else make a key that no service knows."""
+    for number, command in enumerate((["create", "--role", "read"], ["list"], ["list", "--json"])):
+        mistyped = tmp_path / f"sohp{number}.db"
+        told = run("keys", *command, "--db", mistyped)
+        assert "new database" in told.stderr
+        assert mistyped.name in told.stderr
+        assert "new database" not in told.stdout
+    mistyped = tmp_path / "sohp.db"
+    assert "new database" in run("keys", "revoke", "0123456789ab", "--db", mistyped, code=2).stderr
+    run("keys", "create", "--db", db, "--role", "admin")
+    for command in (["create", "--role", "read"], ["list"]):  # it has a key by now
+        assert "new database" not in run("keys", *command, "--db", db).stderr
+
+
+def test_a_shop_without_keys_is_no_new_database(db: str) -> None:
+    store = Store.open(db)
+    store.put_item(Item("lamp"))
+    store.close()
+    assert "new database" not in run("keys", "create", "--db", db, "--role", "admin").stderr
 
 
 def test_json(db: str) -> None:

@@ -90,6 +90,7 @@ def test_whoever_comes_second_gets_one_message(store: Store, tmp_path: Path) -> 
     ("options", "message"),
     [
         ([], "name a database with --db"),
+        (["--db", "nowhere.db"], "there is no database nowhere.db: check --db"),
         (["--db", "empty.db"], "names no model"),
         (["--db", "shop.db", "--set", "epoch=3"], "unknown setting 'epoch'"),
         (["--db", "shop.db", "--tolerance", "-1"], "tolerance"),
@@ -102,6 +103,7 @@ def test_bad_input_is_one_message_and_exit_code_2(
     options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Store.open("sqlite:///empty.db").close()
     refused = run("retrain", *options, code=2)
     assert message in refused.stderr
     assert refused.stderr.count("\n") == 1

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import httpx
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,11 +26,13 @@ from bundlemage.service import logs, problems
 from bundlemage.service.metrics import Metrics
 from bundlemage.service.middleware import Frame
 from bundlemage.service.routes import session
-from bundlemage.service.security import Admin, Reader, Security, Writer, make_key
+from bundlemage.service.security import Principal, Security, Writer, make_key, require
 from bundlemage.service.settings import Settings
 from bundlemage.store.records import Role
 from bundlemage.store.repository import Store
 
+Reader = Annotated[Principal, Depends(require("read"))]
+Admin = Annotated[Principal, Depends(require("admin"))]
 OUTPUT = StringIO()
 """What is logged. Logging is the process's, so all servers of a test process share it."""
 KINDS: dict[str, Exception] = {

@@ -796,10 +796,10 @@ def test_routes_and_methods_that_are_not_there(client: httpx.Client) -> None:
     ):
         problem(client.get(path), 404)
     for method, path, allowed in (
-        ("POST", "/v1/items/g0022", "GET, PUT, DELETE"),
+        ("POST", "/v1/items/g0022", "GET, PUT, PATCH, DELETE"),
         ("GET", "/v1/recommend", "POST"),
         ("DELETE", "/v1/interactions", "POST"),
-        ("PATCH", "/v1/bundles/b0013", "GET, PUT, DELETE"),
+        ("PATCH", "/v1/users/u0007", "GET, DELETE"),
         ("PUT", "/v1/users/u0007", "GET, DELETE"),
         ("PUT", "/v1/session", "GET, POST, DELETE"),
         ("OPTIONS", "/v1/recommend", "POST"),
@@ -843,3 +843,25 @@ def test_probes_may_ask_for_the_head_alone(client: httpx.Client) -> None:
     for path in ("/healthz", "/readyz", "/", "/builder"):
         answer = client.head(path)
         assert (answer.status_code, answer.content) == (200, b"")
+
+
+def test_some_of_a_thing_is_changed_and_the_rest_stays(client: httpx.Client) -> None:
+    before = ok(client.get("/v1/items/g0022"))
+    cheaper = ok(client.patch("/v1/items/g0022", json={"price": 5}))
+    assert cheaper == {**before, "price": 5}
+    assert ok(client.patch("/v1/items/g0022", json={"stock": None, "tags": ["a", "a"]})) == {
+        **cheaper, "stock": None, "tags": ["a"]
+    }  # fmt: skip
+    assert ok(client.patch("/v1/items/g0022", json={})) == ok(client.get("/v1/items/g0022"))
+    bundle = ok(client.get("/v1/bundles/b0013"))
+    changed = ok(client.patch("/v1/bundles/b0013", json={"discount": 0.5, "items": ["g0022", "g0401"]}))
+    assert [item["id"] for item in changed["items"]] == ["g0022", "g0401"]
+    assert {**changed, "items": bundle["items"]} == {**bundle, "discount": 0.5}
+    restored = {"items": [item["id"] for item in bundle["items"]], "discount": bundle["discount"]}
+    assert ok(client.patch("/v1/bundles/b0013", json=restored))["items"][0] == bundle["items"][0]
+    problem(client.patch("/v1/bundles/b0013", json={"items": []}), 422, "items")
+    problem(client.patch("/v1/bundles/b0013", json={"items": ["no-such"]}), 422, "'no-such'")
+    problem(client.patch("/v1/items/no-such", json={"price": 1}), 404, "'no-such'")
+    problem(client.patch("/v1/items/g0022", json={"prise": 1}), 422, "prise")
+    restored = {name: before[name] for name in ("title", "price", "tags", "stock")}
+    assert ok(client.put("/v1/items/g0022", json=restored)) == before

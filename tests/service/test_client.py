@@ -140,7 +140,7 @@ class _Relaying(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    do_GET = do_POST = do_PUT = do_DELETE = relay  # noqa: N815
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = relay  # noqa: N815
 
 
 @contextmanager
@@ -723,7 +723,9 @@ def test_every_route_has_a_method(server: Server, relay: Relay) -> None:
     with Client(relay.url) as client:
         item = old_items(client)[0]
         client.put_item("r", title="r")
+        client.change_item("r", price=2.5)
         client.put_bundle("r", [item, "r"])
+        assert client.change_bundle("r", price=2.5).price == 2.5
         client.record("r", item=item)
         asked: list[Any] = [
             lambda: (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import socket
@@ -16,12 +17,16 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bundlemage.errors import ConfigError
-from bundlemage.service.limits import Buckets
-from bundlemage.service.logs import JsonLines
+from bundlemage.service import logs
+from bundlemage.service.limits import Buckets, Kept
+from bundlemage.service.logs import JsonLines, Traces
 from bundlemage.service.metrics import Metrics
 from bundlemage.service.problems import ProblemOut, responses
 from bundlemage.service.settings import Settings, parse_settings
+from bundlemage.store.records import State
 from bundlemage.store.repository import Store
+from tests.service.running import copied as whole_copy
+from tests.service.running import inside
 from tests.service.small_service import KINDS, OUTPUT, Running, copied, serving
 
 READ = "/v1/users/u0007/bundles"
@@ -206,9 +211,95 @@ def test_too_many_requests_are_told_when_to_come_again(template: Path, tmp_path:
         answer = client.get(READ)
         assert "Wait 1 s" in problem(answer, 429).detail
         assert answer.headers["retry-after"] == "1"
-        assert [client.get("/healthz").status_code for _ in range(8)] == [200] * 8  # a probe is not counted
+        assert [client.get("/healthz").status_code for _ in range(8)] == [
+            200
+        ] * 8  # a probe has its own share
         time.sleep(float(answer.headers["retry-after"]))
         assert client.get(READ).status_code == 200
+
+
+def test_probes_have_a_share_of_their_own_for_each_address(template: Path, tmp_path: Path) -> None:
+    with serving(copied(template, tmp_path), Settings(trust_proxy=True)) as running:
+        key = running.key("read")
+        flood = {"X-Forwarded-For": "192.0.2.1"}
+        with running.client(key) as client:
+            codes = [client.get(path, headers=flood).status_code for path in ("/healthz", "/readyz") * 100]
+            assert codes[:100] == [200, 404] * 50  # this small service has no /readyz, yet it is counted
+            assert set(codes[100:]) >= {429}
+            assert codes.count(429) > 20
+            while (answer := client.get("/healthz", headers=flood)).status_code == 200:
+                pass
+            assert "Wait 1 s" in problem(answer, 429).detail
+            assert answer.headers["retry-after"] == "1"
+            assert client.get("/healthz", headers={"X-Forwarded-For": "192.0.2.2"}).status_code == 200
+            assert client.get(READ, headers=flood).status_code == 200
+
+
+def test_a_flood_of_probes_does_not_reach_the_store(
+    sample_model: Path, sample_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with inside(sample_model, whole_copy(sample_database, tmp_path)) as running:
+        looks: list[float] = []
+        state = running.store.state
+
+        def counted() -> State:
+            looks.append(time.monotonic())
+            return state()
+
+        monkeypatch.setattr(running.store, "state", counted)
+        begun = time.monotonic()
+        with running.client() as client, ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda _: client.get("/readyz"), range(80)))
+        seconds = time.monotonic() - begun
+        assert {answer.status_code for answer in answers} == {200}
+        # One a second, and those of the housekeeping.
+        assert 1 <= len(looks) <= 2 + 2 * seconds
+
+
+def test_an_outcome_is_kept_for_a_while_whether_good_or_bad() -> None:
+    looks: list[float] = []
+
+    async def fine() -> None:
+        looks.append(time.monotonic())
+        await asyncio.sleep(0.05)
+
+    async def bad() -> None:
+        looks.append(time.monotonic())
+        raise ConfigError("not now")
+
+    async def play() -> None:
+        kept = Kept(seconds=0.3)
+        await asyncio.gather(*(kept.outcome(fine) for _ in range(20)))
+        await kept.outcome(bad)
+        assert len(looks) == 1
+        await asyncio.sleep(0.4)
+        for _ in range(5):
+            with pytest.raises(ConfigError, match="not now"):
+                await kept.outcome(bad)
+        assert len(looks) == 2
+        await asyncio.sleep(0.4)
+        await kept.outcome(fine)
+        assert len(looks) == 3
+
+    asyncio.run(play())
+
+
+def test_an_outcome_is_there_for_the_others_if_the_first_who_asked_has_left() -> None:
+    async def play() -> None:
+        kept, looks = Kept(seconds=1), 0
+
+        async def slow() -> None:
+            nonlocal looks
+            looks += 1
+            await asyncio.sleep(0.1)
+
+        first = asyncio.create_task(kept.outcome(slow))
+        await asyncio.sleep(0.02)
+        first.cancel()
+        await kept.outcome(slow)
+        assert looks == 1
+
+    asyncio.run(play())
 
 
 def test_each_key_has_its_own_share_and_made_up_ones_have_none(template: Path, tmp_path: Path) -> None:
@@ -315,6 +406,7 @@ def test_a_route_that_is_not_there(client: httpx.Client) -> None:
 def test_errors_become_problems(
     running: Running, client: httpx.Client, kind: str, status: int, told: bool
 ) -> None:
+    logs.configure(stream=OUTPUT)  # or another test may have had the trace
     identity = f"raised-{kind}"
     answer = client.get(f"/v1/raise/{kind}", headers={"X-Request-ID": identity})
     found = problem(answer, status)
@@ -327,7 +419,39 @@ def test_errors_become_problems(
     (line,) = running.lines(identity, "failed")
     assert line["error"][0]["type"].endswith(type(KINDS[kind]).__name__)
     assert any("small_service.py" in frame and frame.endswith(" fail") for frame in line["error"][0]["trace"])
-    assert str(KINDS[kind]) not in OUTPUT.getvalue()
+    # What a store says of itself is for whoever runs it; other messages may hold what somebody asked.
+    assert (str(KINDS[kind]) in OUTPUT.getvalue()) == (kind == "store")
+
+
+def test_in_an_outage_the_trace_is_logged_once_and_each_request_says_where_it_is(
+    running: Running, client: httpx.Client
+) -> None:
+    logs.configure(stream=OUTPUT)
+    names = [f"outage-{number}" for number in range(5)]
+    for name in names:
+        problem(client.get("/v1/raise/store", headers={"X-Request-ID": name}), 503)
+    first, *others = (line for name in names for line in running.lines(name, "failed"))
+    assert first["error"][0]["trace"]
+    assert "same_as" not in first
+    assert len(others) == 4
+    for line in others:
+        assert line["error"] == [{"type": first["error"][0]["type"]}]
+        assert line["same_as"] == "outage-0"
+    client.get("/v1/raise/other", headers={"X-Request-ID": "outage-other"})
+    (another,) = running.lines("outage-other", "failed")
+    assert another["error"][0]["trace"]  # of another kind
+
+
+def test_traces_come_once_a_minute_with_the_number_of_those_left_out() -> None:
+    traces = Traces(seconds=60, most_kinds=3)
+    assert traces.look("a", "first", 0.0) == (None, 0)
+    assert traces.look("b", "other", 1.0) == (None, 0)
+    assert [traces.look("a", str(now), now) for now in (1.0, 59.9)] == [("first", 1), ("first", 2)]
+    assert traces.look("a", "second", 60.0) == (None, 2)
+    assert traces.look("a", "x", 61.0) == ("second", 1)
+    for number in range(1000):
+        assert traces.look(f"kind {number}", "x", 62.0) == (None, 0)
+    assert len(traces) == 3
 
 
 def test_an_answer_that_breaks_in_the_middle_is_broken_off(running: Running) -> None:
@@ -444,13 +568,12 @@ def test_requests_are_counted_by_template(template: Path, tmp_path: Path) -> Non
 
 
 def test_two_services_in_a_process_count_apart() -> None:
-    first, second = Metrics(), Metrics()
+    waiting = [1, 2, 3]
+    first, second = Metrics(lambda: len(waiting)), Metrics()
     first.wrote(3)
     first.answered(0.01, {"model": 8, "popular": 2})
     first.serves("v1", "bundlemage")
     first.serves("v2", "bundlemage")
-    waiting = [1, 2, 3]
-    first.watch_queue(lambda: len(waiting))
     counted = samples(first)
     assert counted["bundlemage_interactions_total",] == 3
     assert counted["bundlemage_answers_total", "model"] == 8

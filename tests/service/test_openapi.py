@@ -23,6 +23,7 @@ RELATED = [
     "POST /v1/interactions",
     "PUT /v1/bundles/{bundle_id}",
     "PUT /v1/items/{item_id}",
+    "PATCH /v1/bundles/{bundle_id}",
 ]
 """What a schema cannot say of a request: ids that must be in the shop, or must not, a range that must not be
 empty, one of two fields. So a request that the document allows may be refused."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import httpx
 import pytest
 
 from bundlemage.artifact import artifact_version, swap_in
+from bundlemage.errors import ArtifactError
 from bundlemage.live import record_of
 from bundlemage.recommender import Recommender
 from bundlemage.store.repository import Store
@@ -279,3 +281,59 @@ def test_many_reloads_at_once_end_with_one_model(
     wait_until(lambda: serving(client) == published, "peace")
     for _ in range(5):
         assert serving(client) == published == running.store.state().model
+
+
+# ── Folders that are not where they were ─────────────────────────────────────────────────────────
+
+
+def test_a_model_that_was_moved_is_served_from_its_new_place(
+    served: Path, sample_database: Path, tmp_path: Path
+) -> None:
+    db = copied(sample_database, tmp_path)
+    with inside(served, db) as running, running.client() as client:
+        version = serving(client)
+    moved = served.rename(tmp_path / "moved")
+    for model in (moved, None):  # named once, it is known again
+        with inside(model, db) as running, running.client() as client:
+            assert serving(client) == version
+
+
+def test_a_first_model_that_is_gone_leaves_the_published_one(
+    served: Path, second_model: Path, sample_database: Path, tmp_path: Path
+) -> None:
+    db = copied(sample_database, tmp_path)
+    with inside(served, db) as running, running.client() as client:
+        running.store.publish(record_of(second_model))
+        wait_until(lambda: serving(client) == artifact_version(second_model), "the new model serves")
+    shutil.rmtree(served)
+    with inside(served, db) as running, running.client() as client:
+        assert serving(client) == artifact_version(second_model)
+
+
+def test_a_published_model_that_is_gone_leaves_the_one_that_is_named(
+    served: Path, second_model: Path, sample_database: Path, tmp_path: Path
+) -> None:
+    db = copied(sample_database, tmp_path)
+    later = Path(shutil.copytree(second_model, tmp_path / "later"))
+    with inside(served, db) as running, running.client() as client:
+        running.store.publish(record_of(later))
+        wait_until(lambda: serving(client) == artifact_version(second_model), "the new model serves")
+    shutil.rmtree(later)
+    with pytest.raises(ArtifactError, match=r"there is no such folder.*name it"), inside(None, db):
+        pass
+    with inside(served, db) as running, running.client() as client:
+        assert serving(client) == artifact_version(served)
+        assert running.store.state().model == artifact_version(served)
+
+
+def test_a_database_that_was_put_back_is_followed_as_well(client: httpx.Client, running: Inside) -> None:
+    best = next(iter(scores(client)))
+    items = [item["id"] for item in ok(client.get(f"/v1/bundles/{best}"))["items"]]
+    assert client.put("/v1/bundles/later", json={"items": items}).status_code == 201
+    database = running.store.url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(database)) as connection, connection:  # as from a backup of a minute ago
+        connection.execute("delete from bundle_item where bundle_id = 'later'")
+        connection.execute("delete from bundles where id = 'later'")
+        connection.execute("update clock set catalogue = catalogue - 1")
+    problem(client.get("/v1/bundles/later"), 404)
+    assert best in scores(client)

@@ -25,7 +25,10 @@ from bundlemage.data.dataset import binary_matrix as matrix
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import ArtifactError, BusyError, ConfigError, UnsupportedError
+from bundlemage.evaluation.results import Evaluation
 from bundlemage.live import EMPTY, Answer, Live, Question, Stock
+from bundlemage.measure import evaluate_beside_popularity
+from bundlemage.retraining import retrain as retraining
 from bundlemage.retraining.comparing import DECISIVE, compare
 from bundlemage.retraining.held_out import fresh_cases, hold_out, plan_for
 from bundlemage.retraining.retrain import RetrainingObserver, retrain
@@ -123,13 +126,14 @@ def test_more_purchases_make_a_better_model_and_it_is_published(
     assert outcome.published
     assert outcome.cases == USERS
     assert outcome.comparison is not None
-    assert outcome.candidate_metrics[DECISIVE] > outcome.serving_metrics[DECISIVE] + 0.25
-    assert outcome.comparison.difference > 5 * outcome.comparison.standard_error > 0
+    found = outcome.comparison
+    assert found.candidate[DECISIVE] > found.serving[DECISIVE] + 0.25
+    assert found.difference > 5 * found.standard_error > 0
     assert store.state().model == outcome.version != outcome.serving
     record = store.model(outcome.version or "")
     assert record is not None
     assert Path(record.path) == outcome.path
-    assert record.metrics["retrain"]["candidate"] == outcome.candidate_metrics
+    assert record.metrics["retrain"]["candidate"] == found.candidate
     assert record.metrics["retrain"]["instead_of"] == artifact_version(little_learned)
     assert [row["model"] for row in record.metrics["test"]] == ["BundleMage", "Popularity"]
     assert outcome.path is not None
@@ -160,7 +164,7 @@ def test_a_worse_model_is_thrown_away_unless_forced_or_tolerated(
     assert refused.version is None
     assert refused.path is None
     assert refused.comparison is not None
-    assert refused.candidate_metrics[DECISIVE] < refused.serving_metrics[DECISIVE] - 0.1
+    assert refused.comparison.candidate[DECISIVE] < refused.comparison.serving[DECISIVE] - 0.1
     assert "is lower than" in refused.reason
     assert file_store.state().model == artifact_version(much_learned)
     assert list(folder.iterdir()) == []
@@ -339,6 +343,32 @@ def test_a_model_published_meanwhile_stays(file_store: Store, little_learned: Pa
     assert file_store.state().model == other.version
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_a_model_published_at_the_last_moment_stays_unless_forced(
+    file_store: Store, little_learned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
+) -> None:
+    open_early(file_store, little_learned)
+    sell(file_store)
+    other = record_of(early_model(tmp_path / "other", seed=1))
+
+    def after_the_verdict(*given: Any) -> list[Evaluation]:
+        file_store.publish(other)
+        return evaluate_beside_popularity(*given)
+
+    monkeypatch.setattr(retraining, "evaluate_beside_popularity", after_the_verdict)
+    outcome = retrain(file_store, models=tmp_path / "models", force=force)
+    assert outcome.published == force
+    if force:
+        assert file_store.state().model == outcome.version
+        return
+    assert (outcome.version, outcome.path) == (None, None)
+    assert outcome.comparison is not None
+    assert outcome.reason == f"the model {other.version} was published meanwhile, and was not compared with"
+    assert file_store.state().model == other.version
+    assert len(file_store.models()) == 2
+    assert list((tmp_path / "models").iterdir()) == []
+
+
 def test_interrupted_nothing_is_published(file_store: Store, little_learned: Path, tmp_path: Path) -> None:
     open_early(file_store, little_learned)
     sell(file_store)
@@ -390,7 +420,7 @@ class Slow(RetrainingObserver):
             print("training", flush=True)
             sys.stdin.readline()
 
-def never(record):
+def never(record, instead_of):
     print("saved", flush=True)
     time.sleep(120)
 

@@ -43,6 +43,8 @@ NEEDED: dict[tuple[str, str], Role] = {
     ("GET", "/v1/items"): "read",
     ("GET", "/v1/items/{item_id}"): "read",
     ("PUT", "/v1/items/{item_id}"): "write",
+    ("PATCH", "/v1/items/{item_id}"): "write",
+    ("PATCH", "/v1/bundles/{bundle_id}"): "write",
     ("DELETE", "/v1/items/{item_id}"): "write",
     ("GET", "/v1/bundles"): "read",
     ("GET", "/v1/bundles/{bundle_id}"): "read",
@@ -117,7 +119,7 @@ def declared(running: Inside) -> set[tuple[str, str]]:
 def ask(
     client: httpx.Client, method: str, path: str, headers: dict[str, str] | None = None
 ) -> httpx.Response:
-    body = BODIES.get(path) if method in {"POST", "PUT"} else None
+    body = BODIES.get(path) if method in {"POST", "PUT", "PATCH"} else None
     for parameter, name in IDS.items():
         path = path.replace(parameter, "u0011" if path == ERASED and method == "DELETE" else name)
     return client.request(method, path, json=body, headers=headers)

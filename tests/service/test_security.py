@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import socket
+import sqlite3
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -140,6 +143,54 @@ def test_a_weak_key_is_refused_before_its_body_is_looked_at(keyed: Running) -> N
         problem(client.post("/v1/ask", json={"k": "many"}), 403)
 
 
+STRANGERS = {
+    "nothing": {},
+    "a made-up key": {"Authorization": f"Bearer bm_{'0' * 12}_{'x' * 43}"},
+    "another scheme": {"Authorization": "Basic eA=="},
+    "a made-up cookie": {"Cookie": f"{COOKIE}={'x' * 43}"},
+    "another cookie": {"Cookie": "theme=dark"},
+}
+
+
+@pytest.mark.parametrize("headers", STRANGERS.values(), ids=STRANGERS)
+def test_a_stranger_is_refused_before_the_body_is_read(keyed: Running, headers: dict[str, str]) -> None:
+    kind = {"Content-Type": "application/json", **headers}
+    with keyed.client() as client:
+        for body in (b"{", b"[" * 100_000, b"\xff", b'{"k": "many"}'):
+            answer = client.post("/v1/ask", content=body, headers=kind)
+            problem(answer, 401)
+            assert answer.headers["www-authenticate"] == "Bearer"
+        problem(client.get("/v1/nothing", headers=headers), 401)  # nor told which routes there are
+        problem(client.post("/v1/session", content=b"{", headers=kind), 422)  # a login comes without a key
+    told = "".join(f"{name}: {value}\r\n" for name, value in kind.items())
+    with socket.create_connection(("127.0.0.1", keyed.port), timeout=10) as connection:
+        # A body of which not a byte comes; whoever read it would wait.
+        head = f"POST /v1/ask HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n{told}\r\n"
+        connection.sendall(head.encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 401")
+
+
+def test_so_is_who_comes_from_elsewhere_where_there_are_no_keys(keyless: Running) -> None:
+    headers = {"Host": "evil.example", "Content-Type": "application/json"}
+    with keyless.client() as client:
+        problem(client.post("/v1/ask", content=b"{", headers=headers), 403)
+
+
+def test_a_store_that_is_away_while_the_key_is_looked_up_is_told_as_ever(
+    template: Path, tmp_path: Path
+) -> None:
+    with serving(copied(template, tmp_path)) as running:
+        text = running.key("read")
+        with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
+            database.execute("alter table keys rename to gone")
+        for key, name in ((text, "no-store-1"), (None, "no-store-2")):
+            with running.client(key) as client:
+                answer = client.get(READ, headers={"X-Request-ID": name})
+            assert problem(answer, 503)["title"] == "Store unavailable"
+            assert answer.headers["retry-after"]
+            assert running.lines(name, "failed")
+
+
 def test_a_revoked_key_is_refused(keyed: Running) -> None:
     text = keyed.key("read")
     with keyed.client(text) as client:
@@ -253,6 +304,22 @@ def test_a_wrong_key_is_not_helped_by_a_right_cookie(template: Path, tmp_path: P
         text = running.key("read")
         log_in(client, text)
         problem(client.get(READ, headers={"Authorization": "Bearer bm_wrong"}), 401)
+
+
+def test_a_session_is_no_key_and_a_key_no_session(template: Path, tmp_path: Path) -> None:
+    with serving(copied(template, tmp_path), seconds_believed=600) as running, running.client() as client:
+        text = running.key("read")
+        log_in(client, text)
+        token = client.cookies[COOKIE]
+        assert client.get(READ).status_code == 200  # believed from now on
+        with running.client(token) as other:
+            problem(other.get(READ), 401)
+        secret = text[16:]  # of the form of a token
+        with running.client(text) as other:
+            assert other.get(READ).status_code == 200
+        for made_up in (text, secret):
+            with running.client() as other:
+                problem(other.get(READ, headers={"Cookie": f"{COOKIE}={made_up}"}), 401)
 
 
 @pytest.mark.parametrize("token", ["", "x", "x" * 42 + "!", "x" * 5000, "../../etc"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
-from pathlib import Path
 
 import pytest
 
@@ -14,6 +13,7 @@ from bundlemage.errors import (
     ExistsError,
     IdempotencyError,
     StoreError,
+    SupersededError,
     UnknownThingsError,
     UnstorableError,
 )
@@ -56,11 +56,18 @@ def took(user: str, thing: str, at: datetime | None = None, request_id: str | No
     return Interaction(user, "bundle" if thing == ROOM.id else "item", thing, at, request_id)
 
 
+def item_of(store: Store, name: str) -> Item | None:
+    return next((item for item in store.catalogue().items if item.id == name), None)
+
+
+def bundle_of(store: Store, name: str) -> Bundle | None:
+    return next((bundle for bundle in store.catalogue().bundles if bundle.id == name), None)
+
+
 # Whole datasets
 
 
 def test_a_new_store_is_empty(store: Store) -> None:
-    store.ping()
     assert store.is_empty()
     assert store.state() == State(0, None)
     assert store.catalogue() == CatalogueChange(0, [], [])
@@ -140,19 +147,19 @@ def test_an_id_that_no_address_can_carry_is_not_imported(store: Store, odd: str)
 
 
 def test_an_item_is_put_and_put_again(store: Store) -> None:
-    assert store.item("lamp") is None
+    assert item_of(store, "lamp") is None
     assert store.put_item(LAMP)
-    assert store.item("lamp") == LAMP
+    assert item_of(store, "lamp") == LAMP
     assert not store.put_item(Item("lamp", stock=2))
-    assert store.item("lamp") == Item("lamp", stock=2)  # all of it is what was given last
+    assert item_of(store, "lamp") == Item("lamp", stock=2)  # all of it is what was given last
 
 
 def test_a_bundle_keeps_the_order_of_its_items(shop: Store) -> None:
-    assert shop.bundle("room") == ROOM
+    assert bundle_of(shop, "room") == ROOM
     assert shop.catalogue().bundles == [ROOM]
     turned = Bundle("room", ("lamp", "rug"))
     assert not shop.put_bundle(turned)
-    assert shop.bundle("room") == turned
+    assert bundle_of(shop, "room") == turned
     assert not shop.put_bundle(Bundle("room", ("lamp",)))
     assert shop.catalogue().bundles == [Bundle("room", ("lamp",))]
 
@@ -162,21 +169,21 @@ def test_a_bundle_of_unknown_items_is_refused(shop: Store) -> None:
     with pytest.raises(UnknownThingsError, match="there are no items 'b', 'a' in the catalogue") as raised:
         shop.put_bundle(Bundle("odd", ("b", "lamp", "a")))
     assert (raised.value.kind, raised.value.ids) == ("item", ("b", "a"))
-    assert shop.bundle("odd") is None
+    assert bundle_of(shop, "odd") is None
     assert shop.state() == before
 
 
 def test_what_is_withdrawn_is_marked_and_can_come_back(shop: Store) -> None:
     assert shop.withdraw_item("lamp")
     assert shop.withdraw_bundle("room")
-    item, bundle = shop.item("lamp"), shop.bundle("room")
+    item, bundle = item_of(shop, "lamp"), bundle_of(shop, "room")
     assert item is not None
     assert item.withdrawn
     assert bundle is not None
     assert bundle.withdrawn
     assert bundle.items == ROOM.items
     assert not shop.put_item(LAMP)
-    assert shop.item("lamp") == LAMP
+    assert item_of(shop, "lamp") == LAMP
     before = shop.state()
     assert not shop.withdraw_item("room")
     assert not shop.withdraw_bundle("lamp")
@@ -208,7 +215,7 @@ def test_an_odd_id_is_never_kept_and_never_found(shop: Store, odd: str) -> None:
     ):
         with pytest.raises(UnstorableError, match=r" id .* (is empty|characters|control character)"):
             put()
-    for find in (shop.item, shop.bundle, shop.key, shop.model):
+    for find in (shop.key, shop.model):
         assert find(odd) is None
     assert shop.histories([odd]) == {odd: Owned()}
     assert not shop.withdraw_item(odd)
@@ -231,8 +238,8 @@ def test_an_odd_id_is_never_kept_and_never_found(shop: Store, odd: str) -> None:
 def test_a_value_that_training_would_choke_on_is_refused(shop: Store, odd: Item | Bundle, words: str) -> None:
     with pytest.raises(UnstorableError, match=words):
         shop.put_item(odd) if isinstance(odd, Item) else shop.put_bundle(odd)
-    assert shop.item("i") is None
-    assert shop.bundle("b") is None
+    assert item_of(shop, "i") is None
+    assert bundle_of(shop, "b") is None
 
 
 # Interactions
@@ -393,6 +400,20 @@ def test_the_model_published_last_is_to_serve(store: Store) -> None:
     assert store.model("v3") is None
 
 
+def test_a_model_takes_the_place_only_of_the_one_it_was_made_for(store: Store) -> None:
+    first, second, third = (ModelRecord(name, f"models/{name}", "bundlemage", {}, NOON) for name in "abc")
+    with pytest.raises(SupersededError, match="place of the model a was to be taken, and by now None serves"):
+        store.publish(second, instead_of="a")
+    store.publish(first)
+    store.publish(second, instead_of="a")
+    assert store.state().model == "b"
+    with pytest.raises(SupersededError) as raised:
+        store.publish(third, instead_of="a")
+    assert raised.value.serving == "b"
+    assert store.state().model == "b"
+    assert store.models() == [second, first]
+
+
 def test_keys_are_kept_and_revoked(store: Store) -> None:
     first, second = Key("k1", "read", "till", b"\x00\xff", NOON), Key("k2", "admin", "boss", b"d", NOON)
     store.add_key(first)
@@ -434,26 +455,31 @@ def test_a_session_ends_by_itself_by_hand_and_with_its_key(store: Store) -> None
         store.add_session(b"e", "no key", now)
 
 
-def test_what_was_erased_is_not_in_the_files_either(tmp_path: Path) -> None:
-    store = Store.open(f"sqlite:///{tmp_path / 'shop.db'}")
-    store.import_dataset(dataset_of([[0]], [[0]], [[0]], 1))
-    store.add_interactions([Interaction("somebody-in-particular", "bundle", "b0", NOON)])
-    store.erase_user("somebody-in-particular")
-    files = list(tmp_path.glob("shop.db*"))
-    assert len(files) > 1
-    assert not any(b"somebody-in-particular" in file.read_bytes() for file in files)
-    store.close()
-
-
 def test_what_is_to_be_new_replaces_nothing(shop: Store) -> None:
-    before, version = shop.bundle("room"), shop.state().catalogue
+    before, version = bundle_of(shop, "room"), shop.state().catalogue
     assert before is not None
     with pytest.raises(ExistsError, match="'room'"):
         shop.put_bundle(replace(before, title="another"), only_new=True)
     with pytest.raises(ExistsError, match="'lamp'"):
         shop.put_item(Item("lamp", "another"), only_new=True)
-    assert (shop.bundle("room"), shop.state().catalogue) == (before, version)
+    assert (bundle_of(shop, "room"), shop.state().catalogue) == (before, version)
     assert shop.put_bundle(replace(before, id="other room"), only_new=True)
     assert shop.withdraw_bundle("other room")
     with pytest.raises(ExistsError):
         shop.put_bundle(replace(before, id="other room"), only_new=True)
+
+
+def test_some_fields_are_changed_and_the_others_stay(shop: Store) -> None:
+    before = shop.catalogue()
+    lamp = next(item for item in before.items if item.id == "lamp")
+    assert shop.change_item("lamp", {"price": 3.5}) == replace(lamp, price=3.5)
+    room = next(bundle for bundle in before.bundles if bundle.id == "room")
+    assert shop.change_bundle("room", {"items": ("lamp",)}) == replace(room, items=("lamp",))
+    since = shop.catalogue(before.version)
+    assert list(since.items) == [replace(lamp, price=3.5)]
+    assert list(since.bundles) == [replace(room, items=("lamp",))]
+    assert shop.change_item("nothing", {"price": 1.0}) is None
+    assert shop.change_bundle("nothing", {"price": 1.0}) is None
+    with pytest.raises(UnknownThingsError):
+        shop.change_bundle("room", {"items": ("nothing",)})
+    assert shop.catalogue(before.version) == since

@@ -12,13 +12,16 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import create_engine, make_url
+from sqlalchemy import create_engine, insert, inspect, make_url
 
 from bundlemage.errors import StoreError
-from bundlemage.store.migrate import VERSION_TABLE
-from bundlemage.store.models import metadata
-from bundlemage.store.records import Item
+from bundlemage.store.engine import Database
+from bundlemage.store.migrate import VERSION_TABLE, upgrade
+from bundlemage.store.models import metadata, served
+from bundlemage.store.records import Interaction, Item, ModelRecord
 from bundlemage.store.repository import Store
+from tests.service.test_store import NOON
+from tests.small_shop import dataset_of
 
 
 def run(store: Store, statement: str) -> None:
@@ -49,7 +52,7 @@ def test_sqlite_gets_the_same_statements_from_migrations_and_tables(tmp_path: Pa
 def test_a_store_is_there_when_it_is_opened_again(store: Store, store_url: str) -> None:
     store.put_item(Item("lamp"))
     again = Store.open(store_url)
-    assert again.item("lamp") == Item("lamp")
+    assert again.catalogue().items == [Item("lamp")]
     again.close()
     again.close()
 
@@ -64,9 +67,37 @@ def test_many_open_a_new_store_at_once(store_url: str) -> None:
         store.close()
 
 
+def test_a_database_of_the_first_version_is_brought_up_to_date_with_all_it_holds(store_url: str) -> None:
+    database = Database(store_url)
+    with database.write() as connection:
+        upgrade(connection, "1")
+        assert "erased" not in inspect(connection).get_table_names()
+    old = Store(database)  # not opened, which would bring it up to date
+    old.import_dataset(dataset_of([[0]], [[0]], [[0, 1]], 2))
+    old.add_interactions([Interaction("ann", "item", "i1", NOON)], idempotency_key="k")
+    old.publish(ModelRecord("v1", "models/v1", "bundlemage"))
+    with database.write() as connection:
+        connection.execute(
+            insert(served).values(
+                request_id="r", kind="bundles", user_id="ann", model="v1", ids=["b1"], at=NOON
+            )
+        )
+    before = (old.state(), old.dataset().fingerprint(), old.models(), old.served_since(NOON))
+    old.close()
+    new = Store.open(store_url)
+    assert (new.state(), new.dataset().fingerprint(), new.models(), new.served_since(NOON)) == before
+    assert new.served_since(NOON).answers == 1
+    with new._database.read() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+        assert compare_metadata(context, metadata) == []
+    assert new.erase_user("ann")
+    assert new.served_since(NOON).answers == 0
+    new.close()
+
+
 def test_a_newer_database_is_refused(store: Store, store_url: str) -> None:
     run(store, f"UPDATE {VERSION_TABLE} SET version_num = '99'")
-    with pytest.raises(StoreError, match=r"are of version 99, and this program knows 1 at most.* update"):
+    with pytest.raises(StoreError, match=r"are of version 99, and this program knows 2 at most.* update"):
         Store.open(store_url)
 
 
@@ -239,7 +270,7 @@ def test_a_lost_connection_is_told_and_made_again(wire: tuple[Wire, str]) -> Non
     store = Store.open(url)
     assert store.put_item(Item("lamp"))
     line.cut()
-    for call in (store.state, store.ping, lambda: store.put_item(Item("rug"))):
+    for call in (store.state, store.sales, lambda: store.put_item(Item("rug"))):
         with pytest.raises(StoreError, match=r"postgresql://shop:\*\*\*@.*the server is running"):
             call()
     line.whole = True

@@ -57,8 +57,6 @@ def test_ids_titles_and_tags_come_back_as_they_were(
     store.add_served([Served("r", "bundles", user, "m", (name,), NOON)])
     both = [Interaction(user, "item", name), Interaction(user, "bundle", name)]
     assert store.add_interactions(both, idempotency_key=name, caller=user) == Recorded(2, 0)
-    assert store.item(name) == item
-    assert store.bundle(name) == bundle
     assert store.catalogue().items == [item]
     assert store.catalogue().bundles == [bundle]
     assert store.histories([user]) == {user: Owned((name,), (name,))}

@@ -65,8 +65,8 @@ time.sleep(60)
     assert heard(process) == "done"
     killed(process)
     store = Store.open(store_url)
-    assert store.item("lamp") == Item("lamp", "A lamp")
-    assert store.bundle("room") == Bundle("room", ("lamp",))
+    assert store.catalogue().items == [Item("lamp", "A lamp")]
+    assert store.catalogue().bundles == [Bundle("room", ("lamp",))]
     assert store.histories(["ann"]) == {"ann": Owned(bundles=("room",))}
     again = store.add_interactions([Interaction("ann", "bundle", "room")], idempotency_key="k")
     assert again == Recorded(1, 0, replayed=True)

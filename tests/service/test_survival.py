@@ -240,6 +240,7 @@ def test_while_the_database_is_away_it_says_so_and_afterwards_goes_on(
         control.execute(f"alter database {name} allow_connections false")
         control.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [name])
         try:
+            wait_until(lambda: not client.get("/readyz").is_success, "the last outcome of /readyz to pass")
             for answer in (
                 client.get("/readyz"),
                 client.get(f"/v1/users/{SOMEONE}/bundles"),

@@ -206,6 +206,8 @@ def test_the_service_is_confined(compose: dict[str, Any]) -> None:
 def test_the_database_is_reached_by_the_service_alone(compose: dict[str, Any]) -> None:
     service, database = compose["services"]["service"], compose["services"]["database"]
     assert "ports" not in database
+    assert database["cap_drop"] == ["ALL"]
+    assert database["cap_add"] == ["CHOWN", "DAC_OVERRIDE", "FOWNER", "SETGID", "SETUID"]
     assert service["depends_on"] == {"database": {"condition": "service_healthy"}}
     made = database["environment"]
     url = f"postgresql://{made['POSTGRES_USER']}@database:5432/{made['POSTGRES_DB']}"

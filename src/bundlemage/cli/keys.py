@@ -11,6 +11,7 @@ from bundlemage.cli.serve import Database, database_url, open_store
 
 if TYPE_CHECKING:
     from bundlemage.store.records import Key
+    from bundlemage.store.repository import Store
 
 app = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys of the live service.")
 
@@ -31,7 +32,7 @@ def create(
     from bundlemage.cli import show
     from bundlemage.errors import ConfigError
 
-    store = open_store(database_url(db, None))
+    store = _opened(db)
     try:
         from bundlemage.service.security import ROLES, make_key
 
@@ -61,7 +62,7 @@ def list_keys(db: Database = None, as_json: AsJson = False) -> None:
 
     from bundlemage.cli import show
 
-    store = open_store(database_url(db, None))
+    store = _opened(db)
     try:
         keys = store.keys()
     finally:
@@ -88,7 +89,7 @@ def revoke(
     from bundlemage.cli import show
     from bundlemage.errors import ConfigError
 
-    store = open_store(database_url(db, None))
+    store = _opened(db)
     try:
         if not store.revoke_key(key_id):
             # Someone may paste the whole key here; of what was given only an id is repeated.
@@ -106,6 +107,28 @@ def revoke(
             "its users; one that listens elsewhere refuses everybody until there is a new key",
             soft_wrap=True,
         )
+
+
+def _opened(db: str | None) -> Store:
+    """The store; and if there was nothing in it yet, that is said: a mistyped --db makes a new database.
+
+    It is not refused: the key of a service for others must be there before the service is first started.
+    """
+    from bundlemage.cli import show
+
+    store = open_store(database_url(db, None))
+    try:
+        new = store.is_empty() and not store.keys()
+    except BaseException:
+        store.close()
+        raise
+    if new:
+        show.notes.print(
+            f"[yellow]note:[/] {show.plain(store.url)} is a new database, with no shop and no key in it yet. "
+            "Where a service runs already, it has another one: see that --db is the same",
+            soft_wrap=True,
+        )
+    return store
 
 
 def _described(key: Key) -> dict[str, Any]:

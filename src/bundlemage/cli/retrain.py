@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bundlemage.cli.options import AsJson, settings
-from bundlemage.cli.serve import Database, database_url, open_store
+from bundlemage.cli.serve import Database, check_extra, database_url, open_store
 
 if TYPE_CHECKING:
     from bundlemage.retraining.retrain import Retrained
@@ -52,6 +52,7 @@ def retrain(
     published model by itself. Safe to run from cron: one at a time, and killed at any moment it leaves the
     old model serving.
     """
+    check_extra()
     from bundlemage.cli import show
     from bundlemage.retraining import retrain as retraining
 
@@ -59,7 +60,7 @@ def retrain(
         **settings(setting),
         **{name: value for name, value in (("epochs", epochs), ("device", device)) if value is not None},
     }
-    store = open_store(database_url(db, None))
+    store = open_store(database_url(db, None), must_exist=True)
     with ExitStack() as ending:
         ending.callback(store.close)
         outcome = retraining.retrain(

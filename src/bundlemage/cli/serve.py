@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bundlemage.cli.options import settings as parsed
 from bundlemage.errors import BundleMageError, ConfigError
 
 if TYPE_CHECKING:
@@ -56,6 +57,14 @@ def serve(
             help="CPU threads of the model; more for hundreds of thousands of bundles.",
         ),
     ] = 1,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Any other setting, e.g. served_days=7 or session_hours=1. Repeatable.",
+        ),
+    ] = None,
     trust_proxy: Annotated[
         bool,
         typer.Option(
@@ -83,6 +92,7 @@ def serve(
             "rate_limit": rate_limit,
             "threads": threads,
             "trust_proxy": trust_proxy,
+            **parsed(setting),
         }
     )
     with _bound(host, port) as listening:
@@ -90,6 +100,7 @@ def serve(
 
 
 def _serve(settings: Settings, listening: socket.socket) -> None:
+    check_extra()
     import uvicorn
 
     from bundlemage.cli import show
@@ -118,6 +129,7 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
         soft_wrap=True,
     )
     logs.configure(debug=settings.debug)
+    _allow_many_connections()
     # What is there now stays: a collection that walked all of it would hold up whoever asks for 0.2 s.
     gc.collect()
     gc.freeze()
@@ -134,8 +146,17 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
         uvicorn.Server(config).run(sockets=[listening])
 
 
-def open_store(url: str) -> Store:
-    """A store, or how to install what it needs."""
+def _allow_many_connections() -> None:
+    """As many as the system lets us have: each takes a file, and the usual 1,024 are soon used up."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def check_extra() -> None:
+    """Says how to install what the live service needs."""
     from bundlemage.errors import MissingExtraError
 
     try:
@@ -146,8 +167,15 @@ def open_store(url: str) -> Store:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("serve", "The live service") from error
+
+
+def open_store(url: str, *, must_exist: bool = False) -> Store:
+    check_extra()
     from bundlemage.store.repository import Store
 
+    file = url.removeprefix("sqlite:///")
+    if must_exist and file != url and not Path(file).exists():
+        raise ConfigError(f"there is no database {file}: check --db")
     return Store.open(url)
 
 
@@ -180,6 +208,7 @@ def _bound(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen(2048)
     except OSError as error:
         listening.close()
         taken = (

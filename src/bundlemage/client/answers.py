@@ -313,6 +313,7 @@ class ServedAnswers:
 class Insights:
     model: ServingModel
     popularity: tuple[Exposure, ...]
+    left_out: int
     latency: Latency
     served: ServedAnswers
 

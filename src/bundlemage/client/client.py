@@ -227,6 +227,10 @@ class Client:
         body = {"title": title, "price": price, "tags": _list("tags", tags), "stock": stock}
         return self._made(Item, self._transport.ask("PUT", _path("items", item), body=body))
 
+    def change_item(self, item: Id, **changes: Any) -> Item:
+        """Change some of `title`, `price`, `tags` and `stock`, and leave the rest."""
+        return self._made(Item, self._transport.ask("PATCH", _path("items", item), body=changes))
+
     def withdraw_item(self, item: Id) -> None:
         """Sell it no more, nor bundles with it. Histories keep it; `put_item` brings it back."""
         self._transport.ask("DELETE", _path("items", item))
@@ -257,6 +261,10 @@ class Client:
             "PUT", _path("bundles", bundle), body={**body, "tags": _list("tags", tags)}
         )
         return self._made(Bundle, answer)
+
+    def change_bundle(self, bundle: Id, **changes: Any) -> Bundle:
+        """Change some of `items`, `title`, `price`, `discount` and `tags`, and leave the rest."""
+        return self._made(Bundle, self._transport.ask("PATCH", _path("bundles", bundle), body=changes))
 
     def withdraw_bundle(self, bundle: Id) -> None:
         """Recommend it no more. Histories keep it; `put_bundle` brings it back."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bundlemage.artifact import artifact_version
+from bundlemage.artifact import artifact_version, describe_artifact
 from bundlemage.errors import ArtifactError
 from bundlemage.recommender import Recommender
 from bundlemage.store.records import ModelRecord
@@ -12,10 +12,8 @@ from bundlemage.store.records import ModelRecord
 
 def record_of(path: Path) -> ModelRecord:
     """A saved model as the store registers it."""
-    recommender = Recommender.load(path, device="cpu")
-    return ModelRecord(
-        artifact_version(path), str(path.resolve()), recommender.model_name, recommender.metrics
-    )
+    version, name, metrics = describe_artifact(path)
+    return ModelRecord(version, str(path.resolve()), name, metrics)
 
 
 def load_published(record: ModelRecord, device: str = "auto") -> Recommender:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -116,15 +117,11 @@ class Live:
             trade.bundles_gone[place] = not stock.sellable(bundle)
             in_stock[place] = stock.in_stock(bundle)
         item_shelf = RecordShelf(dataset.items, stock.items, Item)
-        bundle_shelf = RecordShelf(dataset.bundles, stock.bundles, _unknown_bundle, self._stocked_bundles)
+        stocked = functools.partial(_stocked, stock, in_stock)
+        bundle_shelf = RecordShelf(dataset.bundles, stock.bundles, _unknown_bundle, stocked)
         self.shop = Shop(
             dataset, layout.device, trade, Shelves(item_shelf, bundle_shelf), layout.interactions
         )
-
-    def _stocked_bundles(self) -> npt.NDArray[np.bool_] | None:
-        """None where the shop says nothing of any stock."""
-        known = any(item.stock is not None for item in self.stock.items.values())
-        return self._in_stock if known else None
 
     def in_model(self, item: str) -> bool:
         return item in self.shop.dataset.items
@@ -226,6 +223,11 @@ class Live:
                 if isinstance(outcome, Exception):
                     raise outcome
         return self
+
+
+def _stocked(stock: Stock, in_stock: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_] | None:
+    """None where the shop says nothing of any stock."""
+    return in_stock if any(item.stock is not None for item in stock.items.values()) else None
 
 
 def _unknown_bundle(name: str) -> Bundle:

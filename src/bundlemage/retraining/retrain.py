@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ import numpy as np
 
 from bundlemage.artifact import artifact_version
 from bundlemage.data.splits import Split
-from bundlemage.errors import ArtifactError, ConfigError, UnsupportedError
+from bundlemage.errors import ArtifactError, ConfigError, SupersededError, UnsupportedError
 from bundlemage.evaluation.results import Evaluation
 from bundlemage.live import EMPTY, load_published
 from bundlemage.measure import evaluate_beside_popularity
@@ -51,14 +52,6 @@ class Retrained:
     test: tuple[Evaluation, ...] = ()
     """The new model beside popularity, by the usual protocol of sampled bundles."""
     training: TrainingResult | None = None
-
-    @property
-    def serving_metrics(self) -> dict[str, float]:
-        return self.comparison.serving if self.comparison else {}
-
-    @property
-    def candidate_metrics(self) -> dict[str, float]:
-        return self.comparison.candidate if self.comparison else {}
 
 
 class RetrainingObserver(Observer):
@@ -121,7 +114,8 @@ class _Retraining:
                 "a model that learned generation alone recommends no bundles, so there is nothing to compare "
                 "it by: use --force to publish it without comparing"
             )
-        dataset, stock = self.store.dataset(), EMPTY.after(self.store.catalogue())
+        dataset = replace(self.store.dataset(), name=self.serving.dataset.name)
+        stock = EMPTY.after(self.store.catalogue())
         plan = plan_for(self.candidate.config.seed, self.serving.plan.negatives)
         random = np.random.default_rng(plan.seed)
         cases = fresh_cases(dataset, self.serving, stock, random)
@@ -143,7 +137,7 @@ class _Retraining:
             test=tuple(evaluate_beside_popularity(self.candidate, split)),
             training=self.candidate.training,
         )
-        return self._publish(outcome, tolerance) if good or force else outcome
+        return self._publish(outcome, tolerance, force) if good or force else outcome
 
     def _comparable(self) -> bool:
         model = build(self.candidate.model_name, self.candidate.config, Sizes.of(self.serving.dataset))
@@ -167,7 +161,7 @@ class _Retraining:
         """Whether the candidate is to serve, and why."""
         serves_now = self.store.state().model
         if serves_now != self.record.version:
-            return False, f"the model {serves_now} was published meanwhile, and was not compared with"
+            return False, _meanwhile(serves_now)
         if comparison is None:
             return False, "it was not compared"
         ours, theirs = comparison.candidate[DECISIVE], comparison.serving[DECISIVE]
@@ -178,7 +172,7 @@ class _Retraining:
             f"its {DECISIVE} of {ours:.4f} is {how} than the serving model's {theirs:.4f}{allowed}",
         )
 
-    def _publish(self, outcome: Retrained, tolerance: float) -> Retrained:
+    def _publish(self, outcome: Retrained, tolerance: float, force: bool) -> Retrained:
         """The store is told only of a whole folder: whatever ends this before, the old model goes on."""
         told: dict[str, Any] = {"instead_of": self.record.version, "reason": outcome.reason}
         if outcome.comparison is not None:
@@ -187,7 +181,12 @@ class _Retraining:
         candidate.metrics = {"test": [row.to_json() for row in outcome.test], "retrain": told}
         path = candidate.save(_new_folder(self.folder, Path(self.record.path).name)).resolve()
         version = artifact_version(path)
-        self.store.publish(ModelRecord(version, str(path), candidate.model_name, candidate.metrics))
+        record = ModelRecord(version, str(path), candidate.model_name, candidate.metrics)
+        try:
+            self.store.publish(record, instead_of=None if force else self.record.version)
+        except SupersededError as error:
+            shutil.rmtree(path)  # nobody was told of it
+            return replace(outcome, reason=_meanwhile(error.serving))
         return replace(outcome, published=True, version=version, path=path)
 
 
@@ -200,6 +199,10 @@ def _published(store: Store) -> ModelRecord:
             "'bundlemage serve MODEL --db URL'"
         )
     return record
+
+
+def _meanwhile(version: str | None) -> str:
+    return f"the model {version} was published meanwhile, and was not compared with"
 
 
 def _too_few(cases: int, needed: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from bundlemage import __version__
-from bundlemage.errors import ConfigError, StoreError
+from bundlemage.errors import ArtifactError, ConfigError, StoreError
 from bundlemage.live import record_of
 from bundlemage.recommender import Recommender
 from bundlemage.service import problems
@@ -27,6 +28,7 @@ from bundlemage.service.settings import Settings
 from bundlemage.store.records import ModelRecord
 from bundlemage.store.repository import Store
 
+log = logging.getLogger("bundlemage.service")
 P = ParamSpec("P")
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
@@ -61,11 +63,28 @@ def open_service(settings: Settings, store: Store, progress: Progress | None = N
     record = _to_serve(store, settings.model)
     if store.is_empty():
         _take_over(store, record, progress)
-    engine = Engine(store, record, settings)
-    if store.state().model != record.version:
+    try:
+        engine = Engine(store, record, settings)
+    except ArtifactError as error:
+        record = _instead(record, settings.model, error)
+        engine = Engine(store, record, settings)
+    known = store.model(record.version)
+    if store.state().model != record.version or known is None or known.path != record.path:
         store.publish(record)  # only now, as it serves
     metrics = Metrics(lambda: len(engine.batcher))
     return Service(settings, store, engine, metrics, Security(settings, store))
+
+
+def _instead(record: ModelRecord, given: Path | None, error: ArtifactError) -> ModelRecord:
+    """The model that is named, where the published one cannot be had: better an older one than none."""
+    other = record_of(given) if given is not None else record
+    if other.version == record.version:
+        raise ArtifactError(
+            f"{error}. It is the published model; to serve another, name it: "
+            "'bundlemage serve MODEL --db URL'"
+        ) from None
+    log.warning("%s. It is the published model; %s serves in its place, and is published now", error, given)
+    return other
 
 
 def _take_over(store: Store, record: ModelRecord, progress: Progress | None) -> None:
@@ -78,19 +97,27 @@ def _take_over(store: Store, record: ModelRecord, progress: Progress | None) -> 
 
 
 def _to_serve(store: Store, given: Path | None) -> ModelRecord:
-    """The published model; one that is given, if the store has never seen it.
+    """The published model; or one that is given, if the store has never seen it.
 
-    So a service that is started again with its first command goes on with what was published since.
+    So a service that is started again with its first command goes on with what was published since; also
+    where the first model is gone by then, or the published one lies in another place.
     """
-    published = store.state().model
-    if given is not None:
+    version = store.state().model
+    published = store.model(version) if version is not None else None
+    if given is None:
+        if published is None:
+            raise ConfigError(f"{store.url} has no model yet: name one, as in 'bundlemage serve MODEL'")
+        return published
+    try:
         record = record_of(given)
-        if published is None or store.model(record.version) is None:
-            return record
-    known = store.model(published) if published is not None else None
-    if known is None:
-        raise ConfigError(f"{store.url} has no model yet: name one, as in 'bundlemage serve MODEL'")
-    return known
+    except ArtifactError as error:
+        if published is None:
+            raise
+        log.warning("%s. The published model %s serves", error, published.version)
+        return published
+    if published is None or record.version == published.version or store.model(record.version) is None:
+        return record
+    return published
 
 
 def create_app(service: Service) -> FastAPI:
@@ -122,7 +149,7 @@ async def _wrong_method(request: Request, _: Exception) -> Response:
     """The framework names the methods of one route; the path may have several."""
     allowed = [
         method
-        for method in ("GET", "POST", "PUT", "DELETE")
+        for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
         for route in request.app.routes
         if route.matches({**request.scope, "method": method})[0] is Match.FULL
     ]

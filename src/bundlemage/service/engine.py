@@ -39,6 +39,7 @@ FOLLOW_EVERY = 2.0
 """Seconds between looks for a newly published model while nobody asks."""
 SALES_EVERY = 300.0
 FORGET_EVERY = 3600.0
+SAY_AGAIN_AFTER = 60.0
 TRY_AGAIN_AFTER = 60.0
 """Seconds until a model that could not be loaded is tried again."""
 
@@ -149,15 +150,21 @@ class Engine:
     def _up_to_date(self) -> Serving:
         """Only the answering thread comes here, so nothing else changes what serves."""
         # In this order: what is next was published before, so the state that is read now knows of it.
-        following, self._next = self._next, None
+        following, sales = self._next, self._fresh_sales
         serving = self._serving if following is None else following
         state = self.store.state()
-        sales, self._fresh_sales = self._fresh_sales, None
         known = serving.live.stock.version
-        if state.catalogue != known or sales is not None:
+        if state.catalogue < known:  # the database was put back to an earlier time: nothing is as it was
+            stock = EMPTY.after(self.store.catalogue())
+            serving = Serving(Live(serving.live.recommender, stock, self.store.sales()), serving.record)
+        elif state.catalogue > known or sales is not None:
             live = serving.live.after(self.store.catalogue(known), sales)
             serving = Serving(live, serving.record)
         self._serving = serving
+        if self._next is following:  # not before: what fails above is done again
+            self._next = None
+        if self._fresh_sales is sales:
+            self._fresh_sales = None
         if state.model is not None and state.model != serving.record.version:
             self._load_soon(state.model)
         return serving
@@ -202,10 +209,13 @@ class Engine:
     # ── Housekeeping ─────────────────────────────────────────────────────────────────────────────
 
     def _keep_house(self) -> None:
-        follow_at = sales_at = forget_at = time.monotonic()
+        follow_at = sales_at = time.monotonic()
+        said_at = follow_at - SAY_AGAIN_AFTER
+        forget_at = follow_at - FORGET_EVERY  # also where the service is restarted every day
         while not self._stop.wait(SERVED_EVERY):
             try:
                 self.write_shown()
+                self.store.tidy()
                 if time.monotonic() - follow_at > FOLLOW_EVERY:
                     self._follow_published()
                     follow_at = time.monotonic()
@@ -215,7 +225,11 @@ class Engine:
                     self.store.forget_served(datetime.now(UTC) - timedelta(days=self._served_days))
                     forget_at = time.monotonic()
             except BundleMageError as error:
-                log.warning("housekeeping waits: %s", error)
+                if (
+                    time.monotonic() - said_at > SAY_AGAIN_AFTER
+                ):  # not twice a second
+                    log.warning("housekeeping waits: %s", error)
+                    said_at = time.monotonic()
             except Exception:
                 log.exception("housekeeping failed; it goes on")
 

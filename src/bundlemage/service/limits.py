@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
 from starlette.types import Message, Receive
 
 from bundlemage.service.problems import ApiError
@@ -36,6 +42,31 @@ class Buckets:
 
     def __len__(self) -> int:
         return len(self._full_at)
+
+
+class Kept:
+    """What a look has found that strangers may ask for: however many ask, there is one in so many seconds.
+
+    An error is an outcome, too. For use on one event loop.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._look: asyncio.Task[None] | None = None
+        self._until = 0.0
+
+    async def outcome(self, look: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Look, or take part in what the last look has found or will find; raises what it raised."""
+        if self._look is None or time.monotonic() >= self._until:
+            self._until = math.inf  # until it is done
+            self._look = asyncio.create_task(look())
+            self._look.add_done_callback(self._done)
+        await asyncio.shield(self._look)  # one who leaves does not take it from the others
+
+    def _done(self, look: asyncio.Task[None]) -> None:
+        self._until = time.monotonic() + self._seconds
+        if not look.cancelled():
+            look.exception()  # or asyncio complains where everybody has left
 
 
 def too_large(limit: int) -> ApiError:

@@ -59,11 +59,9 @@ class Metrics:
             ("version", "name"),
             registry=self.registry,
         )
-        self._queue = Gauge(
-            "bundlemage_queue_length", "Questions that wait for the model.", registry=self.registry
-        )
+        queue = Gauge("bundlemage_queue_length", "Questions that wait for the model.", registry=self.registry)
         if queue_length is not None:
-            self.watch_queue(queue_length)
+            queue.set_function(queue_length)  # asked whenever the metrics are read
         self._recent: deque[float] = deque(maxlen=_KEPT)
         # Looking a labelled counter up takes several times as long as counting.
         self._counters: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
@@ -91,10 +89,6 @@ class Metrics:
         """Tell which model serves now."""
         self._model.clear()
         self._model.labels(version, name).set(1)
-
-    def watch_queue(self, queue_length: Callable[[], float]) -> None:
-        """Ask for the length of the queue whenever the metrics are read."""
-        self._queue.set_function(queue_length)
 
     def latency(self) -> Latency:
         """Of the last few thousand recommendations: nearest-rank percentiles."""

@@ -1,7 +1,7 @@
 """What every request passes on its way in and out: one plain ASGI layer, as each layer costs time.
 
-In: a request id, the rate and size limits, the rule against writes from other sites. Out: security headers,
-an answer to errors that nobody foresaw, one count and one line in the log.
+In: a request id, the rate and size limits, the rule against writes from other sites, who asks. Out: security
+headers, an answer to errors that nobody foresaw, one count and one line in the log.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ import secrets
 import time
 from typing import Any
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from bundlemage.errors import BundleMageError
 from bundlemage.service import hosts, logs
 from bundlemage.service.limits import limited, too_large
-from bundlemage.service.problems import ApiError, unexpected
+from bundlemage.service.problems import ApiError, answer_of, unexpected
 from bundlemage.service.security import too_many
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _HARMLESS = {"GET", "HEAD", "OPTIONS"}
-_PROBES = {"/healthz", "/readyz"}  # a probe must not fail because its neighbour asks a lot
+_API = "/v1/"
+_LOGIN = "/v1/session"
 _STATIC = "/static"
 _NO_ROUTE = "(none)"
 _CLIENT_LEFT = 499  # there is no status for it; this one is in common use
@@ -75,11 +78,16 @@ class Frame:
         try:
             try:
                 self._admit(scope, headers, service)
+                if path.startswith(_API) and path != _LOGIN:
+                    # Here, as a route reads and parses the whole body before it asks who sent it.
+                    await service.security.identify(Request(scope))
                 if b"transfer-encoding" in headers:  # else the server itself stops at Content-Length
                     receive = limited(receive, service.settings.body_limit)
                 await self.app(scope, receive, framed)
             except ApiError as refusal:
                 await refusal.answer(request_id)(scope, receive, framed)
+            except BundleMageError as error:  # of who asks; what a route raises is answered further in
+                await answer_of(error, request_id)(scope, receive, framed)
             except Exception as error:
                 logs.failure("failed", error, request_id)
                 if status:  # half of an answer is out: the server must break the connection off
@@ -101,10 +109,9 @@ class Frame:
 
     def _admit(self, scope: Scope, headers: dict[bytes, bytes], service: Any) -> None:
         """Raise an ApiError for a request that is refused before anybody looks at it."""
-        if scope["path"] not in _PROBES:
-            wait = service.security.admit(scope, headers, time.monotonic())
-            if wait:
-                raise too_many(wait, "Too many requests in a short time.")
+        wait = service.security.admit(scope, headers, time.monotonic())
+        if wait:
+            raise too_many(wait, "Too many requests in a short time.")
         length = headers.get(b"content-length")
         if length is not None and int(length) > service.settings.body_limit:
             raise too_large(service.settings.body_limit)

@@ -149,6 +149,14 @@ def from_ours(error: BundleMageError) -> ApiError | None:
     return unavailable() if isinstance(error, StoreError) else None
 
 
+def answer_of(error: BundleMageError, request_id: str) -> Response:
+    """One of our errors as an answer; in the log, too, if the caller is not told what it was."""
+    known = from_ours(error)
+    if known is None or isinstance(error, StoreError):
+        logs.failure("failed", error, request_id)
+    return (known or unexpected()).answer(request_id)
+
+
 def from_http(error: HTTPException, method: str) -> ApiError:
     """An error of the framework in our words."""
     if isinstance(error, ApiError):
@@ -240,10 +248,7 @@ async def _on_validation(request: Request, error: Exception) -> Response:
 
 async def _on_ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, BundleMageError)
-    known = from_ours(error)
-    if known is None or isinstance(error, StoreError):
-        logs.failure("failed", error, request.state.request_id)
-    return (known or unexpected()).answer(request.state.request_id)
+    return answer_of(error, request.state.request_id)
 
 
 _REFERENCE = "#/components/schemas/{model}"

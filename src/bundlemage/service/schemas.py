@@ -222,6 +222,20 @@ class BundleIn(Body):
     )
 
 
+class ItemChange(ItemIn):
+    """What is to be changed of an item; what is left out stays."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"price": 14.99}, {"stock": 0}]})
+
+
+class BundleChange(BundleIn):
+    """What is to be changed of a bundle; what is left out stays."""
+
+    items: list[Id] = Field(default=[], min_length=1, max_length=1000)
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"price": 19.99, "discount": 0.4}]})
+
+
 class ReloadIn(Body):
     version: str | None = Field(
         default=None,
@@ -473,12 +487,14 @@ class Insights(Out):
         popularity=[
             {"id": "b0013", "title": "Legends of Glassreach", "sales_share": 0.014, "shown_share": 0.02}
         ],
+        left_out=0,
         latency={"count": 1200, "p50_ms": 1.9, "p95_ms": 4.2, "p99_ms": 7.5},
         served={"since": "2026-11-08T12:00:00Z", "answers": 1200, "taken": 37},
     )
 
     model: ServingModel
-    popularity: list[Exposure]
+    popularity: list[Exposure] = Field(description="The bundles that sell or are shown most.")
+    left_out: int = Field(description="How many more bundles there are.")
     latency: Latency
     served: ServedOut
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any, Final
 
 from fastapi import Depends, Request
@@ -32,6 +32,8 @@ _KEY = re.compile(r"bm_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
 _NOBODYS_DIGEST = hashlib.sha256(b"").digest()
 _MOST_REMEMBERED = 4096
+_PROBES = {"/healthz", "/readyz"}
+_PROBES_PER_SECOND = 50
 _HOW_TO_MAKE_A_KEY = "bundlemage keys create --role admin --db URL"
 
 
@@ -48,6 +50,8 @@ class Principal:
 
 
 LOCAL = Principal("admin", "local")
+_Known = dict[bytes, tuple[Principal, float]]
+"""By the digest of what was sent: whose it is, and until when that is believed."""
 
 
 def make_key(role: Role, name: str = "") -> tuple[str, Key]:
@@ -77,11 +81,25 @@ class Security:
         self._seconds_believed = seconds_believed
         self._rate = Buckets(settings.rate_limit, 2 * settings.rate_limit)
         self._logins = Buckets(settings.login_limit / 60, settings.login_limit)
-        self._known: dict[bytes, tuple[Principal, float]] = {}
+        self._probes = Buckets(_PROBES_PER_SECOND, 2 * _PROBES_PER_SECOND)
+        # Apart, or a session's token would be taken for a key.
+        self._known_keys: _Known = {}
+        self._known_sessions: _Known = {}
         self._keys_on: tuple[bool, float] = (True, 0.0)
 
     async def identify(self, request: Request) -> Principal:
-        """Who asks. A wrong key is refused even where none is needed: whoever sends one relies on it."""
+        """Who asks; found once for each request, and noted with it.
+
+        A wrong key is refused even where none is needed: whoever sends one relies on it.
+        """
+        state = request.state
+        if not hasattr(state, "principal"):
+            state.principal = await self._identified(request)
+            state.caller = state.principal.caller
+        found: Principal = state.principal
+        return found
+
+    async def _identified(self, request: Request) -> Principal:
         scope = request.scope
         bearers = [value for name, value in scope["headers"] if name == b"authorization"]
         if bearers:
@@ -124,18 +142,21 @@ class Security:
 
     async def log_out(self, token: str) -> None:
         digest = _digest(token)
-        self._known.pop(digest, None)
         await asyncio.to_thread(self._store.end_session, digest)
+        self._known_sessions.pop(digest, None)  # not before: it could be looked up once more meanwhile
 
     def admit(self, scope: Any, headers: hosts.Headers, now: float) -> float:
         """Count a request: 0, or the seconds after which it may come again.
 
         By key only if the key was found right some seconds ago. Anything else counts for the address, or
-        anybody could use up the share of a key, or take a new share with every made-up key.
+        anybody could use up the share of a key, or take a new share with every made-up key. Probes have a
+        share of their own: one must not fail because its neighbour asks a lot.
         """
+        if scope["path"] in _PROBES:
+            return self._probes.take(self.address(scope, headers), now)
         credential = headers.get(b"authorization")
         if credential is not None:
-            known = self._known.get(hashlib.sha256(credential[7:]).digest())
+            known = self._known_keys.get(hashlib.sha256(credential[7:]).digest())
             if known is not None and known[1] > now:
                 return self._rate.take(f"key {known[0].caller}", now)
         return self._rate.take(self.address(scope, headers), now)
@@ -164,27 +185,28 @@ class Security:
             )
 
     async def _by_key(self, text: str) -> Principal | None:
-        return await self._remembered(hashlib.sha256(text.encode()).digest(), lambda: self._verified(text))
+        return await self._remembered(self._known_keys, _digest(text), lambda: self._verified(text))
 
     async def _by_session(self, token: str) -> Principal | None:
         digest = _digest(token)
-        return await self._remembered(digest, lambda: asyncio.to_thread(self._store.session, digest))
+        look_up = partial(asyncio.to_thread, self._store.session, digest)
+        return await self._remembered(self._known_sessions, digest, look_up)
 
     async def _remembered(
-        self, digest: bytes, look_up: Callable[[], Awaitable[Key | None]]
+        self, known: _Known, digest: bytes, look_up: Callable[[], Awaitable[Key | None]]
     ) -> Principal | None:
         now = time.monotonic()
-        known = self._known.get(digest)
-        if known is not None and known[1] > now:
-            return known[0]
+        found = known.get(digest)
+        if found is not None and found[1] > now:
+            return found[0]
         key = await look_up()
         if key is None:
-            self._known.pop(digest, None)
+            known.pop(digest, None)
             return None
-        if len(self._known) >= _MOST_REMEMBERED:
-            self._known.clear()
+        if len(known) >= _MOST_REMEMBERED:
+            known.clear()
         principal = Principal(key.role, key.id)
-        self._known[digest] = (principal, now + self._seconds_believed)
+        known[digest] = (principal, now + self._seconds_believed)
         return principal
 
     async def _verified(self, text: str) -> Key | None:
@@ -226,7 +248,6 @@ class _Allowed(HTTPBearer):
     async def __call__(self, request: Request) -> Principal:  # type: ignore[override]
         security: Security = request.app.state.service.security
         principal = await security.identify(request)
-        request.state.caller = principal.caller
         if not principal.may(self.role):
             raise _forbidden(
                 "Role too weak",
@@ -242,9 +263,7 @@ def require(role: Role) -> Callable[..., Awaitable[Principal]]:
     return _Allowed(role)
 
 
-Reader = Annotated[Principal, Depends(require("read"))]
 Writer = Annotated[Principal, Depends(require("write"))]
-Admin = Annotated[Principal, Depends(require("admin"))]
 
 
 def _bearer_text(values: list[bytes]) -> str:

@@ -7,14 +7,18 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
+from bundlemage.errors import SupersededError
 from bundlemage.store.checks import check_ids, check_time, is_id
 from bundlemage.store.dialect import insert_or_replace
 from bundlemage.store.models import clock, keys, models, sessions
 from bundlemage.store.records import Key, ModelRecord
 
 
-def publish(connection: Connection, record: ModelRecord) -> None:
+def publish(connection: Connection, record: ModelRecord, instead_of: str | None) -> None:
     check_ids("model", [record.version])
+    serving = connection.scalar(select(clock.c.model).with_for_update())  # nobody else publishes from here on
+    if instead_of is not None and serving != instead_of:
+        raise SupersededError(serving, instead_of)
     published_at = record.published_at or datetime.now(UTC)
     check_time(published_at)
     row = {**vars(record), "metrics": dict(record.metrics), "published_at": published_at}

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Final
 
 from sqlalchemy import Connection, delete, func, insert, select
 
 from bundlemage.store.checks import check_served, check_time
 from bundlemage.store.dialect import elements, is_sqlite
+from bundlemage.store.erasure import without_erased
 from bundlemage.store.models import served, user_bundle
 from bundlemage.store.records import Served, ServedSummary
+
+FORGOTTEN_AT_ONCE: Final = 10_000
 
 
 def add_served(connection: Connection, answers: Sequence[Served]) -> None:
     check_served(answers)
     if answers:
-        connection.execute(insert(served), [vars(answer) for answer in answers])
+        kept = without_erased(connection, answers)
+        if kept:
+            connection.execute(insert(served), [vars(answer) for answer in kept])
 
 
 def summary(connection: Connection, since: datetime, most: int) -> ServedSummary:
@@ -56,6 +62,9 @@ def summary(connection: Connection, since: datetime, most: int) -> ServedSummary
     )
 
 
-def forget(connection: Connection, before: datetime) -> int:
+def forget_some(connection: Connection, before: datetime) -> int:
+    """The oldest, as many as others can wait for."""
     check_time(before)
-    return connection.execute(delete(served).where(served.c.at < before)).rowcount
+    oldest = select(served.c.number).where(served.c.at < before).order_by(served.c.at)
+    some = oldest.limit(FORGOTTEN_AT_ONCE).scalar_subquery()
+    return connection.execute(delete(served).where(served.c.number.in_(some))).rowcount

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
 
@@ -18,6 +19,8 @@ from bundlemage.store.records import Bundle, CatalogueChange, Item, State
 THINGS: dict[Literal["item", "bundle"], Table] = {"item": items, "bundle": bundles}
 
 _STATE = select(clock.c.catalogue, clock.c.model)
+_LOCK = select(clock.c.catalogue).with_for_update()
+"""Nobody else changes the catalogue until the transaction ends. (With SQLite nobody does anyway.)"""
 _TICK = update(clock).values(catalogue=clock.c.catalogue + 1)
 
 
@@ -48,19 +51,6 @@ def changes(connection: Connection, since: int) -> CatalogueChange:
     )
 
 
-def item(connection: Connection, item_id: str) -> Item | None:
-    row = _row(connection, items, item_id)
-    return None if row is None else _item(row)
-
-
-def bundle(connection: Connection, bundle_id: str) -> Bundle | None:
-    row = _row(connection, bundles, bundle_id)
-    if row is None:
-        return None
-    within = select(bundle_item.c.item_id).where(bundle_item.c.bundle_id == bundle_id)
-    return _bundle(row, connection.scalars(within.order_by(bundle_item.c.position)))
-
-
 def put_item(connection: Connection, item: Item, only_new: bool) -> bool:
     check_item(item)
     return _put(connection, "item", item_values(item), only_new)
@@ -80,11 +70,38 @@ def put_bundle(connection: Connection, bundle: Bundle, only_new: bool) -> bool:
     return new
 
 
+def change_item(connection: Connection, item_id: str, changes: Mapping[str, Any]) -> Item | None:
+    if not is_id(item_id):
+        return None
+    connection.execute(_LOCK)
+    row = connection.execute(select(items).where(items.c.id == item_id)).one_or_none()
+    if row is None:
+        return None
+    after = replace(_item(row), **changes)
+    put_item(connection, after, only_new=False)
+    return after
+
+
+def change_bundle(connection: Connection, bundle_id: str, changes: Mapping[str, Any]) -> Bundle | None:
+    if not is_id(bundle_id):
+        return None
+    connection.execute(_LOCK)
+    row = connection.execute(select(bundles).where(bundles.c.id == bundle_id)).one_or_none()
+    if row is None:
+        return None
+    within = select(bundle_item.c.item_id).where(bundle_item.c.bundle_id == bundle_id)
+    contents = connection.scalars(within.order_by(bundle_item.c.position))
+    after = replace(_bundle(row, contents), **changes)
+    put_bundle(connection, after, only_new=False)
+    return after
+
+
 def withdraw(connection: Connection, kind: Literal["item", "bundle"], thing_id: str) -> bool:
     table = THINGS[kind]
-    if _row(connection, table, thing_id) is None:
+    this_one = table.c.id == thing_id
+    if not is_id(thing_id) or connection.execute(select(table.c.id).where(this_one)).first() is None:
         return False
-    change = update(table).where(table.c.id == thing_id)
+    change = update(table).where(this_one)
     connection.execute(change.values(withdrawn=True, version=next_version(connection)))
     return True
 
@@ -138,12 +155,6 @@ def bundle_values(bundle: Bundle) -> dict[str, Any]:
         "tags": bundle.tags,
         "withdrawn": bundle.withdrawn,
     }
-
-
-def _row(connection: Connection, table: Table, thing_id: str) -> Row[Any] | None:
-    if not is_id(thing_id):
-        return None
-    return connection.execute(select(table).where(table.c.id == thing_id)).one_or_none()
 
 
 def _item(row: Row[Any]) -> Item:

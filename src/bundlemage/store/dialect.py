@@ -25,7 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.selectable import TableValuedAlias
 
-_ROWS_AT_ONCE: Final = 20_000
+_INSERTED_AT_ONCE: Final = 20_000
 
 
 def is_sqlite(connection: Connection) -> bool:
@@ -86,13 +86,13 @@ def insert_many(
     names = ", ".join(f'"{name}"' for name in columns)
     if is_sqlite(connection):
         statement = f'INSERT INTO "{table.name}" ({names}) VALUES ({", ".join("?" * len(columns))})'
-        while batch := list(islice(batches, _ROWS_AT_ONCE)):
+        while batch := list(islice(batches, _INSERTED_AT_ONCE)):
             connection.exec_driver_sql(statement, batch)
             yield len(batch)
         return
     driver: Any = connection.connection.driver_connection
     with driver.cursor() as cursor, cursor.copy(f'COPY "{table.name}" ({names}) FROM STDIN') as copy:
-        while batch := list(islice(batches, _ROWS_AT_ONCE)):
+        while batch := list(islice(batches, _INSERTED_AT_ONCE)):
             for row in batch:
                 copy.write_row(row)
             yield len(batch)

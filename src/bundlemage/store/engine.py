@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -17,13 +17,29 @@ from bundlemage.errors import StoreError
 
 _CONNECT_SECONDS: Final = 10
 _BUSY_SECONDS: Final = 30
+_STATEMENT_SECONDS: Final = 8
+"""How long PostgreSQL may take for a statement that somebody waits for."""
+_LOCK_SECONDS: Final = 7
+"""How long a writer waits for another there; less than the above, so that the message can tell of it."""
+_LOST_AFTER: Final = {
+    "keepalives_idle": 5,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,  # milliseconds; the others are seconds
+}
+"""A server that vanished without a word is given up after 15 to 20 s; the system would take hours."""
 _LARGEST_LOG: Final = 64 * 2**20
 """To how many bytes SQLite cuts its log back after something large, such as an import."""
 _BEGIN: Final = "bundlemage_begin"
 """An execution option: the statement with which SQLite begins; None: each statement stands for itself."""
 
+_WRITING_FOR_LONG: Final = "Another process has been writing for long: wait until it is done, and try again"
 _HINTS: Final = {
-    "locked": "Another process has been writing for long: wait until it is done, and try again",
+    "locked": _WRITING_FOR_LONG,
+    "lock timeout": _WRITING_FOR_LONG,
+    "statement timeout": f"It took over {_STATEMENT_SECONDS} s, or waited for another who writes: look what "
+    "keeps it busy, and try again",
+    "QueuePool": "All connections are in use: look what keeps the database busy, and try again",
     "not a database": "Give the path of a database that bundlemage made, or of a file that is not there yet",
     "malformed": "The file is damaged: put a backup in its place",
     "readonly": "Allow this user to write to the file and to its folder",
@@ -36,7 +52,7 @@ _HINTS: Final = {
 
 
 class Database:
-    """A pool of connections, and the three ways to use one. Every failure is a `StoreError`."""
+    """Pools of connections, and the three ways to use one. Every failure is a `StoreError`."""
 
     def __init__(self, url: str) -> None:
         self.address = _address(url)
@@ -46,20 +62,22 @@ class Database:
         self._writing = threading.Lock()
         if self.is_sqlite:
             _make_file(Path(str(self.address.database)))
-            self._engine = _sqlite_engine(self.address)
-            self._read: Engine = self._engine
-            self._snapshot: Engine = self._engine.execution_options(**{_BEGIN: "BEGIN"})
-            self._write: Engine = self._engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
+            engine = _sqlite_engine(self.address)
+            self._read: Engine = engine
+            self._snapshot: Engine = engine.execution_options(**{_BEGIN: "BEGIN"})
+            self._write: Engine = engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
             with self._failing_in_words():
                 self._keep_a_log()
         else:
-            self._engine = _postgresql_engine(self.address)
-            self._read = self._engine.execution_options(isolation_level="AUTOCOMMIT")
-            self._snapshot = self._engine.execution_options(isolation_level="REPEATABLE READ")
-            self._write = self._engine
+            # Two pools: writers who wait for one another take no connection from those who read.
+            engine = _postgresql_engine(self.address)
+            self._read = engine.execution_options(isolation_level="AUTOCOMMIT")
+            self._snapshot = engine.execution_options(isolation_level="REPEATABLE READ")
+            self._write = _postgresql_engine(self.address)
 
     def close(self) -> None:
-        self._engine.dispose()
+        self._read.dispose()
+        self._write.dispose()
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -68,16 +86,26 @@ class Database:
             yield connection
 
     @contextmanager
-    def snapshot(self) -> Iterator[Connection]:
-        """For several statements that must see one and the same state."""
+    def snapshot(self, *, long: bool = False) -> Iterator[Connection]:
+        """For several statements that must see one and the same state; `long` ones take what they need."""
         with self._failing_in_words(), self._snapshot.connect() as connection:
+            self._lift(connection, ["statement_timeout"] if long else [])
             yield connection
 
     @contextmanager
-    def write(self) -> Iterator[Connection]:
-        """For changes: all of them are on disk when this ends, or none if it raises."""
+    def write(self, *, long: bool = False, patient: bool = False) -> Iterator[Connection]:
+        """For changes: all of them are on disk when this ends, or none if it raises.
+
+        In PostgreSQL `long` ones take what they need, and `patient` ones wait for others without end.
+        """
         with self._failing_in_words(), self._in_turn(), self._write.begin() as connection:
+            self._lift(connection, ["statement_timeout"] * (long or patient) + ["lock_timeout"] * patient)
             yield connection
+
+    def _lift(self, connection: Connection, limits: Iterable[str]) -> None:
+        """Limits of a PostgreSQL connection, until the transaction ends."""
+        for limit in () if self.is_sqlite else limits:
+            connection.exec_driver_sql(f"SET LOCAL {limit} = 0")
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
@@ -102,7 +130,7 @@ class Database:
 
     @property
     def _driver_error(self) -> type[Exception]:
-        driver: Any = self._engine.dialect.dbapi
+        driver: Any = self._read.dialect.dbapi
         found: type[Exception] = driver.Error
         return found
 
@@ -114,18 +142,27 @@ class Database:
         where = "the path" if self.is_sqlite else "the address, and that the server is running"
         return StoreError(f"{self.url}: {first}. {hints[0] if hints else f'Check {where}'}")
 
-    def write_log_anew(self) -> None:
-        """So that SQLite's log does not keep what was erased, unless somebody reads at this moment."""
-        if self.is_sqlite:
-            with self.read() as connection:
-                connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+    def write_log_anew(self) -> bool:
+        """So that SQLite's log does not keep what was erased. False: somebody reads or writes at this moment.
+
+        To wait for them would hold up everyone else who writes.
+        """
+        if not self.is_sqlite:
+            return True
+        with self.read() as connection:
+            connection.exec_driver_sql("PRAGMA busy_timeout = 0")
+            try:
+                busy = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()[0]
+            finally:
+                connection.exec_driver_sql(f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000}")
+            return not busy
 
     def _keep_a_log(self) -> None:
         """Readers go on while one writes. Kept in the file itself, so it is asked for once."""
         deadline = time.monotonic() + _BUSY_SECONDS
         while True:
             try:
-                with self._engine.connect() as connection:
+                with self._read.connect() as connection:
                     mode = connection.exec_driver_sql("PRAGMA journal_mode = WAL").scalar()
             except SQLAlchemyError as error:  # here SQLite does not wait for another who opens the file
                 if "locked" not in str(error) or time.monotonic() > deadline:
@@ -190,15 +227,24 @@ def _sqlite_engine(address: URL) -> Engine:
 
 
 def _postgresql_engine(address: URL) -> Engine:
-    patience = {} if "connect_timeout" in address.query else {"connect_timeout": _CONNECT_SECONDS}
-    # A connection that was lost while it lay in the pool is replaced before it is used.
-    engine = create_engine(address, hide_parameters=True, pool_pre_ping=True, connect_args=patience)
+    wanted = {"connect_timeout": _CONNECT_SECONDS, **_LOST_AFTER}
+    engine = create_engine(
+        address,
+        hide_parameters=True,
+        connect_args={name: value for name, value in wanted.items() if name not in address.query},
+        pool_pre_ping=True,  # a connection that was lost while it lay in the pool is replaced before its use
+        pool_size=5,
+        max_overflow=10,
+        pool_timeout=_STATEMENT_SECONDS,
+    )
 
     @event.listens_for(engine, "connect")
     def connect(connection: Any, _: Any) -> None:
         connection.autocommit = True
         connection.execute("SET synchronous_commit = on")  # a server may be set to acknowledge earlier
         connection.execute("SET jit = off")  # compiling takes longer than any of these queries
+        connection.execute(f"SET statement_timeout = '{_STATEMENT_SECONDS}s'")
+        connection.execute(f"SET lock_timeout = '{_LOCK_SECONDS}s'")
         connection.autocommit = False
 
     return engine

@@ -35,7 +35,7 @@ from bundlemage.errors import IdempotencyError
 from bundlemage.store.catalogue import check_known
 from bundlemage.store.checks import check_ids, check_interactions, is_id
 from bundlemage.store.dialect import insert_new, is_sqlite, listed, one_of
-from bundlemage.store.models import idempotency, served, user_bundle, user_item
+from bundlemage.store.models import idempotency, user_bundle, user_item
 from bundlemage.store.records import Interaction, Owned, Recorded, Sales, UserSummary
 
 KEPT_FOR: Final = timedelta(days=7)
@@ -142,16 +142,6 @@ def _claim(connection: Connection, caller: str, key: str, digest: bytes) -> Reco
 
 def forget_keys(connection: Connection) -> None:
     connection.execute(delete(idempotency).where(idempotency.c.at < datetime.now(UTC) - KEPT_FOR))
-
-
-def erase_user(connection: Connection, user_id: str) -> bool:
-    if not is_id(user_id):
-        return False
-    erased = [
-        connection.execute(delete(table).where(table.c.user_id == user_id)).rowcount
-        for table in (user_item, user_bundle, served)
-    ]
-    return any(erased)
 
 
 def sales(connection: Connection) -> Sales:

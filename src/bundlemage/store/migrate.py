@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from alembic import command
 from alembic.config import Config
@@ -23,23 +23,33 @@ _ALONE = threading.Lock()  # Alembic keeps what it is at in globals
 
 
 def bring_up_to_date(database: Database) -> None:
-    config = Config()
-    folder = str(Path(__file__).with_name("migrations"))
-    config.set_main_option("script_location", folder.replace("%", "%%"))
-    scripts = ScriptDirectory.from_config(config)
+    scripts = ScriptDirectory.from_config(_config())
     with database.read() as connection:
         if _version(connection) == scripts.get_current_head():
             return
-    with _ALONE, database.write() as connection:  # SQLite: this waits until nobody else writes
+    # As long as it takes, and as long as another is at it; SQLite waits here until nobody else writes.
+    with _ALONE, database.write(patient=True) as connection:
         if not database.is_sqlite:
             connection.execute(select(func.pg_advisory_xact_lock(LOCK_NUMBER)))
         _check(database, connection, scripts)
-        config.attributes["configuration"] = _configuration(connection)
-        command.upgrade(config, "head")
+        upgrade(connection, "head")
 
 
-def _configuration(connection: Connection) -> dict[str, Any]:
-    return {"connection": connection, "target_metadata": metadata, "version_table": VERSION_TABLE}
+def upgrade(connection: Connection, version: str) -> None:
+    config = _config()
+    config.attributes["configuration"] = {
+        "connection": connection,
+        "target_metadata": metadata,
+        "version_table": VERSION_TABLE,
+    }
+    command.upgrade(config, version)
+
+
+def _config() -> Config:
+    config = Config()
+    folder = str(Path(__file__).with_name("migrations"))
+    config.set_main_option("script_location", folder.replace("%", "%%"))
+    return config
 
 
 def _version(connection: Connection) -> str | None:

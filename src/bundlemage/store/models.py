@@ -145,6 +145,13 @@ served = Table(
     Column("at", Moment, nullable=False, index=True),
 )
 
+erased = Table(
+    "erased",
+    metadata,
+    Column("digest", name_type(), primary_key=True),  # of a user's id
+    Column("at", Moment, nullable=False, index=True),
+)
+
 models = Table(
     "models",
     metadata,

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
-from typing import Final
-
-from sqlalchemy import select
+from typing import Any, Final
 
 from bundlemage.data.dataset import BundleDataset
-from bundlemage.store import access, answers, catalogue, histories, training_data
+from bundlemage.store import access, answers, catalogue, erasure, histories, training_data
 from bundlemage.store.alone import alone
 from bundlemage.store.engine import Database
 from bundlemage.store.migrate import bring_up_to_date
@@ -32,6 +30,7 @@ from bundlemage.store.records import (
 )
 
 _SECONDS_BETWEEN_FORGETTING: Final = 3600
+_LONGEST_PAUSE: Final = 1.0
 
 
 class Store:
@@ -43,6 +42,7 @@ class Store:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._forgot_at = 0.0
+        self._log_is_due = True  # one that was killed may have left it so
         self.url = database.url
         """For messages: without the password."""
 
@@ -59,11 +59,6 @@ class Store:
 
     def close(self) -> None:
         self._database.close()
-
-    def ping(self) -> None:
-        """Raises where the database does not answer."""
-        with self._database.read() as connection:
-            connection.execute(select(1))
 
     def state(self) -> State:
         with self._database.read() as connection:
@@ -87,28 +82,20 @@ class Store:
         self, dataset: BundleDataset, progress: Callable[[int, int], None] | None = None
     ) -> None:
         """Catalogue and histories into an empty store, or nothing. `progress` is told rows done, and all."""
-        with self._database.write() as connection:
+        with self._database.write(patient=True) as connection:
             training_data.import_dataset(connection, dataset, progress)
 
     def dataset(self) -> BundleDataset:
         """Everything as training data, withdrawn things too; `DataError` where a table has no row yet."""
-        with self._database.snapshot() as connection:
+        with self._database.snapshot(long=True) as connection:
             return training_data.export_dataset(connection)
 
     # The catalogue
 
     def catalogue(self, since: int = 0) -> CatalogueChange:
         """What changed after a version, each in the order of ids."""
-        with self._database.snapshot() as connection:
+        with self._database.snapshot(long=not since) as connection:
             return catalogue.changes(connection, since)
-
-    def item(self, item_id: str) -> Item | None:
-        with self._database.read() as connection:
-            return catalogue.item(connection, item_id)
-
-    def bundle(self, bundle_id: str) -> Bundle | None:
-        with self._database.snapshot() as connection:
-            return catalogue.bundle(connection, bundle_id)
 
     def put_item(self, item: Item, *, only_new: bool = False) -> bool:
         """Writes all of it; True: it is new. With `only_new` it raises `ExistsError` where it is not."""
@@ -120,6 +107,16 @@ class Store:
         with `only_new` an `ExistsError` where there is one of that id, withdrawn or not."""
         with self._database.write() as connection:
             return catalogue.put_bundle(connection, bundle, only_new)
+
+    def change_item(self, item_id: str, changes: Mapping[str, Any]) -> Item | None:
+        """Writes some of its fields and leaves the others; None: there is none of that id."""
+        with self._database.write() as connection:
+            return catalogue.change_item(connection, item_id, changes)
+
+    def change_bundle(self, bundle_id: str, changes: Mapping[str, Any]) -> Bundle | None:
+        """Writes some of its fields and leaves the others; None: there is none of that id."""
+        with self._database.write() as connection:
+            return catalogue.change_bundle(connection, bundle_id, changes)
 
     def withdraw_item(self, item_id: str) -> bool:
         """False: there is none of that id."""
@@ -161,38 +158,65 @@ class Store:
             return histories.users(connection, search, limit, after)
 
     def erase_user(self, user_id: str) -> bool:
-        """Interactions and answers; False: there were none."""
+        """Interactions and answers, also those that another process has yet to write; False: there were none.
+
+        Where somebody reads at this moment, SQLite's files are rid of them by a later `tidy`.
+        """
         with self._database.write() as connection:
-            erased = histories.erase_user(connection, user_id)
-        self._database.write_log_anew()
+            erased = erasure.erase_user(connection, user_id)
+        self._log_is_due = True
+        self.tidy()
         return erased
 
+    def tidy(self) -> None:
+        """Ends what an erasure had to leave. It waits for nobody; a service calls it every few seconds."""
+        if not self._log_is_due:
+            return
+        self._log_is_due, done = False, False  # before: whoever erases meanwhile makes it due again
+        try:
+            done = self._database.write_log_anew()
+        finally:
+            self._log_is_due = self._log_is_due or not done
+
     def sales(self) -> Sales:
-        with self._database.snapshot() as connection:
+        with self._database.snapshot(long=True) as connection:
             return histories.sales(connection)
 
     # Answers that were given
 
     def add_served(self, given: Sequence[Served]) -> None:
+        """All but those to users who were erased after they were given."""
         with self._database.write() as connection:
             answers.add_served(connection, given)
 
     def served_since(self, at: datetime, most: int = 20_000) -> ServedSummary:
         """Of the latest answers, as many as can be counted while somebody looks on."""
-        with self._database.snapshot() as connection:
+        with self._database.snapshot(long=True) as connection:
             return answers.summary(connection, at, most)
 
     def forget_served(self, before: datetime) -> int:
-        """How many answers were forgotten."""
-        with self._database.write() as connection:
-            return answers.forget(connection, before)
+        """How many answers were forgotten. A few at a time, so that others write in between."""
+        forgotten = 0
+        while True:
+            began = time.monotonic()
+            with self._database.write(long=True) as connection:
+                some = answers.forget_some(connection, before)
+                erasure.forget_erased(connection)
+            forgotten += some
+            if not some:
+                return forgotten
+            # Else whoever waits is passed by: a thread wakes slowly, another process looks now and then.
+            time.sleep(min(time.monotonic() - began, _LONGEST_PAUSE))
 
     # Models
 
-    def publish(self, record: ModelRecord) -> None:
-        """Registers it, or registers it anew, and makes it the one to serve."""
+    def publish(self, record: ModelRecord, *, instead_of: str | None = None) -> None:
+        """Registers it, or registers it anew, and makes it the one to serve.
+
+        With `instead_of` it raises `SupersededError` where that version is not the one that serves.
+        """
         with self._database.write() as connection:
-            access.publish(connection, record)
+            access.publish(connection, record, instead_of)
 
     def models(self) -> list[ModelRecord]:
         """Newest first."""

@@ -19,7 +19,7 @@ from bundlemage.store.dialect import count_rows, insert_many
 from bundlemage.store.models import SALES_INDEXES, bundle_item, bundles, items, user_bundle, user_item
 
 Progress = Callable[[int, int], None]
-_ROWS_AT_ONCE: Final = 100_000
+_READ_AT_ONCE: Final = 100_000
 
 
 def is_empty(connection: Connection) -> bool:
@@ -128,7 +128,7 @@ def _arrow(connection: Connection, query: Select[Any]) -> pa.Table:
     result = connection.execute(query, execution_options={"stream_results": True})
     names = list(result.keys())
     batches = []
-    for batch in result.yield_per(_ROWS_AT_ONCE).partitions():
+    for batch in result.yield_per(_READ_AT_ONCE).partitions():
         columns = zip(*batch, strict=True)
         batches.append(
             pa.table([pa.array(column, pa.string()).dictionary_encode() for column in columns], names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
@@ -12,9 +12,11 @@ from bundlemage.service.engine import Serving
 from bundlemage.service.problems import responses
 from bundlemage.service.routes.common import BundleId, ItemId, Limit, Offset, Search, TheService, unknown
 from bundlemage.service.schemas import (
+    BundleChange,
     BundleIn,
     BundleOut,
     BundlePage,
+    ItemChange,
     ItemIn,
     ItemOut,
     ItemPage,
@@ -34,6 +36,7 @@ OnlyNew = Annotated[
     Literal["*"] | None, Header(description="'*': only if there is none of that id, withdrawn ones included.")
 ]
 READ = responses(401, 403, 404, 422, 429, 503)
+CHANGE = responses(401, 403, 404, 413, 422, 429, 503)
 WRITE = responses(401, 403, 404, 412, 413, 422, 429, 503)
 
 
@@ -97,6 +100,14 @@ async def put_item(
     return await service.engine.on_live(lambda serving: _item(item_id, serving))
 
 
+@router.patch("/items/{item_id:id}", dependencies=[Depends(require("write"))], responses=CHANGE)
+async def change_item(item_id: ItemId, body: ItemChange, service: TheService) -> ItemOut:
+    """Change some of what is known of an item, such as its price or stock, and leave the rest."""
+    if await service.in_thread(service.store.change_item, item_id, _given(body)) is None:
+        raise unknown("item", item_id)
+    return await service.engine.on_live(lambda serving: _item(item_id, serving))
+
+
 @router.delete(
     "/items/{item_id:id}", status_code=204, dependencies=[Depends(require("write"))], responses=READ
 )
@@ -138,6 +149,14 @@ async def put_bundle(
     return await service.engine.on_live(lambda serving: _bundle(bundle_id, serving))
 
 
+@router.patch("/bundles/{bundle_id:id}", dependencies=[Depends(require("write"))], responses=CHANGE)
+async def change_bundle(bundle_id: BundleId, body: BundleChange, service: TheService) -> BundleOut:
+    """Change some of what is known of a bundle, such as its price or title, and leave the rest."""
+    if await service.in_thread(service.store.change_bundle, bundle_id, _given(body)) is None:
+        raise unknown("bundle", bundle_id)
+    return await service.engine.on_live(lambda serving: _bundle(bundle_id, serving))
+
+
 @router.delete(
     "/bundles/{bundle_id:id}", status_code=204, dependencies=[Depends(require("write"))], responses=READ
 )
@@ -145,6 +164,13 @@ def withdraw_bundle(bundle_id: BundleId, service: TheService) -> None:
     """Recommend it no more. Histories keep it; PUT brings it back."""
     if not service.store.withdraw_bundle(bundle_id):
         raise unknown("bundle", bundle_id)
+
+
+def _given(body: ItemChange | BundleChange) -> dict[str, Any]:
+    """The fields that were named, as the store keeps them."""
+    given = body.model_dump(include=body.model_fields_set)
+    lists = {name: tuple(dict.fromkeys(value)) for name, value in given.items() if isinstance(value, list)}
+    return {**given, **lists}
 
 
 def _item(name: str, serving: Serving) -> ItemOut:

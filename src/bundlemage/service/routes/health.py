@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Request, Response
 
+from bundlemage.service.limits import Kept
 from bundlemage.service.problems import responses
 from bundlemage.service.routes.common import TheService
 from bundlemage.service.schemas import Health
 from bundlemage.service.security import require
 
 router = APIRouter(tags=["health"])
+
+READY_FOR = 1.0
+"""Seconds for which an answer of /readyz holds. It needs no key, so a flood of it must end here."""
 
 
 @router.head("/healthz", include_in_schema=False)
@@ -21,9 +25,12 @@ async def healthz() -> Health:
 
 @router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", responses=responses(429, 503))
-async def readyz(service: TheService) -> Health:
-    """The store answers and a model serves."""
-    await service.engine.on_live(lambda _: None)
+async def readyz(request: Request, service: TheService) -> Health:
+    """The store answers and a model serves, or did within the last second."""
+    state = request.app.state
+    if not hasattr(state, "readiness"):
+        state.readiness = Kept(READY_FOR)
+    await state.readiness.outcome(lambda: service.engine.on_live(lambda _: None))
     return Health(status="ok")
 
 

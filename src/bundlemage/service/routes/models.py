@@ -28,6 +28,8 @@ from bundlemage.store.records import ServedSummary
 
 router = APIRouter(prefix="/v1", tags=["models"])
 DAYS_OF_INSIGHT = 7
+MOST_EXPOSURES = 2000
+"""As many as a picture can show."""
 
 
 @router.get("/models", dependencies=[Depends(require("read"))], responses=responses(401, 403, 429, 503))
@@ -87,13 +89,14 @@ async def insights(service: TheService) -> Insights:
         return service.store.served_since(since)
 
     served = await service.in_thread(gathered)
-    return await service.engine.on_live(
-        lambda serving: Insights(
-            model=_described(serving),
-            popularity=_exposures(serving, served),
-            latency=Latency(**asdict(service.metrics.latency())),
-            served=ServedOut(since=served.cut_at or since, answers=served.answers, taken=served.taken),
-        )
+    serving = await service.engine.on_live(lambda serving: serving)
+    exposures = await service.in_thread(_exposures, serving, served)
+    return Insights(
+        model=_described(serving),
+        popularity=exposures[:MOST_EXPOSURES],
+        left_out=len(exposures[MOST_EXPOSURES:]),
+        latency=Latency(**asdict(service.metrics.latency())),
+        served=ServedOut(since=served.cut_at or since, answers=served.answers, taken=served.taken),
     )
 
 
@@ -110,10 +113,10 @@ def _described(serving: Serving) -> ServingModel:
 
 
 def _exposures(serving: Serving, served: ServedSummary) -> list[Exposure]:
-    """What is sold and its share in all sales and in all that was shown."""
+    """What is sold and its share in all sales and in all that was shown, the most shown or sold first."""
     live = serving.live
     sold, shown = sum(live.sales.bundles.values()) or 1, sum(served.shown.values()) or 1
-    return [
+    exposures = [
         Exposure(
             id=bundle.id,
             title=bundle.title,
@@ -123,3 +126,4 @@ def _exposures(serving: Serving, served: ServedSummary) -> list[Exposure]:
         for bundle in live.stock.bundles.values()
         if not bundle.withdrawn
     ]
+    return sorted(exposures, key=lambda one: (-max(one.sales_share, one.shown_share), one.id))

@@ -50,7 +50,6 @@ async def session(request: Request) -> SessionOut:
             raise
     else:
         role = principal.role
-        request.state.caller = principal.caller
     return SessionOut(login_required=await security.keys_are_on(), role=role)
 
 

@@ -108,6 +108,7 @@ export const api = {
   record: (interactions, key) => ask("POST", at("interactions"), { body: { interactions }, key }),
   items: (query, signal) => ask("GET", at("items"), { query, signal }),
   item: (id, signal) => ask("GET", at("items", id), { signal }),
+  bundles: (query, signal) => ask("GET", at("bundles"), { query, signal }),
   bundle: (id, signal) => ask("GET", at("bundles", id), { signal }),
   putBundle: (id, bundle, onlyNew) => ask("PUT", at("bundles", id), { body: bundle, onlyNew }),
   similar: (id, k, signal) => ask("GET", `${at("bundles", id)}/similar`, { query: { k }, signal }),
@@ -142,10 +143,15 @@ export class Newest {
     this.#running?.abort();
     const mine = (this.#running = new AbortController());
     try {
-      return await work(mine.signal);
+      const answer = await work(mine.signal);
+      return mine.signal.aborted ? undefined : answer;
     } catch (error) {
       if (mine.signal.aborted) return undefined;
       throw error;
     }
+  }
+
+  stop() {
+    this.#running?.abort();
   }
 }

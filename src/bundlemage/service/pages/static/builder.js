@@ -3,13 +3,14 @@
 import { api, Newest } from "./api.js";
 import { userCombobox } from "./combobox.js";
 import { cover } from "./cover.js";
-import { busy, byId, count, h, later, plural, price, still, titleOf } from "./dom.js";
+import { busy, byId, count, h, hasPrice, later, plural, price, priceBeside, still, titleOf } from "./dom.js";
 import { commonTags, discountOf, idFrom, sumOf } from "./draft.js";
 import { remember } from "./facts.js";
 import { showFit } from "./fit.js";
 import { announce, carryUser, emptyBox, frame, problemBox, setAddress } from "./frame.js";
 import { itemPicker } from "./picker.js";
 import { drawSuggestions, sourceWords } from "./suggestions.js";
+import { whatIsTold } from "./told.js";
 
 const SUGGESTIONS = 8;
 
@@ -24,6 +25,7 @@ const state = {
 };
 const asking = new Newest();
 let session;
+let told;
 let picker;
 
 const ids = () => state.items.map((item) => item.id);
@@ -70,9 +72,9 @@ function drawBundle() {
         "span",
         { class: "line-title" },
         titleOf(item),
-        h("span", { class: "fine" }, item.tags?.slice(0, 2).join(" · ") ?? ""),
+        item.tags?.length ? h("span", { class: "fine" }, item.tags.slice(0, 2).join(" · ")) : null,
       ),
-      h("span", { class: "number" }, typeof item.price === "number" ? price(item.price) : "—"),
+      priceBeside(item, state.items),
       h(
         "button",
         { type: "button", class: "icon", "aria-label": `Take out ${titleOf(item)}`, on: { click: drop } },
@@ -93,14 +95,18 @@ const cut = () => Math.round(sumOf(state.items) * (1 - (discount() || 0)) * 100)
 
 function drawPrice() {
   const wrong = Number.isNaN(discount());
-  const unpriced = state.items.filter((item) => typeof item.price !== "number").length;
-  byId("sum").textContent = price(sumOf(state.items));
-  byId("total").textContent = wrong ? "—" : price(cut());
+  const unpriced = state.items.filter((item) => !hasPrice(item)).length;
+  const some = told.itemPrices || unpriced < state.items.length;
+  byId("sums").hidden = !some;
+  if (some || field("discount")) byId("discount-field").hidden = false; // a copied bundle may bring one along
+  byId("sum").textContent = unpriced ? "not known" : price(sumOf(state.items));
+  byId("total").textContent = unpriced ? "not known" : wrong ? "—" : price(cut());
   byId("discount").setAttribute("aria-invalid", String(wrong));
   byId("discount-note").textContent = wrong ? "A discount is from 0 to under 100 per cent." : "";
-  byId("price-note").textContent = unpriced
-    ? `${plural(unpriced, "item")} without a price: the bundle is saved without one.`
-    : "";
+  byId("price-note").textContent =
+    some && unpriced
+      ? `${plural(unpriced, "item has", "items have")} no price, so the bundle is saved without one.`
+      : "";
 }
 
 function drawName() {
@@ -108,11 +114,13 @@ function drawName() {
   if (!state.idByHand) byId("bundle-id").value = idFrom(title);
   const tags = commonTags(state.items);
   byId("preview").replaceChildren(cover(title || "Untitled", tags));
-  byId("bundle-tags").textContent = state.items.length
-    ? tags.length
-      ? `Tags, from what half of the items share: ${tags.join(", ")}`
-      : "No tag is shared by half of the items, so the bundle gets none."
-    : "";
+  const tagged = told.tags.items.length > 0;
+  byId("bundle-tags").textContent =
+    tagged && state.items.length
+      ? tags.length
+        ? `Tags, from what half of the items share: ${tags.join(", ")}`
+        : "No tag is shared by half of the items, so the bundle gets none."
+      : "";
   if (state.replacing && state.replacing !== field("bundle-id")) askToReplace(null);
 }
 
@@ -234,7 +242,7 @@ async function save() {
     return byId("bundle-title").focus();
   }
   if (Number.isNaN(discount())) return byId("discount").focus();
-  const priced = state.items.every((item) => typeof item.price === "number");
+  const priced = state.items.every(hasPrice);
   const bundle = {
     items: ids(),
     title: title || id,
@@ -287,7 +295,8 @@ function startOver() {
 
 async function begin() {
   session = await frame("builder");
-  const tags = await api.tags();
+  told = await whatIsTold();
+  byId("in-stock-field").hidden = !told.stock;
   byId("builder-user").append(
     userCombobox({
       label: "For whom?",
@@ -298,7 +307,7 @@ async function begin() {
   );
   picker = itemPicker({
     label: "Search the catalogue",
-    tags: tags.items,
+    tags: told.tags.items,
     has,
     onToggle: (item) => (has(item.id) ? remove(item) : add(item)),
   });

@@ -1,11 +1,13 @@
 // A bundle as a card.
 
 import { cover } from "./cover.js";
-import { count, freshId, h, listed, percent, plural, price, titleOf } from "./dom.js";
+import { count, freshId, h, hasPrice, listed, percent, plural, price, titleOf } from "./dom.js";
 import { before, facts } from "./facts.js";
 
-export function priceLine(bundle) {
-  if (typeof bundle.price !== "number")
+/** `prices`: whether bundles of this shop have any; where none has, there is nothing to miss. */
+export function priceLine(bundle, prices) {
+  if (!hasPrice(bundle) && !prices) return null;
+  if (!hasPrice(bundle))
     return h("p", { class: "price" }, h("span", { class: "fine" }, "No price given"));
   const old = before(bundle);
   return h(
@@ -59,8 +61,8 @@ function movedBadge(moved) {
   );
 }
 
-/** One recommended bundle. `moved` is "new", or by how many places it went up. */
-export function bundleCard(bundle, { owned, highest, moved, onOpen, onBuy }) {
+/** One recommended bundle. `moved` is "new", or by how many places it went up; `prices` as above. */
+export function bundleCard(bundle, { owned, highest, moved, prices, onOpen, onBuy }) {
   const heading = freshId("card");
   const why = facts(bundle, owned).slice(0, 2);
   const buy = onBuy
@@ -114,7 +116,7 @@ export function bundleCard(bundle, { owned, highest, moved, onOpen, onBuy }) {
           "div",
           { class: "card-end" },
           scoreBar(bundle, highest, "bundle"),
-          h("div", { class: "card-foot" }, priceLine(bundle), buy),
+          h("div", { class: "card-foot" }, priceLine(bundle, prices), buy),
         ),
       ),
     ),

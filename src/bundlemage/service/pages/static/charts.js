@@ -15,6 +15,12 @@ function ticks(low, high, wanted = 4) {
   return found;
 }
 
+/** Numbers in as few digits, from three on, as tell one from another. */
+function distinct(values) {
+  const written = [3, 4, 5].map((digits) => values.map((value) => figure(value, digits)));
+  return written.find((texts) => new Set(texts).size === texts.length) ?? written.at(-1);
+}
+
 /** 1, 2, 5, 10, … between two powers of ten; the middle where the range has none of them. */
 function logTicks(low, high) {
   const found = [];
@@ -148,13 +154,14 @@ export function lineChart({ name, values, xName, yName, best, tone }) {
     const dot = s("circle", { class: `dot ${tone}`, r: 5 });
     const marked = values.findIndex(([x]) => x === best);
     const rows = ticks(low - pad, high + pad);
+    const heights = distinct(rows);
     const columns = ticks(xs[0], xs.at(-1), Math.max(2, Math.floor(width / 90))).filter(Number.isInteger);
     const svg = s(
       "svg",
       { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" },
-      rows.map((y) => [
+      rows.map((y, number) => [
         s("line", { class: "grid", x1: ROOM.left, x2: right, y1: up(y), y2: up(y) }),
-        s("text", { x: ROOM.left - 8, y: up(y) + 4, "text-anchor": "end" }, figure(y)),
+        s("text", { x: ROOM.left - 8, y: up(y) + 4, "text-anchor": "end" }, heights[number]),
       ]),
       columns.map((x) => s("text", { x: across(x), y: bottom + 18, "text-anchor": "middle" }, String(x))),
       s("text", { class: "axis", x: right, y: height - 3, "text-anchor": "end" }, xName),

@@ -1,7 +1,22 @@
 // Choosing a user by typing: the combobox of the ARIA practices, over the users whose id begins so.
 
 import { api, Newest } from "./api.js";
-import { freshId, h, later, plural } from "./dom.js";
+import { freshId, h, plural } from "./dom.js";
+
+const TYPING = 120; // milliseconds without a key before the service is asked
+
+/** Users whose id begins so; where there are none, also in small letters and in capitals. */
+async function beginningWith(text, signal) {
+  let found;
+  for (const form of new Set([text, text.toLowerCase(), text.toUpperCase()])) {
+    found = await api.users(form, signal);
+    if (found.users.length) break;
+  }
+  return found;
+}
+
+const saying = (text) =>
+  h("li", { role: "option", "aria-disabled": "true", "aria-selected": "false", class: "none" }, text);
 
 /** `onChoose(id)` is called with a user's id, or with null when the choice is cleared. */
 export function userCombobox({ label, hint, value = "", onChoose }) {
@@ -19,6 +34,7 @@ export function userCombobox({ label, hint, value = "", onChoose }) {
     type: "text",
     role: "combobox",
     autocomplete: "off",
+    autocapitalize: "none",
     spellcheck: "false",
     "aria-autocomplete": "list",
     "aria-expanded": "false",
@@ -35,11 +51,18 @@ export function userCombobox({ label, hint, value = "", onChoose }) {
   const status = h("p", { class: "fine bad-text", role: "status" });
   const newest = new Newest();
   let users = [];
+  let listed = null; // the text that `users` are for
   let active = -1;
   let chosen = value;
+  let timer;
+
+  const typed = () => input.value.trim();
 
   const close = () => {
+    clearTimeout(timer);
+    newest.stop(); // a list that is still on its way must not open again
     list.hidden = true;
+    listed = null;
     active = -1;
     input.setAttribute("aria-expanded", "false");
     input.removeAttribute("aria-activedescendant");
@@ -62,8 +85,11 @@ export function userCombobox({ label, hint, value = "", onChoose }) {
     if (option?.id) {
       input.setAttribute("aria-activedescendant", option.id);
       option.scrollIntoView({ block: "nearest" });
-    }
+    } else input.removeAttribute("aria-activedescendant");
   };
+
+  const nobody = () =>
+    listed ? `No user's id begins with “${listed}”. Capitals count.` : "Nobody has anything yet.";
 
   const draw = (more) => {
     list.replaceChildren(
@@ -80,45 +106,47 @@ export function userCombobox({ label, hint, value = "", onChoose }) {
           h("span", {}, `${plural(user.items, "item")} · ${plural(user.bundles, "bundle")}`),
         ),
       ),
-      ...(users.length
-        ? []
-        : [
-            h(
-              "li",
-              { role: "option", "aria-disabled": "true", "aria-selected": "false", class: "none" },
-              `No user's id begins with “${input.value.trim()}”.`,
-            ),
-          ]),
-      ...(more
-        ? [
-            h(
-              "li",
-              { role: "option", "aria-disabled": "true", "aria-selected": "false", class: "none" },
-              "There are more: type on.",
-            ),
-          ]
-        : []),
+      ...(users.length ? [] : [saying(nobody())]),
+      ...(more ? [saying("There are more: type on.")] : []),
     );
     list.hidden = false;
     input.setAttribute("aria-expanded", "true");
-    mark(users.length && input.value.trim() ? 0 : -1);
+    if (listed === chosen) mark(users.findIndex((user) => user.id === chosen));
+    else mark(listed && users.length ? 0 : -1);
   };
 
+  /** Show the list for what is typed now, and say whether it came. */
   const look = async () => {
+    clearTimeout(timer);
+    const text = typed();
     try {
-      const search = input.value.trim() === chosen ? "" : input.value.trim();
-      const found = await newest.run((signal) => api.users(search, signal));
-      if (!found || document.activeElement !== input) return;
+      const found = await newest.run((signal) => beginningWith(text === chosen ? "" : text, signal));
+      if (!found || text !== typed() || document.activeElement !== input) return false;
       status.textContent = "";
       users = found.users;
+      listed = text;
       draw(found.next);
+      return true;
     } catch (error) {
       close();
       status.textContent = error.message;
+      return false;
     }
   };
 
-  input.addEventListener("input", later(120, look));
+  /** Enter takes who is marked in the list; before it comes, only the one whom the text can mean. */
+  const take = async () => {
+    if (listed === typed()) return users[active] && choose(users[active].id);
+    if (typed() === chosen || !(await look())) return undefined;
+    const sure = users.find((user) => user.id === listed) ?? (users.length === 1 ? users[0] : null);
+    return listed && sure && choose(sure.id);
+  };
+
+  input.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(look, TYPING);
+    if (!list.hidden) mark(-1); // what is listed is for what was typed before
+  });
   input.addEventListener("focus", () => input.select());
   input.addEventListener("click", () => list.hidden && look());
   input.addEventListener("blur", () => {
@@ -132,12 +160,14 @@ export function userCombobox({ label, hint, value = "", onChoose }) {
       input.value = chosen;
     } else if (event.key === "ArrowDown" || event.key === "ArrowUp") {
       event.preventDefault();
-      if (list.hidden) look();
-      else if (users.length)
-        mark((active + (event.key === "ArrowDown" ? 1 : -1) + users.length) % users.length);
+      if (listed !== typed()) look();
+      else if (users.length) {
+        const next = event.key === "ArrowDown" ? active + 1 : Math.max(active, 0) - 1;
+        mark((next + users.length) % users.length);
+      }
     } else if (event.key === "Enter") {
       event.preventDefault();
-      if (!list.hidden && users[active]) choose(users[active].id);
+      take();
     }
   });
   clear.addEventListener("click", () => {

@@ -3,16 +3,17 @@
 import { api, Newest } from "./api.js";
 import { priceLine, scoreWords } from "./cards.js";
 import { cover } from "./cover.js";
-import { byId, count, h, plural, price, titleOf } from "./dom.js";
+import { byId, count, h, plural, priceBeside, titleOf } from "./dom.js";
 import { facts, ownedOf, remember, unseen } from "./facts.js";
 import { problemBox } from "./frame.js";
 
 const newest = new Newest();
 
-/** Everything about a bundle, and others like it, each of which can be opened in turn. */
-export async function openBundle(bundle, { owned, user, onBuy }) {
+/** Everything about a bundle, and others like it. `prices` says whether bundles of this shop have any. */
+export async function openBundle(bundle, given) {
+  const { owned, user, prices, onBuy } = given;
   const dialog = byId("bundle-dialog");
-  const again = () => openBundle(bundle, { owned, user, onBuy });
+  const again = () => openBundle(bundle, given);
   const close = h(
     "button",
     { type: "button", class: "icon close", "aria-label": "Close", on: { click: () => dialog.close() } },
@@ -26,7 +27,12 @@ export async function openBundle(bundle, { owned, user, onBuy }) {
   );
   dialog.replaceChildren(
     h("div", { class: "cover dialog-cover" }, cover(titleOf(bundle), bundle.tags), close),
-    h("div", { class: "dialog-head" }, heading, h("p", { class: "tags" }, bundle.tags.join(" · "))),
+    h(
+      "div",
+      { class: "dialog-head" },
+      heading,
+      bundle.tags.length ? h("p", { class: "tags" }, bundle.tags.join(" · ")) : null,
+    ),
     body,
   );
   if (!dialog.open) dialog.showModal();
@@ -50,7 +56,7 @@ export async function openBundle(bundle, { owned, user, onBuy }) {
       h(
         "div",
         { class: "dialog-buy" },
-        priceLine(full),
+        priceLine(full, prices),
         has
           ? h("p", { class: "fine" }, "In this history already")
           : onBuy
@@ -92,7 +98,7 @@ export async function openBundle(bundle, { owned, user, onBuy }) {
               "li",
               {},
               h("span", {}, titleOf(item), mine.has(item.id) ? h("span", { class: "badge" }, "owned") : null),
-              h("span", { class: "number" }, typeof item.price === "number" ? price(item.price) : "—"),
+              priceBeside(item, full.items),
             ),
           ),
         ),
@@ -113,7 +119,7 @@ export async function openBundle(bundle, { owned, user, onBuy }) {
                     "button",
                     {
                       type: "button",
-                      on: { click: () => openBundle({ ...other, alike: true }, { owned, user, onBuy }) },
+                      on: { click: () => openBundle({ ...other, alike: true }, given) },
                     },
                     h("span", { class: "cover small" }, cover(titleOf(other), other.tags)),
                     h("span", {}, titleOf(other)),

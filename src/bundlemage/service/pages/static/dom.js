@@ -90,6 +90,14 @@ export function listed(words) {
   return `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
 }
 
+export const hasPrice = (thing) => typeof thing.price === "number";
+
+/** A thing's price in a list: a dash where only others have one, nothing where none has. */
+export function priceBeside(thing, all, style = "number") {
+  if (!all.some(hasPrice)) return null;
+  return h("span", { class: style }, hasPrice(thing) ? price(thing.price) : "—");
+}
+
 export const titleOf = (thing) => thing.title || thing.id;
 
 export function moment(text) {

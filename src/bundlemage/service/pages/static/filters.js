@@ -1,11 +1,27 @@
-// Which bundles may be shown: tags, a price range, in stock.
+// Which bundles may be shown: tags, a price range, in stock; of these, what the shop tells.
 
-import { byId, count, h } from "./dom.js";
+import { byId, count, h, listed } from "./dom.js";
 
 const number = (text) => (text === "" || text === null || Number.isNaN(Number(text)) ? null : Number(text));
 
-/** Draws itself in `place`, starts from the address, and calls `onChange` after every change. */
-export function filterBar({ place, tags, start, onChange }) {
+/** The address without what the shop does not tell and the service would refuse; and what that was. */
+function answerable(address, { tags, bundlePrices, stock }) {
+  const start = new URLSearchParams(address);
+  const missing = [];
+  const drop = (word, ...names) => {
+    if (names.some((name) => start.has(name))) missing.push(word);
+    for (const name of names) start.delete(name);
+  };
+  if (!tags.bundles.length) drop("tags", "tag");
+  if (!bundlePrices) drop("prices", "min_price", "max_price");
+  if (!stock) drop("stock", "in_stock");
+  return { start, missing };
+}
+
+/** Draws itself in `place` from the address and what the shop tells; `onChange` follows every change. */
+export function filterBar({ place, told, address, onChange }) {
+  const tags = told.tags.bundles;
+  const { start, missing } = answerable(address, told);
   const chosen = new Set(start.getAll("tag"));
   const min = h("input", {
     id: "min-price",
@@ -132,20 +148,28 @@ export function filterBar({ place, tags, start, onChange }) {
       menu,
       h(
         "div",
-        { class: "range", role: "group", "aria-label": "Price" },
+        { class: "range", role: "group", "aria-label": "Price", hidden: !told.bundlePrices },
         h("span", { "aria-hidden": "true" }, "Price"),
         min,
         h("span", { "aria-hidden": "true" }, "–"),
         max,
       ),
-      h("label", { class: "check" }, stock, "All in stock"),
+      h("label", { class: "check", hidden: !told.stock }, stock, "All in stock"),
       clear,
     ),
     active,
     wrong,
+    missing.length
+      ? h(
+          "p",
+          { class: "fine", role: "status" },
+          `The address filters by ${listed(missing)}, which nothing here has: that is left out.`,
+        )
+      : "",
   );
   drawList();
   drawActive();
+  place.hidden = !tags.length && !told.bundlePrices && !told.stock && !missing.length;
 
   return {
     /** As the service takes it; what is not asked for is left out, as not every catalogue has it. */

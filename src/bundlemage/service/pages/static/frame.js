@@ -3,7 +3,8 @@
 import { api, enter, reach } from "./api.js";
 import { byId, h, s } from "./dom.js";
 
-const PAGES = [
+/** What can be gone to: its name, path and title. */
+export const PAGES = [
   ["shop", "/", "Shop"],
   ["builder", "/builder", "Builder"],
   ["insights", "/insights", "Insights"],

@@ -158,7 +158,7 @@ async function load() {
     byId("training").replaceChildren(...[training(model.history)].flat());
     byId("latency").replaceChildren(...[latency(found.latency)].flat());
     byId("served").replaceChildren(...served(found.served));
-    byId("popularity").replaceChildren(...[popularity(found.popularity)].flat());
+    byId("popularity").replaceChildren(...[popularity(found.popularity, found.left_out)].flat());
     models(all);
     byId("all").hidden = false;
     byId("all").removeAttribute("aria-busy");

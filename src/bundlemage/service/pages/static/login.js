@@ -2,15 +2,18 @@
 
 import { api } from "./api.js";
 import { busy, byId } from "./dom.js";
-import { frame, problemBox } from "./frame.js";
+import { PAGES, frame, problemBox } from "./frame.js";
 
-/** Only ever a page of this service: an address from elsewhere could lead anywhere. */
+/**
+ * Only ever a page of this service, and by its name: an address from elsewhere could lead anywhere. That the
+ * origin is ours is not enough, as the path alone may name another host: that of "/.//host" is "//host".
+ */
 function next() {
   const wanted = new URLSearchParams(location.search).get("next") ?? "/";
-  const target = new URL(wanted, location.origin);
-  return target.origin === location.origin && target.pathname !== "/login"
-    ? target.pathname + target.search
-    : "/";
+  if (!URL.canParse(wanted, location.origin)) return "/";
+  const { origin, pathname, search } = new URL(wanted, location.origin);
+  const isPage = origin === location.origin && PAGES.some(([, path]) => path === pathname);
+  return isPage ? pathname + search : "/";
 }
 
 async function logIn() {

@@ -1,7 +1,7 @@
 // A searchable grid of the catalogue's items, each a button that is pressed or not.
 
 import { api, Newest } from "./api.js";
-import { count, freshId, h, later, price, titleOf } from "./dom.js";
+import { count, freshId, h, hasPrice, later, price, titleOf } from "./dom.js";
 import { remember } from "./facts.js";
 import { emptyBox, problemBox } from "./frame.js";
 
@@ -41,8 +41,8 @@ export function itemPicker({ label, tags, has, onToggle }) {
       "button",
       { type: "button", class: "tile", "aria-pressed": String(has(item.id)), data: { item: item.id } },
       h("span", { class: "tile-title" }, titleOf(item)),
-      h("span", { class: "tile-tags" }, item.tags.slice(0, 2).join(" · ")),
-      typeof item.price === "number" ? h("span", { class: "tile-price" }, price(item.price)) : null,
+      item.tags.length ? h("span", { class: "tile-tags" }, item.tags.slice(0, 2).join(" · ")) : null,
+      hasPrice(item) ? h("span", { class: "tile-price" }, price(item.price)) : null,
     );
     button.addEventListener("click", () => onToggle(item));
     return h("li", {}, button);
@@ -64,7 +64,14 @@ export function itemPicker({ label, tags, has, onToggle }) {
       more.hidden = shown >= answer.total;
       if (!answer.total)
         grid.replaceChildren(
-          h("li", { class: "full" }, emptyBox("Nothing is called so", "Try fewer letters, or all tags.")),
+          h(
+            "li",
+            { class: "full" },
+            emptyBox(
+              "Nothing is called so",
+              tag.value ? "Try fewer letters, or all tags." : "Try fewer letters.",
+            ),
+          ),
         );
     } catch (error) {
       grid.replaceChildren(
@@ -93,7 +100,7 @@ export function itemPicker({ label, tags, has, onToggle }) {
       "div",
       { class: "picker-search" },
       h("div", { class: "field" }, h("label", { for: field }, label), search),
-      h("div", { class: "field" }, h("label", { for: tagField }, "Tag"), tag),
+      tags.length ? h("div", { class: "field" }, h("label", { for: tagField }, "Tag"), tag) : null,
     ),
     found,
     place,

@@ -39,7 +39,6 @@ function panel([task, title, about], tests) {
   const [mine, rival] = rows;
   const cases = plural(mine[`${task}_cases`] ?? 0, "case");
   const metrics = Object.keys(mine[task]).sort(byMetric);
-  const highest = Math.max(...rows.flatMap((row) => metrics.map((metric) => row[task][metric] ?? 0)), 1e-9);
   const head = metrics.includes(SELECTION) ? SELECTION : metrics[0];
   return h(
     "section",
@@ -87,7 +86,7 @@ function panel([task, title, about], tests) {
                     { class: "cell-bar" },
                     h("span", {
                       class: number ? "second" : "first",
-                      style: { width: `${((row[task][metric] ?? 0) / highest) * 100}%` },
+                      style: { width: `${(row[task][metric] ?? 0) * 100}%` },
                     }),
                   ),
                   h("span", {}, inThree(row[task][metric])),
@@ -98,7 +97,11 @@ function panel([task, title, about], tests) {
         ),
       ),
     ),
-    h("p", { class: "fine" }, `${cases}, protocol ${mine.protocol}. Higher is better; 1 is perfect.`),
+    h(
+      "p",
+      { class: "fine" },
+      `${cases}, protocol ${mine.protocol}. Higher is better; 1 is perfect, and a full bar.`,
+    ),
   );
 }
 

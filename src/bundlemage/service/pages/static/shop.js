@@ -11,6 +11,7 @@ import { filterBar } from "./filters.js";
 import { announce, carryUser, emptyBox, frame, problemBox, setAddress, toast } from "./frame.js";
 import { historyPanel } from "./history.js";
 import { itemPicker } from "./picker.js";
+import { whatIsTold } from "./told.js";
 
 const MORE = 12;
 const MOST = 100; // what the service gives at a time
@@ -26,6 +27,7 @@ const state = {
 const asking = new Newest();
 const loading = new Newest();
 let session;
+let told;
 let filters;
 let picker;
 let combobox;
@@ -150,6 +152,7 @@ function drawCards(change) {
       owned: owned(),
       highest,
       moved: change?.moves.get(bundle.id),
+      prices: told.bundlePrices,
       onOpen,
       onBuy: mayBuy() ? buy : null,
     }),
@@ -161,21 +164,26 @@ function drawCards(change) {
       ? "For this visitor"
       : "For anyone";
   byId("heading-note").textContent = aboutAnswer(bundles, history);
-  byId("answer-note").replaceChildren(
-    ...(bundles.length
-      ? []
-      : [
-          emptyBox(
-            "No bundle passes these filters",
-            "Take one off, or widen the price range.",
-            h("button", { type: "button", on: { click: () => filters.clear() } }, "Clear all filters"),
-          ),
-        ]),
-  );
+  byId("answer-note").replaceChildren(...(bundles.length ? [] : [nothingToShow()]));
   byId("more").hidden = bundles.length < state.k || state.k === MOST;
   const scale = "Scores of all bundles add up to 100%; a bar compares with the highest here.";
   byId("answer-foot").textContent = `Answered by model ${state.answer.model_version}. ${scale}`;
   document.title = `${byId("heading").textContent} · BundleMage`;
+}
+
+function nothingToShow() {
+  const where = filters.where();
+  if (!Object.keys(where).length)
+    return emptyBox(
+      "Nothing left to recommend",
+      "Every bundle that may be shown is in this history already.",
+    );
+  const ranged = "min_price" in where || "max_price" in where;
+  return emptyBox(
+    "No bundle passes these filters",
+    ranged ? "Take one off, or widen the price range." : "Take one off.",
+    h("button", { type: "button", on: { click: () => filters.clear() } }, "Clear all filters"),
+  );
 }
 
 function aboutAnswer(bundles, history) {
@@ -191,7 +199,12 @@ function aboutAnswer(bundles, history) {
 
 const mayBuy = () => !state.user || session.may("write");
 const onOpen = (bundle) =>
-  openBundle(bundle, { owned: owned(), user: state.user, onBuy: mayBuy() ? buy : null });
+  openBundle(bundle, {
+    owned: owned(),
+    user: state.user,
+    prices: told.bundlePrices,
+    onBuy: mayBuy() ? buy : null,
+  });
 
 const buy = (bundle, button) =>
   busy(button, () => bought(bundle).catch((error) => toast(error.message, "bad")));
@@ -233,11 +246,11 @@ async function visitorFromAddress() {
 
 async function begin() {
   session = await frame("shop");
-  const tags = await api.tags();
+  told = await whatIsTold();
   filters = filterBar({
     place: byId("filters"),
-    tags: tags.bundles,
-    start,
+    told,
+    address: start,
     onChange: later(200, () => {
       address();
       recommend("change");
@@ -263,7 +276,7 @@ async function begin() {
   });
   picker = itemPicker({
     label: "Items they own",
-    tags: tags.items,
+    tags: told.tags.items,
     has: (id) => state.items.some((item) => item.id === id),
     onToggle: toggleItem,
   });

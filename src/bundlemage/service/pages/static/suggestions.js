@@ -1,7 +1,7 @@
 // Items that would complete a bundle, as a list of buttons.
 
 import { scoreBar } from "./cards.js";
-import { count, h, plural, price, still, titleOf } from "./dom.js";
+import { count, h, plural, priceBeside, still, titleOf } from "./dom.js";
 
 /** Put suggested items in the list. The focus stays in it: Enter, Enter, Enter adds the best each time. */
 export function drawSuggestions(list, items, onAdd) {
@@ -24,18 +24,9 @@ export function drawSuggestions(list, items, onAdd) {
           "span",
           { class: "suggestion-text" },
           h("b", {}, titleOf(item)),
-          h(
-            "span",
-            { class: "fine" },
-            [
-              item.tags.slice(0, 3).join(" · "),
-              typeof item.stock === "number" && item.stock < 1 ? "sold out" : "",
-            ]
-              .filter(Boolean)
-              .join(" · "),
-          ),
+          about(item),
         ),
-        h("span", { class: "suggestion-price" }, typeof item.price === "number" ? price(item.price) : "—"),
+        priceBeside(item, items, "suggestion-price"),
         h("span", { class: "suggestion-add", "aria-hidden": "true" }, "+"),
       ),
       scoreBar(item, highest, "item"),
@@ -54,6 +45,12 @@ export function drawSuggestions(list, items, onAdd) {
         easing: "ease-out",
       });
   }
+}
+
+function about(item) {
+  const soldOut = typeof item.stock === "number" && item.stock < 1;
+  const words = [...item.tags.slice(0, 3), ...(soldOut ? ["sold out"] : [])];
+  return words.length ? h("span", { class: "fine" }, words.join(" · ")) : null;
 }
 
 /** What the suggestions went by. `size` is how many items the bundle has. */

@@ -51,7 +51,16 @@ export function served(found) {
   ];
 }
 
-export function popularity(rows) {
+/** Which bundles nobody saw; of those that are left out of `rows` nothing is known here. */
+function unseenWords(rows, leftOut) {
+  const never = rows.filter((row) => row.shown_share === 0).length;
+  if (!never) return leftOut ? "Each of these was shown." : "Every bundle was shown.";
+  const all = leftOut ? `these ${count(rows.length)}` : plural(rows.length, "bundle");
+  return `${count(never)} of ${all} ${never === 1 ? "was" : "were"} not shown yet.`;
+}
+
+/** `leftOut` is how many bundles there are beyond `rows`, which are those that sell or are shown most. */
+export function popularity(rows, leftOut) {
   const shown = rows.some((row) => row.shown_share > 0);
   const sold = rows.some((row) => row.sales_share > 0);
   if (!shown || !sold)
@@ -61,16 +70,15 @@ export function popularity(rows) {
         ? "The picture compares what is shown with what sells."
         : "Open the shop and look at someone's recommendations: every bundle that is shown counts here.",
     );
-  const never = rows.filter((row) => row.shown_share === 0).length;
-  const unseen = never
-    ? `${count(never)} of ${plural(rows.length, "bundle")} ${never === 1 ? "was" : "were"} not shown yet.`
-    : "Every bundle was shown.";
+  const which = `Drawn are the ${count(rows.length)} bundles that sell or are shown most`;
+  const drawn = leftOut ? `${which}; ${count(leftOut)} more are left out. ` : "";
   const points = rows.map((row) => ({ name: titleOf(row), x: row.sales_share, y: row.shown_share }));
   return [
     h(
       "p",
       { class: "fine" },
-      `Above the dashed line a bundle is shown more than it sells, below it less. ${unseen}`,
+      "Above the dashed line a bundle is shown more than it sells, below it less. ",
+      drawn + unseenWords(rows, leftOut),
     ),
     shareScatter({
       name: "Share of what is shown, against share of sales",
