@@ -225,9 +225,7 @@ class Engine:
                     self.store.forget_served(datetime.now(UTC) - timedelta(days=self._served_days))
                     forget_at = time.monotonic()
             except BundleMageError as error:
-                if (
-                    time.monotonic() - said_at > SAY_AGAIN_AFTER
-                ):  # not twice a second
+                if time.monotonic() - said_at > SAY_AGAIN_AFTER:  # not twice a second
                     log.warning("housekeeping waits: %s", error)
                     said_at = time.monotonic()
             except Exception:
