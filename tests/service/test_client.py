@@ -24,7 +24,8 @@ import pytest
 from bundlemage.client import Client, Interaction, ServiceError, answers
 from bundlemage.errors import BundleMageError, ConfigError
 from bundlemage.recommender import Recommender
-from bundlemage.service import problems, schemas
+from bundlemage.service import answers as schemas
+from bundlemage.service import problems
 from bundlemage.service.security import ROLES, make_key
 from bundlemage.store.repository import Store
 from tests.small_shop import QUICK, small_shop

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import sqlite3
 import stat
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -101,19 +103,31 @@ def test_a_newer_database_is_refused(store: Store, store_url: str) -> None:
         Store.open(store_url)
 
 
+def test_a_file_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "orders.db"
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("create table orders (id integer)")
+    with pytest.raises(StoreError, match=r"another program has its tables here: orders.*of its own"):
+        Store.open(f"sqlite:///{file}")
+    with closing(sqlite3.connect(file)) as connection:
+        assert connection.execute("select name from sqlite_master").fetchall() == [("orders",)]
+
+
 def test_tables_of_others_are_left_alone(store: Store, store_url: str) -> None:
     run(store, f"DROP TABLE {VERSION_TABLE}")
-    with pytest.raises(StoreError, match=r"of other programs.*bundle_item, bundles, .*a database of its own"):
+    with pytest.raises(
+        StoreError, match=r"another program has its tables.*bundle_item, bundles, .*of its own"
+    ):
         Store.open(store_url)
 
 
-def test_a_database_may_hold_other_tables(store_url: str) -> None:
-    engine = create_engine(make_url(store_url.replace("postgresql:", "postgresql+psycopg:")))
+def test_a_server_may_have_other_tables_in_the_same_database(postgres_url: str) -> None:
+    engine = create_engine(make_url(postgres_url.replace("postgresql:", "postgresql+psycopg:")))
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32))")
         connection.exec_driver_sql("INSERT INTO alembic_version VALUES ('of another program')")
     engine.dispose()
-    store = Store.open(store_url)
+    store = Store.open(postgres_url)
     assert store.is_empty()
     store.close()
 

@@ -19,7 +19,7 @@ from bundlemage.errors import ArtifactError, ConfigError, StoreError
 from bundlemage.live import record_of
 from bundlemage.recommender import Recommender
 from bundlemage.service import problems
-from bundlemage.service.engine import Engine
+from bundlemage.service.engine import Engine, Serving
 from bundlemage.service.metrics import Metrics
 from bundlemage.service.middleware import Frame
 from bundlemage.service.routes import catalogue, health, models, pages, recommend, session, users
@@ -52,6 +52,11 @@ class Service:
     async def in_thread(self, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
         """What waits for the store must not hold up the others."""
         return await to_thread.run_sync(lambda: work(*given, **named))
+
+    async def now(self) -> Serving:
+        """Catalogue and model up to date. It never changes, so it may be looked at for long, in any thread,
+        while the thread that asks the model goes on."""
+        return await self.engine.on_live(lambda serving: serving)
 
     def close(self) -> None:
         self.engine.close()

@@ -61,11 +61,13 @@ def _check(database: Database, connection: Connection, scripts: ScriptDirectory)
     found = _version(connection)
     known = [script.revision for script in scripts.walk_revisions()]
     if found is None:
-        strangers = sorted(set(inspect(connection).get_table_names()) & set(metadata.tables))
+        there = set(inspect(connection).get_table_names())
+        # A file is one program's; on a server several may share a database, as long as no name is taken.
+        strangers = sorted(there if database.is_sqlite else there & set(metadata.tables))
         if strangers:
             raise StoreError(
-                f"{database.url}: there are tables of other programs with the names that the store needs: "
-                f"{', '.join(strangers)}. Give the store a database of its own"
+                f"{database.url}: another program has its tables here: {', '.join(strangers[:5])}. "
+                "Give the store a database of its own"
             )
     elif found not in known:
         raise StoreError(

@@ -8,24 +8,20 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
-from bundlemage.service.engine import Serving
-from bundlemage.service.problems import responses
-from bundlemage.service.routes.common import BundleId, ItemId, Limit, Offset, Search, TheService, unknown
-from bundlemage.service.schemas import (
-    BundleChange,
-    BundleIn,
+from bundlemage.service.answers import (
     BundleOut,
     BundlePage,
-    ItemChange,
-    ItemIn,
     ItemOut,
     ItemPage,
-    Tag,
     TagCount,
     Tags,
     bundle_out,
     item_out,
 )
+from bundlemage.service.engine import Serving
+from bundlemage.service.problems import responses
+from bundlemage.service.questions import BundleChange, BundleIn, ItemChange, ItemIn, Tag
+from bundlemage.service.routes.common import BundleId, ItemId, Limit, Offset, Search, TheService, unknown
 from bundlemage.service.security import require
 from bundlemage.store.records import Bundle, Item
 
@@ -45,13 +41,10 @@ async def items(
     service: TheService, search: Search = "", tag: OneTag = None, limit: Limit = 50, offset: Offset = 0
 ) -> ItemPage:
     """The items that are sold, by title."""
-
-    def work(serving: Serving) -> ItemPage:
-        found = _found(serving.live.stock.items, search, tag)
-        page = [item_out(item, serving.live) for item in found[offset : offset + limit]]
-        return ItemPage(items=page, total=len(found))
-
-    return await service.engine.on_live(work)
+    live = (await service.now()).live
+    found = await service.in_thread(_found, live.stock.items, search, tag)
+    page = [item_out(item, live) for item in found[offset : offset + limit]]
+    return ItemPage(items=page, total=len(found))
 
 
 @router.get("/bundles", dependencies=[Depends(require("read"))], responses=responses(401, 403, 422, 429, 503))
@@ -59,24 +52,20 @@ async def bundles(
     service: TheService, search: Search = "", tag: OneTag = None, limit: Limit = 50, offset: Offset = 0
 ) -> BundlePage:
     """The bundles that are sold, by title."""
-
-    def work(serving: Serving) -> BundlePage:
-        found = _found(serving.live.stock.bundles, search, tag)
-        page = [bundle_out(bundle, serving.live) for bundle in found[offset : offset + limit]]
-        return BundlePage(bundles=page, total=len(found))
-
-    return await service.engine.on_live(work)
+    live = (await service.now()).live
+    found = await service.in_thread(_found, live.stock.bundles, search, tag)
+    page = [bundle_out(bundle, live) for bundle in found[offset : offset + limit]]
+    return BundlePage(bundles=page, total=len(found))
 
 
 @router.get("/tags", dependencies=[Depends(require("read"))], responses=responses(401, 403, 429, 503))
 async def tags(service: TheService) -> Tags:
     """The tags of what is sold, the most frequent first."""
-
-    def work(serving: Serving) -> Tags:
-        stock = serving.live.stock
-        return Tags(items=_counted(stock.items.values()), bundles=_counted(stock.bundles.values()))
-
-    return await service.engine.on_live(work)
+    stock = (await service.now()).live.stock
+    items, bundles = stock.items.values(), stock.bundles.values()
+    return Tags(
+        items=await service.in_thread(_counted, items), bundles=await service.in_thread(_counted, bundles)
+    )
 
 
 @router.get("/items/{item_id:id}", dependencies=[Depends(require("read"))], responses=READ)

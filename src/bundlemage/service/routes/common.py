@@ -10,21 +10,10 @@ from typing import TYPE_CHECKING, Annotated, cast
 from fastapi import Depends, Path, Query, Request
 from starlette.convertors import PathConvertor, register_url_convertor
 
+from bundlemage.service.answers import BundlesFor, ItemsFor, Known, ranked_bundle, ranked_item
 from bundlemage.service.engine import Ask, Told
 from bundlemage.service.problems import ApiError
-from bundlemage.service.schemas import (
-    BundlesFor,
-    Id,
-    ItemsFor,
-    K,
-    Known,
-    Price,
-    Someone,
-    Tag,
-    Where,
-    ranked_bundle,
-    ranked_item,
-)
+from bundlemage.service.questions import Id, K, Price, Someone, Tag, Where
 from bundlemage.store.records import Served
 
 if TYPE_CHECKING:

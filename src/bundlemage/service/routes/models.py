@@ -9,20 +9,20 @@ from pathlib import Path
 from fastapi import APIRouter, Depends
 
 from bundlemage.live import record_of
-from bundlemage.service.engine import Serving
-from bundlemage.service.problems import ApiError, responses
-from bundlemage.service.routes.common import TheService
-from bundlemage.service.schemas import (
+from bundlemage.service.answers import (
     Exposure,
     Insights,
     Latency,
     ModelLine,
     Models,
     Reloaded,
-    ReloadIn,
     ServedOut,
     ServingModel,
 )
+from bundlemage.service.engine import Serving
+from bundlemage.service.problems import ApiError, responses
+from bundlemage.service.questions import ReloadIn
+from bundlemage.service.routes.common import TheService
 from bundlemage.service.security import require
 from bundlemage.store.records import ServedSummary
 
@@ -35,7 +35,7 @@ MOST_EXPOSURES = 2000
 @router.get("/models", dependencies=[Depends(require("read"))], responses=responses(401, 403, 429, 503))
 async def models(service: TheService) -> Models:
     """The models that were ever published, the newest first."""
-    serving = await service.engine.on_live(lambda serving: serving.record.version)
+    serving = (await service.now()).record.version
     published = await service.in_thread(service.store.models)
     return Models(
         serving=serving,
@@ -75,7 +75,7 @@ async def reload(service: TheService, body: ReloadIn | None = None) -> Reloaded:
         engine.load(record)
 
     await service.in_thread(load)
-    serving = await engine.on_live(lambda serving: serving.record.version)
+    serving = (await service.now()).record.version
     return Reloaded(serving=serving, previous=before.version, changed=serving != before.version)
 
 
@@ -89,7 +89,7 @@ async def insights(service: TheService) -> Insights:
         return service.store.served_since(since)
 
     served = await service.in_thread(gathered)
-    serving = await service.engine.on_live(lambda serving: serving)
+    serving = await service.now()
     exposures = await service.in_thread(_exposures, serving, served)
     return Insights(
         model=_described(serving),

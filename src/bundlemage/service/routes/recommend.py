@@ -6,8 +6,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 
+from bundlemage.service.answers import BundlesFor, Gate, ItemsFor, SimilarBundles, ranked_bundle
 from bundlemage.service.engine import Serving
 from bundlemage.service.problems import ApiError, responses
+from bundlemage.service.questions import CompleteIn, RecommendIn, Someone
 from bundlemage.service.routes.common import (
     BundleId,
     HowMany,
@@ -18,16 +20,6 @@ from bundlemage.service.routes.common import (
     bundles_for,
     items_for,
     unknown,
-)
-from bundlemage.service.schemas import (
-    BundlesFor,
-    CompleteIn,
-    Gate,
-    ItemsFor,
-    RecommendIn,
-    SimilarBundles,
-    Someone,
-    ranked_bundle,
 )
 from bundlemage.service.security import require
 

@@ -6,20 +6,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
+from bundlemage.service.answers import UserLine, UserOut, UserPage, Written, bundle_out, item_out
 from bundlemage.service.engine import Serving
 from bundlemage.service.problems import ApiError, responses
+from bundlemage.service.questions import AN_ID, InteractionIn, InteractionsIn
 from bundlemage.service.routes.common import Limit, RequestId, TheService, UserId
-from bundlemage.service.schemas import (
-    AN_ID,
-    InteractionIn,
-    InteractionsIn,
-    UserLine,
-    UserOut,
-    UserPage,
-    Written,
-    bundle_out,
-    item_out,
-)
 from bundlemage.service.security import Writer, require
 from bundlemage.store.records import Bundle, Interaction, Item
 
