@@ -44,7 +44,8 @@ demo: $(VENV)/.core
 	@$(BIN)/bundlemage recommend $(DEMO) --user u0007 -k 3
 	@printf "\n%s\n\n" "── Two games of a series: what else belongs into the bundle, for this user? ────────"
 	@$(BIN)/bundlemage complete $(DEMO) --user u0007 --items g0022,g0401 -k 5
-	@printf "\n%s\n" "Your own shop: $(BIN)/bundlemage train FOLDER -o MODEL  (README.md says what goes into FOLDER)"
+	@printf "\n%s\n" "Live, with a page: make serve"
+	@printf "%s\n" "Your own shop: $(BIN)/bundlemage train FOLDER -o MODEL  (README.md says what goes into FOLDER)"
 
 # Options go in SERVE: make serve SERVE='--port 9000'
 serve: $(VENV)/.serve

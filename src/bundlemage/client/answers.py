@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from datetime import datetime
@@ -12,12 +13,12 @@ from typing import Any, Generic, Literal, TypeVar, cast, get_args, get_origin, g
 T = TypeVar("T")
 
 
-class Several(Generic[T]):
+class Several(ABC, Generic[T]):
     """An answer that is used like the list in it: `for bundle in client.recommend("u0007")`."""
 
     @property
-    def _all(self) -> tuple[T, ...]:
-        raise NotImplementedError
+    @abstractmethod
+    def _all(self) -> tuple[T, ...]: ...
 
     def __iter__(self) -> Iterator[T]:
         return iter(self._all)

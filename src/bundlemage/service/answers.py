@@ -307,29 +307,22 @@ def parts(bundle: Bundle, live: Live) -> list[Part]:
 
 def ranked_bundle(answer: Recommendation, live: Live, *, details: bool) -> RankedBundle:
     bundle = live.stock.bundles[answer.id]
-    more = {"items": parts(bundle, live)} if details else {}
-    return RankedBundle(
-        id=answer.id,
-        title=bundle.title,
-        price=bundle.price,
-        discount=bundle.discount,
-        tags=list(bundle.tags),
-        score=answer.score,
-        rank=answer.rank,
-        source=answer.source,
-        **more,
-    )
+    more: dict[str, Any] = {"items": parts(bundle, live)} if details else {}
+    return RankedBundle(**_ranked(answer, bundle), discount=bundle.discount, **more)
 
 
 def ranked_item(answer: Recommendation, live: Live) -> RankedItem:
     item = live.stock.items[answer.id]
-    return RankedItem(
-        id=answer.id,
-        title=item.title,
-        price=item.price,
-        tags=list(item.tags),
-        stock=item.stock,
-        score=answer.score,
-        rank=answer.rank,
-        source=answer.source,
-    )
+    return RankedItem(**_ranked(answer, item), stock=item.stock)
+
+
+def _ranked(answer: Recommendation, thing: Item | Bundle) -> dict[str, Any]:
+    return {
+        "id": answer.id,
+        "title": thing.title,
+        "price": thing.price,
+        "tags": list(thing.tags),
+        "score": answer.score,
+        "rank": answer.rank,
+        "source": answer.source,
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from fastapi import Depends, Path, Query, Request
 from starlette.convertors import PathConvertor, register_url_convertor
@@ -77,27 +77,16 @@ async def bundles_for(
 ) -> BundlesFor:
     told = await _told(service, request_id, someone, k, None)
     live = told.serving.live
-    return BundlesFor(
-        request_id=request_id,
-        model_version=told.serving.record.version,
-        user_id=someone.user_id,
-        history=_known(told),
-        bundles=[ranked_bundle(answer, live, details=details) for answer in told.answer.found],
-    )
+    bundles = [ranked_bundle(answer, live, details=details) for answer in told.answer.found]
+    return BundlesFor(**_about(told, request_id, someone), bundles=bundles)
 
 
 async def items_for(
     service: Service, request_id: str, someone: Someone, partial: tuple[str, ...], k: int
 ) -> ItemsFor:
     told = await _told(service, request_id, someone, k, partial)
-    live = told.serving.live
-    return ItemsFor(
-        request_id=request_id,
-        model_version=told.serving.record.version,
-        user_id=someone.user_id,
-        history=_known(told),
-        items=[ranked_item(answer, live) for answer in told.answer.found],
-    )
+    items = [ranked_item(answer, told.serving.live) for answer in told.answer.found]
+    return ItemsFor(**_about(told, request_id, someone), items=items)
 
 
 async def _told(
@@ -124,6 +113,12 @@ async def _told(
     return told
 
 
-def _known(told: Told) -> Known:
+def _about(told: Told, request_id: str, someone: Someone) -> dict[str, Any]:
+    """What every answer for someone says of itself."""
     answer = told.answer
-    return Known(items=answer.items, bundles=answer.bundles, not_in_model=answer.not_in_model)
+    return {
+        "request_id": request_id,
+        "model_version": told.serving.record.version,
+        "user_id": someone.user_id,
+        "history": Known(items=answer.items, bundles=answer.bundles, not_in_model=answer.not_in_model),
+    }
