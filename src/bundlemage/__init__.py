@@ -5,6 +5,7 @@
 >>> model = bundlemage.Recommender(epochs=50).fit(shop)
 >>> model.recommend("u0001", k=5)
 >>> model.complete("u0001", ["g0001", "g0002"], k=3)
+>>> model.design("u0001", budget=40, tags={"at least": {"Horror": 1}}, n=3)
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from bundlemage.data.readers.sql import read_sql
     from bundlemage.data.sample import sample_shop
     from bundlemage.data.splits import Split, SplitPlan
-    from bundlemage.errors import BundleMageError
+    from bundlemage.errors import BundleMageError, ImpossibleDesignError
     from bundlemage.filters import Filter
     from bundlemage.recommender import Recommender
     from bundlemage.shop import History, Recommendation
@@ -33,6 +34,7 @@ _HOME = {
     "Catalogue": "bundlemage.data.dataset",
     "Filter": "bundlemage.filters",
     "History": "bundlemage.shop",
+    "ImpossibleDesignError": "bundlemage.errors",
     "Recommendation": "bundlemage.shop",
     "Recommender": "bundlemage.recommender",
     "Split": "bundlemage.data.splits",
@@ -49,6 +51,7 @@ __all__ = [
     "Catalogue",
     "Filter",
     "History",
+    "ImpossibleDesignError",
     "Recommendation",
     "Recommender",
     "Split",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,14 @@ class Filter:
     @property
     def asks_for_price(self) -> bool:
         return self.min_price is not None or self.max_price is not None
+
+
+class Facts(NamedTuple):
+    """What the catalogue says of one thing."""
+
+    title: str | None = None
+    price: float | None = None
+    tags: tuple[str, ...] = ()
 
 
 _A = {"price": "a price", "tags": "a tag", "stock": "a stock"}
@@ -155,6 +163,20 @@ class Shelf:
             return self.parts.all_in_stock()
         stock = self._column("stock").fill_null(0).to_numpy(zero_copy_only=False)
         return np.asarray(stock > 0)
+
+    def title(self, place: int) -> str | None:
+        return self.titles[place] if place < len(self.titles) else None
+
+    def facts(self, place: int) -> Facts:
+        if self.catalogue is None:
+            return Facts()
+        row = self.catalogue.slice(place, 1).to_pylist()[0]
+        return Facts(row["title"], row["price"], tuple(row["tags"] or ()))
+
+    @property
+    def tells_stock(self) -> bool:
+        """Whether the stock of anything is known."""
+        return self._has("stock")
 
     def lacks(self, name: str) -> ConfigError:
         kind = "item" if name == "stock" else self.ids.kind  # a bundle is in stock if all its items are

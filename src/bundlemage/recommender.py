@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import pyarrow as pa
 
@@ -17,6 +17,14 @@ from bundlemage.card import model_card
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.readers.source import Source
 from bundlemage.data.splits import Split, SplitPlan
+from bundlemage.designer.audience import forecast
+from bundlemage.designer.brief import Brief, Wishes
+from bundlemage.designer.campaign import run_campaign
+from bundlemage.designer.campaign_settings import CampaignSummary, campaign_settings, campaign_users
+from bundlemage.designer.chances import Calibration, calibrate
+from bundlemage.designer.design import Designs, design
+from bundlemage.designer.explain import Explanation, explain_bundles, explain_item
+from bundlemage.designer.forecasts import BundleForecast
 from bundlemage.errors import ArtifactError, BundleMageError, ConfigError, UnsupportedError
 from bundlemage.evaluation.results import Evaluation, evaluate
 from bundlemage.filters import Filter
@@ -46,6 +54,7 @@ class Recommender:
         self.history: tuple[EpochRecord, ...] = ()
         self.training: TrainingResult | None = None
         self._fitted: tuple[Model, Shop] | None = None
+        self._calibration: Calibration | Split | None = None
 
     # ── Fitting ──────────────────────────────────────────────────────────────────────────────────
 
@@ -80,6 +89,7 @@ class Recommender:
         )
         self.history = self.training.history
         self._fitted = (model, Shop(split.dataset, resolve_device(self.config.device)))
+        self._calibration = split
         return self
 
     def evaluate(self, split: Split) -> Evaluation:
@@ -110,6 +120,17 @@ class Recommender:
         if self._fitted is None:
             raise BundleMageError("this recommender is not fitted yet: call fit, or use Recommender.load")
         return self._fitted
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """How scores become chances; None where the model was fitted without validation cases.
+
+        Worked out when it is first asked for, and saved with the model: a study that compares models need not
+        wait for it.
+        """
+        if isinstance(self._calibration, Split):
+            self._calibration = calibrate(self.model, self._calibration, self.shop.device)
+        return self._calibration
 
     # ── Asking ───────────────────────────────────────────────────────────────────────────────────
 
@@ -189,6 +210,72 @@ class Recommender:
         found = rankings(self.model, questions(), candidates, k, include_owned=include_owned)
         return [answers for ranking in found for answers in best(ranking, candidates)]
 
+    def score_bundle(
+        self, items: Sequence[Id], price: float | None = None, *, discount: float | None = None, k: int = 10
+    ) -> BundleForecast:
+        """The audience of a bundle that does not exist yet, among all users of the shop.
+
+        Who would take it, how many they are, what it is like, which item it would miss least and what would
+        do better there. The model does not know of prices: a price, or a discount on the items' prices, only
+        turns buyers into takings.
+        """
+        self.check_matches()
+        _check_k(k)
+
+        def everyone() -> Iterator[tuple[list[str], Histories]]:
+            rows, start = rows_at_a_time(len(self.dataset.bundles), self.shop.device), 0
+            for part in slices(self.shop.everyone(), rows):
+                yield self.shop.user_ids.slice(start, len(part)).to_pylist(), part
+                start += len(part)
+
+        return forecast(
+            self.model,
+            self.shop,
+            everyone,
+            items,
+            price,
+            discount=discount,
+            k=k,
+            calibration=self.calibration,
+        )
+
+    # ── Designing ────────────────────────────────────────────────────────────────────────────────
+
+    def design(self, user: User, **wishes: Unpack[Wishes]) -> Designs:
+        """Whole bundles for a user that keep every wish: `Wishes` says what may be asked for.
+
+        >>> model.design("u0007", start=["g0022"], size=(3, 5), budget=40, tags={"at least": {"Horror": 1}})
+
+        Best first, each with its price, score and reasons. `ImpossibleDesignError` says what cannot hold
+        together, and what would have to change.
+        """
+        self.check_generates()
+        brief = Brief.of(**wishes)
+        self._check_known([user])
+        return design(self.model, self.shop, *self.shop.encode([user]), brief)
+
+    def explain(
+        self, user: User, *, bundle: Id | None = None, item: Id | None = None, items: Sequence[Id] = ()
+    ) -> Explanation:
+        """Why a bundle is for a user; or why an item, as an addition to `items`. The strongest reason first.
+
+        Each thing that the user has, and each of `items`, is left out in turn, and the model asked again.
+        """
+        if (bundle is None) == (item is None) or (items and item is None):
+            raise ConfigError("explain either a 'bundle', or an 'item' as an addition to 'items'")
+        self._check_known([user])
+        one, contents = self.shop.encode([user])
+        if bundle is not None:
+            self.check_matches()
+            place = self.dataset.bundles.position(str(bundle))
+            return explain_bundles(self.model, self.shop, one, contents, [place])[0]
+        self.check_generates()
+        place = self.dataset.items.position(str(item))
+        partial = tuple(self.shop.item_positions(items))
+        if place in partial:
+            raise ConfigError(f"the item {str(item)!r} is in the partial bundle already: leave it out there")
+        return explain_item(self.model, self.shop, one, contents, place, partial)
+
     # ── Asking for everyone ──────────────────────────────────────────────────────────────────────
 
     def recommend_all(
@@ -213,6 +300,36 @@ class Recommender:
             histories, names = self.shop.known(chosen), pa.array(chosen, pa.string())
         found = self.rank_bundles(histories, k, where=where, include_owned=include_owned)
         return record_batches(found, names, self.shop.bundle_ids)
+
+    def campaign(
+        self,
+        folder: str | Path,
+        *,
+        users: Iterable[Id] | None = None,
+        where: Filter | None = None,
+        resume: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+        **settings: Any,
+    ) -> CampaignSummary:
+        """Bundles for every user of the shop, or for these, worth most together under limits that all share.
+
+        Settings are those of `designer.campaign_settings.Campaign`: per_user, stock, shown_at_most,
+        different_at_most, budget, reserve, value, format and so on. Who is shown what goes to files in
+        `folder`/parts; killed at any moment, `resume` goes on to the very same files.
+        """
+        self.check_matches()
+        asked = campaign_settings(where=where or Filter(), **settings)
+        chosen = campaign_users(self.shop, users)
+        return run_campaign(
+            asked,
+            Path(folder),
+            self.model,
+            self.shop,
+            self.calibration,
+            chosen,
+            resume=resume,
+            progress=progress,
+        )
 
     def rank_bundles(
         self,
@@ -266,6 +383,7 @@ class Recommender:
             "settings": self.config.model_dump(mode="json"),
             "protocol": self.protocol,
             "split": asdict(self.plan),
+            "audience": None if self.calibration is None else asdict(self.calibration),
         }
         artifact = Artifact(
             config=config,
@@ -287,6 +405,8 @@ class Recommender:
         loaded.protocol = artifact.config["protocol"]
         loaded.metrics = artifact.metrics
         loaded.history = tuple(map(EpochRecord.from_line, artifact.history.splitlines()))
+        audience = artifact.config.get("audience")  # models of earlier versions have none
+        loaded._calibration = None if audience is None else Calibration(**audience)
         where = resolve_device(device)
         model = build(loaded.model_name, loaded.config, Sizes.of(artifact.dataset))
         try:

@@ -10,7 +10,21 @@ import typer
 from typer.core import TyperGroup
 
 from bundlemage import __version__
-from bundlemage.cli import ask, compare, data, evaluate, keys, models, reproduce, retrain, serve, train
+from bundlemage.cli import (
+    ask,
+    campaign,
+    compare,
+    data,
+    design,
+    evaluate,
+    keys,
+    models,
+    reproduce,
+    retrain,
+    score,
+    serve,
+    train,
+)
 from bundlemage.errors import BundleMageError
 
 
@@ -72,6 +86,10 @@ app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("recommend")(ask.recommend)
 app.command("complete")(ask.complete)
+app.command("design")(design.design)
+app.command("explain")(design.explain)
+app.command("score-bundle")(score.score_bundle)
+app.command("campaign")(campaign.campaign)
 app.command("serve")(serve.serve)
 app.add_typer(keys.app, name="keys")
 app.command("retrain")(retrain.retrain)

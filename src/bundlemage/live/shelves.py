@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bundlemage.data.vocabulary import Vocabulary
-from bundlemage.filters import Mask, Shelf
+from bundlemage.filters import Facts, Mask, Shelf
 from bundlemage.store.records import Bundle, Item
 
 
@@ -73,6 +73,14 @@ class RecordShelf(Shelf):
         if stocked is None:
             raise self.lacks("stock")
         return stocked
+
+    def facts(self, place: int) -> Facts:
+        record = self._records.get(self.ids[place])
+        return Facts(record.title, record.price, tuple(record.tags)) if record else Facts()
+
+    @property
+    def tells_stock(self) -> bool:
+        return (self._stocked() if self._stocked else self._own_stock()) is not None
 
     def _own_stock(self) -> Mask | None:
         stocks = [getattr(record, "stock", None) for record in self._in_order]

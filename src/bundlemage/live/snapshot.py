@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,14 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from bundlemage.answering import Questions, rankings
-from bundlemage.errors import UnknownIdError, UnsupportedError
+from bundlemage.answering import Questions, rankings, rows_at_a_time
+from bundlemage.bulk import slices
+from bundlemage.designer.audience import forecast
+from bundlemage.designer.brief import Brief
+from bundlemage.designer.design import Designs, design
+from bundlemage.designer.explain import Explanation, explain_bundles, explain_item
+from bundlemage.designer.forecasts import BundleForecast
+from bundlemage.errors import ConfigError, UnknownIdError, UnsupportedError
 from bundlemage.filters import Filter
 from bundlemage.live.layout import Layout
 from bundlemage.live.shelves import RecordShelf
@@ -213,6 +219,53 @@ class Live:
         with torch.inference_mode():
             shares = self.model.item_share(self._histories([owned]), self.shop.interactions.bundle_item)
         return float(shares[0])
+
+    # ── Designing ────────────────────────────────────────────────────────────────────────────────
+
+    def design(self, owned: Owned, brief: Brief) -> Designs:
+        """Whole bundles for someone. It may take long: any thread may do it, while others are answered."""
+        self.recommender.check_generates()
+        return design(self.model, self.shop, *self._one(owned), brief)
+
+    def explain_bundles(self, owned: Owned, bundles: Sequence[str]) -> list[Explanation]:
+        """Why each of these bundles."""
+        self.recommender.check_matches()
+        unknown = [name for name in bundles if name not in self._layout.filled]
+        if unknown:
+            raise UnknownIdError("bundle", unknown, self._layout.filled)
+        places = [self._layout.filled[name] for name in bundles]
+        return explain_bundles(self.model, self.shop, *self._one(owned), places)
+
+    def explain_item(self, owned: Owned, item: str, partial: Sequence[str]) -> Explanation:
+        """Why an item, as an addition to others. Of these, what the model does not know is passed over."""
+        self.recommender.check_generates()
+        items = self.shop.dataset.items
+        place = items.position(item)
+        inside = tuple(items.positions(items.known(partial)).tolist())
+        if place in inside:
+            raise ConfigError(f"the item {item!r} is in the partial bundle already: leave it out there")
+        return explain_item(self.model, self.shop, *self._one(owned), place, inside)
+
+    def score_bundle(
+        self, people: Callable[[], Iterable[Mapping[str, Owned]]], items: Sequence[str], **asked: Any
+    ) -> BundleForecast:
+        """The audience of a bundle that does not exist yet, among people who are given by pages, more than
+        once. It may take long, as `design`. What else may be asked is as `audience.forecast` has it."""
+        self.recommender.check_matches()
+        rows = rows_at_a_time(len(self.shop.dataset.bundles), self.shop.device)
+
+        def everyone() -> Iterator[tuple[list[str], Histories]]:
+            for page in people():
+                names, start = list(page), 0
+                for part in slices(self._histories(list(page.values())), rows):
+                    yield names[start : start + len(part)], part
+                    start += len(part)
+
+        calibration = self.recommender.calibration
+        return forecast(self.model, self.shop, everyone, items, calibration=calibration, **asked)
+
+    def _one(self, owned: Owned) -> tuple[Histories, Ragged]:
+        return self._histories([owned]), self.shop.interactions.bundle_item
 
     def warm(self) -> Live:
         """Work out now what the first question would have to wait for."""

@@ -40,6 +40,11 @@ class Histories:
     def __len__(self) -> int:
         return len(self.items)
 
+    def rows(self, index: Tensor) -> Histories:
+        """The chosen people, in the order asked for."""
+        users = None if self.users is None else self.users[index]
+        return Histories(self.items.rows(index), self.bundles.rows(index), users)
+
 
 @dataclass(frozen=True)
 class Interactions:
@@ -157,6 +162,35 @@ class Model(nn.Module, ABC):
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
         """A score for every item as an addition to each row of `partial`."""
         raise UnsupportedError(f"{self.title} does not complete bundles")
+
+    def score_new_bundles(self, histories: Histories, contents: Ragged, new: Ragged) -> Tensor:
+        """Scores of bundles that are not in `contents`, as `score_bundles` would give them."""  # [rows, new]
+        scores = self.score_bundles(histories, contents.append(new))
+        return self.checked("score_bundles", scores, len(histories), len(contents) + len(new))[
+            :, len(contents) :
+        ]
+
+    def bundle_fit(
+        self, people: Histories, which: Tensor, bundles: Tensor, contents: Ragged, among: int
+    ) -> Tensor:
+        """One bundle's score for one of the people each, less the mean over the first `among` bundles: how
+        far it stands out. `which` names people by their row: whoever is asked about often is encoded once."""
+        scores = self.score_bundles(people, contents)
+        self.checked("score_bundles", scores, len(people), len(contents))
+        return scores[which, bundles] - scores[:, :among].mean(1)[which]  # [rows]
+
+    def item_fit(
+        self, people: Histories, which: Tensor, partial: Ragged, items: Tensor, contents: Ragged
+    ) -> Tensor:
+        """As `bundle_fit`: one item's score as an addition to each row of `partial`, less the mean over all
+        items."""  # [rows]
+        scores = self.score_items(people.rows(which), partial, contents)
+        self.checked("score_items", scores, len(which), self.sizes.items)
+        return scores.gather(1, items[:, None])[:, 0] - scores.mean(1)
+
+    def vectors_of_items(self) -> Tensor:
+        """A vector for every item; items that go into the same bundles have vectors that point alike."""
+        raise UnsupportedError(f"{self.title} has no vectors of items, so it cannot say which are alike")
 
     def vectors_of_bundles(self, contents: Ragged) -> Tensor:
         """A vector for every row of `contents`; bundles that are alike have vectors that point alike."""

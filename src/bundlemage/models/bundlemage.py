@@ -79,6 +79,10 @@ class _Table:
         """Laid out so, the product with one vector takes a third of the time on a CPU."""
         return self.rows.T.contiguous()  # [d, rows]
 
+    @cached_property
+    def mean(self) -> Tensor:
+        return self.rows.mean(0)  # [d]
+
 
 class BundleMage(Model):
     """Bundle matching and generation that share a part of the item embeddings."""
@@ -108,7 +112,7 @@ class BundleMage(Model):
         if config.popularity_bias:
             self.register_buffer("popularity", torch.zeros(sizes.bundles))
         self._tables: dict[str, _Table] = {}
-        self._embedded: Ragged | None = None  # the contents that the table of bundles is of
+        self._embedded: tuple[Ragged, _Table] | None = None  # bundles' contents, and their vectors
         self._contents: Bipartite | None = None
         self.register_load_state_dict_post_hook(BundleMage._forget)  # type: ignore[no-untyped-call]
         self._initialise()
@@ -249,18 +253,22 @@ class BundleMage(Model):
         """Weights may change from here on. (A tensor's version does not tell: fused Adam leaves it alone.)"""
         self._tables, self._embedded = {}, None
 
+    # What is kept is looked up once and put in place whole, so that several threads may ask.
+
     def _table(self, name: Literal["items", "completing items"]) -> _Table:
         """Outside training nothing changes, so a table is put together only once."""
-        if self.training or name not in self._tables:
+        table = self._tables.get(name)
+        if self.training or table is None:
             make = self.matching_embeddings if name == "items" else self.generation_embeddings
-            self._tables[name] = _Table(make())
-        return self._tables[name]
+            table = self._tables[name] = _Table(make())
+        return table
 
     def _bundle_table(self, contents: Ragged) -> _Table:
-        if self.training or self._embedded is not contents:
+        kept = self._embedded
+        if self.training or kept is None or kept[0] is not contents:
             rows = self.bundle_embeddings(self._table("items").rows, contents)
-            self._tables["bundles"], self._embedded = _Table(rows), contents
-        return self._tables["bundles"]
+            kept = self._embedded = (contents, _Table(rows))
+        return kept[1]
 
     def _bias(self, bundles: int) -> Tensor:
         """A bundle that came later has had no time to sell, so it is taken for one like the median."""
@@ -279,7 +287,10 @@ class BundleMage(Model):
 
     def vectors_of_bundles(self, contents: Ragged) -> Tensor:
         """E¹XD⁻¹, by which bundles are matched."""  # [bundles, d]
-        return self._bundle_table(contents).rows
+        kept = self._embedded  # a look at a few other bundles does not take the place of the shop's own
+        if kept is not None and kept[0] is contents:
+            return kept[1].rows
+        return self.bundle_embeddings(self._table("items").rows, contents)
 
     def item_share(self, histories: Histories, contents: Ragged) -> Tensor:
         """The mean of g_u over its dimensions."""  # [rows]
@@ -292,8 +303,37 @@ class BundleMage(Model):
             return z @ table  # [rows, bundles]
         return torch.addmm(self._bias(table.shape[1]), z, table)
 
+    def score_new_bundles(self, histories: Histories, contents: Ragged, new: Ragged) -> Tensor:
+        """As `score_bundles`, with only the new ones embedded."""  # [rows, new]
+        scores = self._encode(histories, contents) @ new.mean_of(self._table("items").rows).T
+        if not self.config.popularity_bias:
+            return scores
+        return scores + self._bias(len(contents) + len(new))[len(contents) :]
+
+    def bundle_fit(
+        self, people: Histories, which: Tensor, bundles: Tensor, contents: Ragged, among: int
+    ) -> Tensor:
+        z, table = self._encode(people, contents)[which], self._bundle_table(contents)
+        mean = table.mean if among == len(table.rows) else table.rows[:among].mean(0)
+        fit = (z * (table.rows[bundles] - mean)).sum(1)  # [rows]
+        if not self.config.popularity_bias:
+            return fit
+        bias = self._bias(len(contents))
+        return fit + bias[bundles] - bias[:among].mean()
+
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
         """Eq. reconstruction before its softmax: E²ᵀz_b^(u)."""
         table = self._table("completing items")
         z = self.pair_vectors(self._encode(histories, contents), partial.mean_of(table.rows))
         return z @ table.columns  # [rows, items]
+
+    def item_fit(
+        self, people: Histories, which: Tensor, partial: Ragged, items: Tensor, contents: Ragged
+    ) -> Tensor:
+        table = self._table("completing items")
+        z = self.pair_vectors(self._encode(people, contents)[which], partial.mean_of(table.rows))
+        return (z * (table.rows[items] - table.mean)).sum(1)  # [rows]
+
+    def vectors_of_items(self) -> Tensor:
+        """E², by which bundles are completed."""  # [items, d]
+        return self._table("completing items").rows

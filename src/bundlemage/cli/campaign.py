@@ -1,0 +1,169 @@
+"""`bundlemage campaign`: bundles for many users at once, under limits that all of them share."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bundlemage.cli import ask
+from bundlemage.cli.options import AsJson, Device, ModelFolder
+from bundlemage.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bundlemage.designer.campaign_settings import CampaignSummary
+
+LIMITS = "Limits that all users share"
+
+
+def campaign(
+    folder: ModelFolder,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where plan, parts and summary go.")
+    ],
+    form: Annotated[str, typer.Option("--format", help="Of the parts: parquet or jsonl.")] = "parquet",
+    per_user: Annotated[int, typer.Option("--per-user", help="The most bundles for one user.")] = 1,
+    value: Annotated[
+        str, typer.Option(help="What is to be highest: expected sales, or takings (sales times price).")
+    ] = "sales",
+    stock: Annotated[
+        bool,
+        typer.Option("--stock", help="Use no more of an item than is in stock.", rich_help_panel=LIMITS),
+    ] = False,
+    shown_at_most: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Show one bundle to no more users.", rich_help_panel=LIMITS),
+    ] = None,
+    different_at_most: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Use no more different bundles.", rich_help_panel=LIMITS),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MONEY",
+            help="What discounts may cost: the items' prices times the discount, for each bundle shown.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = None,
+    reserve: Annotated[
+        str,
+        typer.Option(
+            help="What a shown bundle takes of stock and budget: all of it (shown), or only by its chance "
+            "(expected).",
+            rich_help_panel=LIMITS,
+        ),
+    ] = "shown",
+    exclude: ask.Exclude = None,
+    among: ask.Among = None,
+    tag: ask.Tags = None,
+    min_price: ask.MinPrice = None,
+    max_price: ask.MaxPrice = None,
+    in_stock: ask.InStock = False,
+    users: Annotated[
+        Path | None,
+        typer.Option("--users", metavar="FILE", help="Only these users: a text file with one id a line."),
+    ] = None,
+    part_users: Annotated[
+        int, typer.Option(metavar="N", help="So many users in one file; work that is cut off loses no more.")
+    ] = 8192,
+    seed: Annotated[int, typer.Option(help="Of the sample of users that prices are learned on.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a campaign that was cut off.")] = False,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Show every user the bundles that are worth most together, within limits that all of them share.
+
+    FOLDER/parts gets files with user_id, rank, bundle_id, chance, value and price; FOLDER/campaign.json what
+    it comes to, beside a bound that no plan within the limits exceeds. Killed at any time, the same command
+    with --resume goes on and ends with the same files.
+    """
+    from bundlemage.cli import show
+    from bundlemage.recommender import Recommender
+
+    where = ask._filter(exclude, among, tag, min_price, max_price, in_stock)
+    listed = None if users is None else _listed(users)
+    began = time.monotonic()
+    with show.notes.status("loading the model"):
+        model = Recommender.load(folder, device=device)
+    with show.counting("users") as progress:
+        summary = model.campaign(
+            output,
+            users=listed,
+            where=where,
+            resume=resume,
+            progress=progress,
+            format=form,
+            per_user=per_user,
+            value=value,
+            stock=stock,
+            shown_at_most=shown_at_most,
+            different_at_most=different_at_most,
+            budget=budget,
+            reserve=reserve,
+            part_users=part_users,
+            seed=seed,
+        )
+    seconds = round(time.monotonic() - began, 3)
+    if as_json:
+        show.print_json({**summary.to_json(), "folder": str(output), "seconds": seconds})
+        return
+    for line in _sentences(summary):
+        show.out.print(line, soft_wrap=True)
+    show.out.print(f"in [bold]{show.plain(output)}[/], in {seconds:,.1f} s", soft_wrap=True)
+
+
+def _listed(file: Path) -> list[str]:
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{file} cannot be read: {error}. Give a text file with one user id a line"
+        ) from None
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _sentences(summary: CampaignSummary) -> list[str]:
+    """What came of it, in words."""
+    what = summary.settings["value"]
+    lines = [
+        f"{summary.users:,} users are shown {summary.shown:,} bundles, {summary.different:,} different ones; "
+        f"{summary.with_nothing:,} users get none",
+        f"expected {what}: [bold]{summary.value:,.2f}[/]"
+        + _share(summary.share_of_bound, "of what is possible within the limits at most")
+        + _share(summary.share_of_unconstrained, "of what it would be without limits"),
+    ]
+    lines += [f"{name}: {words}" for name, words in map(_used, summary.limits.items())]
+    if summary.chances == "softmax":
+        lines.append(
+            "[yellow]note:[/] the model has no calibration: chances are its probabilities among all bundles"
+        )
+    if summary.by_popularity:
+        lines.append(
+            f"[yellow]note:[/] nothing is known of {summary.by_popularity:,} users; for them the chance of a "
+            "bundle is its share of all sales"
+        )
+    if summary.left_out:
+        lines.append(
+            f"[yellow]note:[/] {summary.left_out:,} bundles were left out, as their price or discount is not "
+            "known"
+        )
+    return lines
+
+
+def _share(share: float | None, of: str) -> str:
+    return "" if share is None else f", {share:.1%} {of}"
+
+
+def _used(limit: tuple[str, dict[str, Any]]) -> tuple[str, str]:
+    name, use = limit
+    if name == "stock":
+        words = f"{use['used']:,.0f} of {use['of']:,.0f} units; {use['used_up']:,} items used up"
+    elif name == "shown_at_most":
+        words = f"{use['most']:,} of {use['of']:,}; {use['bundles_at_limit']:,} bundles at the limit"
+    else:
+        decimals = 2 if name == "budget" else 0
+        words = f"{use['used']:,.{decimals}f} of {use['of']:,.{decimals}f}"
+    return name.replace("_", " "), words

@@ -1,0 +1,222 @@
+"""From a request to whole bundles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+
+from bundlemage.designer.brief import Brief
+from bundlemage.designer.conflict import refuse_impossible
+from bundlemage.designer.constraints import UNITS, Items, Rules
+from bundlemage.designer.explain import Explanation, explain_added
+from bundlemage.designer.growing import grow
+from bundlemage.designer.objective import Objective, Worth
+from bundlemage.designer.solver import Fits, any_bundle, cp, every_bundle, neighbours, shortlist
+from bundlemage.designer.waiting import Deadline
+from bundlemage.errors import BundleMageError
+from bundlemage.models.base import Histories, Model
+from bundlemage.models.ragged import Ragged
+from bundlemage.shop import Shop
+
+LOOKED_AT = 4
+"""How many of the bundles that grew are looked at as a whole."""
+AROUND = 60
+"""How many bundles around the best one the exact search looks at in each round."""
+
+
+@dataclass(frozen=True)
+class DesignedItem:
+    id: str
+    title: str | None
+    price: float | None
+    tags: tuple[str, ...]
+    given: bool
+    """Whether it was in the bundle from the start."""
+    score: float | None
+    """Its probability as the next item, when it was added; None if given."""
+    why: Explanation | None = None
+
+
+@dataclass(frozen=True)
+class Design:
+    """A whole bundle. `score` is the geometric mean of the probabilities of what was added."""
+
+    rank: int
+    items: tuple[DesignedItem, ...]
+    """First what was given, then what was added, the most likely first."""
+    price: float | None
+    """What it costs after the discount; None where the price of an item is not known."""
+    list_price: float | None
+    discount: float
+    score: float
+    value: float
+    """What the search maximised: the sum of `terms`."""
+    terms: dict[str, float]
+
+    @property
+    def ids(self) -> list[str]:
+        return [item.id for item in self.items]
+
+
+@dataclass(frozen=True)
+class Designs(Sequence[Design]):
+    """The bundles that were found, best first, and how."""
+
+    bundles: tuple[Design, ...]
+    method: str
+    seconds: float
+    complete: bool
+    """False: time ran out, and these are the best that were found until then."""
+    proven: bool
+    """True: no bundle at all has a higher value than the first."""
+
+    def __len__(self) -> int:
+        return len(self.bundles)
+
+    @overload
+    def __getitem__(self, index: int) -> Design: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Design, ...]: ...
+    def __getitem__(self, index: Any) -> Any:
+        return self.bundles[index]
+
+    def __iter__(self) -> Iterator[Design]:
+        return iter(self.bundles)
+
+
+def design(model: Model, shop: Shop, histories: Histories, contents: Ragged, brief: Brief) -> Designs:
+    """Bundles for one person. `histories` has one row; `contents` are of the bundles that it speaks of."""
+    cp()  # say at once if it is missing
+    deadline = Deadline(brief.time_limit)
+    owned = histories.items.values.cpu().numpy()
+    rules = Rules(brief, shop.item_shelf, shop.trade.items_gone, owned)
+    objective = Objective(model, histories, contents, shop.item_shelf, rules.start, brief)
+    search = _Search(objective, rules, deadline)
+    found = search.bundles()
+    why: list[list[Explanation]] = [[] for _ in found]
+    if brief.reasons:
+        why = explain_added(model, shop, histories, contents, rules.start, [worth.added for worth in found])
+    bundles = tuple(
+        _named(rank, worth, reasons, rules, shop)
+        for rank, (worth, reasons) in enumerate(zip(found, why, strict=True), start=1)
+    )
+    return Designs(bundles, brief.method, deadline.taken, search.complete, search.proven)
+
+
+class _Search:
+    """One bundle after another, each the best that differs enough from those before."""
+
+    def __init__(self, objective: Objective, rules: Rules, deadline: Deadline) -> None:
+        self.objective, self.rules, self.deadline = objective, rules, deadline
+        self.complete, self.proven = True, False
+
+    def bundles(self) -> list[Worth]:
+        brief, found = self.rules.brief, list[Worth]()
+        while len(found) < brief.n and not (found and self._out_of_time()):
+            earlier = [self.rules.chosen(worth.added) for worth in found]
+            if any(not chosen for chosen in earlier):
+                break  # nothing was left to choose
+            seconds = self.deadline.share(brief.n - len(found))
+            best = self._next(earlier, Deadline(seconds if brief.method == "exact" else self.deadline.left))
+            if best is None:
+                break
+            found.append(best)
+        return sorted(found, key=lambda worth: -worth.value)
+
+    def _out_of_time(self) -> bool:
+        self.complete &= not self.deadline.passed
+        return self.deadline.passed
+
+    def _next(self, earlier: Sequence[Items], deadline: Deadline) -> Worth | None:
+        grown = self._grown(earlier, deadline)
+        if not grown:
+            return None
+        best = max(self.objective.worth(grown), key=_order)
+        if self.rules.brief.method != "exact":
+            return best
+        return self._exact(best, earlier, grown, deadline)
+
+    def _grown(self, earlier: Sequence[Items], deadline: Deadline) -> list[Items]:
+        """What grows item by item; or anything that keeps the rules, if that led nowhere."""
+        method = self.rules.brief.method
+        grown = [] if method == "beam" else grow(self.objective, self.rules, earlier, deadline, width=1)
+        if method != "greedy":
+            beam = grow(self.objective, self.rules, earlier, deadline)
+            self.complete &= not deadline.passed
+            grown = list({tuple(sorted(added)): added for added in [*grown, *beam[:LOOKED_AT]]}.values())
+        if grown:
+            return grown
+        return self._anything(earlier, deadline)
+
+    def _anything(self, earlier: Sequence[Items], deadline: Deadline) -> list[Items]:
+        if not earlier:
+            refuse_impossible(self.rules)
+        scores = self.objective.chances_after([self.rules.fixed])[0]
+        some = any_bundle(self.rules, scores, earlier, self.rules.brief.seed, deadline)
+        if some is None and not earlier:
+            raise BundleMageError(
+                "there are bundles that keep these rules, but none was found in the time that was given: ask "
+                "again with a longer time limit, or with fewer rules"
+            )
+        return [some] if some else []
+
+    def _exact(
+        self, best: Worth, earlier: Sequence[Items], known: Sequence[Items], deadline: Deadline
+    ) -> Worth:
+        """The best two by two, and from there, as long as the model finds a better one around it."""
+        seed = self.rules.brief.seed
+        few = every_bundle(self.rules, earlier, seed, deadline)
+        if few is not None:
+            self.proven = self.proven or not earlier
+            return max([best, *self.objective.worth(few.bundles)], key=_order)
+        fits = Fits.of(self.objective, self.rules, earlier, known)
+        found = shortlist(fits, self.rules, earlier, known, seed, Deadline(deadline.left * 0.8))
+        self.complete &= found.finished
+        best = max([best, *self.objective.worth(found.bundles)], key=_order)
+        while not deadline.passed:
+            around = neighbours(fits, self.rules, earlier, best.added, AROUND)
+            better = max([best, *self.objective.worth(around)], key=_order)
+            if better.value <= best.value + 1e-9:
+                return best
+            best = better
+        self.complete = False
+        return best
+
+
+def _order(worth: Worth) -> tuple[float, Items]:
+    """The highest value; of equal ones always the same."""
+    return (worth.value, tuple(-item for item in sorted(worth.added)))
+
+
+def _named(rank: int, worth: Worth, why: Sequence[Explanation], rules: Rules, shop: Shop) -> Design:
+    shelf, names = shop.item_shelf, shop.items().ids
+    reasons: dict[int, Explanation] = dict(zip(worth.added, why, strict=False))
+    scores = {item: math.exp(log) for item, log in zip(worth.added, worth.logs, strict=True)}
+    items = tuple(
+        DesignedItem(
+            names[item],
+            *shelf.facts(item),
+            item not in scores,
+            scores.get(item),
+            reasons.get(item),
+        )
+        for item in rules.start + worth.added
+    )
+    prices = [item.price for item in items]
+    known = [price for price in prices if price is not None]
+    listed = round(sum(known), 2) if len(known) == len(prices) else None
+    units = int(np.rint(np.array(known) * UNITS).sum())
+    return Design(
+        rank,
+        items,
+        None if listed is None else rules.price(units),
+        listed,
+        rules.off,
+        math.exp(worth.likelihood),
+        worth.value,
+        {"likelihood": worth.likelihood, "margin": worth.margin, "diversity": worth.diversity},
+    )

@@ -1,0 +1,203 @@
+"""Why this one? What someone has is left out, each thing in turn, and the model is asked again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bundlemage.designer.constraints import Items
+from bundlemage.errors import UnsupportedError
+from bundlemage.models.base import Histories, Model
+from bundlemage.models.ragged import Ragged
+from bundlemage.shop import Shop
+
+MOST_LEFT_OUT = 2000
+"""Of items, and of bundles: the work grows with the square of their number."""
+ROWS = 4096
+"""About how many answers of the model are worked out at once."""
+NOTICEABLE = 0.05
+"""The least effect that is put into words: 5% likelier."""
+
+Kind = Literal["item", "bundle", "partial"]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One thing that speaks for an answer, or against it."""
+
+    kind: Kind
+    """`item` or `bundle`: something that the user has; `partial`: an item of the bundle to be completed."""
+    id: str
+    title: str | None
+    effect: float
+    """How much lower the fit is without it."""
+    without: float
+    """The fit when this one is left out, and nothing else."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Reasons, the strongest first."""
+
+    fit: float
+    """The logarithm of how many times likelier it is than the average candidate."""
+    gate: float | None
+    """How far item history speaks, 0 to 1, and not bundle history; None where the model has no gate."""
+    reasons: tuple[Reason, ...]
+    not_asked: int = 0
+    """How many things of a very long history were not left out."""
+
+    def words(self, most: int = 2) -> str:
+        """In a sentence."""
+        told = [reason for reason in self.reasons if reason.effect >= NOTICEABLE][:most]
+        if not told:
+            return "No single thing makes it much likelier: it is all of them together."
+        return f"Likelier because {' and '.join(map(_said, told))}."
+
+
+_SAID = {"item": "they have", "bundle": "they have the bundle", "partial": "the bundle has"}
+
+
+def _said(reason: Reason) -> str:
+    return f"{_SAID[reason.kind]} {reason.title or reason.id} (by {exp(reason.effect) - 1:.0%})"
+
+
+@dataclass(frozen=True)
+class _LeftOut:
+    """One person several times: whole in the first row, then without one thing each."""
+
+    people: Histories
+    what: list[tuple[Kind, int]]
+    not_asked: int
+
+    @classmethod
+    def of(cls, one: Histories, *, history: bool = True) -> _LeftOut:
+        """Without `history` only the whole: for a model that goes by who someone is."""
+        items, bundles = one.items.values.tolist(), one.bundles.values.tolist()
+        most = MOST_LEFT_OUT if history else 0
+        some_items, some_bundles = items[:most], bundles[:most]
+        rows = 1 + len(some_items) + len(some_bundles)
+        device = one.items.device
+        again = one.rows(torch.zeros(rows, dtype=torch.int64, device=device))
+        people = Histories(
+            _without_one(again.items, len(items), range(1, 1 + len(some_items))),
+            _without_one(again.bundles, len(bundles), range(1 + len(some_items), rows)),
+            again.users,
+        )
+        what: list[tuple[Kind, int]] = [("item", item) for item in some_items]
+        what += [("bundle", bundle) for bundle in some_bundles]
+        return cls(people, what, len(items) + len(bundles) - len(what))
+
+
+def _without_one(same: Ragged, length: int, rows: range) -> Ragged:
+    """Equal rows, of which some lack an entry: the first of `rows` its first, the next its second, …"""
+    keep = torch.ones(len(same.values), dtype=torch.bool, device=same.device)
+    keep[[row * length + number for number, row in enumerate(rows)]] = False
+    return same.keep(keep)
+
+
+def explain_bundles(
+    model: Model, shop: Shop, one: Histories, contents: Ragged, bundles: Sequence[int]
+) -> list[Explanation]:
+    """Why someone is recommended each of these bundles."""
+    if not model.knows_new_users:
+        raise UnsupportedError(
+            f"{model.title} goes by who a user is, not by what they have, so it cannot say what speaks for a "
+            "bundle: 'bundlemage models' lists those that can, under 'new users'"
+        )
+    left_out = _LeftOut.of(one)
+    rows = len(left_out.people)
+    with torch.inference_mode():
+        which = torch.arange(rows, device=shop.device).repeat(len(bundles))
+        asked = torch.tensor(bundles, device=shop.device).repeat_interleave(rows)
+        among = len(shop.dataset.bundles)  # not those that the history brought along
+        fits = model.bundle_fit(left_out.people, which, asked, contents, among).view(len(bundles), rows)
+    gate = _gate(model, one, contents)
+    return [_explained(row.tolist(), left_out.what, gate, left_out.not_asked, shop) for row in fits]
+
+
+def explain_item(
+    model: Model, shop: Shop, one: Histories, contents: Ragged, item: int, partial: Items
+) -> Explanation:
+    """Why an item completes a partial bundle for someone."""
+    return _explain_items(model, shop, one, contents, [(item, partial)])[0]
+
+
+def explain_added(
+    model: Model, shop: Shop, one: Histories, contents: Ragged, start: Items, bundles: Sequence[Items]
+) -> list[list[Explanation]]:
+    """For bundles that were designed: why each added item, beside all the others."""
+    cases = [
+        (item, tuple(other for other in start + added if other != item))
+        for added in bundles
+        for item in added
+    ]
+    found = iter(_explain_items(model, shop, one, contents, cases))
+    return [[next(found) for _ in added] for added in bundles]
+
+
+def _explain_items(
+    model: Model, shop: Shop, one: Histories, contents: Ragged, cases: Sequence[tuple[int, Items]]
+) -> list[Explanation]:
+    left_out = _LeftOut.of(one, history=model.knows_new_users)
+    gate = _gate(model, one, contents)
+    people = len(left_out.people)
+    found: list[Explanation] = []
+    at_once = max(1, ROWS // people)
+    for first in range(0, len(cases), at_once):
+        some = cases[first : first + at_once]
+        which: list[int] = []
+        partials: list[Items] = []
+        for _, partial in some:
+            which += [*range(people), *[0] * len(partial)]
+            partials += [partial] * people
+            partials += [partial[:number] + partial[number + 1 :] for number in range(len(partial))]
+        lengths = [people + len(partial) for _, partial in some]
+        with torch.inference_mode():
+            asked = torch.tensor([item for item, _ in some], device=shop.device)
+            fits = model.item_fit(
+                left_out.people,
+                torch.tensor(which, device=shop.device),
+                Ragged.from_lists(partials, shop.device),
+                asked.repeat_interleave(torch.tensor(lengths, device=shop.device)),
+                contents,
+            )
+        for (_, partial), row in zip(some, torch.split(fits, lengths), strict=True):
+            inside: list[tuple[Kind, int]] = [("partial", item) for item in partial]
+            found.append(_explained(row.tolist(), left_out.what + inside, gate, left_out.not_asked, shop))
+    return found
+
+
+def _gate(model: Model, one: Histories, contents: Ragged) -> float | None:
+    try:
+        with torch.inference_mode():
+            share: Tensor = model.item_share(one, contents)
+    except UnsupportedError:
+        return None
+    return float(share[0])
+
+
+def _explained(
+    fits: list[float], what: list[tuple[Kind, int]], gate: float | None, not_asked: int, shop: Shop
+) -> Explanation:
+    whole, *without = fits
+    reasons = [
+        Reason(kind, *_name(shop, kind, place), effect=whole - fit, without=fit)
+        for (kind, place), fit in zip(what, without, strict=True)
+    ]
+    reasons.sort(key=lambda reason: (-reason.effect, reason.kind, reason.id))
+    return Explanation(whole, gate, tuple(reasons), not_asked)
+
+
+def _name(shop: Shop, kind: Kind, place: int) -> tuple[str, str | None]:
+    """A bundle that a history brought along has no id: it is named by its number among those."""
+    ids = shop.dataset.bundles if kind == "bundle" else shop.dataset.items
+    if place >= len(ids):
+        return f"bundle {place - len(ids) + 1} of the history", None
+    shelf = shop.bundle_shelf if kind == "bundle" else shop.item_shelf
+    return ids[place], shelf.title(place)

@@ -1,0 +1,196 @@
+"""Greedy and beam search: bundles that grow item by item, and never into a corner that can be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bundlemage.designer.constraints import NO_LIMIT, Integers, Items, Rules
+from bundlemage.designer.objective import Floats, Objective
+from bundlemage.designer.waiting import Deadline
+from bundlemage.filters import Mask
+
+WIDTH = 8
+"""How many bundles a beam follows at once."""
+LIKELIEST = 256
+"""How many items are looked at first for each of them; all the others only where too few of these will do."""
+
+
+@dataclass(frozen=True)
+class _State:
+    """A bundle on its way."""
+
+    added: Items
+    total: float
+    """Of logarithms and earnings of what was chosen so far."""
+    pairs: float
+    """Of the distances between its items, where variety counts."""
+    counts: Integers
+    """In each group."""
+    spent: int
+
+    @property
+    def key(self) -> Items:
+        return tuple(sorted(self.added))
+
+
+class Lookahead:
+    """Which items may come next so that, as far as can be seen, the rules can still be kept.
+
+    What it refuses is impossible; what it lets through may still turn out to be.
+    """
+
+    def __init__(self, rules: Rules, earlier: Sequence[Items]) -> None:
+        self.rules, self.earlier = rules, [frozenset(items) for items in earlier]
+        prices = np.sort(rules.units[rules.allowed])
+        self._cheapest = _sums(prices)
+        self._priciest = _sums(prices[::-1])
+        self._wanted = [number for number, least in enumerate(rules.least) if least > 0]
+        self._members = np.zeros((len(self._wanted), rules.items), bool)  # [wanted, items]
+        for row, number in enumerate(self._wanted):
+            self._members[row, rules.membership[number]] = True
+        inside = self._members[:, rules.allowed]
+        self._at_once = max(1, int(inside.sum(0).max(initial=0)))  # wanted tags that one item has
+        self._cheapest_of = [_sums(np.sort(rules.units[row & rules.allowed])) for row in self._members]
+        self._blocked: dict[bytes, Mask] = {}
+
+    def open(self, state: _State, items: Integers) -> Mask:
+        """Which of some items may be added next."""
+        rules = self.rules
+        size = len(rules.start) + len(state.added)
+        room = rules.size[1] - size - 1  # after the next one
+        mask = rules.allowed[items] & self._groups_open(state)[items] & ~np.isin(items, state.added)
+        missing = rules.least[self._wanted] - state.counts[self._wanted]  # [wanted]
+        after = np.maximum(missing[:, None] - self._members[:, items], 0)  # [wanted, items]
+        needed = np.maximum(after.max(0, initial=0), -(-after.sum(0) // self._at_once))  # [items]
+        mask &= needed <= room
+        further = np.maximum(needed, rules.size[0] - size - 1)  # so many come after the next one, or more
+        if rules.spending[1] < NO_LIMIT:
+            left = rules.spending[1] - state.spent - rules.units[items]
+            mask &= _least(self._cheapest, further) <= left
+            for number, sums in enumerate(self._cheapest_of):
+                rest = np.maximum(further - after[number], 0)
+                mask &= _least(sums, after[number]) + _least(self._cheapest, rest) <= left
+        if rules.spending[0] > 0:
+            most = self._priciest[min(room, len(self._priciest) - 1)]
+            mask &= state.spent + rules.units[items] + most >= rules.spending[0]
+        chosen = set(rules.chosen(state.added))
+        for other in self.earlier:
+            if len(chosen & other) >= rules.most_common(len(other)):
+                mask &= ~np.isin(items, list(other))
+        return mask
+
+    def _groups_open(self, state: _State) -> Mask:
+        """Items whose groups all have room for one more."""
+        full = np.flatnonzero(state.counts >= self.rules.most)
+        key = full.tobytes()
+        if key not in self._blocked:
+            blocked = np.zeros(self.rules.items, bool)
+            blocked[self.rules.membership.all_of(full)] = True
+            self._blocked[key] = ~blocked
+        return self._blocked[key]
+
+
+def _sums(prices: Integers) -> Integers:
+    return np.concatenate([[0], np.cumsum(prices)])
+
+
+def _least(sums: Integers, count: Integers) -> Integers:
+    """The least that so many items cost; more than anyone has, where there are not that many."""
+    enough = count < len(sums)
+    return np.where(enough, sums[np.where(enough, count, 0)], NO_LIMIT)
+
+
+def grow(
+    objective: Objective, rules: Rules, earlier: Sequence[Items], deadline: Deadline, width: int = WIDTH
+) -> list[Items]:
+    """Whole bundles that keep every rule, the most promising first: the added items of each."""
+    ahead = Lookahead(rules, earlier)
+    first = rules.start + rules.must
+    states = [_State(rules.must, 0.0, _pairs(objective, first), rules.counts(first), rules.spent(first))]
+    whole: dict[Items, tuple[float, Items]] = {}
+    _keep(whole, rules, earlier, states)
+    while states and len(rules.start) + len(states[0].added) < rules.size[1]:
+        if deadline.passed:
+            if whole:
+                break
+            width = 1  # the shortest way to something
+        states = _step(objective, rules, ahead, states[:width], width)
+        _keep(whole, rules, earlier, states)
+    return [added for _, added in sorted(whole.values(), key=lambda found: (-found[0], found[1]))]
+
+
+def _step(
+    objective: Objective, rules: Rules, ahead: Lookahead, states: list[_State], width: int
+) -> list[_State]:
+    bundles = [rules.start + state.added for state in states]
+    likely, logs = objective.likeliest(bundles, rules.allowed, LIKELIEST)
+    found: list[tuple[float, int, int, float]] = []
+    for number, state in enumerate(states):
+        items, log = likely[number], logs[number]
+        mask = ahead.open(state, items)
+        if (
+            np.count_nonzero(mask) < width and len(items) < rules.items
+        ):  # those that are open lie further down
+            items, log = np.flatnonzero(rules.allowed), objective.chances_after([bundles[number]])[0]
+            log = log[items]
+            mask = ahead.open(state, items)
+        items, log = items[mask], log[mask]
+        values = _values(objective, rules, state, items, log)
+        best = np.lexsort((items, -values))[:width]
+        found += [(float(values[b]), number, int(items[b]), float(log[b])) for b in best]
+    found.sort(key=lambda each: (-each[0], each[1], each[2]))
+    following: dict[Items, _State] = {}
+    for _, number, item, log_chance in found:
+        state = _with(objective, rules, states[number], item, log_chance)
+        following.setdefault(state.key, state)
+        if len(following) == width:
+            break
+    return list(following.values())
+
+
+def _values(objective: Objective, rules: Rules, state: _State, items: Integers, logs: Floats) -> Floats:
+    """What the bundle would be worth with each of some items."""
+    chosen = len(state.added) - len(rules.must) + 1
+    values = (state.total + logs + objective.earns[items]) / chosen
+    if objective.asks_for_variety:
+        inside = rules.start + state.added
+        apart = objective.apart(inside, items).sum(0)
+        values = values + (state.pairs + apart) / max(1, _couples(len(inside) + 1))
+    return np.asarray(values)
+
+
+def _with(objective: Objective, rules: Rules, state: _State, item: int, log: float) -> _State:
+    pairs = state.pairs
+    if objective.asks_for_variety:
+        pairs += float(objective.apart(rules.start + state.added, [item]).sum())
+    return _State(
+        (*state.added, item),
+        state.total + log + float(objective.earns[item]),
+        pairs,
+        state.counts + rules.counts([item]),
+        state.spent + int(rules.units[item]),
+    )
+
+
+def _pairs(objective: Objective, items: Items) -> float:
+    return objective.variety(items) * _couples(len(items)) if objective.asks_for_variety else 0.0
+
+
+def _couples(items: int) -> int:
+    return items * (items - 1) // 2
+
+
+def _keep(
+    whole: dict[Items, tuple[float, Items]],
+    rules: Rules,
+    earlier: Sequence[Items],
+    states: Sequence[_State],
+) -> None:
+    for state in states:
+        if state.key not in whole and rules.hold(state.added, earlier):
+            chosen = max(1, len(state.added) - len(rules.must))
+            worth = state.total / chosen + state.pairs / max(1, _couples(len(rules.start + state.added)))
+            whole[state.key] = (worth, state.added)

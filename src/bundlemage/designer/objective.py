@@ -1,0 +1,177 @@
+"""How good a bundle is for someone: the model's own likelihood of it, and the terms that were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bundlemage.answering import rows_at_a_time
+from bundlemage.designer.brief import Brief
+from bundlemage.designer.constraints import Integers, Items
+from bundlemage.filters import Mask, Shelf
+from bundlemage.models.base import Histories, Model
+from bundlemage.models.ragged import Ragged
+from bundlemage.ranking import top
+
+Floats: TypeAlias = npt.NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Worth:
+    """A bundle with its added items in the order in which the model would add them."""
+
+    added: Items
+    logs: tuple[float, ...]
+    """Of each one's probability, given the user and what was in before it."""
+    likelihood: float
+    margin: float
+    diversity: float
+
+    @property
+    def value(self) -> float:
+        return self.likelihood + self.margin + self.diversity
+
+
+class Objective:
+    """For one person and one request.
+
+    The value of a bundle is the mean logarithm of the probabilities of what is added to it, one item after
+    another, the most likely of those left first; each time the model looks at the bundle as it then is. To
+    this come what its items earn and how different they are from each other, with the weights that were
+    asked for.
+    """
+
+    def __init__(
+        self, model: Model, histories: Histories, contents: Ragged, shelf: Shelf, start: Items, brief: Brief
+    ) -> None:
+        self.model, self.contents, self.start = model, contents, start
+        self._one = histories
+        self._weight = brief.diversity
+        self._hidden: Tensor | None = None
+        self.earns = _earnings(brief, shelf)  # [items]
+
+    def log_chances(self, bundles: Sequence[Items]) -> Iterator[tuple[slice, Floats]]:
+        """The logarithm of each item's probability as the next one; -∞ for what is in already.
+
+        So many bundles at a time that memory is bounded: which of them, and a row for each.
+        """
+        for where, rows in self._log_chances(bundles):
+            yield where, rows.cpu().numpy()
+
+    def _log_chances(self, bundles: Sequence[Items]) -> Iterator[tuple[slice, Tensor]]:
+        items, device = self.model.sizes.items, self.contents.device
+        rows = rows_at_a_time(items, device)
+        for first in range(0, len(bundles), rows):
+            part = bundles[first : first + rows]
+            partial = Ragged.from_lists(part, device)
+            with torch.inference_mode():
+                people = self._one.rows(torch.zeros(len(part), dtype=torch.int64, device=device))
+                scores = self.model.score_items(people, partial, self.contents)
+                scores = self.model.checked("score_items", scores, len(part), items).clone()
+                scores[partial.row_of_entry(), partial.values] = -torch.inf
+                found = torch.log_softmax(scores, 1)  # [part, items]
+            yield slice(first, first + len(part)), found
+
+    def chances_after(self, bundles: Sequence[Items]) -> Floats:
+        """All rows of `log_chances`, for a few bundles."""
+        return np.concatenate([rows for _, rows in self.log_chances(bundles)])
+
+    def likeliest(self, bundles: Sequence[Items], allowed: Mask, most: int) -> tuple[Integers, Floats]:
+        """The items that would add most to each bundle, of those allowed, and the logarithms of their
+        probabilities; variety is left out of account."""
+        if self._hidden is None:
+            hidden = np.where(allowed, self.earns, -np.inf).astype(np.float32)
+            self._hidden = torch.from_numpy(hidden).to(self.contents.device)
+        items, logs = [], []
+        for _, rows in self._log_chances(bundles):
+            with torch.inference_mode():
+                _, places = top(rows + self._hidden, min(most, rows.shape[1]))
+                items.append(places.cpu().numpy())
+                logs.append(rows.gather(1, places).cpu().numpy())
+        return np.concatenate(items), np.concatenate(logs)
+
+    # ── Whole bundles ────────────────────────────────────────────────────────────────────────────
+
+    def worth(self, bundles: Sequence[Items]) -> list[Worth]:
+        """What sets of added items are worth, `start` being there already."""
+        orders: list[list[int]] = [[] for _ in bundles]
+        logs: list[list[float]] = [[] for _ in bundles]
+        going = [number for number, added in enumerate(bundles) if added]
+        while going:
+            for next_item, number, log in self._next_items(bundles, orders, going):
+                orders[number].append(next_item)
+                logs[number].append(log)
+            going = [number for number in going if len(orders[number]) < len(bundles[number])]
+        return [self._put_together(tuple(order), tuple(log)) for order, log in zip(orders, logs, strict=True)]
+
+    def _next_items(
+        self, bundles: Sequence[Items], orders: list[list[int]], going: list[int]
+    ) -> list[tuple[int, int, float]]:
+        """For each bundle the most likely of the items left. What several have in common is asked once."""
+        asked: dict[Items, list[int]] = {}
+        for number in going:
+            asked.setdefault(tuple(sorted(orders[number])), []).append(number)
+        contexts, found = list(asked), []
+        for where, rows in self.log_chances([self.start + inside for inside in contexts]):
+            for inside, row in zip(contexts[where], rows, strict=True):
+                for number in asked[inside]:
+                    left = [item for item in bundles[number] if item not in inside]
+                    best = max(left, key=lambda item: (row[item], -item))
+                    found.append((best, number, float(row[best])))
+        return found
+
+    def _put_together(self, added: Items, logs: tuple[float, ...]) -> Worth:
+        count = max(1, len(added))
+        return Worth(
+            added,
+            logs,
+            likelihood=sum(logs) / count,
+            margin=float(self.earns[list(added)].sum()) / count,
+            diversity=self.variety(self.start + added),
+        )
+
+    # ── The stated terms ─────────────────────────────────────────────────────────────────────────
+
+    def variety(self, items: Items) -> float:
+        """The weighted mean of how far the items of a bundle point apart, two by two."""
+        if not self._weight or len(items) < 2:
+            return 0.0
+        between = self.apart(items, items)
+        return float(between[np.triu_indices(len(items), 1)].mean())
+
+    @property
+    def asks_for_variety(self) -> bool:
+        return self._weight > 0
+
+    def apart(self, some: Sequence[int] | Integers, others: Sequence[int] | Integers) -> Floats:
+        """The weighted distances (1 - cosine) of some items from others."""  # [some, others]
+        with torch.inference_mode():
+            vectors = self.model.vectors_of_items()
+            first, second = (
+                F.normalize(vectors[torch.as_tensor(np.asarray(each, np.int64), device=vectors.device)])
+                for each in (some, others)
+            )
+            found: Floats = self._weight * (1 - (first @ second.T).cpu().numpy())
+        return found
+
+
+def _earnings(brief: Brief, shelf: Shelf) -> Floats:
+    """What each item earns when it is sold in the bundle, in mean prices of the shop, times the weight."""
+    earns = np.zeros(len(shelf.ids))
+    if not brief.margin:
+        return earns
+    prices = shelf.prices
+    costs = np.zeros(len(earns))
+    names = list(brief.costs)
+    costs[shelf.ids.positions(names)] = [brief.costs[name] for name in names]
+    known = ~np.isnan(prices)
+    mean = float(prices[known].mean()) or 1.0
+    earns = (np.where(known, prices, 0.0) * (1 - brief.discount) - costs) / mean
+    return np.asarray(brief.margin * earns)

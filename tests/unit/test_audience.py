@@ -1,0 +1,451 @@
+"""The audience of a bundle that does not exist yet: chances that hold, and a forecast that adds up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.audience import auc, lift
+from bundlemage import Recommender, SplitPlan
+from bundlemage.artifact import load_artifact, save_artifact
+from bundlemage.bulk import slices
+from bundlemage.data.dataset import BundleDataset, binary_matrix
+from bundlemage.data.splits import MatchingCases, Split
+from bundlemage.designer import chances as module
+from bundlemage.designer.audience import forecast
+from bundlemage.designer.chances import Calibration, calibrate, logistic
+from bundlemage.designer.forecasts import BundleForecast
+from bundlemage.errors import ConfigError, UnknownIdError, UnsupportedError
+from bundlemage.models.base import Histories, Interactions, Model, Sizes
+from bundlemage.models.ragged import Ragged
+from bundlemage.models.registry import make_config
+from bundlemage.shop import Shop, Trade
+from tests.cli.run import run, run_json
+from tests.small_shop import QUICK, dataset_of, row_of, small_shop
+
+CPU = torch.device("cpu")
+TRUE = Calibration(intercept=-0.5, fit=0.8, activity=0.6, threshold=0.0)
+
+
+# ── Calibration ──────────────────────────────────────────────────────────────────────────────────
+
+
+class Planted(Model):
+    """Scores that were drawn once, for users by their positions."""
+
+    title: ClassVar[str] = "Planted"
+
+    def __init__(self, scores: Tensor) -> None:
+        super().__init__(make_config("popularity", {}), Sizes(len(scores), 1, scores.shape[1]))
+        self.scores = scores
+
+    def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
+        return self.scores[self.known_users(histories)]
+
+    def score_new_bundles(self, histories: Histories, contents: Ragged, new: Ragged) -> Tensor:
+        """Every bundle has one item, whose position is the bundle's own."""
+        return self.scores[self.known_users(histories)][:, new.values] + 1
+
+
+def matrix(pairs: npt.NDArray[np.bool_]) -> Any:
+    rows, columns = np.nonzero(pairs)
+    return binary_matrix(rows, columns, (pairs.shape[0], pairs.shape[1]))
+
+
+def planted(users: int, bundles: int, seed: int = 0) -> tuple[Planted, Split]:
+    """Validation drawn with the chances of `TRUE`, from what the user has not in training."""
+    random = np.random.default_rng(seed)
+    scores = torch.from_numpy(random.normal(0, 1.5, (users, bundles)))
+    rates = random.uniform(0, 0.1, users)
+    train = random.random((users, bundles)) < rates[:, None]
+    chances = TRUE.chances(scores.log_softmax(1), torch.from_numpy(train.sum(1))).numpy()
+    bought = (random.random((users, bundles)) < chances) & ~train
+    everything = dataset_of(
+        [[] for _ in range(users)],
+        [np.flatnonzero(row).tolist() for row in train | bought],
+        [[n] for n in range(bundles)],
+        bundles,
+    )
+    kept = everything.with_interactions(user_bundle=matrix(train))
+    asked = np.flatnonzero(bought.any(1)).astype(np.int32)
+    cases = MatchingCases(asked, matrix(bought[asked]), None)
+    return Planted(scores), Split(everything, kept, cases, None, None, "full")
+
+
+def expected_and_real(model: Model, split: Split, found: Calibration) -> tuple[float, int, int]:
+    """Buyers of validation as foretold and as they were, and how many pairs lie above the threshold."""
+    data = Interactions.of(split.train, CPU)
+    histories = data.histories(torch.arange(len(split.dataset.users)))
+    with torch.inference_mode():
+        logs = model.score_bundles(histories, data.bundle_item).log_softmax(1)
+        chances = found.chances(logs, histories.bundles.lengths).double().numpy()
+    assert split.validation is not None
+    case, bundles = split.validation.positives.nonzero()
+    real = np.zeros(chances.shape, bool)
+    real[split.validation.users[case], bundles] = True
+    known = np.diff(split.train.bundle_item.indptr) > 0
+    counted = (real | (split.dataset.user_bundle.toarray() == 0)) & known
+    return chances[counted].sum(), int(real.sum()), int((chances[counted] > found.threshold).sum())
+
+
+def test_coefficients_are_found_in_weighted_data() -> None:
+    random = np.random.default_rng(0)
+    features = np.column_stack(
+        [np.ones(200_000), random.normal(-3, 2, 200_000), random.uniform(0, 3, 200_000)]
+    )
+    true = np.array([-0.5, 0.8, 0.6])
+    bought = random.random(200_000) < 1 / (1 + np.exp(-features @ true))
+    kept = bought | (random.random(200_000) < 0.1)
+    weights = np.where(bought, 1.0, 10.0)[kept]
+    found = logistic(features[kept], bought[kept], weights, np.array([0.0, 1.0, 0.0]))
+    assert found == pytest.approx(true, abs=0.04)
+
+
+def test_what_data_leaves_open_stays_as_the_softmax_has_it() -> None:
+    features = np.column_stack([np.ones(1000), np.linspace(-4, 0, 1000), np.zeros(1000)])  # nobody has any
+    bought = np.arange(1000) % 7 == 0
+    found = logistic(features, bought, np.ones(1000), np.array([0.0, 1.0, 0.0]))
+    assert found[2] == 0
+    assert np.isfinite(found).all()
+    apart = logistic(features, features[:, 1] > -1, np.ones(1000), np.array([0.0, 1.0, 0.0]))
+    assert np.isfinite(apart).all()  # a line between them, which has no best slope
+    assert ((features @ apart > 0) == (features[:, 1] > -1)).all()
+
+
+def test_planted_coefficients_are_recovered() -> None:
+    model, split = planted(3000, 200)
+    found = calibrate(model, split, CPU)
+    assert found is not None
+    assert found.intercept == pytest.approx(TRUE.intercept, abs=0.12)
+    assert found.fit == pytest.approx(TRUE.fit, abs=0.03)
+    assert found.activity == pytest.approx(TRUE.activity, abs=0.05)
+    foretold, real, above = expected_and_real(model, split, found)
+    assert foretold == pytest.approx(real, rel=0.02)
+    assert above == pytest.approx(real, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_sample_of_the_people_says_the_same(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    model, split = planted(3000, 200)
+    monkeypatch.setattr(module, "SCORES", 1000 * 200)
+    found = calibrate(model, split, CPU, seed)
+    assert found is not None
+    assert found != calibrate(model, split, CPU, seed + 1)
+    assert found == calibrate(model, split, CPU, seed)
+    foretold, real, above = expected_and_real(model, split, found)
+    assert foretold == pytest.approx(real, rel=0.1)
+    assert above == pytest.approx(real, rel=0.15)
+
+
+def test_buyers_are_foretold_on_a_real_model(fitted: Recommender, shop: BundleDataset) -> None:
+    split = SplitPlan().divide(shop)
+    assert fitted.calibration is not None
+    foretold, real, above = expected_and_real(fitted.model, split, fitted.calibration)
+    assert foretold == pytest.approx(real, rel=0.02)
+    assert above == pytest.approx(real, rel=0.1)
+
+
+def test_only_new_bundles_count_in_a_split_of_cold_bundles() -> None:
+    shop = small_shop(users=300)
+    split = SplitPlan("cold-bundles").divide(shop)
+    model = Recommender(**QUICK).fit(split, progress=False)
+    found = model.calibration
+    assert found is not None
+    assert split.validation is not None
+    assert split.validation.candidates is not None
+    new = np.unique(split.validation.candidates)
+    data = Interactions.of(split.train, CPU)
+    histories = data.histories(torch.arange(len(shop.users)))
+    with torch.inference_mode():
+        contents = data.bundle_item
+        logs = module.new_log_probabilities(
+            model.model, histories, contents, contents.rows(torch.from_numpy(new.astype(np.int64)))
+        )
+        foretold = found.chances(logs, histories.bundles.lengths).double().sum()
+    assert float(foretold) == pytest.approx(split.validation.positives.nnz, rel=0.02)
+
+
+def test_without_cases_there_is_no_calibration(shop: BundleDataset) -> None:
+    assert Recommender(**QUICK).fit(shop, SplitPlan("none"), progress=False).calibration is None
+    assert Recommender(**QUICK, tasks="generation").fit(shop, progress=False).calibration is None
+
+
+def test_a_calibration_is_saved_and_an_old_model_has_none(fitted: Recommender, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "new")
+    assert Recommender.load(tmp_path / "new").calibration == fitted.calibration
+    artifact = load_artifact(tmp_path / "new")
+    assert fitted.calibration is not None
+    assert artifact.config["audience"] == asdict(fitted.calibration)
+    without = {key: value for key, value in artifact.config.items() if key != "audience"}
+    save_artifact(replace(artifact, config=without), tmp_path / "old")
+    assert Recommender.load(tmp_path / "old").calibration is None
+
+
+# ── A forecast ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def shop() -> BundleDataset:
+    return small_shop()
+
+
+@pytest.fixture(scope="module")
+def fitted(shop: BundleDataset) -> Recommender:
+    return Recommender(**(QUICK | {"epochs": 8, "learning_rate": 0.01})).fit(shop, progress=False)
+
+
+@pytest.fixture(scope="module")
+def items(shop: BundleDataset) -> list[str]:
+    """Of several bundles, so that they do not go together well."""
+    return [shop.items[n] for n in (3, 17, 41, 60)]
+
+
+@pytest.fixture(scope="module")
+def found(fitted: Recommender, items: list[str]) -> BundleForecast:
+    return fitted.score_bundle(items, 20.0, k=5)
+
+
+def one_by_one(model: Recommender, names: list[str]) -> dict[str, float]:
+    """Everyone's chance, worked out alone, of those who have not all the items."""
+    assert model.calibration is not None
+    shop, contents = model.shop, model.shop.interactions.bundle_item
+    new = Ragged.from_lists([model.dataset.items.positions(names).tolist()])
+    found = {}
+    for row, user in enumerate(model.dataset.users):
+        has = row_of(model.dataset.user_item, row)
+        for bundle in row_of(model.dataset.user_bundle, row):
+            has |= row_of(model.dataset.bundle_item, bundle)
+        if set(new.values.tolist()) <= has:
+            continue
+        histories = shop.known([user])
+        with torch.inference_mode():
+            scores = model.model.score_bundles(histories, contents.append(new)).double()[0]
+        log = scores[-1] - scores[:-1].logsumexp(0)
+        found[user] = float(model.calibration.chances(log[None, None], histories.bundles.lengths))
+    return found
+
+
+def test_the_audience_is_the_sum_of_everyone(
+    fitted: Recommender, items: list[str], found: BundleForecast
+) -> None:
+    alone = one_by_one(fitted, items)
+    assert found.expected == pytest.approx(sum(alone.values()), rel=1e-5)
+    assert found.asked == len(fitted.dataset.users)
+    assert fitted.calibration is not None
+    assert found.threshold == fitted.calibration.threshold
+    assert found.above == sum(chance > found.threshold for chance in alone.values())
+    best = sorted(alone, key=lambda user: -alone[user])[:5]
+    assert [person.id for person in found.people] == best
+    assert [person.chance for person in found.people] == pytest.approx(
+        [alone[user] for user in best], rel=1e-5
+    )
+    assert found.expected_takings == pytest.approx(20.0 * sum(alone.values()), rel=1e-5)
+    assert found.note is None
+
+
+def test_who_has_everything_is_not_counted(fitted: Recommender, shop: BundleDataset) -> None:
+    owner = int(np.flatnonzero(np.diff(shop.user_bundle.indptr))[0])
+    bundle = next(iter(row_of(shop.user_bundle, owner)))
+    inside = [shop.items[n] for n in sorted(row_of(shop.bundle_item, bundle))]
+    alone = one_by_one(fitted, inside)
+    owners = {shop.users[n] for n in range(len(shop.users)) if bundle in row_of(shop.user_bundle, n)}
+    assert owners
+    assert not owners & set(alone)
+    answer = fitted.score_bundle(inside, k=len(shop.users))
+    assert {person.id for person in answer.people} == set(alone)
+    assert answer.expected == pytest.approx(sum(alone.values()), rel=1e-5)
+    assert answer.nearest[0].id == shop.bundles[bundle]
+    assert answer.nearest[0].score == pytest.approx(1, abs=1e-5)
+
+
+def in_batches(model: Recommender, rows: int) -> Any:
+    def people() -> Iterator[tuple[list[str], Histories]]:
+        names = iter(model.dataset.users)
+        for part in slices(model.shop.everyone(), rows):
+            # A live service has histories of people who were not there at training.
+            yield [next(names) for _ in range(len(part))], Histories(part.items, part.bundles)
+
+    return people
+
+
+@pytest.mark.parametrize("rows", [1, 7, 1000])
+def test_batches_make_no_difference(
+    fitted: Recommender, items: list[str], found: BundleForecast, rows: int
+) -> None:
+    people = in_batches(fitted, rows)
+    again = forecast(fitted.model, fitted.shop, people, items, 20.0, k=5, calibration=fitted.calibration)
+    assert again.expected == pytest.approx(found.expected, rel=1e-5)
+    assert [person.id for person in again.people] == [person.id for person in found.people]
+    assert again.replacement is not None
+    assert found.replacement is not None
+    assert again.replacement.id == found.replacement.id
+    assert fitted.score_bundle(items, 20.0, k=5) == found
+
+
+def test_the_weakest_item_is_the_one_that_is_missed_least(
+    fitted: Recommender, items: list[str], found: BundleForecast
+) -> None:
+    without = {
+        name: fitted.score_bundle([other for other in items if other != name]).expected or 0.0
+        for name in items
+    }
+    assert found.weakest is not None
+    assert found.weakest.id == max(without, key=lambda name: without[name])
+    assert found.weakest.without == pytest.approx(without[found.weakest.id], rel=1e-5)
+    assert found.weakest.title == fitted.dataset.item_title(fitted.dataset.items.position(found.weakest.id))
+
+
+def test_a_replacement_brings_more_people(
+    fitted: Recommender, items: list[str], found: BundleForecast
+) -> None:
+    assert found.weakest is not None
+    assert found.replacement is not None
+    assert found.replacement.id not in items
+    rest = [name for name in items if name != found.weakest.id]
+    better = fitted.score_bundle([*rest, found.replacement.id])
+    assert found.expected is not None
+    assert better.expected is not None
+    assert better.expected > found.expected
+    assert better.expected == pytest.approx(found.replacement.expected, rel=1e-5)
+    # What is sold no more is not proposed.
+    trade = Trade.of(fitted.dataset)
+    trade.items_gone[fitted.dataset.items.position(found.replacement.id)] = True
+    less = Shop(fitted.dataset, CPU, trade)
+    everyone = in_batches(fitted, 100)
+    again = forecast(fitted.model, less, everyone, items, calibration=fitted.calibration)
+    assert again.replacement is None or again.replacement.id != found.replacement.id
+
+
+def test_replacing_again_and_again_comes_to_an_end(fitted: Recommender, items: list[str]) -> None:
+    now, seen = list(items), 0.0
+    for _ in range(40):
+        answer = fitted.score_bundle(now)
+        assert answer.expected is not None
+        assert answer.expected > seen
+        seen = answer.expected
+        if answer.replacement is None:
+            return
+        assert answer.weakest is not None
+        now[now.index(answer.weakest.id)] = answer.replacement.id
+    pytest.fail("there was always something better")
+
+
+def test_a_bundle_of_one_item_has_no_weakest(fitted: Recommender, items: list[str]) -> None:
+    answer = fitted.score_bundle([items[0], items[0]], k=1)
+    assert [item.id for item in answer.items] == [items[0]]
+    assert answer.weakest is None
+    assert answer.replacement is None
+    assert answer.people
+    assert len(answer.people) == len(answer.nearest) == 1
+
+
+def test_a_model_without_calibration_ranks_and_says_so(shop: BundleDataset, items: list[str]) -> None:
+    model = Recommender(**QUICK).fit(shop, SplitPlan("none"), progress=False)
+    answer = model.score_bundle(items, 5.0)
+    assert (answer.expected, answer.above, answer.threshold, answer.expected_takings) == (None,) * 4
+    assert answer.note is not None
+    assert "validation" in answer.note
+    scores = [person.score for person in answer.people]
+    assert len(scores) == 10
+    assert scores == sorted(scores, reverse=True)
+    assert all(person.chance is None for person in answer.people)
+    assert answer.weakest is not None
+    assert answer.weakest.without is None
+
+
+def test_models_say_what_they_cannot_tell(shop: BundleDataset, items: list[str]) -> None:
+    plain = Recommender("owned-share", device="cpu").fit(shop, progress=False)
+    answer = plain.score_bundle(items)
+    assert answer.expected is not None
+    assert answer.nearest == ()
+    assert answer.replacement is None
+    assert answer.note is not None
+    assert "vectors of bundles" in answer.note
+    assert "no replacement" in answer.note
+    completing = Recommender(**QUICK, tasks="generation").fit(shop, progress=False)
+    with pytest.raises(UnsupportedError, match="does not recommend bundles"):
+        completing.score_bundle(items)
+
+
+# ── Prices ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_price_or_a_discount_follows_from_the_other(fitted: Recommender, items: list[str]) -> None:
+    assert fitted.dataset.catalogue is not None
+    prices = fitted.dataset.catalogue.items["price"].to_pylist()
+    together = round(sum(prices[n] for n in fitted.dataset.items.positions(items)), 2)
+    plain = fitted.score_bundle(items)
+    assert (plain.price, plain.list_price, plain.discount) == (together, together, 0.0)
+    less = fitted.score_bundle(items, discount=0.25)
+    assert less.price == pytest.approx(together * 0.75, abs=0.0051)
+    assert fitted.score_bundle(items, together / 2).discount == pytest.approx(0.5)
+    assert less.expected == plain.expected  # a price changes nobody's mind
+
+
+def test_unknown_prices_are_said_to_be_unknown() -> None:
+    shop = dataset_of([[0], [1]], [[0], [1]], [[0, 1], [1, 2]], 3)
+    model = Recommender(**QUICK).fit(shop, SplitPlan("none"), progress=False)
+    answer = model.score_bundle(["i0", "i2"])
+    assert (answer.price, answer.list_price, answer.discount) == (None, None, None)
+    assert model.score_bundle(["i0", "i2"], 7.5).price == 7.5
+    with pytest.raises(ConfigError, match="'i0' is not known"):
+        model.score_bundle(["i0", "i2"], discount=0.1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"price": 5.0, "discount": 0.1}, "not both"),
+        ({"price": -1.0}, "from 0 up"),
+        ({"price": float("nan")}, "from 0 up"),
+        ({"discount": 1.5}, "below 1"),
+        ({"discount": -0.1}, "below 1"),
+        ({"k": 0}, "at least one answer"),
+        ({"items": []}, "at least one item"),
+        ({"items": "g0001"}, "list of ids"),
+    ],
+)
+def test_a_wrong_question_is_refused(
+    fitted: Recommender, items: list[str], wrong: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        fitted.score_bundle(**({"items": items} | wrong))
+    with pytest.raises(UnknownIdError):
+        fitted.score_bundle([*items, "nothing"])
+
+
+# ── The command, and the benchmark's measures ────────────────────────────────────────────────────
+
+
+def test_the_command_says_what_the_method_says(fitted: Recommender, items: list[str], tmp_path: Path) -> None:
+    fitted.save(tmp_path / "model")
+    chosen = ("score-bundle", tmp_path / "model", "--items", ",".join(items), "--price", 20, "-k", 5)
+    expected = fitted.score_bundle(items, 20.0, k=5)
+    answer = run_json(*chosen)
+    assert answer["expected"] == pytest.approx(expected.expected, rel=1e-5)
+    assert [person["id"] for person in answer["people"]] == [person.id for person in expected.people]
+    shown = run(*chosen).output
+    assert f"{expected.expected:,.1f} of {expected.asked} people" in shown
+    assert expected.people[0].id in shown
+    run("score-bundle", tmp_path / "model", "--items", "nothing", code=2)
+
+
+def test_auc_and_lift_of_known_rankings() -> None:
+    bought = np.arange(200) < 2
+    assert auc(-np.arange(200.0), bought) == 1
+    assert auc(np.arange(200.0), bought) == 0
+    assert auc(np.zeros(200), bought) == 0.5
+    assert lift(-np.arange(200.0), bought, 0.01) == 100
+    assert lift(-np.arange(200.0), bought, 0.02) == 50
+    assert lift(np.zeros(200), bought, 0.01) == pytest.approx(1)
+    # One of the best two is sure; the other is any of the hundred that follow, one of whom is a buyer.
+    tied = np.where(np.arange(200) < 1, 2.0, np.where(np.arange(200) <= 100, 1.0, 0.0))
+    assert lift(tied, bought, 0.01) == pytest.approx((1 + 1 / 100) / 2 / 0.01)
