@@ -67,7 +67,7 @@ def highest(table: Table, count: int) -> Table:
     return np.sort(np.partition(table, columns - count, axis=1)[:, columns - count :], axis=1)
 
 
-FACTORS = (1.0, 0.0, 0.25, 0.5, 0.65, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0)
+FACTORS = (1.0, 0.0, 0.5, 0.8, 1.2)
 """By what prices are multiplied to see what serves the last users best: prices are right for many users, and
 the last ones may be few."""
 

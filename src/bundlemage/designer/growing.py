@@ -126,10 +126,10 @@ def _step(
     objective: Objective, rules: Rules, ahead: Lookahead, states: list[_State], width: int
 ) -> list[_State]:
     bundles = [rules.start + state.added for state in states]
-    likely, logs = objective.likeliest(bundles, rules.allowed, LIKELIEST)
+    likely = objective.likeliest(bundles, rules.allowed, LIKELIEST)
     found: list[tuple[float, int, int, float]] = []
     for number, state in enumerate(states):
-        items, log = likely[number], logs[number]
+        items, log = likely[number]
         mask = ahead.open(state, items)
         if (
             np.count_nonzero(mask) < width and len(items) < rules.items

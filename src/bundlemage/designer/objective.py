@@ -55,6 +55,7 @@ class Objective:
         self._one = histories
         self._weight = brief.diversity
         self._hidden: Tensor | None = None
+        self._seen: dict[Items, tuple[Integers, Floats]] = {}
         self.earns = _earnings(brief, shelf)  # [items]
 
     def log_chances(self, bundles: Sequence[Items]) -> Iterator[tuple[slice, Floats]]:
@@ -83,19 +84,20 @@ class Objective:
         """All rows of `log_chances`, for a few bundles."""
         return np.concatenate([rows for _, rows in self.log_chances(bundles)])
 
-    def likeliest(self, bundles: Sequence[Items], allowed: Mask, most: int) -> tuple[Integers, Floats]:
-        """The items that would add most to each bundle, of those allowed, and the logarithms of their
-        probabilities; variety is left out of account."""
+    def likeliest(self, bundles: Sequence[Items], allowed: Mask, most: int) -> list[tuple[Integers, Floats]]:
+        """For each bundle the items that would add most to it, of those allowed, and the logarithms of their
+        probabilities; variety is left out of account. Bundles that were asked about before are not again."""
         if self._hidden is None:
             hidden = np.where(allowed, self.earns, -np.inf).astype(np.float32)
             self._hidden = torch.from_numpy(hidden).to(self.contents.device)
-        items, logs = [], []
-        for _, rows in self._log_chances(bundles):
+        keys = [tuple(sorted(bundle)) for bundle in bundles]
+        new = [key for key in dict.fromkeys(keys) if key not in self._seen]
+        for where, rows in self._log_chances(new):
             with torch.inference_mode():
                 _, places = top(rows + self._hidden, min(most, rows.shape[1]))
-                items.append(places.cpu().numpy())
-                logs.append(rows.gather(1, places).cpu().numpy())
-        return np.concatenate(items), np.concatenate(logs)
+                found = zip(places.cpu().numpy(), rows.gather(1, places).cpu().numpy(), strict=True)
+            self._seen.update(zip(new[where], found, strict=True))
+        return [self._seen[key] for key in keys]
 
     # ── Whole bundles ────────────────────────────────────────────────────────────────────────────
 
@@ -114,18 +116,29 @@ class Objective:
     def _next_items(
         self, bundles: Sequence[Items], orders: list[list[int]], going: list[int]
     ) -> list[tuple[int, int, float]]:
-        """For each bundle the most likely of the items left. What several have in common is asked once."""
+        """For each bundle the most likely of the items left. What several have in common is asked once, and
+        not at all if it was seen while bundles grew."""
         asked: dict[Items, list[int]] = {}
         for number in going:
-            asked.setdefault(tuple(sorted(orders[number])), []).append(number)
-        contexts, found = list(asked), []
-        for where, rows in self.log_chances([self.start + inside for inside in contexts]):
-            for inside, row in zip(contexts[where], rows, strict=True):
-                for number in asked[inside]:
-                    left = [item for item in bundles[number] if item not in inside]
-                    best = max(left, key=lambda item: (row[item], -item))
-                    found.append((best, number, float(row[best])))
+            asked.setdefault(tuple(sorted((*self.start, *orders[number]))), []).append(number)
+        found, unseen = [], []
+        for context, numbers in asked.items():
+            left = {number: [i for i in bundles[number] if i not in orders[number]] for number in numbers}
+            logs = self._logs_seen(context)
+            if logs is not None and all(item in logs for items in left.values() for item in items):
+                found += [_likeliest_of(items, logs, number) for number, items in left.items()]
+            else:
+                unseen.append((context, left))
+        for where, rows in self.log_chances([context for context, _ in unseen]):
+            for (_, left), row in zip(unseen[where], rows, strict=True):
+                found += [_likeliest_of(items, row, number) for number, items in left.items()]
         return found
+
+    def _logs_seen(self, context: Items) -> dict[int, float] | None:
+        if context not in self._seen:
+            return None
+        items, logs = self._seen[context]
+        return dict(zip(items.tolist(), logs.tolist(), strict=True))
 
     def _put_together(self, added: Items, logs: tuple[float, ...]) -> Worth:
         count = max(1, len(added))
@@ -160,6 +173,11 @@ class Objective:
             )
             found: Floats = self._weight * (1 - (first @ second.T).cpu().numpy())
         return found
+
+
+def _likeliest_of(items: Sequence[int], logs: Any, number: int) -> tuple[int, int, float]:
+    best = max(items, key=lambda item: (logs[item], -item))
+    return best, number, float(logs[best])
 
 
 def _earnings(brief: Brief, shelf: Shelf) -> Floats:
