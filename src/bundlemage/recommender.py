@@ -19,8 +19,8 @@ from bundlemage.data.readers.source import Source
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.designer.audience import forecast
 from bundlemage.designer.brief import Brief, Wishes
-from bundlemage.designer.campaign import run_campaign
-from bundlemage.designer.campaign_settings import CampaignSummary, campaign_settings, campaign_users
+from bundlemage.designer.campaign.run import run_campaign
+from bundlemage.designer.campaign.settings import CampaignSummary, campaign_settings, campaign_users
 from bundlemage.designer.chances import Calibration, calibrate
 from bundlemage.designer.design import Designs, design
 from bundlemage.designer.explain import Explanation, explain_bundles, explain_item
@@ -313,7 +313,7 @@ class Recommender:
     ) -> CampaignSummary:
         """Bundles for every user of the shop, or for these, worth most together under limits that all share.
 
-        Settings are those of `designer.campaign_settings.Campaign`: per_user, stock, shown_at_most,
+        Settings are those of `designer.campaign.settings.Campaign`: per_user, stock, shown_at_most,
         different_at_most, budget, reserve, value, format and so on. Who is shown what goes to files in
         `folder`/parts; killed at any moment, `resume` goes on to the very same files.
         """

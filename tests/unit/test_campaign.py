@@ -15,8 +15,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from benchmarks.campaign import faults, rows_of
 from bundlemage import BundleDataset, Catalogue, Filter, Recommender, SplitPlan
-from bundlemage.designer import campaign_choice, campaign_plan
-from bundlemage.designer.campaign_settings import CampaignSummary
+from bundlemage.designer.campaign import choice, plan
+from bundlemage.designer.campaign.settings import CampaignSummary
 from bundlemage.errors import BundleMageError, CheckpointError, ConfigError, UnknownIdError
 from tests.small_shop import QUICK, dataset_of, small_shop
 
@@ -42,7 +42,7 @@ def tiny() -> Recommender:
 @pytest.fixture
 def quick_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that do not look at which bundles are chosen."""
-    monkeypatch.setattr(campaign_choice, "IN_VAIN", 1)
+    monkeypatch.setattr(choice, "IN_VAIN", 1)
 
 
 @pytest.fixture(scope="module")
@@ -176,8 +176,8 @@ def test_without_limits_everyone_gets_what_recommend_gives(tiny: Recommender, tm
 def test_prices_of_a_sample_waste_little(
     settings: dict[str, Any], shop: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(campaign_plan, "SAMPLE_USERS", 80)
-    monkeypatch.setattr(campaign_plan, "VALUES_AT_A_TIME", 40 * 32)  # blocks of 32
+    monkeypatch.setattr(plan, "SAMPLE_USERS", 80)
+    monkeypatch.setattr(plan, "VALUES_AT_A_TIME", 40 * 32)  # blocks of 32
     summary = shop.campaign(tmp_path / "c", part_users=48, **settings)
     rows = rows_of(tmp_path / "c")
     assert faults(rows, shop.dataset, shop.dataset.users.ids, **settings) == []

@@ -8,36 +8,21 @@ they can, there is one more remainder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from bundlemage.designer.constraints import Rules
+from bundlemage.designer.possible import SECONDS, Possible
+from bundlemage.designer.solver import cp, new_solver
+from bundlemage.errors import Change, ConfigError, ImpossibleDesignError, Rule, Step
 
-from bundlemage.designer.constraints import NO_LIMIT, Lists, Rules
-from bundlemage.designer.solver import cp, new_solver, signatures
-from bundlemage.errors import BusyError, Change, ConfigError, ImpossibleDesignError, Rule, Step
-
-if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
-
-SECONDS = 10.0
-"""The longest that one question to the solver may take."""
-MANY = 3000
-"""With more kinds of items than that, easier questions are asked first."""
-LARGEST = 6
-"""How many of the largest groups an easier question looks at, besides those that matter in any case."""
-SOME = 60
-"""How many kinds of each sort another one looks at."""
 MOST_CHANGES = 5
 """How many ways out are named."""
 
 
 def refuse_impossible(rules: Rules) -> None:
     """Raise `ImpossibleDesignError`, and say why, where no bundle keeps all rules."""
-    possible = _Possible(rules)
+    possible = Possible(rules)
     everything = frozenset(range(len(rules.rules)))
     if possible.together(everything):
         return
@@ -48,214 +33,7 @@ def refuse_impossible(rules: Rules) -> None:
     raise ImpossibleDesignError(named, _changes(possible, conflict))
 
 
-@dataclass(frozen=True)
-class _Kinds:
-    """Items that rules treat alike: one of them, how many there are, and what one costs."""
-
-    alike: list[tuple[int, int, int]]
-    groups: Lists
-    """For each group of the rules the kinds that are in it."""
-    counted: frozenset[int]
-    """The groups that are looked at: with fewer of them, a question is easier, and more is possible."""
-
-    @classmethod
-    def of(cls, rules: Rules, counted: Iterable[int] | None = None) -> _Kinds:
-        groups = frozenset(range(len(rules.groups)) if counted is None else counted)
-        places = np.flatnonzero(rules.sold)
-        banned = np.stack([mask[places] for mask in rules.bans.values()] or [np.zeros(len(places), bool)])
-        weights = 1 << np.arange(len(banned), dtype=np.int64)
-        must = np.where(np.isin(places, rules.must), places + 1, 0)
-        keys = [signatures(rules, places, (), groups), weights @ banned, rules.units[places], must]
-        _, first, counts = np.unique(np.stack(keys), axis=1, return_index=True, return_counts=True)
-        items = places[first]
-        alike = list(zip(items.tolist(), counts.tolist(), rules.units[items].tolist(), strict=True))
-        return cls(alike, rules.inside(items), groups)
-
-    def some(self, rules: Rules) -> _Kinds:
-        """A few of them, among which there is a bundle in most cases where there is one at all."""
-        random = np.random.default_rng(0)
-        items, _, units = np.array(self.alike, np.int64).T
-        free = rules.allowed[items]
-        chosen = set(np.flatnonzero(np.isin(items, rules.must)).tolist())
-        wanted = [self.groups[group] for group in np.flatnonzero(rules.least).tolist()]
-        for inside in [np.arange(len(self.alike)), *wanted]:
-            order = random.permutation(inside[free[inside]])
-            by_price = order[np.argsort(units[order], kind="stable")]
-            for part in (order[:SOME], by_price[:SOME], by_price[-SOME:]):
-                chosen.update(part.tolist())
-        kept = np.array(sorted(chosen), np.int64)
-        alike = [self.alike[number] for number in kept]
-        return _Kinds(alike, rules.inside(np.array([item for item, _, _ in alike], np.int64)), self.counted)
-
-
-class _Possible:
-    """Whether some of the rules can hold together, whatever the model says of the items.
-
-    In a large shop there may be nearly as many kinds as items. Then it is first asked whether it is
-    impossible even if most groups are passed over, and whether it is possible even with a few kinds alone.
-    """
-
-    def __init__(self, rules: Rules) -> None:
-        self.rules = rules
-        self._known: dict[frozenset[int], bool] = {}
-
-    @cached_property
-    def all(self) -> _Kinds:
-        return _Kinds.of(self.rules)
-
-    @cached_property
-    def easier(self) -> tuple[_Kinds, _Kinds] | None:
-        """With more possible, and with less."""
-        if len(self.all.alike) <= MANY:
-            return None
-        rules = self.rules
-        sizes = [(-len(group.members), number) for number, group in enumerate(rules.groups)]
-        counted = {number for _, number in sorted(sizes)[:LARGEST]}
-        counted |= set(np.flatnonzero((rules.least > 0) | (rules.counts(rules.fixed) > 0)).tolist())
-        for number in np.flatnonzero(
-            rules.least
-        ).tolist():  # and those that have much in common with a wanted one
-            members = rules.membership[number]
-            common = np.bincount(rules.groups_of.all_of(members.tolist()), minlength=len(rules.groups))
-            counted |= set(np.flatnonzero(2 * common > len(members)).tolist())
-        return _Kinds.of(rules, counted), self.all.some(rules)
-
-    def together(self, active: frozenset[int]) -> bool:
-        """What is known of more rules, or of fewer, need not be asked."""
-        for known, answer in self._known.items():
-            if (answer and active <= known) or (not answer and known <= active):
-                return answer
-        self._known[active] = self._ask(active)
-        return self._known[active]
-
-    def _ask(self, active: frozenset[int]) -> bool:
-        if self.easier is not None:
-            more, less = self.easier
-            if _Problem(self.rules, more, active).solve() is None:
-                return False
-            if _Problem(self.rules, less, active).solve() is not None:
-                return True
-        return _Problem(self.rules, self.all, active).solve() is not None
-
-    def extreme(self, number: int, active: frozenset[int], values: Mapping[int, int]) -> int | None:
-        """How far a rule's own number must go, for the others to be kept; None where no number will do.
-
-        (Whatever the budget, an item without a price cannot be in it.)
-        """
-        found = [self._extreme(kinds, number, active | {number}, values) for kinds in self.easier or ()]
-        if found and found[0] == found[1]:
-            return found[0]
-        try:
-            return self._extreme(self.all, number, active | {number}, values)
-        except BusyError:
-            if found and found[1] is not None:
-                return found[1]  # enough, if not proved to be the least
-            raise
-
-    def _extreme(
-        self, kinds: _Kinds, number: int, active: frozenset[int], values: Mapping[int, int]
-    ) -> int | None:
-        problem = _Problem(self.rules, kinds, active, values, free=number)
-        downwards = self.rules.rules[number].kind in ("size_max", "budget_max", "at_most")
-        return problem.solve(problem.amount(number), downwards=downwards)
-
-
-class _Problem:
-    """How many items of each kind are added: one question to the solver."""
-
-    def __init__(
-        self,
-        rules: Rules,
-        kinds: _Kinds,
-        active: frozenset[int],
-        values: Mapping[int, int] | None = None,
-        free: int | None = None,
-    ) -> None:
-        """`values` are other numbers for some rules; the one that is `free` holds with any number."""
-        self.rules, self.alike, self.active, self.free = rules, kinds.alike, active, free
-        self.values = values or {}
-        self.model: cp_model.CpModel = cp().CpModel()
-        self.refused = any(
-            mask[list(rules.start)].any() for number, mask in rules.bans.items() if number in active
-        )
-        self.counts = [
-            self.model.new_int_var(0, self._most(item, count), "") for item, count, _ in self.alike
-        ]
-        self._sum = cp().LinearExpr.weighted_sum
-        self.added = self._sum(self.counts, [1] * len(self.counts))
-        self.model.add(self.added >= 1)
-        places = {item: number for number, (item, _, _) in enumerate(self.alike)}
-        for item, number in rules.must_rules.items():
-            if number in active:
-                self.model.add(self.counts[places[item]] == 1)
-        self._limit(rules.size_min, least=rules.size[0])
-        self._limit(rules.size_max, most=rules.size[1])
-        self._limit(rules.budget_min, least=rules.spending[0])
-        self._limit(rules.budget_max, most=rules.spending[1])
-        self._in_groups = kinds.groups
-        self._of_start = rules.counts(rules.start)
-        for group in kinds.counted:
-            self._limit_group(group)
-
-    def _limit_group(self, group: int) -> None:
-        number, least, most = self.rules.groups[group].rule, *self.rules.limits(group)
-        if number in self.active and number != self.free:
-            total = self._in_group(group)
-            self._between(total, self.values.get(number, least) if least else None, None)
-            self._between(total, None, self.values.get(number, most) if most < NO_LIMIT else None)
-
-    def _most(self, item: int, count: int) -> int:
-        banned = any(mask[item] for number, mask in self.rules.bans.items() if number in self.active)
-        return 0 if banned else count
-
-    def _limit(self, number: int, least: int | None = None, most: int | None = None) -> None:
-        if number in self.active and number != self.free:
-            given = self.values.get(number)
-            self._between(
-                self.amount(number),
-                None if least is None else given if given is not None else least,
-                None if most is None else given if given is not None else most,
-            )
-
-    def _between(self, total: Any, least: int | None, most: int | None) -> None:
-        if least is not None and least > 0:
-            self.model.add(total >= least)
-        if most is not None:
-            self.model.add(total <= most)
-
-    def amount(self, number: int) -> Any:
-        """What a rule's number is about: items, money, or items of a group."""
-        kind = self.rules.rules[number].kind
-        if kind in ("size_min", "size_max"):
-            return self.added + len(self.rules.start)
-        if kind in ("budget_min", "budget_max"):
-            spent = self.rules.spent(self.rules.start)
-            return self._sum(self.counts, [units for _, _, units in self.alike]) + spent
-        (group,) = (place for place, group in enumerate(self.rules.groups) if group.rule == number)
-        return self._in_group(group)
-
-    def _in_group(self, group: int) -> Any:
-        inside = self._in_groups[group].tolist()
-        return self._sum([self.counts[i] for i in inside], [1] * len(inside)) + int(self._of_start[group])
-
-    def solve(self, amount: Any = None, *, downwards: bool = True) -> int | None:
-        """None: it is impossible. Else the amount, as low or high as can be."""
-        if self.refused:
-            return None
-        if amount is not None:
-            self.model.minimize(amount) if downwards else self.model.maximize(amount)
-        solver = new_solver(0, SECONDS)
-        status = solver.solve(self.model)
-        if status == cp().INFEASIBLE:
-            return None
-        if status not in (cp().OPTIMAL, cp().FEASIBLE):
-            raise BusyError(
-                "it could not be found out in time whether any bundle keeps all of these rules: give fewer"
-            )
-        return 0 if amount is None else round(solver.value(amount))
-
-
-def _smallest(possible: _Possible, everything: frozenset[int]) -> frozenset[int]:
+def _smallest(possible: Possible, everything: frozenset[int]) -> frozenset[int]:
     """The fewest rules that cannot hold together."""
     left_out: list[frozenset[int]] = []
     while True:
@@ -285,7 +63,7 @@ def _fewest_that_touch(sets: Iterable[frozenset[int]]) -> frozenset[int]:
 # ── Ways out ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _changes(possible: _Possible, conflict: frozenset[int]) -> list[Change]:
+def _changes(possible: Possible, conflict: frozenset[int]) -> list[Change]:
     """The fewest rules whose change suffices, each changed no more than needed; the smallest change first."""
     everything = frozenset(range(len(possible.rules.rules)))
     for count in range(1, len(everything) + 1):
@@ -301,9 +79,7 @@ def _changes(possible: _Possible, conflict: frozenset[int]) -> list[Change]:
     return []
 
 
-def _change(
-    possible: _Possible, everything: frozenset[int], numbers: tuple[int, ...]
-) -> tuple[float, Change]:
+def _change(possible: Possible, everything: frozenset[int], numbers: tuple[int, ...]) -> tuple[float, Change]:
     rules, values = possible.rules, dict[int, int]()
     steps, texts, weight = [], [], 0.0
     active = everything - set(numbers)

@@ -15,7 +15,8 @@ from bundlemage.designer.constraints import UNITS, Items, Rules
 from bundlemage.designer.explain import Explanation, explain_added
 from bundlemage.designer.growing import grow
 from bundlemage.designer.objective import Objective, Worth
-from bundlemage.designer.solver import Fits, any_bundle, cp, every_bundle, neighbours, shortlist
+from bundlemage.designer.pairs import Fits, neighbours, shortlist
+from bundlemage.designer.solver import any_bundle, cp, every_bundle
 from bundlemage.designer.waiting import Deadline
 from bundlemage.errors import BundleMageError
 from bundlemage.models.base import Histories, Model
@@ -172,7 +173,7 @@ class _Search:
         few = every_bundle(self.rules, earlier, seed, deadline)
         if few is not None:
             self.proven = self.proven or not earlier
-            return max([best, *self.objective.worth(few.bundles)], key=_order)
+            return max([best, *self.objective.worth(few)], key=_order)
         fits = Fits.of(self.objective, self.rules, earlier, known)
         found = shortlist(fits, self.rules, earlier, known, seed, Deadline(deadline.left * 0.8))
         self.complete &= found.finished

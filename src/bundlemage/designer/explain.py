@@ -23,6 +23,8 @@ ROWS = 4096
 NOTICEABLE = 0.05
 """The least effect that is put into words: 5% likelier."""
 
+NOTHING = 1e-6
+
 Kind = Literal["item", "bundle", "partial"]
 
 
@@ -55,6 +57,8 @@ class Explanation:
     def words(self, most: int = 2) -> str:
         """In a sentence."""
         told = [reason for reason in self.reasons if reason.effect >= NOTICEABLE][:most]
+        if not any(abs(reason.effect) > NOTHING for reason in self.reasons):
+            return "Nothing that they have, or that is in the bundle, makes a difference."
         if not told:
             return "No single thing makes it much likelier: it is all of them together."
         return f"Likelier because {' and '.join(map(_said, told))}."
@@ -64,7 +68,9 @@ _SAID = {"item": "they have", "bundle": "they have the bundle", "partial": "the 
 
 
 def _said(reason: Reason) -> str:
-    return f"{_SAID[reason.kind]} {reason.title or reason.id} (by {exp(reason.effect) - 1:.0%})"
+    times = exp(reason.effect)
+    by = f"{times:.1f} times" if times >= 2 else f"by {times - 1:.0%}"
+    return f"{_SAID[reason.kind]} {reason.title or reason.id} ({by})"
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from bundlemage.designer.campaign_bounds import own_limits
-from bundlemage.designer.campaign_choice import Choice
-from bundlemage.designer.campaign_limits import Floats, Whole
-from bundlemage.designer.campaign_offer import Offer
-from bundlemage.designer.campaign_prices import CANDIDATES, Demand, Sample, learn
+from bundlemage.designer.campaign.bounds import own_limits
+from bundlemage.designer.campaign.choice import Choice
+from bundlemage.designer.campaign.limits import Floats, Whole
+from bundlemage.designer.campaign.offer import Offer
+from bundlemage.designer.campaign.prices import CANDIDATES, Demand, Sample, learn
 
 VALUES_AT_A_TIME = 2**21
 """How many values of a user and a bundle are held at once: 16 MB."""

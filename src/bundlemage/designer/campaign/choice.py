@@ -8,9 +8,9 @@ from itertools import product
 
 import numpy as np
 
-from bundlemage.designer.campaign_limits import Floats, Limits, Whole
-from bundlemage.designer.campaign_prices import Demand, Sample, learn
-from bundlemage.designer.campaign_serving import Block, highest, serve_best
+from bundlemage.designer.campaign.limits import Floats, Limits, Whole
+from bundlemage.designer.campaign.prices import Demand, Sample, learn
+from bundlemage.designer.campaign.serving import Block, highest, serve_best
 
 STEPS = 40
 WORK = 2**30

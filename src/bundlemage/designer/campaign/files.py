@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bundlemage.data.download import into_place
-from bundlemage.designer.campaign_settings import Format
+from bundlemage.designer.campaign.settings import Format
 from bundlemage.errors import CheckpointError, ConfigError
 
 SCHEMA = pa.schema(

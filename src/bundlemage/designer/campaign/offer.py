@@ -10,9 +10,9 @@ import pyarrow as pa
 import torch
 
 from bundlemage.answering import rows_at_a_time
-from bundlemage.designer.campaign_limits import MONEY, Floats, Limits, Whole
-from bundlemage.designer.campaign_serving import Block, highest
-from bundlemage.designer.campaign_settings import Campaign
+from bundlemage.designer.campaign.limits import MONEY, Floats, Limits, Whole
+from bundlemage.designer.campaign.serving import Block, highest
+from bundlemage.designer.campaign.settings import Campaign
 from bundlemage.designer.chances import Calibration
 from bundlemage.errors import ConfigError
 from bundlemage.models.base import Histories, Model

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bundlemage.designer.campaign_limits import Floats, Limits, Whole
-from bundlemage.designer.campaign_prices import Sample
-from bundlemage.designer.campaign_serving import Block, highest
+from bundlemage.designer.campaign.limits import Floats, Limits, Whole
+from bundlemage.designer.campaign.prices import Sample
+from bundlemage.designer.campaign.serving import Block, highest
 
 BETWEEN = (0.0, 0.5, 1.0)
 """Where a user's own price may lie between the best bundle that they do not get and the worst that they do.

@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from bundlemage.designer.campaign_limits import Floats, Limits, Mask, Prices, Whole
+from bundlemage.designer.campaign.limits import Floats, Limits, Mask, Prices, Whole
 
 Table = TypeVar("Table", npt.NDArray[np.float64], npt.NDArray[np.float32])
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from bundlemage.designer.campaign_limits import Floats, Limits, Whole
-from bundlemage.designer.campaign_serving import Block, highest
+from bundlemage.designer.campaign.limits import Floats, Limits, Whole
+from bundlemage.designer.campaign.serving import Block, highest
 
 CANDIDATES = 256
 """So many of the most valuable bundles of each user of a sample are looked at."""

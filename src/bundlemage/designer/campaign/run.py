@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from bundlemage.designer.campaign_bounds import Tally, bound, tally
-from bundlemage.designer.campaign_files import SCHEMA, CampaignFolder, check_same
-from bundlemage.designer.campaign_limits import Floats, Whole
-from bundlemage.designer.campaign_offer import Offer
-from bundlemage.designer.campaign_plan import Plan, Planner
-from bundlemage.designer.campaign_serving import serve, serve_best
-from bundlemage.designer.campaign_settings import Campaign, CampaignSummary
+from bundlemage.designer.campaign.bounds import Tally, bound, tally
+from bundlemage.designer.campaign.files import SCHEMA, CampaignFolder, check_same
+from bundlemage.designer.campaign.limits import Floats, Whole
+from bundlemage.designer.campaign.offer import Offer
+from bundlemage.designer.campaign.plan import Plan, Planner
+from bundlemage.designer.campaign.serving import serve, serve_best
+from bundlemage.designer.campaign.settings import Campaign, CampaignSummary
 from bundlemage.designer.chances import Calibration
 from bundlemage.models.base import Model
 from bundlemage.shop import Shop

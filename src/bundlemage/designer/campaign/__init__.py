@@ -1,0 +1,1 @@
+"""Bundles for everyone, worth most together, under limits that all share."""

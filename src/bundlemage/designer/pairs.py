@@ -1,0 +1,225 @@
+"""The best bundle by how items fit two by two, exactly: a problem for CP-SAT.
+
+How likely a whole bundle is cannot be written down for a solver, as the model looks at each bundle anew. What
+can is how likely each item is beside each other one. By that sum CP-SAT finds the best bundle of each size,
+of the model's best few hundred items; the model then says which of them is best, and looks around it. Where
+a request leaves so few bundles that all can be listed, all are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bundlemage.designer.constraints import NO_LIMIT, Integers, Items, Rules
+from bundlemage.designer.objective import Floats, Objective
+from bundlemage.designer.solver import Choice, cp, new_solver, representatives, sizes
+from bundlemage.designer.waiting import Deadline
+
+POOL = 200
+"""How many of the model's best items the exact search chooses from; more where the rules need others."""
+FINE = 20
+"""Steps in a logarithm of one: CP-SAT counts in whole numbers."""
+
+
+@dataclass(frozen=True)
+class Shortlist:
+    """Bundles for the model to look at."""
+
+    bundles: list[Items]
+    finished: bool
+    """Whether the search came to its end."""
+
+
+def shortlist(
+    fits: Fits,
+    rules: Rules,
+    earlier: Sequence[Items],
+    known: Sequence[Items],
+    seed: int,
+    deadline: Deadline,
+) -> Shortlist:
+    """The bundle of each size that fits best two by two. `known` ones are a start."""
+    all_sizes = sizes(rules)
+    found: list[Items] = []
+    finished = True
+    for number, size in enumerate(all_sizes):
+        same = [added for added in known if len(rules.start) + len(added) == size]
+        seconds = deadline.share(len(all_sizes) - number)
+        best, proved = best_of_size(fits, rules, earlier, size, same, seed, seconds)
+        found += [best] if best else []
+        finished &= proved
+    return Shortlist(found, finished)
+
+
+@dataclass(frozen=True)
+class Fits:
+    """How good items are by themselves and beside each other, for one person and what is in already."""
+
+    places: Integers
+    alone: Floats  # [pool]: the logarithm as the first one to be added
+    beside: Floats  # [pool, pool]: as the next one after another, both ways added up
+    earns: Floats  # [pool]
+    apart: Floats  # [pool, pool]: the distance between two
+    from_fixed: Floats  # [pool]: the sum of distances from what is in in any case
+
+    @classmethod
+    def of(cls, objective: Objective, rules: Rules, earlier: Sequence[Items], known: Sequence[Items]) -> Fits:
+        scores = objective.chances_after([rules.fixed])[0]
+        places = _pool(rules, scores, earlier, known)
+        after = np.zeros((len(places), len(places)))
+        for where, rows in objective.log_chances([(*rules.fixed, int(item)) for item in places]):
+            after[where] = rows[:, places]
+        np.fill_diagonal(after, 0)
+        apart: Floats = np.zeros_like(after)
+        from_fixed = np.zeros(len(places))
+        if objective.asks_for_variety:
+            apart = objective.apart(places, places)
+            from_fixed += objective.apart(rules.fixed, places).sum(0) if rules.fixed else 0.0
+        return cls(places, scores[places], after + after.T, objective.earns[places], apart, from_fixed)
+
+    def of_size(self, rules: Rules, size: int) -> tuple[Floats, Floats]:
+        """What an item, and two items together, add to the value of a bundle of this size.
+
+        An item comes first in one of so many orders, and else after others: how likely it is beside each of
+        them, in the mean, stands for how likely it is after all of them.
+        """
+        free = size - len(rules.fixed)
+        counted = free + len(rules.must)  # the mean is over all that is added
+        couples = max(1, size * (size - 1) // 2)
+        alone = self.alone / free / counted + self.earns / counted + self.from_fixed / couples
+        return alone, self.beside / free / counted + self.apart / couples
+
+
+def _pool(rules: Rules, scores: Floats, earlier: Sequence[Items], known: Sequence[Items]) -> Integers:
+    best = np.flatnonzero(rules.allowed)
+    best = best[np.argsort(-scores[best], kind="stable")[:POOL]]
+    needed = representatives(rules, scores, earlier)
+    needed = needed[np.argsort(-scores[needed], kind="stable")[:POOL]]
+    chosen = [item for added in known for item in rules.chosen(added)]
+    return np.unique(np.concatenate([best, needed, np.array(chosen, np.int64)]))
+
+
+class TwoByTwo:
+    """The problem for one size, in whole numbers that are not negative: with the number of items fixed, a
+    constant more for each item, and for each two of them, changes nothing."""
+
+    def __init__(self, fits: Fits, rules: Rules, size: int) -> None:
+        self.places, self.free = fits.places, size - len(rules.fixed)
+        fine = FINE * self.free * (self.free + len(rules.must))
+        alone, together = fits.of_size(rules, size)
+        self.alone = np.rint(2 * fine * (alone - alone.min())).astype(np.int64)
+        others = ~np.eye(len(alone), dtype=bool)
+        lowest = together[others].min() if len(alone) > 1 else 0.0
+        self.together = np.where(others, np.rint(fine * (together - lowest)), 0).astype(np.int64)
+        self.units = rules.units[self.places]
+        self.room = rules.spending[1] - rules.spent(rules.fixed)
+        self.limits = self._limits()
+
+    def value(self, chosen: Items) -> int:
+        """Every two items are counted twice, as is each item: as the solver adds up."""
+        index = np.searchsorted(self.places, chosen)
+        return int(self.alone[index].sum() + self.together[np.ix_(index, index)].sum())
+
+    def _prices(self) -> Floats:
+        """What a unit of money may be worth: Lagrange multipliers of the budget to try."""
+        if self.room >= NO_LIMIT // 2:
+            return np.zeros(1)
+        gain, cost = self.together.max(initial=1) * self.free, self.units.max(initial=1)
+        scale = max(1.0, float(gain)) / max(1.0, float(cost))
+        return np.concatenate([[0.0], np.geomspace(1e-3, 10, 30) * scale])
+
+    def _limits(self) -> Integers:
+        """What each item can add at most: itself, and the best others beside it that the budget allows."""
+        others = self.free - 1
+        scores = self.together.astype(np.float64)
+        np.fill_diagonal(scores, -np.inf)
+        lowest = np.full(len(self.places), np.inf)
+        for price in self._prices():
+            beside = -np.sort(-(scores - price * self.units), axis=1)[:, :others].sum(1)
+            lowest = np.minimum(lowest, beside + price * (self.room - self.units))
+        limits: Integers = np.maximum(np.floor(self.alone + lowest + 1e-6), 0).astype(np.int64)
+        return limits
+
+    def promising(self, at_least: int) -> Integers:
+        """Which items can be in a bundle of such a value: the others are left to no solver."""
+        limits = self.limits.astype(np.float64)
+        highest = np.full(len(limits), np.inf)
+        for price in self._prices():
+            reduced = limits - price * self.units
+            best = -np.sort(-reduced)[: self.free]
+            with_it = np.where(reduced >= best[-1], best.sum(), best[:-1].sum() + reduced)
+            highest = np.minimum(highest, with_it + price * self.room)
+        return np.asarray(np.flatnonzero(highest >= at_least - 1e-6), np.int64)
+
+    def add_to(self, choice: Choice, index: Integers) -> None:
+        """The sum to be maximised, over the items that `choice` is of."""
+        total = []
+        for row, place in enumerate(index):
+            limit = int(self.limits[place])
+            part = choice.model.new_int_var(0, limit, "")
+            weights = self.together[place, index].tolist()
+            beside = cp().LinearExpr.weighted_sum(choice.chosen, weights)
+            choice.model.add(part <= int(self.alone[place]) + beside)
+            choice.model.add(part <= limit * choice.chosen[row])
+            total.append(part)
+        choice.model.maximize(sum(total))
+
+
+def best_of_size(
+    fits: Fits,
+    rules: Rules,
+    earlier: Sequence[Items],
+    size: int,
+    known: Sequence[Items],
+    seed: int,
+    seconds: float,
+) -> tuple[Items | None, bool]:
+    """The bundle of one size that fits best two by two, and whether it is proved to be it."""
+    if size == len(rules.fixed):
+        return (rules.must if rules.hold(rules.must, earlier) else None), True
+    if len(fits.places) < size - len(rules.fixed):
+        return None, True
+    problem = TwoByTwo(fits, rules, size)
+    ranked = sorted(known, key=lambda added: -problem.value(rules.chosen(added)))
+    index = np.arange(len(fits.places))
+    if ranked:
+        index = problem.promising(problem.value(rules.chosen(ranked[0])))
+    choice = Choice(rules, fits.places[index], earlier, (size, size))
+    problem.add_to(choice, index)
+    for var, place in zip(choice.chosen, choice.places, strict=True):
+        choice.model.add_hint(var, bool(ranked) and int(place) in ranked[0])
+    solver = new_solver(seed, seconds)
+    solver.parameters.linearization_level = 2
+    status = solver.solve(choice.model)
+    if status in (cp().OPTIMAL, cp().FEASIBLE):
+        return choice.items(solver.boolean_value), status == cp().OPTIMAL
+    return None, status == cp().INFEASIBLE
+
+
+def neighbours(fits: Fits, rules: Rules, earlier: Sequence[Items], added: Items, most: int) -> list[Items]:
+    """Bundles with one item exchanged, those that fit best two by two first."""
+    chosen = rules.chosen(added)
+    if not chosen:
+        return []
+    problem = TwoByTwo(fits, rules, len(rules.start) + len(added))
+    index = np.searchsorted(fits.places, chosen)
+    gains = np.full((len(index), len(fits.places)), -np.inf)
+    for number in range(len(index)):
+        rest = np.delete(index, number)
+        gains[number] = problem.alone + 2 * problem.together[:, rest].sum(1)
+        gains[number] += problem.value(tuple(fits.places[rest].tolist()))
+        gains[number, index] = -np.inf
+    found = []
+    for place in np.argsort(-gains, axis=None, kind="stable")[: 20 * most].tolist():
+        out, into = divmod(place, len(fits.places))
+        if gains[out, into] == -np.inf:
+            break
+        other = (*(item for item in added if item != chosen[out]), int(fits.places[into]))
+        if rules.hold(other, earlier):
+            found.append(other)
+            if len(found) == most:
+                break
+    return found

@@ -1,0 +1,99 @@
+"""`bundlemage campaign` on the command line, and killed in the middle of its work."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+
+from benchmarks.campaign import faults, rows_of
+from bundlemage import Recommender
+from tests.cli.run import TINY, finish, run, run_json, start
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "model"
+    run("train", "sample", "-o", folder, *TINY)
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+LIMITS = ["--stock", "--shown-at-most", 12, "--budget", 9000, "--value", "takings", "--part-users", 100]
+
+
+def test_killed_and_resumed_the_files_are_the_same(model: Path, tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    done = run_json("campaign", model, "-o", whole, *LIMITS)
+    process = start("campaign", model, "-o", killed, *LIMITS)
+    deadline = time.monotonic() + 120
+    while not (killed / "parts" / "part-00001.parquet").exists():
+        assert process.poll() is None, "the campaign ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not (killed / "campaign.json").exists()
+    assert 2 <= len(list((killed / "parts").glob("part-*"))) < 8
+    resumed = json.loads(finish(start("campaign", model, "-o", killed, *LIMITS, "--resume", "--json")))
+    assert {**resumed, "seconds": 0, "folder": ""} == {**done, "seconds": 0, "folder": ""}
+    assert contents(killed) == contents(whole)
+    table = ds.dataset(killed / "parts", format="parquet").to_table()
+    data = Recommender.load(model).dataset
+    limits = {"stock": True, "shown_at_most": 12, "budget": 9000.0, "value": "takings"}
+    assert len(table) == done["shown"] > 0
+    assert faults(rows_of(killed), data, data.users.ids, **limits) == []  # type: ignore[arg-type]
+
+
+def test_people_get_sentences(model: Path, tmp_path: Path) -> None:
+    said = run(
+        "campaign", model, "-o", tmp_path / "c", "--different-at-most", 3, "--budget", 500, "--max-price", 80
+    ).stdout
+    assert "800 users are shown" in said
+    assert "users get none" in said
+    assert "of what is possible within the limits at most" in said
+    assert "different at most: 2 of 3" in said
+    assert " of 500.00" in said
+
+
+def test_users_of_a_file_as_json_lines(model: Path, tmp_path: Path) -> None:
+    listed = tmp_path / "users.txt"
+    listed.write_text("u0007\n\nu0003\n")
+    done = run_json("campaign", model, "-o", tmp_path / "c", "--users", listed, "--format", "jsonl")
+    assert (done["users"], done["folder"]) == (2, str(tmp_path / "c"))
+    lines = (tmp_path / "c" / "parts" / "part-00000.jsonl").read_text().splitlines()
+    assert [json.loads(line)["user_id"] for line in lines] == ["u0007", "u0003"]
+    first = run_json("recommend", model, "--user", "u0007", "-k", 1)["bundles"][0]
+    assert json.loads(lines[0])["bundle_id"] == first["id"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--per-user", "0"], "'per_user' is 0"),
+        (["--format", "csv"], "it is 'parquet' or 'jsonl'"),
+        (["--users", "nowhere.txt"], "nowhere.txt cannot be read"),
+        (["--among", "b9999"], "unknown bundle id 'b9999'"),
+    ],
+)
+def test_mistakes_are_told_and_nothing_is_written(
+    model: Path, arguments: list[str], message: str, tmp_path: Path
+) -> None:
+    assert message in run("campaign", model, "-o", tmp_path / "c", *arguments, code=2).stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_campaign_is_refused(model: Path, tmp_path: Path) -> None:
+    run("campaign", model, "-o", tmp_path / "c")
+    assert "add --resume" in run("campaign", model, "-o", tmp_path / "c", code=2).stderr
+    other = run("campaign", model, "-o", tmp_path / "c", "--resume", "--stock", code=2).stderr
+    assert "stock was False and is True. Go on as it was begun" in other
