@@ -68,12 +68,14 @@ class Recommender:
         checkpoint_every: int | None = None,
         observers: Sequence[Observer] = (),
         progress: bool = True,
+        calibration: Calibration | None = None,
     ) -> Recommender:
         """Learn from a dataset, or from what a reader gave, divided as `plan` says; or from a split.
 
         Held-out pairs are not learned from, but they belong to a user's history afterwards.
         With a `folder`, training survives being killed: fit again with `resume` and the same data.
-        `progress` shows a bar in a terminal or a notebook.
+        `progress` shows a bar in a terminal or a notebook. `calibration` is that of another model, where this
+        one is trained on everything and has no validation cases of its own.
         """
         split = _split(data, plan)
         self.plan, self.protocol = split.plan, split.protocol
@@ -89,7 +91,7 @@ class Recommender:
         )
         self.history = self.training.history
         self._fitted = (model, Shop(split.dataset, resolve_device(self.config.device)))
-        self._calibration = split
+        self._calibration = calibration or split
         return self
 
     def evaluate(self, split: Split) -> Evaluation:

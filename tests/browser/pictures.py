@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 from bundlemage.client import Client
 
@@ -17,8 +17,11 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 VIEWS = {
     "shop": "/?user=u0007",
     "builder": "/builder?user=u0007&item=g0022&item=g0401",
+    "builder-design": "/builder?user=u0007&item=g0022&design=yes",
     "insights": "/insights?user=u0007",
 }
+
+LONG = ("builder-design", "insights")
 
 
 def visited(url: str) -> None:
@@ -29,6 +32,20 @@ def visited(url: str) -> None:
             answer = shop.recommend(user, k=10)
             if number % 40 == 1:
                 shop.record(user, bundle=answer.bundles[0].id, request_id=answer.request_id)
+
+
+def designed(page: Page) -> None:
+    """Three bundles within a budget and with a tag, one of them taken and judged."""
+    page.get_by_label("Price, at most", exact=True).fill("60")
+    page.get_by_label("Discount, per cent", exact=True).fill("20")
+    page.get_by_role("button", name="Add a rule on a tag").click()
+    page.get_by_label("Tag", exact=True).last.fill("Seafaring")
+    page.get_by_role("button", name="Design", exact=True).click()
+    page.get_by_role("button", name="Take proposal 1").click()
+    page.get_by_role("button", name="What would it do?").click()
+    page.wait_for_selector(".forecast")
+    page.set_viewport_size({"width": 1280, "height": 1500})  # the forecast is seen with what it is of
+    page.evaluate("scrollTo(0, 0)")
 
 
 def take(url: str) -> None:
@@ -46,7 +63,9 @@ def take(url: str) -> None:
                     reduced_motion="reduce",
                 )
                 page.goto(url + path, wait_until="networkidle")
-                page.screenshot(path=FOLDER / f"{name}-{theme}.png", full_page=name == "insights")
+                if name == "builder-design":
+                    designed(page)
+                page.screenshot(path=FOLDER / f"{name}-{theme}.png", full_page=name in LONG)
                 page.close()
         browser.close()
 

@@ -109,6 +109,24 @@ def test_the_builder_leaves_out_what_is_not_there(visit: Visit, plain: Service) 
     assert (saved["price"], saved["discount"], saved["tags"]) == (None, None, [])
 
 
+def test_the_designer_asks_for_nothing_that_is_not_there(visit: Visit) -> None:
+    page = visit.open(f"/builder?{urlencode({'user': USERS[1], 'item': ITEMS[3], 'design': 'yes'})}")
+    expect(page.get_by_label("Items, at most", exact=True)).to_be_visible()
+    for name in ("Price, at most", "Discount, per cent", "Weight of margin", "Only what is in stock"):
+        expect(page.get_by_label(name, exact=True).locator("visible=true")).to_have_count(0)
+    expect(page.get_by_role("button", name="Add a rule on a tag")).to_have_count(0)
+    expect(page.locator("#designer")).not_to_contain_text("bring in")
+    page.get_by_label("How many", exact=True).fill("2")
+    page.get_by_role("button", name="Design", exact=True).click()
+    expect(page.locator(".proposal")).to_have_count(2)
+    expect(page.locator(".proposal .price, .proposal s")).to_have_count(0)
+    page.get_by_role("button", name="Take proposal 2").click()
+    page.get_by_role("button", name="What would it do?").click()
+    expect(page.locator(".forecast")).to_contain_text(f"of {len(USERS)} people")
+    expect(page.locator("main")).not_to_contain_text("Takings")
+    check_width(page)
+
+
 @pytest.mark.parametrize("thing", [{"item_id": ITEMS[2]}, {"bundle_id": BUNDLES[3]}], ids=["item", "bundle"])
 def test_a_single_chip_is_as_high_as_any(visit: Visit, plain: Service, thing: dict[str, str]) -> None:
     user = f"solo+{min(thing)}@bücher.de"

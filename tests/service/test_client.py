@@ -21,11 +21,12 @@ from typing import Any
 
 import pytest
 
-from bundlemage.client import Client, Interaction, ServiceError, answers
+from bundlemage import errors
+from bundlemage.client import Client, Interaction, ServiceError, answers, designs
 from bundlemage.errors import BundleMageError, ConfigError
 from bundlemage.recommender import Recommender
 from bundlemage.service import answers as schemas
-from bundlemage.service import problems
+from bundlemage.service import design_answers, problems
 from bundlemage.service.security import ROLES, make_key
 from bundlemage.store.repository import Store
 from tests.small_shop import QUICK, small_shop
@@ -85,7 +86,8 @@ class Relay(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Relaying)
         self.service_port = service_port
         self.faults: list[str] = []
-        """What becomes of the next requests: `lose` the answer, `busy`, `later`, `silence`, `hang up`."""
+        """What becomes of the next requests: `lose` the answer, `busy`, `later`, `silence`, `slow`,
+        `hang up`."""
         self.seen: list[tuple[str, str | None]] = []
         """Each request's first line and its Idempotency-Key."""
         self.connections = 0
@@ -124,8 +126,8 @@ class _Relaying(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
-        if fault == "silence":
-            time.sleep(2)
+        if fault in ("silence", "slow"):
+            time.sleep(2 if fault == "silence" else 1)
         passed = HTTPConnection("127.0.0.1", server.service_port, timeout=60)
         passed.request(self.command, self.path, body, dict(self.headers.items()))
         answer = passed.getresponse()
@@ -253,6 +255,55 @@ def test_anyones_history_filters_and_details(client: Client) -> None:
     assert [one.rank for one in near] == [1, 2, 3]
     with pytest.raises(ConfigError, match="among"):
         client.similar(mine.id, where={"among": [mine.id]})
+
+
+def test_designs_reasons_and_forecasts_are_those_of_the_model(client: Client, model: Path) -> None:
+    local = Recommender.load(model)
+    user, first = local.dataset.users[7], local.dataset.items[0]
+    tag = client.tags().items[0].tag
+    wishes: Any = {
+        "start": [first],
+        "size": (3, 4),
+        "budget": (5, 150),
+        "tags": {"at least": {tag: 1}},
+        "discount": 0.1,
+        "n": 2,
+    }
+    assert "no tag" in str(refused(422, client.design, user, **wishes, one_per="nothing-like-it*"))
+    found, expected = client.design(user, **wishes), local.design(user, **wishes)
+    assert (found.user_id, found.method, found.complete) == (user, "beam", True)
+    assert [[item.id for item in design.items] for design in found] == [design.ids for design in expected]
+    assert [design.price for design in found] == [design.price for design in expected]
+    assert found[0].value == pytest.approx(expected[0].value, rel=1e-4)
+    added, designed = found[0].items[1], expected[0].items[1]
+    assert found[0].items[0].given
+    assert added.why is not None
+    assert designed.why is not None
+    assert added.why.words == designed.why.words()
+    assert [reason.id for reason in added.why.reasons] == [each.id for each in designed.why.reasons[:10]]
+    assert client.design({"items": [first]}, size=2, budget=None, reasons=False)[0].items[0].why is None
+
+    error = refused(422, client.design, user, must=[first], budget=0.01, size=3)
+    assert error.title == "Impossible design"
+    assert {rule.kind for rule in error.conflict} <= {"budget_max", "must", "size_min"}
+    (step,) = error.changes[0].steps
+    assert isinstance(error.changes[0], errors.Change)
+    assert step.kind in {rule.kind for rule in error.conflict}
+    assert not refused(422, client.design, user, n=0).conflict
+
+    bundle = local.recommend(user, 1)[0].id
+    (why,) = client.explain(user, bundles=[bundle])
+    assert why.id == bundle
+    assert why.why.fit == pytest.approx(local.explain(user, bundle=bundle).fit, abs=1e-4)
+    (item,) = client.explain(user, item=local.dataset.items[1], items=[first])
+    assert item.why.reasons[0].kind in {"partial", "item", "bundle"}
+    assert "either 'bundles' or 'item'" in str(refused(422, client.explain, user))
+
+    forecast = client.score_bundle([first, local.dataset.items[1]], discount=0.25, k=3)
+    assert forecast.asked >= len(local.dataset.users)
+    assert (forecast.discount, len(forecast.people), len(forecast.nearest)) == (0.25, 3, 3)
+    assert forecast.weakest is not None
+    assert "not both" in str(refused(422, client.score_bundle, [first], 3, discount=0.1))
 
 
 def test_what_is_recorded_counts_in_the_next_answer(client: Client) -> None:
@@ -558,6 +609,21 @@ def test_a_timeout_is_kept(relay: Relay) -> None:
         assert len(relay.seen) == 1
 
 
+def test_long_work_is_given_time(relay: Relay) -> None:
+    """Also over a connection that was kept from a question with less; and afterwards there is less again."""
+    with Client(relay.url, timeout=0.3, retries=0) as client:
+        for _ in range(2):
+            assert client.models().serving
+        relay.faults += ["slow"]
+        begun = time.monotonic()
+        assert client.design("u0001", n=1, size=2, reasons=False).bundles
+        assert time.monotonic() - begun > 0.9
+        relay.faults += ["silence"]
+        with pytest.raises(ServiceError, match=r"no answer within 0.3 s"):
+            client.models()
+        assert relay.connections == 1
+
+
 def test_connections_are_kept_and_replaced(relay: Relay) -> None:
     with Client(relay.url) as client:
         for _ in range(5):
@@ -701,6 +767,23 @@ def test_it_is_light() -> None:
         (answers.Latency, schemas.Latency),
         (answers.ServedAnswers, schemas.ServedOut),
         (answers.FieldError, problems.FieldError),
+        (designs.Designs, design_answers.DesignsFor),
+        (designs.Design, design_answers.DesignOut),
+        (designs.DesignedItem, design_answers.DesignedItemOut),
+        (designs.Terms, design_answers.Terms),
+        (designs.Why, design_answers.Why),
+        (designs.Reason, design_answers.ReasonOut),
+        (designs.Explanations, design_answers.ExplanationsFor),
+        (designs.Explained, design_answers.Explained),
+        (designs.Forecast, design_answers.ForecastOut),
+        (designs.ForecastItem, design_answers.ForecastItem),
+        (designs.ForecastPerson, design_answers.ForecastPerson),
+        (designs.ForecastNeighbour, design_answers.ForecastNeighbour),
+        (designs.ForecastWeakest, design_answers.ForecastWeakest),
+        (designs.ForecastReplacement, design_answers.ForecastReplacement),
+        (errors.Rule, problems.RuleOut),
+        (errors.Change, problems.ChangeOut),
+        (errors.Step, problems.StepOut),
     ],
     ids=lambda kind: kind.__module__.rpartition(".")[2] + "." + kind.__name__,
 )
@@ -737,6 +820,11 @@ def test_every_route_has_a_method(server: Server, relay: Relay) -> None:
                 client.bundles(),
             ),
             lambda: (client.recommend("r"), client.complete("r"), client.similar("r"), client.gate("r")),
+            lambda: (
+                client.design("r", n=1, reasons=False),
+                client.explain("r", bundles=["r"]),
+                client.score_bundle([item], k=1),
+            ),
             lambda: (client.tags(), client.models(), client.reload(), client.insights()),
             lambda: (client.healthy(), client.ready(), client.erase_user("r")),
             lambda: client.withdraw_item("r"),

@@ -13,6 +13,7 @@ import schemathesis.engine
 from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import events
 
+from bundlemage.service.design_questions import LONGEST
 from tests.service.running import PROBLEM, Inside, copied, inside, new_key, ok
 
 RELATED = [
@@ -20,6 +21,9 @@ RELATED = [
     "GET /v1/bundles/{bundle_id}/similar",
     "POST /v1/recommend",
     "POST /v1/complete",
+    "POST /v1/design",
+    "POST /v1/explain",
+    "POST /v1/bundles:score",
     "POST /v1/interactions",
     "PUT /v1/bundles/{bundle_id}",
     "PUT /v1/items/{item_id}",
@@ -34,6 +38,8 @@ UNSUITABLE = {
     "missing_required_header": "the only one is the key's, and `ignored_auth` looks after that",
 }
 NOT_WITHOUT_KEYS = "ignored_auth"
+SECONDS = 0.1
+"""That designs may take here."""
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +119,9 @@ def test_limits_are_in_the_document(document: dict[str, Any]) -> None:
         ("Where", "min_price"),
         ("RecommendIn", "k"),
         ("CompleteIn", "k"),
+        ("DesignIn", "n"),
+        ("DesignIn", "diversity"),
+        ("ScoreIn", "k"),
     ):
         schema = schemas[model]["properties"][field]
         number = next((choice for choice in schema.get("anyOf", ()) if choice["type"] != "null"), schema)
@@ -185,6 +194,17 @@ def configured(key: str | None, examples: int) -> SchemathesisConfig:
             "operations": [*related, within],
         }
     )
+
+
+@schemathesis.hook
+def before_call(context: Any, case: schemathesis.Case[Any], kwargs: dict[str, Any]) -> None:
+    """A search may take half a minute if that is asked for; the same question with less time is as good."""
+    body = case.body
+    if case.operation.label != "POST /v1/design" or not isinstance(body, dict):
+        return
+    seconds = body.get("time_limit", LONGEST)
+    if isinstance(seconds, int | float) and SECONDS < seconds <= LONGEST:
+        case.body = {**body, "time_limit": SECONDS}
 
 
 def failures(running: Inside, key: str | None, examples: int) -> tuple[list[str], int]:

@@ -449,3 +449,13 @@ def test_auc_and_lift_of_known_rankings() -> None:
     # One of the best two is sure; the other is any of the hundred that follow, one of whom is a buyer.
     tied = np.where(np.arange(200) < 1, 2.0, np.where(np.arange(200) <= 100, 1.0, 0.0))
     assert lift(tied, bought, 0.01) == pytest.approx((1 + 1 / 100) / 2 / 0.01)
+
+
+def test_a_model_of_everything_takes_a_calibration_over(tmp_path: Path) -> None:
+    first, everything = tmp_path / "first", tmp_path / "everything"
+    quick = ["--epochs", "1", "--set", "embedding_dim=8"]
+    run("train", "sample", "-o", first, *quick)
+    run("train", "sample", "-o", everything, "--protocol", "none", "--calibrated-as", first, *quick)
+    taken = Recommender.load(everything).calibration
+    assert taken is not None
+    assert taken == Recommender.load(first).calibration

@@ -13,7 +13,7 @@ from bundlemage.cli.options import AsJson, Device, ModelFolder
 from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
-    from bundlemage.designer.campaign_settings import CampaignSummary
+    from bundlemage.designer.campaign.settings import CampaignSummary
 
 LIMITS = "Limits that all users share"
 

@@ -200,9 +200,7 @@ def explain(
         title = data.bundle_title(data.bundles.position(bundle))
     else:
         title = data.item_title(data.items.position(item or ""))
-    show.out.print(
-        f"{_name(title, bundle or item or '')}: {exp(found.fit):,.1f} times as likely as the average"
-    )
+    show.out.print(_name(title, bundle or item or ""))
     if found.gate is not None:
         show.out.print(f"item history speaks for {found.gate:.0%}, bundle history for {1 - found.gate:.0%}")
     if found.reasons:

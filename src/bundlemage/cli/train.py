@@ -13,6 +13,7 @@ from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
     from bundlemage.data.splits import Split, SplitPlan
+    from bundlemage.designer.chances import Calibration
     from bundlemage.training.loop import TrainingResult
 
 
@@ -43,6 +44,13 @@ def train(
         typer.Option(help="auto (the data's own split, else paper), paper, full, cold-bundles, or none."),
     ] = None,
     split_seed: Annotated[int | None, typer.Option(help="The seed of the split, where one is drawn.")] = None,
+    calibrated_as: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Take over from this model how scores become chances: for one trained on everything.",
+        ),
+    ] = None,
     table: Tables = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was cut off.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model or run in DIR.")] = False,
@@ -83,6 +91,7 @@ def train(
         raise ConfigError(f"--epochs: {chosen.model} does not learn by steps, so it has no epochs")
     recommender, plan = chosen.recommender(), chosen.plan()  # bad settings fail before data is read
     resolve_device(recommender.config.device)
+    calibration = None if calibrated_as is None else _calibration(calibrated_as)
     split = _read_split(location, key_values(table, "--table"), plan)
     _announce(split, recommender.model_name)
     recommender.fit(
@@ -92,6 +101,7 @@ def train(
         checkpoint_every=checkpoint_every,
         observers=_observers(tensorboard),
         progress=False,
+        calibration=calibration,
     )
     training = recommender.training
     assert training is not None
@@ -122,6 +132,17 @@ def train(
     if training.interrupted:
         show.notes.print("Interrupted: the best model so far is saved; --resume goes on from here.")
         raise typer.Exit(130)
+
+
+def _calibration(folder: str) -> Calibration:
+    from bundlemage.recommender import Recommender
+
+    found = Recommender.load(folder, device="cpu").calibration
+    if found is None:
+        raise ConfigError(
+            f"--calibrated-as: {folder} was itself trained without validation, so it has no chances"
+        )
+    return found
 
 
 def _summary(training: TrainingResult) -> dict[str, Any]:

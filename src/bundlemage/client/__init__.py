@@ -37,7 +37,24 @@ from bundlemage.client.answers import (
     UserPage,
     UserSummary,
 )
-from bundlemage.client.client import Client, HistoryOf, Interaction, Where
+from bundlemage.client.asking import HistoryOf, Where, Wishes
+from bundlemage.client.client import Client, Interaction
+from bundlemage.client.designs import (
+    Design,
+    DesignedItem,
+    Designs,
+    Explained,
+    Explanations,
+    Forecast,
+    ForecastItem,
+    ForecastNeighbour,
+    ForecastPerson,
+    ForecastReplacement,
+    ForecastWeakest,
+    Reason,
+    Terms,
+    Why,
+)
 from bundlemage.client.transport import ServiceError
 
 __all__ = [
@@ -45,8 +62,19 @@ __all__ = [
     "BundlePage",
     "BundlesFor",
     "Client",
+    "Design",
+    "DesignedItem",
+    "Designs",
+    "Explained",
+    "Explanations",
     "Exposure",
     "FieldError",
+    "Forecast",
+    "ForecastItem",
+    "ForecastNeighbour",
+    "ForecastPerson",
+    "ForecastReplacement",
+    "ForecastWeakest",
     "Gate",
     "HistoryOf",
     "Insights",
@@ -61,6 +89,7 @@ __all__ = [
     "Part",
     "RankedBundle",
     "RankedItem",
+    "Reason",
     "Recorded",
     "Reloaded",
     "ServedAnswers",
@@ -69,8 +98,11 @@ __all__ = [
     "SimilarBundles",
     "TagCount",
     "Tags",
+    "Terms",
     "User",
     "UserPage",
     "UserSummary",
     "Where",
+    "Why",
+    "Wishes",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Self, TypeAlias, TypedDict, TypeVar
+from typing import Any, Final, Self, TypeVar, Unpack
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -28,35 +28,16 @@ from bundlemage.client.answers import (
     UserPage,
     made,
 )
+from bundlemage.client.asking import HistoryOf, Id, Where, Wishes, conditions, ids, listed, someone, wished
+from bundlemage.client.designs import Designs, Explanations, Forecast
 from bundlemage.client.transport import Response, ServiceError, Transport
 from bundlemage.errors import ConfigError
 
 T = TypeVar("T")
-Id: TypeAlias = str | int
 _OF_A_USER: Final = ("/bundles", "/gate")
 _OF_A_BUNDLE: Final = ("/similar",)
-
-
-class HistoryOf(TypedDict, total=False):
-    """What someone has whom the shop does not know."""
-
-    items: Sequence[Id]
-    bundles: Sequence[Id]
-
-
-class Where(TypedDict, total=False):
-    """What may be shown. Every condition that is given must hold."""
-
-    tags: Sequence[str]
-    """At least one of these."""
-    min_price: float
-    max_price: float
-    in_stock: bool
-    """Only what can be sold: of a bundle, every item has stock."""
-    exclude: Sequence[Id]
-    """None of these."""
-    among: Sequence[Id]
-    """Only these."""
+_LONG_WORK: Final = 30.0
+"""The most seconds that the service works on a design; so much longer it may be silent."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +56,9 @@ class Interaction:
 class Client:
     """Asks a live service. Make one and keep it: its connections are kept, and any thread may use it.
 
-    `timeout` is how many seconds the service may be silent. A request is tried again up to `retries` times,
-    with longer and longer pauses, when the connection is lost or the service has too much to do; nothing is
-    carried out twice for it. What fails is a `ServiceError`.
+    `timeout` is how many seconds the service may be silent, beside those that it may work on a design. A
+    request is tried again up to `retries` times, with longer and longer pauses, when the connection is lost
+    or the service has too much to do; nothing is carried out twice for it. What fails is a `ServiceError`.
     """
 
     def __init__(
@@ -122,8 +103,8 @@ class Client:
 
         A history is `{"items": […], "bundles": […]}`. With `details` each bundle comes with its items.
         """
-        asked = {**_someone(user), "k": k, "include_owned": include_owned, "details": details}
-        return self._post(BundlesFor, "/v1/recommend", {**asked, "where": _where(where)})
+        asked = {**someone(user), "k": k, "include_owned": include_owned, "details": details}
+        return self._post(BundlesFor, "/v1/recommend", {**asked, "where": conditions(where)})
 
     def complete(
         self,
@@ -135,14 +116,14 @@ class Client:
         include_owned: bool = False,
     ) -> ItemsFor:
         """The items that best complete a bundle for someone; with no items, how to begin one."""
-        asked = {**_someone(user), "k": k, "include_owned": include_owned, "items": _ids("items", items)}
-        return self._post(ItemsFor, "/v1/complete", {**asked, "where": _where(where)})
+        asked = {**someone(user), "k": k, "include_owned": include_owned, "items": ids("items", items)}
+        return self._post(ItemsFor, "/v1/complete", {**asked, "where": conditions(where)})
 
     def similar(
         self, bundle: Id, k: int = 10, *, where: Where | None = None, details: bool = False
     ) -> SimilarBundles:
         """The bundles that are most like one. Here `where` takes no `among`."""
-        asked = _where(where)
+        asked = conditions(where)
         if "among" in asked:
             raise ConfigError("similar bundles cannot be asked for among some; leave 'among' out")
         query = {**asked, "k": k, "details": details}
@@ -151,6 +132,47 @@ class Client:
     def gate(self, user: Id) -> Gate:
         """How far a user's items and bundles each speak when the model mixes them."""
         return self._get(Gate, f"{_path('users', user)}/gate")
+
+    # ── Designing ────────────────────────────────────────────────────────────────────────────────
+
+    def design(self, user: Id | HistoryOf, **wishes: Unpack[Wishes]) -> Designs:
+        """Whole bundles for someone that keep every wish, each with its price, score and reasons.
+
+        >>> client.design("u0007", start=["g0022"], size=(3, 5), budget=40, tags={"at least": {"Horror": 1}})
+
+        Where no bundle is possible, the ServiceError's `conflict` names what cannot hold together, and its
+        `changes` what would make it possible.
+        """
+        return self._long(Designs, "/v1/design", {**someone(user), **wished(wishes)})
+
+    def explain(
+        self,
+        user: Id | HistoryOf,
+        *,
+        bundles: Sequence[Id] | None = None,
+        item: Id | None = None,
+        items: Sequence[Id] = (),
+    ) -> Explanations:
+        """Why each of some bundles is for someone; or why an item, as an addition to `items`."""
+        asked = someone(user)
+        if bundles is not None:
+            asked["bundles"] = ids("bundles", bundles)
+        if item is not None:
+            asked["item"] = str(item)
+        if items:
+            asked["items"] = ids("items", items)
+        return self._long(Explanations, "/v1/explain", asked)
+
+    def score_bundle(
+        self, items: Sequence[Id], price: float | None = None, *, discount: float | None = None, k: int = 10
+    ) -> Forecast:
+        """Who would take a bundle that does not exist yet, how many they are, and what would make them more.
+
+        The model does not know of prices: a price, or a discount on the items' prices, turns buyers into
+        takings.
+        """
+        body = {"items": ids("items", items), "price": price, "discount": discount, "k": k}
+        return self._long(Forecast, "/v1/bundles:score", body)
 
     # ── Who took what ────────────────────────────────────────────────────────────────────────────
 
@@ -224,7 +246,7 @@ class Client:
         stock: int | None = None,
     ) -> Item:
         """Add an item, or replace all that is known of it. One that was withdrawn is sold again."""
-        body = {"title": title, "price": price, "tags": _list("tags", tags), "stock": stock}
+        body = {"title": title, "price": price, "tags": listed("tags", tags), "stock": stock}
         return self._made(Item, self._transport.ask("PUT", _path("items", item), body=body))
 
     def change_item(self, item: Id, **changes: Any) -> Item:
@@ -256,9 +278,9 @@ class Client:
         tags: Sequence[str] = (),
     ) -> Bundle:
         """Add a bundle of items of the catalogue, or replace one. It may be in the very next answer."""
-        body = {"items": _ids("items", items), "title": title, "price": price, "discount": discount}
+        body = {"items": ids("items", items), "title": title, "price": price, "discount": discount}
         answer = self._transport.ask(
-            "PUT", _path("bundles", bundle), body={**body, "tags": _list("tags", tags)}
+            "PUT", _path("bundles", bundle), body={**body, "tags": listed("tags", tags)}
         )
         return self._made(Bundle, answer)
 
@@ -311,6 +333,9 @@ class Client:
     def _post(self, kind: type[T], path: str, body: Any) -> T:
         return self._made(kind, self._transport.ask("POST", path, body=body))
 
+    def _long(self, kind: type[T], path: str, body: Any) -> T:
+        return self._made(kind, self._transport.ask("POST", path, body=body, work=_LONG_WORK))
+
     def _made(self, kind: type[T], answer: Response) -> T:
         try:
             return made(kind, answer.json())
@@ -334,40 +359,6 @@ def _path(kind: str, name: Id, refused: tuple[str, ...] = ()) -> str:
         return f"/v1/{kind}/{quote(text, safe='')}"
     except UnicodeEncodeError:
         raise ConfigError(f"the id {text!r} is no text: it has half of a character") from None
-
-
-def _someone(user: Id | HistoryOf) -> dict[str, Any]:
-    if isinstance(user, str | int):
-        return {"user_id": str(user)}
-    if not isinstance(user, Mapping):
-        raise ConfigError(
-            f"a user is an id or {{'items': […], 'bundles': […]}}, and not {type(user).__name__}"
-        )
-    return {"history": {name: _ids(name, given) for name, given in user.items()}}
-
-
-def _where(where: Where | None) -> dict[str, Any]:
-    if where is None:
-        return {}
-    if not isinstance(where, Mapping):
-        raise ConfigError(f"where is a dict such as {{'max_price': 40}}, and not {type(where).__name__}")
-    given: dict[str, Any] = {name: value for name, value in where.items() if value is not None}
-    for name in ("exclude", "among"):
-        if name in given:
-            given[name] = _ids(name, given[name])
-    if "tags" in given:
-        given["tags"] = _list("tags", given["tags"])
-    return given
-
-
-def _ids(name: str, given: Any) -> list[str]:
-    return [str(one) for one in _list(name, given)]
-
-
-def _list(name: str, given: Any) -> list[Any]:
-    if isinstance(given, str):  # a text is a sequence of letters, and would be taken for ids
-        raise ConfigError(f"{name} is a list, not one text: write [{given!r}]")
-    return list(given)
 
 
 def _page(search: str, tag: str | None, limit: int, offset: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
 from bundlemage.client.answers import FieldError, made
-from bundlemage.errors import BundleMageError, ConfigError
+from bundlemage.errors import BundleMageError, Change, ConfigError, Rule
 
 _FIRST_WAIT: Final = 0.5
 _LONGEST_WAIT: Final = 5.0
@@ -42,6 +42,8 @@ class ServiceError(BundleMageError):
         detail: str | None = None,
         request_id: str | None = None,
         errors: Sequence[FieldError] = (),
+        conflict: Sequence[Rule] = (),
+        changes: Sequence[Change] = (),
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -54,6 +56,10 @@ class ServiceError(BundleMageError):
         """Also in the service's log."""
         self.errors = tuple(errors)
         """The fields of the request that are wrong, with status 422."""
+        self.conflict = tuple(conflict)
+        """Of an impossible design: the smallest set of rules that cannot hold together."""
+        self.changes = tuple(changes)
+        """Of an impossible design: each by itself makes it possible; the smallest first."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,15 @@ class Response:
 
     def json(self) -> Any:
         return json.loads(self.body)
+
+
+@dataclass(frozen=True)
+class _Request:
+    method: str
+    target: str
+    body: bytes | None
+    headers: Mapping[str, str]
+    timeout: float
 
 
 class Transport:
@@ -118,27 +133,32 @@ class Transport:
         query: Mapping[str, Any] | None = None,
         body: Any = None,
         headers: Mapping[str, str] | None = None,
+        work: float = 0.0,
     ) -> Response:
-        """The answer of the service if it is a good one; else a ServiceError."""
+        """The answer of the service if it is a good one; else a ServiceError.
+
+        `work` is how many seconds the service is known to work on such a thing, beside the timeout.
+        """
         target = self._prefix + path + (f"?{urlencode(query, doseq=True)}" if query else "")
         sent = None if body is None else json.dumps(body).encode("ascii")
         all_headers = {**self._headers, **(headers or {})}
         if sent is not None:
             all_headers["Content-Type"] = "application/json"
-        response = self._answered(method, target, sent, all_headers)
+        request = _Request(method, target, sent, all_headers, self._timeout + work)
+        response = self._answered(request)
         if not 200 <= response.status < 300:
             raise self._refusal(response)
         return response
 
-    def _answered(self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]) -> Response:
+    def _answered(self, request: _Request) -> Response:
         """An answer of any status, after as many tries as there may be."""
         for retry in range(self._retries + 1):
             last = retry == self._retries
             wait = min(_FIRST_WAIT * 2**retry, _LONGEST_WAIT) * random.uniform(0.5, 1)
             try:
-                response = self._once(method, target, body, headers)
+                response = self._once(request)
             except TimeoutError as error:  # not tried again: whoever gave a timeout wants to go on after it
-                raise self._silence(f"no answer within {self._timeout:g} s", method) from error
+                raise self._silence(f"no answer within {request.timeout:g} s", request.method) from error
             except ssl.SSLCertVerificationError as error:
                 raise ServiceError(
                     f"{self.address}: its certificate is not trusted ({error.verify_message}). For one of "
@@ -147,7 +167,7 @@ class Transport:
             except (*_LOST, OSError) as error:
                 if last:
                     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                    raise self._silence(reason, method, tries=retry + 1) from error
+                    raise self._silence(reason, request.method, tries=retry + 1) from error
             else:
                 if response.status not in _TRY_AGAIN or last:
                     return response
@@ -158,26 +178,22 @@ class Transport:
             time.sleep(wait)
         raise AssertionError("unreachable")
 
-    def _once(self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]) -> Response:
+    def _once(self, request: _Request) -> Response:
         """Ask over a kept connection; if the service has closed it meanwhile, at once over a new one."""
         kept = self._kept()
         if kept is not None:
             try:
-                return self._over(kept, method, target, body, headers)
+                return self._over(kept, request)
             except _LOST:
                 pass
-        return self._over(self._new(), method, target, body, headers)
+        return self._over(self._new(), request)
 
-    def _over(
-        self,
-        connection: http.client.HTTPConnection,
-        method: str,
-        target: str,
-        body: bytes | None,
-        headers: Mapping[str, str],
-    ) -> Response:
+    def _over(self, connection: http.client.HTTPConnection, request: _Request) -> Response:
+        connection.timeout = request.timeout  # for one that is still to be opened
+        if connection.sock is not None:
+            connection.sock.settimeout(request.timeout)
         try:
-            connection.request(method, target, body, dict(headers))
+            connection.request(request.method, request.target, request.body, dict(request.headers))
             answer = connection.getresponse()
             content = answer.read()
         except BaseException:
@@ -224,6 +240,8 @@ class Transport:
         try:
             problem = response.json()
             errors = tuple(made(FieldError, each) for each in problem.get("errors", ()))
+            conflict = tuple(made(Rule, each) for each in problem.get("conflict", ()))
+            changes = tuple(made(Change, each) for each in problem.get("changes", ()))
             title, detail, request_id = problem["title"], problem["detail"], problem["request_id"]
         except (ValueError, KeyError, TypeError, AttributeError):
             moved = response.headers.get("location")
@@ -242,6 +260,8 @@ class Transport:
             detail=detail,
             request_id=request_id,
             errors=errors,
+            conflict=conflict,
+            changes=changes,
         )
 
 

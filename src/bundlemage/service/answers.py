@@ -16,14 +16,14 @@ class Out(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-def _shown(**example: Any) -> ConfigDict:
+def shown(**example: Any) -> ConfigDict:
     """An answer's example in the API's document."""
     return ConfigDict(json_schema_extra={"examples": [example]})
 
 
 # What the examples are made of: things of the sample shop.
-_ANSWERED = {"request_id": "5f1c9a3e7b2d4860", "model_version": "3f9a1c0b77de"}
-_FOR = {**_ANSWERED, "user_id": "u0007", "history": {"items": 14, "bundles": 4, "not_in_model": 0}}
+ANSWERED = {"request_id": "5f1c9a3e7b2d4860", "model_version": "3f9a1c0b77de"}
+FOR = {**ANSWERED, "user_id": "u0007", "history": {"items": 14, "bundles": 4, "not_in_model": 0}}
 _PART = {"id": "g0022", "title": "Glassreach: The Ancient Privateers", "price": 14.99, "tags": ["Seafaring"]}
 _ITEM = {**_PART, "tags": ["Seafaring"], "stock": 12, "withdrawn": False, "in_model": True}
 _PRICED = {"id": "b0013", "title": "Legends of Glassreach", "price": 87.96, "discount": 0.2}
@@ -82,25 +82,25 @@ class ForSomeone(Answered):
 
 
 class BundlesFor(ForSomeone):
-    model_config = _shown(**_FOR, bundles=[{**_TAGGED, **_RANKED}])
+    model_config = shown(**FOR, bundles=[{**_TAGGED, **_RANKED}])
 
     bundles: list[RankedBundle]
 
 
 class ItemsFor(ForSomeone):
-    model_config = _shown(**_FOR, items=[{**_PART, "tags": ["Seafaring"], "stock": 12, **_RANKED}])
+    model_config = shown(**FOR, items=[{**_PART, "tags": ["Seafaring"], "stock": 12, **_RANKED}])
 
     items: list[RankedItem]
 
 
 class SimilarBundles(Answered):
-    model_config = _shown(**_ANSWERED, bundles=[{**_TAGGED, **_RANKED, "score": 0.954}])
+    model_config = shown(**ANSWERED, bundles=[{**_TAGGED, **_RANKED, "score": 0.954}])
 
     bundles: list[RankedBundle]
 
 
 class ItemOut(Out):
-    model_config = _shown(**_ITEM)
+    model_config = shown(**_ITEM)
 
     id: str
     title: str | None
@@ -112,7 +112,7 @@ class ItemOut(Out):
 
 
 class BundleOut(Out):
-    model_config = _shown(**_BUNDLE)
+    model_config = shown(**_BUNDLE)
 
     id: str
     title: str | None
@@ -127,14 +127,14 @@ class BundleOut(Out):
 
 
 class ItemPage(Out):
-    model_config = _shown(items=[_ITEM], total=600)
+    model_config = shown(items=[_ITEM], total=600)
 
     items: list[ItemOut]
     total: int
 
 
 class BundlePage(Out):
-    model_config = _shown(bundles=[_BUNDLE], total=240)
+    model_config = shown(bundles=[_BUNDLE], total=240)
 
     bundles: list[BundleOut]
     total: int
@@ -146,7 +146,7 @@ class TagCount(Out):
 
 
 class Tags(Out):
-    model_config = _shown(
+    model_config = shown(
         items=[{"tag": "Seafaring", "count": 61}], bundles=[{"tag": "Seafaring", "count": 24}]
     )
 
@@ -155,7 +155,7 @@ class Tags(Out):
 
 
 class UserOut(Out):
-    model_config = _shown(id="u0007", items=[_ITEM], bundles=[_BUNDLE])
+    model_config = shown(id="u0007", items=[_ITEM], bundles=[_BUNDLE])
 
     id: str
     items: list[ItemOut]
@@ -169,14 +169,14 @@ class UserLine(Out):
 
 
 class UserPage(Out):
-    model_config = _shown(users=[{"id": "u0007", "items": 14, "bundles": 4}], next="u0007")
+    model_config = shown(users=[{"id": "u0007", "items": 14, "bundles": 4}], next="u0007")
 
     users: list[UserLine]
     next: str | None = Field(description="To go on, as 'after'; null at the end.")
 
 
 class Gate(Answered):
-    model_config = _shown(**_ANSWERED, user_id="u0007", items=0.62, bundles=0.38)
+    model_config = shown(**ANSWERED, user_id="u0007", items=0.62, bundles=0.38)
 
     user_id: str
     items: float = Field(description="How far item history speaks, 0 to 1.")
@@ -184,7 +184,7 @@ class Gate(Answered):
 
 
 class Written(Out):
-    model_config = _shown(new=2, known=0, replayed=False, request_id="5f1c9a3e7b2d4860")
+    model_config = shown(new=2, known=0, replayed=False, request_id="5f1c9a3e7b2d4860")
 
     new: int
     known: int = Field(description="Those that were there before.")
@@ -202,7 +202,7 @@ class ModelLine(Out):
 
 
 class Models(Out):
-    model_config = _shown(
+    model_config = shown(
         serving="3f9a1c0b77de",
         models=[{**_MODEL, "published_at": "2026-11-15T12:00:00Z", "serving": True}],
     )
@@ -212,7 +212,7 @@ class Models(Out):
 
 
 class Reloaded(Out):
-    model_config = _shown(serving="3f9a1c0b77de", previous="95da838360d4", changed=True)
+    model_config = shown(serving="3f9a1c0b77de", previous="95da838360d4", changed=True)
 
     serving: str
     previous: str
@@ -249,7 +249,7 @@ class ServedOut(Out):
 
 
 class Insights(Out):
-    model_config = _shown(
+    model_config = shown(
         model={**_MODEL, "title": "BundleMage", "trained_on": "sample", "history": [{"epoch": 1}]},
         popularity=[
             {"id": "b0013", "title": "Legends of Glassreach", "sales_share": 0.014, "shown_share": 0.02}
@@ -267,7 +267,7 @@ class Insights(Out):
 
 
 class Health(Out):
-    model_config = _shown(status="ok")
+    model_config = shown(status="ok")
 
     status: Literal["ok"]
 

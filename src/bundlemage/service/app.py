@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from anyio import to_thread
+from anyio import CapacityLimiter, move_on_after, to_thread
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from bundlemage import __version__
-from bundlemage.errors import ArtifactError, ConfigError, StoreError
+from bundlemage.errors import ArtifactError, BusyError, ConfigError, StoreError
 from bundlemage.live import record_of
 from bundlemage.recommender import Recommender
 from bundlemage.service import problems
 from bundlemage.service.engine import Engine, Serving
 from bundlemage.service.metrics import Metrics
 from bundlemage.service.middleware import Frame
-from bundlemage.service.routes import catalogue, health, models, pages, recommend, session, users
+from bundlemage.service.routes import catalogue, design, health, models, pages, recommend, session, users
 from bundlemage.service.security import Security
 from bundlemage.service.settings import Settings
 from bundlemage.store.records import ModelRecord
@@ -32,6 +32,11 @@ log = logging.getLogger("bundlemage.service")
 P = ParamSpec("P")
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
+
+LONG_AT_ONCE = 2
+"""How many long pieces of work are done at the same time: they take CPU time from recommendations."""
+LONG_WAITING = 16
+"""How many more may wait for their turn."""
 
 DESCRIPTION = """Bundles for people, items for bundles. What is posted counts in the very next answer.
 
@@ -48,10 +53,31 @@ class Service:
     engine: Engine
     metrics: Metrics
     security: Security
+    long_work: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(LONG_AT_ONCE))
 
     async def in_thread(self, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
         """What waits for the store must not hold up the others."""
         return await to_thread.run_sync(lambda: work(*given, **named))
+
+    async def at_length(self, work: Callable[[Serving], T], gone: Callable[[], Awaitable[bool]]) -> T:
+        """What may take seconds, such as a design: in a thread, while recommendations go on; few at a time.
+
+        `gone` says whether whoever asked has left: nobody need work for them when their turn comes.
+        """
+        if self.long_work.statistics().tasks_waiting >= LONG_WAITING:
+            raise BusyError(f"{LONG_WAITING} designs and the like are waiting already: ask again in a second")
+        patience = self.settings.answer_timeout_s
+        with move_on_after(patience) as waiting:
+            await self.long_work.acquire()
+        if waiting.cancelled_caught:
+            raise BusyError(f"what others asked for took over {patience:g} s: ask again in a second")
+        try:
+            if await gone():
+                raise BusyError("whoever asked has gone")
+            serving = await self.now()
+            return await to_thread.run_sync(work, serving)
+        finally:
+            self.long_work.release()
 
     async def now(self) -> Serving:
         """Catalogue and model up to date. It never changes, so it may be looked at for long, in any thread,
@@ -144,7 +170,7 @@ def create_app(service: Service) -> FastAPI:
     app.state.service = service
     problems.install(app)
     app.add_exception_handler(405, _wrong_method)
-    for routes in (session, recommend, users, catalogue, models, health, pages):
+    for routes in (session, recommend, design, users, catalogue, models, health, pages):
         app.include_router(routes.router)
     app.add_middleware(Frame)
     return app

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from http import HTTPStatus
 from reprlib import Repr
@@ -19,10 +20,15 @@ from bundlemage.errors import (
     ArtifactError,
     BundleMageError,
     BusyError,
+    Change,
     ConfigError,
     DataError,
     ExistsError,
     IdempotencyError,
+    ImpossibleDesignError,
+    MissingExtraError,
+    Rule,
+    Step,
     StoreError,
     UnknownIdError,
     UnknownThingsError,
@@ -49,6 +55,41 @@ class FieldError(BaseModel):
     """What was found and what is expected."""
 
 
+class RuleOut(BaseModel):
+    """One condition on a bundle that is to be designed."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    kind: str
+    """`size_min`, `size_max`, `budget_min`, `budget_max`, `must`, `forbid`, `at_least`, `at_most`, `one_per`,
+    `in_stock` or `not_owned`."""
+    key: str | None
+    """The item or tag that it is about, where a request may have several of its kind."""
+    text: str
+    """The condition in words."""
+
+
+class StepOut(BaseModel):
+    """A condition with another value."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    kind: str
+    key: str | None
+    value: float | None
+    """Its new number; null: without that condition."""
+
+
+class ChangeOut(BaseModel):
+    """What would make an impossible request possible."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    text: str
+    """The change in words."""
+    steps: list[StepOut]
+
+
 class ProblemOut(BaseModel):
     """Why a request was not answered (RFC 9457)."""
 
@@ -66,6 +107,10 @@ class ProblemOut(BaseModel):
     """Also in the header X-Request-ID and in the service's log."""
     errors: list[FieldError] = Field(default_factory=list)
     """The fields that are wrong; only with status 422."""
+    conflict: list[RuleOut] = Field(default_factory=list)
+    """Only of an impossible design: the smallest set of its conditions that cannot hold together."""
+    changes: list[ChangeOut] = Field(default_factory=list)
+    """Only of an impossible design: each by itself makes it possible, the smallest first."""
 
 
 class ApiError(HTTPException):
@@ -80,21 +125,25 @@ class ApiError(HTTPException):
         *,
         errors: Sequence[FieldError] = (),
         headers: Mapping[str, str] | None = None,
+        members: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(status, detail, headers)
         self.title = title
         self.errors = tuple(errors)
+        self.members: Mapping[str, Any] = members or {}
+        """What only a problem of this kind says."""
 
     def answer(self, request_id: str) -> Response:
+        members = {"errors": list(self.errors), **self.members} if self.errors else self.members
         body = ProblemOut(
             type=_kind(self.title),
             title=self.title,
             status=self.status_code,
             detail=self.detail,
             request_id=request_id,
-            errors=list(self.errors),
+            **members,
         )
-        shown = body.model_dump(exclude=None if self.errors else {"errors"})
+        shown = body.model_dump(exclude_unset=True)
         # Plain ASCII: what is quoted from a request need not be text that UTF-8 can hold.
         content = json.dumps(shown).encode("ascii")
         return Response(content, self.status_code, self.headers, MEDIA_TYPE)
@@ -104,6 +153,7 @@ def _kind(title: str) -> str:
     return f"urn:bundlemage:problem:{title.lower().replace(' ', '-')}"
 
 
+IMPOSSIBLE_DESIGN = "Impossible design"
 # What becomes of our own errors: the status, and the title.
 _OURS: dict[type[BundleMageError], tuple[int, str]] = {
     UnknownIdError: (422, "Unknown id"),
@@ -113,7 +163,9 @@ _OURS: dict[type[BundleMageError], tuple[int, str]] = {
     UnstorableError: (422, "Not possible"),
     ConfigError: (422, "Not possible"),
     DataError: (422, "Not possible"),
+    ImpossibleDesignError: (422, IMPOSSIBLE_DESIGN),
     UnsupportedError: (409, "Not with this model"),
+    MissingExtraError: (409, "Not installed"),
     ArtifactError: (409, "Model cannot be read"),
 }
 
@@ -143,10 +195,29 @@ def from_ours(error: BundleMageError) -> ApiError | None:
     for kind in type(error).__mro__:  # the nearest kind first
         if kind in _OURS:
             status, title = _OURS[kind]
-            return ApiError(status, title, str(error))
+            return ApiError(status, title, str(error), members=_members(error))
     if isinstance(error, BusyError):
         return ApiError(503, "Busy", str(error), headers={"Retry-After": "1"})
     return unavailable() if isinstance(error, StoreError) else None
+
+
+def _members(error: BundleMageError) -> dict[str, Any]:
+    if not isinstance(error, ImpossibleDesignError):
+        return {}
+    return {
+        "conflict": [asdict(rule) for rule in error.conflict],
+        "changes": [asdict(change) for change in error.changes],
+    }
+
+
+def newer_than_the_model(what: str) -> ApiError:
+    """For something of the catalogue that came after the model was trained."""
+    return ApiError(
+        409,
+        "Not in the model",
+        f"{what} newer than the model, which therefore cannot judge it; 'bundlemage retrain' makes a model "
+        "that can",
+    )
 
 
 def answer_of(error: BundleMageError, request_id: str) -> Response:
@@ -300,17 +371,40 @@ def responses(*codes: int) -> dict[int | str, dict[str, Any]]:
     return {status: _documented(status) for status in sorted({*codes, 422, 500})}
 
 
+def with_impossible(documented: dict[int | str, dict[str, Any]]) -> dict[int | str, dict[str, Any]]:
+    """The same of a route whose 422 may tell of an impossible design."""
+    # Rules with keys: the document leaves null out of examples.
+    rules = [
+        Rule("must", "g0022", "the item 'g0022' in it"),
+        Rule("at_most", "Seafaring", "nothing with the tag 'Seafaring'"),
+    ]
+    text = "with at most 1 instead of 0 items with the tag 'Seafaring'"
+    error = ImpossibleDesignError(rules, [Change((Step("at_most", "Seafaring", 1.0),), text)])
+    impossible = {
+        "description": "Something in the request is wrong, or no bundle can be as it is asked for: then "
+        "'conflict' and 'changes' say why, and what would help.",
+        "content": _content(422, IMPOSSIBLE_DESIGN, str(error), _members(error)),
+    }
+    return {**documented, 422: impossible}
+
+
 def _documented(status: int) -> dict[str, Any]:
     meaning, title, detail = _DOCUMENTED[status]
-    example: dict[str, Any] = {
+    members: dict[str, Any] = {}
+    if status == 422:
+        field, _, message = detail.partition(": ")
+        members["errors"] = [{"field": field, "message": message}]
+    return {"description": meaning, "content": _content(status, title, detail, members)}
+
+
+def _content(status: int, title: str, detail: str, members: Mapping[str, Any]) -> dict[str, Any]:
+    example = {
         "type": _kind(title),
         "title": title,
         "status": status,
         "detail": detail,
         "request_id": "5f1c9a3e7b2d4860",
+        **members,
     }
-    if status == 422:
-        field, _, message = detail.partition(": ")
-        example["errors"] = [{"field": field, "message": message}]
     schema = {"$ref": _REFERENCE.format(model="ProblemOut")}
-    return {"description": meaning, "content": {MEDIA_TYPE: {"schema": schema, "example": example}}}
+    return {MEDIA_TYPE: {"schema": schema, "example": example}}

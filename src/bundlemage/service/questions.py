@@ -93,14 +93,14 @@ class History(Body):
     bundles: list[Id] = Field(default=[], max_length=MANY)
 
 
-class Someone(Body):
+class Person(Body):
+    """Someone whom the service knows, or whose history comes along."""
+
     user_id: Id | None = Field(default=None, description="A user whose history the service keeps.")
     history: History | None = Field(default=None, description="In place of a user: what they have.")
-    include_owned: Flag = Field(default=False, description="Whether to show what they have already, too.")
-    where: Where = EVERYTHING
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> Someone:
+    def _one_of_two(self) -> Person:
         if (self.user_id is None) == (self.history is None):
             raise ValueError("give either 'user_id' or 'history', and not both")
         return self
@@ -111,6 +111,11 @@ class Someone(Body):
             return None
         unique = (tuple(dict.fromkeys(names)) for names in (self.history.items, self.history.bundles))
         return Owned(*unique)
+
+
+class Someone(Person):
+    include_owned: Flag = Field(default=False, description="Whether to show what they have already, too.")
+    where: Where = EVERYTHING
 
 
 class RecommendIn(Someone):

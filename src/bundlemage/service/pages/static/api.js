@@ -10,6 +10,8 @@ class Problem extends Error {
     this.title = body.title || "That did not work";
     this.errors = body.errors ?? [];
     this.requestId = body.request_id;
+    this.conflict = body.conflict ?? []; // of an impossible design: rules, and the ways out
+    this.changes = body.changes ?? [];
   }
 }
 
@@ -105,6 +107,9 @@ export const api = {
   userBundles: (id, k, signal) => ask("GET", `${at("users", id)}/bundles`, { query: { k }, signal }),
   recommend: (question, signal) => ask("POST", at("recommend"), { body: question, signal }),
   complete: (question, signal) => ask("POST", at("complete"), { body: question, signal }),
+  design: (question, signal) => ask("POST", at("design"), { body: question, signal }),
+  explain: (question, signal) => ask("POST", at("explain"), { body: question, signal }),
+  scoreBundle: (question, signal) => ask("POST", "/v1/bundles:score", { body: question, signal }),
   record: (interactions, key) => ask("POST", at("interactions"), { body: { interactions }, key }),
   items: (query, signal) => ask("GET", at("items"), { query, signal }),
   item: (id, signal) => ask("GET", at("items", id), { signal }),

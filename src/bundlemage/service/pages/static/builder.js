@@ -1,39 +1,41 @@
-// The builder: items one by one, suggestions after each, and a bundle that is recommendable once it is saved.
+// The builder: items one by one with suggestions after each, or whole bundles; recommendable once saved.
 
-import { api, Newest } from "./api.js";
+import { api } from "./api.js";
 import { userCombobox } from "./combobox.js";
+import { completer } from "./completing.js";
 import { cover } from "./cover.js";
-import { busy, byId, count, h, hasPrice, later, plural, price, priceBeside, still, titleOf } from "./dom.js";
+import { designer } from "./design.js";
+import { byId, count, h, hasPrice, plural, price, priceBeside, titleOf } from "./dom.js";
 import { commonTags, discountOf, idFrom, sumOf } from "./draft.js";
 import { remember } from "./facts.js";
-import { showFit } from "./fit.js";
-import { announce, carryUser, emptyBox, frame, problemBox, setAddress } from "./frame.js";
+import { forecaster } from "./forecast.js";
+import { announce, carryUser, frame, problemBox, setAddress } from "./frame.js";
 import { itemPicker } from "./picker.js";
-import { drawSuggestions, sourceWords } from "./suggestions.js";
+import { saver } from "./saving.js";
 import { whatIsTold } from "./told.js";
-
-const SUGGESTIONS = 8;
 
 const start = new URLSearchParams(location.search);
 const state = {
   user: start.get("user"),
   items: [],
-  completing: false,
   idByHand: false,
-  replacing: null,
-  saved: null,
 };
-const asking = new Newest();
 let session;
 let told;
 let picker;
+let suggestions;
+let saving;
+let designs;
+let forecast;
 
 const ids = () => state.items.map((item) => item.id);
 const has = (id) => state.items.some((item) => item.id === id);
 const field = (name) => byId(name).value.trim();
 
+const whole = () => byId("way-whole").checked;
+
 function address() {
-  setAddress({ user: state.user, item: ids() });
+  setAddress({ user: state.user, item: ids(), design: whole() });
   carryUser(state.user);
 }
 
@@ -55,8 +57,9 @@ function changed(words) {
   drawBundle();
   picker.refresh();
   byId("saved").replaceChildren();
+  designs.refresh();
   if (words) announce(words);
-  if (!state.completing) suggestSoon();
+  suggestions.soon();
 }
 
 function drawBundle() {
@@ -87,8 +90,27 @@ function drawBundle() {
   byId("bundle-count").textContent = count(state.items.length);
   drawPrice();
   drawName();
+  forecast.clear();
   for (const name of ["save", "start-over"]) byId(name).disabled = !state.items.length;
 }
+
+/** The bundle as it would be saved, less its name; null where the discount is none. */
+function draft() {
+  if (!state.items.length) return null;
+  if (Number.isNaN(discount())) return byId("discount").focus() ?? null;
+  return {
+    items: ids(),
+    tags: commonTags(state.items),
+    ...(state.items.every(hasPrice) ? { price: cut() } : {}),
+    ...(discount() ? { discount: discount() } : {}),
+  };
+}
+
+/** A discount is one of prices that are known. */
+const forecastable = () => ({
+  items: state.items,
+  discount: state.items.every(hasPrice) && discount() ? discount() : null,
+});
 
 const discount = () => discountOf(field("discount"));
 const cut = () => Math.round(sumOf(state.items) * (1 - (discount() || 0)) * 100) / 100;
@@ -121,146 +143,7 @@ function drawName() {
         ? `Tags, from what half of the items share: ${tags.join(", ")}`
         : "No tag is shared by half of the items, so the bundle gets none."
       : "";
-  if (state.replacing && state.replacing !== field("bundle-id")) askToReplace(null);
-}
-
-// ── Suggestions ──────────────────────────────────────────────────────────────────────────────────
-
-function question(k) {
-  const who = state.user ? { user_id: state.user } : { history: { items: [], bundles: [] } };
-  return { ...who, items: ids(), k, where: byId("in-stock").checked ? { in_stock: true } : {} };
-}
-
-async function suggest() {
-  if (state.completing) return; // it asks by itself, and for the last time when it is done
-  const list = byId("suggestions");
-  list.setAttribute("aria-busy", "true");
-  if (!list.children.length)
-    list.replaceChildren(
-      ...Array.from({ length: 4 }, () => h("li", { class: "suggestion waiting", "aria-hidden": "true" })),
-    );
-  try {
-    const answer = await asking.run((signal) => api.complete(question(SUGGESTIONS), signal));
-    if (!answer) return;
-    remember(answer.items);
-    drawSuggestions(list, answer.items, add);
-    byId("suggest-source").textContent = sourceWords(answer.items, state.user, state.items.length);
-    byId("suggest-note").replaceChildren(
-      ...(answer.items.length
-        ? []
-        : [
-            emptyBox(
-              "Nothing left to suggest",
-              "Every item that may be shown is in the bundle or owned by this user.",
-            ),
-          ]),
-    );
-    list.removeAttribute("aria-busy");
-  } catch (error) {
-    list.replaceChildren();
-    list.removeAttribute("aria-busy");
-    byId("suggest-note").replaceChildren(problemBox(error, suggest));
-  }
-}
-
-const suggestSoon = later(120, suggest);
-
-/** Add the best one by one: after each, ask again, as each changes what fits next. */
-async function complete() {
-  if (state.completing) {
-    state.completing = false;
-    return;
-  }
-  const size = Number(field("size"));
-  if (!Number.isInteger(size) || size < 1 || size > 100) {
-    byId("size-note").textContent = "A size is a whole number from 1 to 100.";
-    return byId("size").focus();
-  }
-  if (state.items.length >= size) {
-    byId("size-note").textContent =
-      `The bundle has ${plural(state.items.length, "item")} already: give a larger size, or take some out.`;
-    return;
-  }
-  byId("size-note").textContent = "";
-  state.completing = true;
-  byId("complete").textContent = "Stop";
-  const before = state.items.length;
-  try {
-    while (state.completing && state.items.length < size) {
-      const answer = await asking.run((signal) => api.complete(question(1), signal));
-      if (!answer || !state.completing) break;
-      if (!answer.items.length) {
-        byId("size-note").textContent = "There is nothing more that may be added.";
-        break;
-      }
-      remember(answer.items);
-      add(answer.items[0]);
-      byId("bundle-items").lastElementChild?.animate?.(
-        still()
-          ? []
-          : [
-              { opacity: 0, transform: "translateX(-10px)" },
-              { opacity: 1, transform: "none" },
-            ],
-        220,
-      );
-    }
-    announce(
-      `${plural(state.items.length - before, "item")} added; the bundle has ${count(state.items.length)}.`,
-    );
-  } catch (error) {
-    byId("suggest-note").replaceChildren(problemBox(error, complete));
-  } finally {
-    state.completing = false;
-    byId("complete").textContent = "Complete";
-    suggest();
-  }
-}
-
-// ── Saving ───────────────────────────────────────────────────────────────────────────────────────
-
-function askToReplace(id) {
-  state.replacing = id;
-  byId("save").textContent = id ? "Replace it" : "Save bundle";
-  byId("save-note").replaceChildren(
-    id
-      ? h(
-          "p",
-          { class: "note", role: "alert" },
-          `There is a bundle “${id}” already. Save once more to replace it, or change the id.`,
-        )
-      : "",
-  );
-}
-
-async function save() {
-  const [id, title] = [field("bundle-id"), field("bundle-title")];
-  if (!id) {
-    byId("save-note").replaceChildren(
-      h("p", { class: "bad-text", role: "alert" }, "Give the bundle a title first: its id is made from it."),
-    );
-    return byId("bundle-title").focus();
-  }
-  if (Number.isNaN(discount())) return byId("discount").focus();
-  const priced = state.items.every(hasPrice);
-  const bundle = {
-    items: ids(),
-    title: title || id,
-    tags: commonTags(state.items),
-    ...(priced ? { price: cut() } : {}),
-    ...(discount() ? { discount: discount() } : {}),
-  };
-  try {
-    await api.putBundle(id, bundle, state.replacing !== id);
-  } catch (error) {
-    if (error.status === 412) return askToReplace(id); // a withdrawn one, too: past buyers have it
-    throw error;
-  }
-  askToReplace(null);
-  state.saved = { id, title: title || id };
-  await showFit(byId("saved"), state.saved, state.user);
-  byId("saved").scrollIntoView({ block: "nearest" });
-  return undefined;
+  saving.renamed();
 }
 
 // ── Beginning ────────────────────────────────────────────────────────────────────────────────────
@@ -281,8 +164,41 @@ async function fromAddress() {
 function chooseUser(id) {
   state.user = id;
   address();
-  if (state.saved && byId("saved").children.length) showFit(byId("saved"), state.saved, state.user);
-  suggest();
+  saving.forSomeoneElse();
+  designs.refresh();
+  suggestions.ask();
+}
+
+/** A proposal instead of what was there. */
+function take(items, off, name) {
+  state.items = items;
+  remember(items);
+  byId("discount").value = off ? Math.round(off * 1e4) / 100 : "";
+  changed(`${name} taken: ${plural(items.length, "item")} in the bundle. Give it a title and save it.`);
+  byId("bundle-title").focus();
+  byId("save-form").scrollIntoView({ block: "nearest" });
+}
+
+async function swap(out, instead) {
+  try {
+    const item = await api.item(instead.id);
+    remember([item]);
+    state.items = state.items.map((each) => (each.id === out.id ? item : each));
+    changed(`${titleOf(out)} swapped for ${titleOf(item)}.`);
+    await forecast.ask();
+    byId("forecast-ask").focus();
+  } catch (error) {
+    byId("forecast").replaceChildren(problemBox(error));
+  }
+}
+
+/** Item by item, or whole bundles. */
+function showWay() {
+  byId("suggest").hidden = whole();
+  byId("designer").hidden = !whole();
+  byId("proposed").hidden = !whole() || !byId("proposals").children.length;
+  address();
+  suggestions.ask();
 }
 
 function startOver() {
@@ -312,42 +228,31 @@ async function begin() {
     onToggle: (item) => (has(item.id) ? remove(item) : add(item)),
   });
   byId("builder-picker").append(picker.element);
-  byId("complete-form").addEventListener("submit", (event) => {
-    event.preventDefault();
-    complete();
-  });
   byId("bundle-title").addEventListener("input", drawName);
   byId("bundle-id").addEventListener("input", () => {
     state.idByHand = field("bundle-id") !== "";
-    if (state.replacing) askToReplace(null);
+    saving.renamed();
   });
-  byId("discount").addEventListener("input", drawPrice);
-  byId("in-stock").addEventListener("change", suggest);
+  byId("discount").addEventListener("input", () => {
+    drawPrice();
+    forecast.clear();
+  });
   byId("start-over").addEventListener("click", startOver);
-  byId("save-form").addEventListener("submit", (event) => {
-    event.preventDefault();
-    if (session.may("write") && state.items.length)
-      busy(byId("save"), () => save().catch((error) => byId("save-note").replaceChildren(problemBox(error))));
-  });
-  if (!session.may("write")) {
-    byId("save").hidden = true;
-    byId("save-note").append(
-      h(
-        "p",
-        { class: "note" },
-        "This key may only read: bundles can be put together here, but saving one needs a write key.",
-      ),
-    );
-  }
+  suggestions = completer({ draft: () => state, onAdd: add, shown: () => !whole() });
+  saving = saver({ mayWrite: session.may("write"), user: () => state.user, bundle: draft });
+  designs = designer({ told, draft: () => state, onTake: take });
+  forecast = forecaster({ draft: forecastable, onSwap: swap });
+  if (start.get("design") === "yes") byId("way-whole").checked = true;
+  for (const name of ["way-items", "way-whole"]) byId(name).addEventListener("change", showWay);
   try {
     await fromAddress();
   } catch (error) {
     byId("page-note").replaceChildren(problemBox(error));
   }
-  address();
   drawBundle();
   picker.refresh();
-  await suggest();
+  designs.refresh();
+  showWay();
 }
 
 begin().catch((error) => byId("page-note").replaceChildren(problemBox(error, () => location.reload())));

@@ -3,6 +3,7 @@
 import { cover } from "./cover.js";
 import { count, freshId, h, hasPrice, listed, percent, plural, price, titleOf } from "./dom.js";
 import { before, facts } from "./facts.js";
+import { reasonsSlot } from "./reasons.js";
 
 /** `prices`: whether bundles of this shop have any; where none has, there is nothing to miss. */
 export function priceLine(bundle, prices) {
@@ -27,13 +28,13 @@ export function scoreWords(thing, all) {
     : `${percent(thing.score)} of the score of all ${all}s`;
 }
 
-export function scoreBar(thing, highest, all) {
+export function scoreBar(thing, highest, all, words = scoreWords(thing, all)) {
   const bar = h(
     "span",
     { class: "bar", "aria-hidden": "true" },
     h("span", { style: { width: `${Math.max(2, (thing.score / highest) * 100)}%` } }),
   );
-  return h("p", { class: "score" }, bar, h("span", {}, scoreWords(thing, all)));
+  return h("p", { class: "score" }, bar, h("span", {}, words));
 }
 
 function contents(bundle) {
@@ -61,10 +62,13 @@ function movedBadge(moved) {
   );
 }
 
-/** One recommended bundle. `moved` is "new", or by how many places it went up; `prices` as above. */
-export function bundleCard(bundle, { owned, highest, moved, prices, onOpen, onBuy }) {
+/**
+ * One recommended bundle. `moved` is "new", or by how many places it went up; `prices` as above; `reasons`:
+ * whether the model's own will come.
+ */
+export function bundleCard(bundle, { owned, highest, moved, prices, reasons, onOpen, onBuy }) {
   const heading = freshId("card");
-  const why = facts(bundle, owned).slice(0, 2);
+  const why = facts(bundle, owned).slice(0, reasons ? 1 : 2); // the model's own say more, and need the room
   const buy = onBuy
     ? h(
         "button",
@@ -107,10 +111,11 @@ export function bundleCard(bundle, { owned, highest, moved, prices, onOpen, onBu
         why.length
           ? h(
               "ul",
-              { class: "why", "aria-label": "Why it may fit" },
+              { class: "why", "aria-label": "What it has to do with this history" },
               why.map((fact) => h("li", {}, fact)),
             )
           : null,
+        reasons ? reasonsSlot() : null,
         contents(bundle),
         h(
           "div",

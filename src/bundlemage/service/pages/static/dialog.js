@@ -6,12 +6,16 @@ import { cover } from "./cover.js";
 import { byId, count, h, plural, priceBeside, titleOf } from "./dom.js";
 import { facts, ownedOf, remember, unseen } from "./facts.js";
 import { problemBox } from "./frame.js";
+import { whyBox } from "./why.js";
 
 const newest = new Newest();
 
-/** Everything about a bundle, and others like it. `prices` says whether bundles of this shop have any. */
+/**
+ * Everything about a bundle, and others like it. `prices` says whether bundles of this shop have any;
+ * `reasons(id)` gives the model's own, or null.
+ */
 export async function openBundle(bundle, given) {
-  const { owned, user, prices, onBuy } = given;
+  const { owned, user, prices, reasons, onBuy } = given;
   const dialog = byId("bundle-dialog");
   const again = () => openBundle(bundle, given);
   const close = h(
@@ -52,6 +56,7 @@ export async function openBundle(bundle, given) {
     const mine = new Set(ownedOf(full, owned).map((item) => item.id));
     const has = owned.bundles.some((each) => each.id === bundle.id);
     const why = facts(full, owned);
+    const own = reasons(bundle.id);
     body.replaceChildren(
       h(
         "div",
@@ -84,6 +89,14 @@ export async function openBundle(bundle, given) {
               { class: "why" },
               why.map((fact) => h("li", {}, fact)),
             ),
+          )
+        : "",
+      own
+        ? h(
+            "section",
+            {},
+            h("h3", {}, "What the model went by"),
+            whyBox(own, titleOf(full)),
           )
         : "",
       h(

@@ -11,6 +11,7 @@ import { filterBar } from "./filters.js";
 import { announce, carryUser, emptyBox, frame, problemBox, setAddress, toast } from "./frame.js";
 import { historyPanel } from "./history.js";
 import { itemPicker } from "./picker.js";
+import { reasonsFor } from "./reasons.js";
 import { whatIsTold } from "./told.js";
 
 const MORE = 12;
@@ -26,6 +27,7 @@ const state = {
 };
 const asking = new Newest();
 const loading = new Newest();
+const reasons = reasonsFor();
 let session;
 let told;
 let filters;
@@ -110,11 +112,13 @@ function visitorChanged(words) {
 
 // ── Recommendations ──────────────────────────────────────────────────────────────────────────────
 
-function question() {
-  const who = state.user
+const who = () =>
+  state.user
     ? { user_id: state.user }
     : { history: { items: ids(state.items), bundles: ids(state.bundles) } };
-  return { ...who, k: state.k, details: true, where: filters.where() };
+
+function question() {
+  return { ...who(), k: state.k, details: true, where: filters.where() };
 }
 
 /** Ask again. `why`: "fresh" for someone else, "change" when the same one's history or wishes changed. */
@@ -130,6 +134,7 @@ async function recommend(why, words = "") {
     const change = old ? changes(old, answer.bundles) : null;
     state.answer = answer;
     drawCards(change);
+    reasons.show(who(), answer.bundles, byId("cards"), byId("reasons-note"));
     if (change) announce(`${words} ${changeWords(change)}`.trim());
     else announce(`${plural(answer.bundles.length, "bundle")} recommended.`);
     return change;
@@ -153,6 +158,7 @@ function drawCards(change) {
       highest,
       moved: change?.moves.get(bundle.id),
       prices: told.bundlePrices,
+      reasons: reasons.expected(bundles),
       onOpen,
       onBuy: mayBuy() ? buy : null,
     }),
@@ -203,6 +209,7 @@ const onOpen = (bundle) =>
     owned: owned(),
     user: state.user,
     prices: told.bundlePrices,
+    reasons: reasons.of,
     onBuy: mayBuy() ? buy : null,
   });
 

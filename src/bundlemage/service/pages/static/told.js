@@ -7,10 +7,12 @@ const LOOK = { limit: 200 }; // enough to see what a catalogue has, and still a 
 
 export async function whatIsTold() {
   const [tags, bundles, items] = await Promise.all([api.tags(), api.bundles(LOOK), api.items(LOOK)]);
+  const prices = items.items.filter(hasPrice).map((item) => item.price);
   return {
     tags, // {items, bundles}, each maybe empty
     bundlePrices: bundles.bundles.some(hasPrice),
-    itemPrices: items.items.some(hasPrice),
+    itemPrices: prices.length > 0,
+    prices, // of the items that were looked at
     stock: items.items.some((item) => typeof item.stock === "number"),
   };
 }

@@ -1,0 +1,182 @@
+// Whole bundles on request: what is asked, the wait, the proposals, and the ways out where there are none.
+
+import { api, Newest } from "./api.js";
+import { skeletonCards } from "./cards.js";
+import { constraintPanel } from "./constraints.js";
+import { byId, h, plural } from "./dom.js";
+import { announce, problemBox } from "./frame.js";
+import { drawProposals, foundWords } from "./proposals.js";
+
+const MOST_BUNDLES = 20;
+
+/**
+ * `draft()` gives {user, items} of the bundle in the making at any time; `onTake(items, discount)` makes it a
+ * proposed one.
+ */
+export function designer({ told, draft, onTake }) {
+  const panel = constraintPanel({ place: byId("constraints"), told });
+  const asking = new Newest();
+  let running = false;
+  let turn = 0; // of several requests at once the last one counts
+  let begun = null; // {start, taken}: whoever takes a proposal can go on designing from what there was before
+
+  const idsOf = (items) => items.map((item) => item.id);
+  const same = (one, other) => one.length === other.length && one.every((id) => other.includes(id));
+  const isTaken = () => Boolean(begun?.taken && same(begun.taken, idsOf(draft().items)));
+  const start = () => (isTaken() ? begun.start : idsOf(draft().items));
+
+  function drawStart() {
+    const many = start().length;
+    const inside = many
+      ? `The ${plural(many, "item")} of the bundle will be in every proposal.`
+      : "From nothing.";
+    byId("design-start").textContent = isTaken()
+      ? `Begins again with what there was before you took a proposal: ${many ? plural(many, "item") : "nothing"}.`
+      : inside;
+    panel.forSomeone(draft().user);
+  }
+
+  const thorough = () => byId("method-exact").checked;
+
+  function question() {
+    const { user } = draft();
+    const who = user ? { user_id: user } : { history: { items: [], bundles: [] } };
+    const n = Number(byId("how-many").value);
+    return { ...who, start: start(), ...panel.wishes(), n, method: thorough() ? "exact" : "beam" };
+  }
+
+  function wrong() {
+    const field = byId("how-many");
+    const n = Number(field.value);
+    const bad = !Number.isInteger(n) || n < 1 || n > MOST_BUNDLES;
+    field.setAttribute("aria-invalid", String(bad));
+    return bad ? [field, `How many: a whole number from 1 to ${MOST_BUNDLES} is wanted.`] : panel.wrong();
+  }
+
+  function waiting(on, n = 0) {
+    running = on;
+    byId("design").textContent = on ? "Stop" : "Design";
+    byId("design-wait").textContent = on
+      ? `Looking for bundles…${thorough() ? " This may take some seconds." : ""}`
+      : "";
+    const list = byId("proposals");
+    if (on) {
+      list.setAttribute("aria-busy", "true");
+      byId("proposed").hidden = false;
+      if (!list.children.length) list.replaceChildren(...skeletonCards(Math.min(n, 3)));
+    } else list.removeAttribute("aria-busy");
+  }
+
+  function nothingShown() {
+    byId("proposals").replaceChildren();
+    byId("proposed").hidden = true;
+  }
+
+  async function ask() {
+    const fault = wrong();
+    byId("design-note").replaceChildren();
+    if (fault) {
+      const [field, words] = fault;
+      byId("design-note").replaceChildren(h("p", { class: "bad-text", role: "alert" }, words));
+      field.focus();
+      return;
+    }
+    const wanted = question();
+    const mine = (turn += 1);
+    waiting(true, wanted.n);
+    announce("Looking for bundles.");
+    try {
+      const answer = await asking.run((signal) => api.design(wanted, signal));
+      if (mine !== turn) return;
+      waiting(false); // before they are shown: what goes above would move what was scrolled to
+      if (answer) {
+        begun = { start: wanted.start, taken: isTaken() ? begun.taken : null };
+        show(answer, wanted);
+      } else if (byId("proposals").querySelector(".skeleton")) nothingShown();
+    } catch (error) {
+      waiting(false);
+      nothingShown();
+      byId("design-note").replaceChildren(
+        error.conflict?.length ? impossible(error) : problemBox(error, ask),
+      );
+      byId("design").focus({ preventScroll: true }); // a button on a card that was pressed is gone
+      byId("design-note").scrollIntoView({ block: "nearest" });
+    }
+  }
+
+  function show(answer, wanted) {
+    drawProposals(byId("proposals"), answer.bundles, {
+      prices: told.itemPrices,
+      keeps: panel.keeps,
+      onKeep: (item) => {
+        panel.keep(item);
+        ask();
+      },
+      onForbid: (item) => {
+        panel.forbid(item);
+        ask();
+      },
+      onTake: take,
+    });
+    const words = foundWords(answer, wanted);
+    byId("proposals-note").textContent = words;
+    announce(words);
+    if (byId("designer").hidden) return; // whoever went on item by item meanwhile is not called away
+    byId("proposed").hidden = false;
+    byId("proposed-title").focus({ preventScroll: true });
+    byId("proposed").scrollIntoView({ block: "start" });
+  }
+
+  function take(bundle) {
+    begun.taken = idsOf(bundle.items);
+    onTake(bundle.items, bundle.discount, `Proposal ${bundle.rank}`);
+  }
+
+  /** What cannot be, and every way out as a button. */
+  function impossible({ conflict, changes }) {
+    const way = ({ text, steps }) => {
+      const go = () => {
+        panel.apply(steps);
+        ask();
+      };
+      return h(
+        "li",
+        {},
+        h("button", { type: "button", class: "way-out", on: { click: go } }, `Design ${text}`),
+      );
+    };
+    return h(
+      "div",
+      { class: "problem impossible", role: "alert" },
+      h(
+        "p",
+        { class: "problem-title" },
+        conflict.length > 1 ? "These cannot hold together:" : "This cannot hold:",
+      ),
+      h(
+        "ul",
+        { class: "conflict" },
+        conflict.map(({ text }) => h("li", {}, text)),
+      ),
+      changes.length
+        ? [
+            h("p", {}, "Any one of these would make it possible:"),
+            h("ul", { class: "ways-out" }, changes.map(way)),
+          ]
+        : h("p", {}, "No change of these rules makes it possible: there is nothing to add."),
+    );
+  }
+
+  byId("design-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (!running) return ask();
+    asking.stop();
+    return announce("Stopped.");
+  });
+  drawStart();
+
+  return {
+    /** The bundle is another one, or it is for someone else. */
+    refresh: drawStart,
+  };
+}

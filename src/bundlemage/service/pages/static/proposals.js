@@ -1,0 +1,138 @@
+// Bundles that were designed, as cards side by side.
+
+import { priceLine, scoreBar } from "./cards.js";
+import { cover } from "./cover.js";
+import { count, figure, freshId, h, listed, percent, plural, priceBeside, titleOf } from "./dom.js";
+import { commonTags } from "./draft.js";
+import { whyBox } from "./why.js";
+
+const added = (bundle) => bundle.items.filter((item) => !item.given);
+
+/** What sets a bundle apart from the others that are shown. */
+function difference(bundle, all) {
+  const others = new Set(
+    all.filter((other) => other !== bundle).flatMap((other) => other.items.map(({ id }) => id)),
+  );
+  const only = added(bundle).filter((item) => !others.has(item.id));
+  if (all.length < 2) return null;
+  if (!only.length) return "Each of its items is in another one, too.";
+  const rest = added(bundle).length - only.length;
+  return `${rest ? "Only here" : "All its own"}: ${listed(only.map(titleOf))}.`;
+}
+
+/** How the search weighed it, where more than likelihood counted. */
+function terms({ value, terms: parts }) {
+  const others = ["margin", "diversity"].filter((name) => parts[name]);
+  if (!others.length) return null;
+  const signed = (number) => figure(number).replace("-", "−");
+  const words = ["likelihood", ...others].map(
+    (name) => `${name === "diversity" ? "variety" : name} ${signed(parts[name])}`,
+  );
+  return h("p", { class: "fine" }, `Value ${signed(value)}: ${listed(words)}.`);
+}
+
+function row(item, bundle, { keeps, onKeep, onForbid }) {
+  const link = (text, label, work) =>
+    h(
+      "button",
+      { type: "button", class: "link", "aria-label": label, on: { click: () => work(item) } },
+      text,
+    );
+  return h(
+    "li",
+    { class: "proposed-item", data: { item: item.id } },
+    h(
+      "div",
+      { class: "proposed-line" },
+      h(
+        "span",
+        { class: "line-title" },
+        h("span", {}, titleOf(item), item.given ? h("span", { class: "badge" }, "given") : null),
+        item.given ? null : h("span", { class: "fine" }, `${percent(item.score)} of the score of all items`),
+      ),
+      priceBeside(item, bundle.items),
+    ),
+    item.why ? whyBox(item.why, titleOf(item)) : null,
+    item.given
+      ? null
+      : h(
+          "div",
+          { class: "row" },
+          keeps(item.id)
+            ? h("span", { class: "fine" }, "In every bundle.")
+            : link("Keep", `Keep ${titleOf(item)} in every bundle`, onKeep),
+          link("Not this one", `Not this one: ${titleOf(item)}`, onForbid),
+        ),
+  );
+}
+
+/** `asked` is {keeps, onKeep, onForbid, onTake, prices}. */
+function card(bundle, all, highest, asked) {
+  const heading = freshId("proposal");
+  const name = listed(added(bundle).slice(0, 2).map(titleOf));
+  const differs = difference(bundle, all);
+  const from = { ...bundle, discount: bundle.discount || null };
+  return h(
+    "li",
+    { class: "card proposal", data: { rank: bundle.rank } },
+    h(
+      "article",
+      { "aria-labelledby": heading },
+      h(
+        "div",
+        { class: "cover" },
+        cover(name, commonTags(bundle.items)),
+        h("span", { class: "rank" }, count(bundle.rank)),
+      ),
+      h(
+        "div",
+        { class: "card-body" },
+        h("h3", { id: heading }, `Proposal ${count(bundle.rank)}: ${plural(bundle.items.length, "item")}`),
+        differs ? h("p", { class: "contents" }, differs) : null,
+        h(
+          "ul",
+          { class: "lines", "aria-label": `Items of proposal ${bundle.rank}` },
+          bundle.items.map((item) => row(item, bundle, asked)),
+        ),
+        h(
+          "div",
+          { class: "card-end" },
+          terms(bundle),
+          scoreBar(bundle, highest, "item", `${percent(bundle.score)} of the score of all items, on average`),
+          h(
+            "div",
+            { class: "card-foot" },
+            priceLine(from, asked.prices),
+            h(
+              "button",
+              {
+                type: "button",
+                class: "strong take",
+                "aria-label": `Take proposal ${bundle.rank}`,
+                on: { click: () => asked.onTake(bundle) },
+              },
+              "Take this one",
+            ),
+          ),
+        ),
+      ),
+    ),
+  );
+}
+
+export function drawProposals(list, bundles, asked) {
+  const highest = Math.max(...bundles.map((bundle) => bundle.score), 1e-12);
+  list.replaceChildren(...bundles.map((bundle) => card(bundle, bundles, highest, asked)));
+}
+
+/** How they were found, in a sentence; `wanted` is what was asked. */
+export function foundWords({ bundles, method, seconds, complete, proven }, wanted) {
+  const how = method === "exact" ? "thorough search" : "quick search";
+  const whom = wanted.user_id ?? "nobody in particular";
+  const all = `${plural(bundles.length, "bundle")} for ${whom}, ${how}, ${figure(seconds, 2)} s.`;
+  const more = complete
+    ? bundles.length < wanted.n && "There are no more that differ enough from these."
+    : "Time ran out: these are the best that were found until then.";
+  const sure = proven && "No bundle at all would be better than the first.";
+  return [all, more, sure].filter(Boolean).join(" ");
+}

@@ -1,0 +1,76 @@
+// The model's own reasons: what speaks for a thing, found by leaving each thing out and asking again.
+
+import { splitBar } from "./charts.js";
+import { count, h, plural, titleOf } from "./dom.js";
+
+const KINDS = { item: "they have it", bundle: "a bundle they have", partial: "in this bundle" };
+
+/** From a logarithm to "×1.04" or "×545,000". */
+function times(log) {
+  const value = Math.exp(log);
+  return `×${value < 10 ? value.toFixed(2) : count(Number(value.toPrecision(3)))}`;
+}
+
+/** How far items and bundles of the history each speak, in words and as a bar. */
+function gateLine(gate) {
+  const even = Math.abs(gate - 0.5) < 0.01;
+  const more =
+    gate > 0.5 ? "What they bought one by one speaks louder" : "The bundles they bought speak louder";
+  return h(
+    "div",
+    { class: "gate" },
+    h("p", {}, even ? "Items and bundles of the history speak about equally." : `${more}.`),
+    splitBar([
+      { name: "items", share: gate, tone: "first" },
+      { name: "bundles", share: 1 - gate, tone: "second" },
+    ]),
+  );
+}
+
+function table(why) {
+  if (!why.reasons.length) return h("p", {}, "There is nothing in the history or the bundle to leave out.");
+  const rows = why.reasons.map((reason) =>
+    h(
+      "tr",
+      {},
+      h("th", { scope: "row" }, titleOf(reason), h("span", { class: "fine" }, KINDS[reason.kind])),
+      h("td", {}, times(reason.effect)),
+    ),
+  );
+  return [
+    h(
+      "table",
+      { class: "reasons" },
+      h("caption", {}, "So many times as likely as without it, against the average."),
+      h(
+        "thead",
+        {},
+        h("tr", {}, h("th", { scope: "col" }, "Because of"), h("th", { scope: "col" }, "Likelier")),
+      ),
+      h("tbody", {}, rows),
+    ),
+    why.more ? h("p", { class: "fine" }, `And ${plural(why.more, "thing")} more, with less effect.`) : null,
+  ];
+}
+
+/** A sentence, and the numbers behind it for whoever opens them. `of` names the thing. */
+export function whyBox(why, of) {
+  const most = { ...why, reasons: why.reasons.slice(0, 5) };
+  most.more = (why.more ?? 0) + why.reasons.length - most.reasons.length;
+  return h(
+    "div",
+    { class: "model-why" },
+    h("p", {}, why.words),
+    h(
+      "details",
+      { class: "numbers" },
+      h("summary", {}, "In numbers", h("span", { class: "unseen" }, `: why ${of}`)),
+      h(
+        "div",
+        { class: "numbers-body" },
+        table(most),
+        typeof why.gate === "number" ? gateLine(why.gate) : null,
+      ),
+    ),
+  );
+}

@@ -1,0 +1,197 @@
+"""`bundlemage design` and `bundlemage explain`, as one types them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundlemage.recommender import Recommender
+from tests.cli.run import run, run_json
+from tests.small_shop import QUICK, small_shop
+
+
+@pytest.fixture(scope="module")
+def model() -> Recommender:
+    return Recommender(**QUICK).fit(small_shop())
+
+
+@pytest.fixture(scope="module")
+def folder(model: Recommender, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model.save(tmp_path_factory.mktemp("designs") / "model")
+
+
+@pytest.fixture(scope="module")
+def user(model: Recommender) -> str:
+    return model.dataset.users[3]
+
+
+@pytest.fixture(scope="module")
+def tag(model: Recommender) -> str:
+    """The one that most items have."""
+    assert model.dataset.catalogue is not None
+    tags: list[str] = [tag for row in model.dataset.catalogue.items["tags"].to_pylist() for tag in row or ()]
+    return max(sorted(set(tags)), key=tags.count)
+
+
+def flat(text: str) -> str:
+    """Without the frames and line ends of cards."""
+    return " ".join(re.sub("[│╭╮╰╯─┃]", " ", text).split())
+
+
+def test_designs_are_those_of_the_recommender(model: Recommender, folder: Path, user: str, tag: str) -> None:
+    start, must, forbid = model.dataset.items[0], model.dataset.items[1], model.dataset.items[2]
+    arguments = ["design", folder, "--user", user, "--device", "cpu", "--start", start, "--must", must]
+    arguments += ["--forbid", forbid, "--size", "3-4", "--budget", "5-150", "--at-least", f"{tag}=1"]
+    arguments += ["--at-most", f"{tag}=3", "--any-stock", "--include-owned", "--discount", 0.2, "-n", 2]
+    arguments += ["--diversity", 0.5, "--margin", 0.1, "--apart", 0.6, "--method", "greedy", "--seed", 3]
+    told = run_json(*arguments)
+    expected = model.design(
+        user,
+        start=[start],
+        must=[must],
+        forbid=[forbid],
+        size=(3, 4),
+        budget=(5, 150),
+        tags={"at least": {tag: 1}, "at most": {tag: 3}},
+        in_stock=False,
+        not_owned=False,
+        discount=0.2,
+        n=2,
+        diversity=0.5,
+        margin=0.1,
+        apart=0.6,
+        method="greedy",
+        seed=3,
+    )
+    assert (told["user"], told["method"], told["complete"]) == (user, "greedy", True)
+    assert [[item["id"] for item in each["items"]] for each in told["bundles"]] == [
+        each.ids for each in expected
+    ]
+    first, designed = told["bundles"][0], expected[0]
+    assert (first["price"], first["value"]) == (designed.price, pytest.approx(designed.value))
+    why = designed.items[-1].why
+    assert why is not None
+    assert first["items"][-1]["why"]["words"] == why.words()
+    assert first["items"][0]["why"] is None
+
+    cards = flat(run(*arguments).stdout)
+    assert f"1. {len(designed.items)} items" in cards
+    assert f"{designed.price:,.2f} −20% {designed.list_price:,.2f}" in cards
+    assert f"{designed.score:.2%}" in cards
+    assert cards.count("there already") == len(expected)
+    for item in designed.items:
+        assert item.id in cards
+        assert f"{item.price:,.2f}" in cards
+        if item.why is not None:
+            assert flat(item.why.words()) in cards
+
+
+def test_for_someone_new_with_as_little_as_can_be_said(model: Recommender, folder: Path) -> None:
+    item = model.dataset.items[5]
+    told = run_json("design", folder, "--history-items", item, "-n", 1)
+    assert told["user"] is None
+    (bundle,) = told["bundles"]
+    assert 3 <= len(bundle["items"]) <= 5
+    assert item not in {each["id"] for each in bundle["items"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [("40", (None, 40)), ("20-60", (20, 60)), ("20-", (20, None)), ("20.5-60.25", (20.5, 60.25))],
+)
+def test_a_budget_is_written_in_several_ways(
+    folder: Path, user: str, text: str, kept: tuple[float | None, float | None]
+) -> None:
+    for bundle in run_json("design", folder, "--user", user, "--budget", text, "--size", 3)["bundles"]:
+        assert len(bundle["items"]) == 3
+        assert (kept[0] or 0) <= bundle["price"] <= (kept[1] or 1e9)
+
+
+def test_an_impossible_design_ends_with_2_and_says_why_and_what_would_help(
+    model: Recommender, folder: Path, user: str, tag: str
+) -> None:
+    refused = run(
+        "design",
+        folder,
+        "--user",
+        user,
+        "--size",
+        3,
+        "--at-least",
+        f"{tag}=3",
+        "--at-most",
+        f"{tag}=1",
+        code=2,
+    )
+    lines = refused.stderr.splitlines()
+    assert all(line.startswith("error: ") for line in lines)
+    assert f"error:   at least 3 items with the tag {tag!r}" in lines
+    assert f"error:   at most 1 item with the tag {tag!r}" in lines
+    assert f"error:   with at most 3 instead of 1 items with the tag {tag!r}" in lines
+    assert refused.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--size", "some"], "--size 'some': write it as 4, or as 3-5"),
+        (["--size", "5-3"], "the least comes first"),
+        (["--budget", "cheap"], "--budget 'cheap': write it as 40"),
+        (["--at-least", "Horror"], "--at-least 'Horror': write it as NAME=VALUE"),
+        (["--at-most", "Horror=few"], "--at-most 'Horror=few': after the tag comes a whole number"),
+        (["--discount", "1"], "'discount' is 1.0"),
+        (["-n", "0"], "'n' is 0"),
+        (["--method", "magic"], "'method' is 'magic'"),
+        (["--start", "nothing"], "unknown item id 'nothing'"),
+        (["--one-per", "nothing*"], "no tag of an item begins so"),
+        (["--history-items", "x"], "give --user or a history"),
+    ],
+    ids=str,
+)
+def test_a_wrong_wish_is_told(folder: Path, user: str, arguments: list[str], words: str) -> None:
+    refused = run("design", folder, "--user", user, *arguments, code=2)
+    assert words in flat(refused.stderr)
+    assert "Traceback" not in refused.output
+
+
+def test_reasons_are_those_of_the_recommender(model: Recommender, folder: Path, user: str) -> None:
+    bundle = model.recommend(user, 1)[0].id
+    expected = model.explain(user, bundle=bundle)
+    told: dict[str, Any] = run_json("explain", folder, "--user", user, "--bundle", bundle)
+    assert (told["user"], told["bundle"]) == (user, bundle)
+    assert told["fit"] == pytest.approx(expected.fit, abs=1e-5)
+    assert told["words"] == expected.words()
+    assert {(each["kind"], each["id"]) for each in told["reasons"]} == {
+        (each.kind, each.id) for each in expected.reasons
+    }
+    table = flat(run("explain", folder, "--user", user, "--bundle", bundle, "--most", 2).stdout)
+    assert expected.gate is not None
+    assert f"item history speaks for {expected.gate:.0%}, bundle history for {1 - expected.gate:.0%}" in table
+    assert expected.reasons[0].id in table
+    assert f"and {len(expected.reasons) - 2} weaker ones" in table
+
+    item, inside = model.dataset.items[4], list(model.dataset.items)[:2]
+    told = run_json("explain", folder, "--user", user, "--item", item, "--items", ",".join(inside))
+    assert told["items"] == inside
+    partial = {each["id"] for each in told["reasons"] if each["kind"] == "partial"}
+    assert partial == set(inside)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "why what?"),
+        (["--bundle", "b", "--item", "i"], "why what?"),
+        (["--bundle", "b", "--items", "i"], "give it with one"),
+        (["--bundle", "b"], "unknown bundle id 'b'"),
+        (["--item", "i"], "unknown item id 'i'"),
+    ],
+    ids=str,
+)
+def test_a_wrong_question_for_reasons_is_told(
+    folder: Path, user: str, arguments: list[str], words: str
+) -> None:
+    assert words in flat(run("explain", folder, "--user", user, *arguments, code=2).stderr)

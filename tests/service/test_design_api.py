@@ -1,0 +1,392 @@
+"""Designs, reasons and audiences over the API: the same as in Python, and never in the way of the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from bundlemage.designer import possible
+from bundlemage.designer.brief import Brief, Wishes
+from bundlemage.recommender import Recommender
+from bundlemage.service import app
+from bundlemage.service.design_questions import DesignIn
+from bundlemage.service.routes import design
+from bundlemage.shop import History
+from tests.service.running import Inside, copied, inside, ok, problem, wait_until
+
+SOMEONE = "u0007"
+SLOW = {"user_id": SOMEONE, "method": "exact", "n": 20, "size": {"least": 6, "most": 10}, "reasons": False}
+"""A search that always takes all the time that it is given."""
+
+
+@pytest.fixture(scope="module")
+def service(
+    sample_model: Path, sample_database: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Inside]:
+    with inside(sample_model, copied(sample_database, tmp_path_factory.mktemp("design"))) as running:
+        yield running
+
+
+@pytest.fixture
+def client(service: Inside) -> Iterator[httpx.Client]:
+    with service.client() as client:
+        yield client
+
+
+def asked(client: httpx.Client, **wishes: Any) -> httpx.Response:
+    return client.post("/v1/design", json={"user_id": SOMEONE, **wishes})
+
+
+def near(found: float) -> Any:
+    return pytest.approx(found, abs=1e-4, rel=1e-4)
+
+
+# ── Designs ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_design_keeps_its_budget_and_tags_and_is_that_of_the_recommender(
+    client: httpx.Client, recommender: Recommender
+) -> None:
+    answer = ok(
+        asked(
+            client,
+            start=["g0022"],
+            size={"least": 3, "most": 4},
+            budget={"least": 20, "most": 40},
+            tags={"at_least": {"Seafaring": 2}, "at_most": {"Horror": 0}},
+            discount=0.2,
+            n=3,
+        )
+    )
+    assert answer["user_id"] == SOMEONE
+    assert answer["history"] == {"items": 14, "bundles": 4, "not_in_model": 0}
+    assert (answer["method"], answer["complete"], answer["proven"]) == ("beam", True, False)
+    owned = {item["id"] for item in ok(client.get(f"/v1/users/{SOMEONE}"))["items"]}
+    assert [bundle["rank"] for bundle in answer["bundles"]] == [1, 2, 3]
+    for bundle in answer["bundles"]:
+        items = bundle["items"]
+        sold = [ok(client.get(f"/v1/items/{item['id']}")) for item in items]
+        assert [(each["title"], each["price"], each["tags"]) for each in sold] == [
+            (item["title"], item["price"], item["tags"]) for item in items
+        ]
+        assert 3 <= len({item["id"] for item in items}) == len(items) <= 4
+        assert bundle["list_price"] == pytest.approx(sum(each["price"] for each in sold))
+        assert bundle["price"] == pytest.approx(bundle["list_price"] * 0.8, abs=0.006)
+        assert 20 <= bundle["price"] <= 40
+        assert sum("Seafaring" in each["tags"] for each in sold) >= 2
+        assert not any("Horror" in each["tags"] for each in sold)
+        assert [item["given"] for item in items] == [True] + [False] * (len(items) - 1)
+        assert (items[0]["id"], items[0]["score"], items[0]["why"]) == ("g0022", None, None)
+        assert all(each["stock"] for each in sold[1:])
+        assert owned.isdisjoint(item["id"] for item in items[1:])
+        assert bundle["value"] == pytest.approx(sum(bundle["terms"].values()))
+
+    expected = recommender.design(
+        SOMEONE,
+        start=["g0022"],
+        size=(3, 4),
+        budget=(20, 40),
+        tags={"at least": {"Seafaring": 2}, "at most": {"Horror": 0}},
+        discount=0.2,
+        n=3,
+    )
+    assert [[item["id"] for item in each["items"]] for each in answer["bundles"]] == [
+        each.ids for each in expected
+    ]
+    assert [each["score"] for each in answer["bundles"]] == [near(each.score) for each in expected]
+    why, designed = answer["bundles"][0]["items"][1]["why"], expected[0].items[1].why
+    assert designed is not None
+    assert why["words"] == designed.words()
+    assert (why["fit"], why["gate"]) == (near(designed.fit), near(designed.gate or 0))
+    assert len(why["reasons"]) == 10
+    assert why["more"] == len(designed.reasons) - 10
+    assert [reason["effect"] for reason in why["reasons"]] == [
+        near(reason.effect) for reason in designed.reasons[:10]
+    ]
+
+
+def test_for_someone_whom_the_shop_does_not_know(client: httpx.Client, recommender: Recommender) -> None:
+    history = {"items": ["g0022", "g0022"], "bundles": ["b0013"]}
+    answer = ok(client.post("/v1/design", json={"history": history, "n": 1, "reasons": False}))
+    (expected,) = recommender.design(History(["g0022"], ["b0013"]), n=1, reasons=False)
+    assert answer["user_id"] is None
+    assert answer["history"] == {"items": 1, "bundles": 1, "not_in_model": 0}
+    (found,) = answer["bundles"]
+    assert [item["id"] for item in found["items"]] == expected.ids
+    assert all(item["why"] is None for item in found["items"])
+
+
+def test_what_is_not_said_is_as_the_designer_has_it() -> None:
+    assert DesignIn(user_id="u").brief() == Brief()
+    wishes = set(DesignIn.model_fields) - {"user_id", "history"}
+    assert wishes == set(Wishes.__annotations__)
+    # What the document names as a default is what is done.
+    everything = DesignIn(user_id="u").model_dump()
+    assert DesignIn(**everything).brief() == Brief()
+
+
+def test_an_impossible_design_says_what_cannot_hold_and_what_would_help(client: httpx.Client) -> None:
+    wishes: dict[str, Any] = {"must": ["g0022"], "budget": {"most": 3}, "size": {"least": 3, "most": 5}}
+    told = problem(asked(client, **wishes), 422, "at most 3.00", "'g0022'")
+    assert (told["title"], told["type"]) == ("Impossible design", "urn:bundlemage:problem:impossible-design")
+    assert "errors" not in told
+    rules = {(rule["kind"], rule["key"]) for rule in told["conflict"]}
+    assert rules == {("budget_max", None), ("must", "g0022")}
+    assert all(rule["text"] in told["detail"] for rule in told["conflict"])
+    change = told["changes"][0]
+    assert change["text"] in told["detail"]
+    (step,) = change["steps"]
+    assert (step["kind"], step["key"]) == ("budget_max", None)
+    enough = {**wishes, "budget": {"most": step["value"]}, "reasons": False}
+    assert ok(asked(client, **enough))["bundles"][0]["price"] <= step["value"]
+    problem(asked(client, **{**enough, "budget": {"most": step["value"] - 0.01}}), 422)
+    assert "conflict" not in problem(asked(client, n=0), 422)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "word"),
+    [
+        ({"sise": 3}, "sise"),
+        ({"where": {}}, "where"),
+        ({"include_owned": True}, "include_owned"),
+        ({"size": 3}, "size"),
+        ({"size": {"least": 3}}, "size.most"),
+        ({"size": {"least": 5, "most": 3}}, "the least comes first"),
+        ({"budget": {"most": "40"}}, "budget.most"),
+        ({"n": 21}, "n:"),
+        ({"n": True}, "n:"),
+        ({"discount": 1}, "discount"),
+        ({"time_limit": 31}, "time_limit"),
+        ({"time_limit": 0}, "time_limit"),
+        ({"method": "magic"}, "method"),
+        ({"tags": {"at least": {}}}, "tags"),
+        ({"tags": {"at_least": {"Seafairing": 1}}}, "Did you mean 'Seafaring'"),
+        ({"one_per": ["nothing:*"]}, "begins so"),
+        ({"start": ["g9999"]}, "'g9999'"),
+        ({"must": ["g9999"]}, "'g9999'"),
+        ({"costs": {"g9999": 1}}, "'g9999'"),
+        ({"history": {}}, "not both"),
+    ],
+    ids=str,
+)
+def test_a_wrong_wish_is_told(client: httpx.Client, wishes: dict[str, Any], word: str) -> None:
+    problem(asked(client, **wishes), 422, word)
+
+
+def test_a_search_that_gives_up_says_so(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether any bundle costs just that is hard to find out. No fault of the service, and not to be tried
+    again as it is, as a client does after 503."""
+    monkeypatch.setattr(possible, "SECONDS", 0.01)
+    puzzle = {"budget": {"least": 123.45, "most": 123.45}, "size": {"least": 8, "most": 12}}
+    answer = asked(client, **puzzle, one_per=["*"], discount=0.13, time_limit=0.001)
+    assert problem(answer, 422, "in time")["title"] == "No bundle in time"
+
+
+# ── Reasons ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_reasons_for_bundles_are_those_of_the_recommender(
+    client: httpx.Client, recommender: Recommender
+) -> None:
+    names = [each.id for each in recommender.recommend(SOMEONE, 3)]
+    body = {"user_id": SOMEONE, "bundles": names}
+    answer = ok(client.post("/v1/explain", json=body))
+    assert answer["history"] == {"items": 14, "bundles": 4, "not_in_model": 0}
+    assert [each["id"] for each in answer["explanations"]] == names
+    for each in answer["explanations"]:
+        expected, why = recommender.explain(SOMEONE, bundle=each["id"]), each["why"]
+        assert each["title"] == ok(client.get(f"/v1/bundles/{each['id']}"))["title"]
+        assert (why["fit"], why["words"]) == (near(expected.fit), expected.words())
+        assert (len(why["reasons"]), why["more"], why["not_asked"]) == (18, 0, 0)
+        found = {(reason["kind"], reason["id"]): reason for reason in why["reasons"]}
+        for reason in expected.reasons:
+            told = found[reason.kind, reason.id]
+            assert (told["title"], told["effect"]) == (reason.title, near(reason.effect))
+            assert told["effect"] == near(why["fit"] - told["without"])
+
+
+def test_a_reason_is_what_its_absence_changes(client: httpx.Client) -> None:
+    """Asked again without the strongest reason, the service gives the fit that it named before."""
+    user = ok(client.get(f"/v1/users/{SOMEONE}"))
+    history = {kind: [each["id"] for each in user[kind]] for kind in ("items", "bundles")}
+    asked_for = {"item": "g0401", "items": ["g0022", "g0004"]}
+    body = {"history": history, **asked_for}
+    (whole,) = ok(client.post("/v1/explain", json=body))["explanations"]
+    kinds = {reason["kind"] for reason in whole["why"]["reasons"]}
+    assert kinds == {"item", "bundle", "partial"}
+    for kind in kinds:
+        reason = next(each for each in whole["why"]["reasons"] if each["kind"] == kind)
+        less = {name: [each for each in given if each != reason["id"]] for name, given in history.items()}
+        left = [each for each in asked_for["items"] if kind != "partial" or each != reason["id"]]
+        again = {"history": less, "item": "g0401", "items": left}
+        (without,) = ok(client.post("/v1/explain", json=again))["explanations"]
+        assert without["why"]["fit"] == near(reason["without"])
+
+
+def test_a_long_history_has_more_reasons_than_are_told(client: httpx.Client) -> None:
+    items = [item["id"] for item in ok(client.get("/v1/items", params={"limit": 120}))["items"]]
+    body = {"history": {"items": items}, "bundles": ["b0013"]}
+    (found,) = ok(client.post("/v1/explain", json=body))["explanations"]
+    assert (len(found["why"]["reasons"]), found["why"]["more"]) == (100, 20)
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        ({}, "either 'bundles' or 'item'"),
+        ({"bundles": ["b0013"], "item": "g0022"}, "either 'bundles' or 'item'"),
+        ({"bundles": ["b0013"], "items": ["g0022"]}, "give it with one"),
+        ({"bundles": []}, "bundles"),
+        ({"bundles": ["b0013"] * 51}, "bundles"),
+        ({"bundles": ["b9999"]}, "'b9999'"),
+        ({"item": "g9999"}, "'g9999'"),
+        ({"item": "g0022", "items": ["g9999"]}, "'g9999'"),
+        ({"item": "g0022", "k": 3}, "k:"),
+    ],
+    ids=str,
+)
+def test_a_wrong_question_for_reasons_is_told(client: httpx.Client, body: Any, word: str) -> None:
+    problem(client.post("/v1/explain", json={"user_id": SOMEONE, **body}), 422, word)
+
+
+# ── The audience of a new bundle ─────────────────────────────────────────────────────────────────
+
+
+def test_the_audience_is_that_of_the_recommender_and_erased_users_are_not_in_it(
+    sample_model: Path,
+    sample_database: Path,
+    tmp_path: Path,
+    recommender: Recommender,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    items = ["g0022", "g0401", "g0004"]
+    body = {"items": items, "discount": 0.25, "k": 5}
+    expected = recommender.score_bundle(items, discount=0.25, k=5)
+    monkeypatch.setattr(design, "PEOPLE_AT_A_TIME", 300)  # so that there are several pages
+    with inside(sample_model, copied(sample_database, tmp_path)) as running, running.client() as client:
+        told = ok(client.post("/v1/bundles:score", json=body))
+        assert expected.expected is not None
+        assert (told["asked"], told["above"]) == (expected.asked, expected.above)
+        assert told["expected"] == near(expected.expected)
+        assert told["expected_takings"] == near(expected.expected_takings or 0)
+        assert (told["price"], told["list_price"]) == (expected.price, expected.list_price)
+        assert told["people"] == [
+            {"id": each.id, "chance": near(each.chance or 0), "score": near(each.score)}
+            for each in expected.people
+        ]
+        assert [each["id"] for each in told["nearest"]] == [each.id for each in expected.nearest]
+        assert told["weakest"]["id"] == getattr(expected.weakest, "id", None)
+        assert (told["replacement"] or {}).get("id") == getattr(expected.replacement, "id", None)
+
+        first = told["people"][0]["id"]
+        assert client.delete(f"/v1/users/{first}").status_code == 204
+        after = ok(client.post("/v1/bundles:score", json=body))
+        assert after["asked"] == told["asked"] - 1
+        assert [each["id"] for each in after["people"][:4]] == [each["id"] for each in told["people"][1:]]
+        everybody = ok(client.post("/v1/bundles:score", json={**body, "k": 100}))["people"]
+        assert len(everybody) == 100
+        assert first not in {each["id"] for each in everybody}
+        # Someone who comes counts at once, and who has it all will not buy it.
+        for item in items:
+            taken = {"interactions": [{"user_id": "newcomer", "item_id": item}]}
+            assert client.post("/v1/interactions", json=taken).is_success
+        last = ok(client.post("/v1/bundles:score", json={**body, "k": 100}))
+        assert last["asked"] == after["asked"] + 1
+        assert last["expected"] == near(after["expected"])
+        assert "newcomer" not in {each["id"] for each in last["people"]}
+
+
+def test_a_price_makes_takings_and_a_discount_may_be_said_instead(client: httpx.Client) -> None:
+    body = {"items": ["g0022", "g0401"], "k": 1}
+    told = ok(client.post("/v1/bundles:score", json={**body, "price": 20}))
+    assert told["price"] == 20
+    assert told["expected_takings"] == near(20 * told["expected"])
+    problem(client.post("/v1/bundles:score", json={**body, "price": 20, "discount": 0.1}), 422, "not both")
+    problem(client.post("/v1/bundles:score", json={"items": []}), 422, "items")
+    problem(client.post("/v1/bundles:score", json={"items": ["g9999"]}), 422, "'g9999'")
+    answer = client.get("/v1/bundles:score")
+    problem(answer, 405)
+    assert answer.headers["allow"] == "POST"
+
+
+def test_a_bundle_may_be_called_like_the_route(client: httpx.Client) -> None:
+    assert client.put("/v1/bundles/:score", json={"items": ["g0022"]}).status_code == 201
+    assert ok(client.get("/v1/bundles/:score"))["id"] == ":score"
+    assert client.delete("/v1/bundles/:score").status_code == 204
+
+
+def test_what_is_newer_than_the_model_is_said(client: httpx.Client) -> None:
+    assert client.put("/v1/items/newest", json={"title": "New", "price": 3, "stock": 2}).is_success
+    assert client.put("/v1/bundles/newest", json={"items": ["newest"]}).is_success
+    someone = {"user_id": SOMEONE}
+    for path, body in (
+        ("/v1/design", {**someone, "start": ["newest"]}),
+        ("/v1/design", {**someone, "must": ["newest"]}),
+        ("/v1/explain", {**someone, "item": "newest"}),
+        ("/v1/explain", {**someone, "bundles": ["b0013", "newest"]}),
+        ("/v1/bundles:score", {"items": ["g0022", "newest"]}),
+    ):
+        told = problem(client.post(path, json=body), 409, "'newest'", "newer than the model", "retrain")
+        assert told["title"] == "Not in the model"
+    # Where it can be passed over it is, and counted.
+    history = {"items": ["g0022", "newest"], "bundles": ["newest"]}
+    wishes = {"n": 1, "costs": {"newest": 2, "g0022": 1}, "forbid": ["newest"], "margin": 1}
+    answer = ok(client.post("/v1/design", json={"history": history, **wishes}))
+    assert answer["history"] == {"items": 1, "bundles": 0, "not_in_model": 2}
+    assert ok(client.post("/v1/explain", json={**someone, "item": "g0022", "items": ["newest"]}))
+
+
+# ── In nobody's way ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_recommendations_go_on_while_designs_take_long(
+    sample_model: Path, sample_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two work, the third waits for as long as one waits, and a fourth is sent away at once."""
+    monkeypatch.setattr(app, "LONG_WAITING", 1)
+    db = copied(sample_database, tmp_path)
+    with (
+        inside(sample_model, db, answer_timeout_s=1) as running,
+        running.client() as client,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        ok(client.get(f"/v1/users/{SOMEONE}/bundles"))
+        long = running.service.long_work
+
+        def slow() -> tuple[httpx.Response, float]:
+            begun = time.perf_counter()
+            answer = client.post("/v1/design", json={**SLOW, "time_limit": 2.5})
+            return answer, time.perf_counter() - begun
+
+        working = [pool.submit(slow) for _ in range(2)]
+        wait_until(lambda: long.borrowed_tokens == 2, "two at work")
+        waiting = pool.submit(slow)
+        wait_until(lambda: long.statistics().tasks_waiting == 1, "one that waits")
+        answer, seconds = slow()
+        assert problem(answer, 503, "waiting already")["title"] == "Busy"
+        assert answer.headers["retry-after"] == "1"
+        assert seconds < 1
+
+        taken = []
+        while not all(each.done() for each in working):
+            begun = time.perf_counter()
+            ok(client.get(f"/v1/users/{SOMEONE}/bundles"))
+            taken.append(time.perf_counter() - begun)
+        assert len(taken) > 10
+        assert max(taken) < 1, sorted(taken)[-5:]
+        for each in working:
+            answer, seconds = each.result()
+            assert ok(answer)["bundles"]
+            assert ok(answer)["complete"] is False
+            assert 2 < seconds < 6
+        answer, seconds = waiting.result()
+        problem(answer, 503, "over 1 s")
+        assert 0.9 < seconds < 2.5
+        assert long.borrowed_tokens == 0
+        ok(asked(client, n=1, reasons=False))
