@@ -119,6 +119,10 @@ class ImpossibleDesignError(BundleMageError):
         )
 
 
+class OutOfTimeError(BundleMageError):
+    """A search ended without an answer in the time that it was given."""
+
+
 class ArtifactError(BundleMageError):
     """A saved model is missing, cut short, altered, or of another format version."""
 

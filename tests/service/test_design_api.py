@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bundlemage.designer import possible
+from bundlemage.designer import conflict
 from bundlemage.designer.brief import Brief, Wishes
 from bundlemage.recommender import Recommender
 from bundlemage.service import app
@@ -182,10 +182,10 @@ def test_a_wrong_wish_is_told(client: httpx.Client, wishes: dict[str, Any], word
 def test_a_search_that_gives_up_says_so(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether any bundle costs just that is hard to find out. No fault of the service, and not to be tried
     again as it is, as a client does after 503."""
-    monkeypatch.setattr(possible, "SECONDS", 0.01)
+    monkeypatch.setattr(conflict, "SECONDS", 0.01)
     puzzle = {"budget": {"least": 123.45, "most": 123.45}, "size": {"least": 8, "most": 12}}
     answer = asked(client, **puzzle, one_per=["*"], discount=0.13, time_limit=0.001)
-    assert problem(answer, 422, "in time")["title"] == "No bundle in time"
+    assert problem(answer, 422, "in time")["title"] == "No answer in time"
 
 
 # ── Reasons ──────────────────────────────────────────────────────────────────────────────────────

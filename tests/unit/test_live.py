@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bundlemage import Filter, Recommender, sample_shop
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.errors import UnknownIdError, UnsupportedError
-from bundlemage.live import EMPTY, Answer, Live, Question, Stock
+from bundlemage.live import EMPTY, Answer, HistoryKnown, Live, Question, Stock
 from bundlemage.shop import History, Recommendation
 from bundlemage.store.records import Bundle, CatalogueChange, Item, Owned, Sales
 
@@ -199,7 +199,7 @@ def test_what_the_model_does_not_know_yet_is_passed_over_and_counted(live: Live)
     )
     now = live.after(change)
     answer = ask(now, Owned(("g0022", "g9999"), ("only new", "half")), 242)
-    assert (answer.items, answer.bundles, answer.not_in_model) == (1, 1, 2)
+    assert answer.known == HistoryKnown(items=1, bundles=1, not_in_model=2)
     assert "only new" not in ids(answer.found)
     assert not now.recommendable(now.stock.bundles["only new"])
     assert now.recommendable(now.stock.bundles["half"])

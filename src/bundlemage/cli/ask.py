@@ -100,7 +100,7 @@ def recommend(
     from bundlemage.cli import show
     from bundlemage.recommender import Recommender
 
-    where = _filter(exclude, among, tag, min_price, max_price, in_stock)
+    where = filter_of(exclude, among, tag, min_price, max_price, in_stock)
     if everyone or output is not None or overwrite:
         if user is not None or history_items or history_bundles:
             raise ConfigError("give one user or --all, not both")
@@ -108,13 +108,13 @@ def recommend(
             raise ConfigError("--all and --output FILE.parquet go together: everyone's answers are a file")
         _for_all(folder, device, k, where, include_owned, output, overwrite, as_json)
         return
-    someone = _who(user, history_items, history_bundles)
+    someone = who(user, history_items, history_bundles)
     model = Recommender.load(folder, device=device)
     answers = model.recommend(someone, k, where=where, include_owned=include_owned)
     if as_json:
         show.print_json({"user": user, "bundles": [asdict(answer) for answer in answers]})
         return
-    _describe(model, someone)
+    describe(model, someone)
     show.out.print(show.bundle_cards(model.dataset, answers) if answers else _none_left("bundle", where))
 
 
@@ -175,15 +175,15 @@ def complete(
     from bundlemage.cli import show
     from bundlemage.recommender import Recommender
 
-    where = _filter(exclude, among, tag, min_price, max_price, in_stock)
-    someone = _who(user, history_items, history_bundles)
+    where = filter_of(exclude, among, tag, min_price, max_price, in_stock)
+    someone = who(user, history_items, history_bundles)
     partial = ids(items)
     model = Recommender.load(folder, device=device)
     answers = model.complete(someone, partial, k, where=where, include_owned=include_owned)
     if as_json:
         show.print_json({"user": user, "bundle": partial, "items": [asdict(answer) for answer in answers]})
         return
-    _describe(model, someone)
+    describe(model, someone)
     inside = [show.item_name(model.dataset, position) for position in model.shop.item_positions(partial)]
     show.out.print(f"in the bundle: {show.names(inside)}")
     if answers:
@@ -192,7 +192,7 @@ def complete(
         show.out.print(_none_left("item", where))
 
 
-def _filter(
+def filter_of(
     exclude: list[str] | None,
     among: list[str] | None,
     tags: list[str] | None,
@@ -218,7 +218,7 @@ def _none_left(kind: str, where: Filter | None) -> str:
     return f"There is no {kind} left for them" + (" that the filters let through." if where else ".")
 
 
-def _who(user: str | None, items: list[str] | None, bundles: list[str] | None) -> User:
+def who(user: str | None, items: list[str] | None, bundles: list[str] | None) -> User:
     from bundlemage.shop import History
 
     if user is not None and (items or bundles):
@@ -228,7 +228,7 @@ def _who(user: str | None, items: list[str] | None, bundles: list[str] | None) -
     return user if user is not None else History(ids(items), ids(bundles))
 
 
-def _describe(model: Recommender, someone: User) -> None:
+def describe(model: Recommender, someone: User) -> None:
     """What the person has, so that the answers can be judged."""
     from bundlemage.cli import show
 

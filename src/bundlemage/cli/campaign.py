@@ -83,7 +83,7 @@ def campaign(
     from bundlemage.cli import show
     from bundlemage.recommender import Recommender
 
-    where = ask._filter(exclude, among, tag, min_price, max_price, in_stock)
+    where = ask.filter_of(exclude, among, tag, min_price, max_price, in_stock)
     listed = None if users is None else _listed(users)
     began = time.monotonic()
     with show.notes.status("loading the model"):

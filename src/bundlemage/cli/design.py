@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bundlemage.cli.ask import HistoryBundles, HistoryItems, IncludeOwned, KnownUser, _describe, _who
+from bundlemage.cli.ask import HistoryBundles, HistoryItems, IncludeOwned, KnownUser, describe, who
 from bundlemage.cli.options import AsJson, Device, ModelFolder, ids, key_values
-from bundlemage.cli.score import _amount, _name
 from bundlemage.designer.brief import Brief
 from bundlemage.errors import BundleMageError, ConfigError, ImpossibleDesignError
 
@@ -145,13 +144,13 @@ def design(
     from bundlemage.cli import show
     from bundlemage.recommender import Recommender
 
-    someone = _who(user, history_items, history_bundles)
+    someone = who(user, history_items, history_bundles)
     model = Recommender.load(folder, device=device)
     found = _designs(model, someone, wishes)
     if as_json:
         show.print_json({"user": user, **_designs_json(found)})
         return
-    _describe(model, someone)
+    describe(model, someone)
     for each in found:
         show.out.print(_card(each))
     if found.proven:
@@ -188,7 +187,7 @@ def explain(
         raise ConfigError("why what? Give --bundle ID, or --item ID and what it is added to as --items ID,ID")
     if items and item is None:
         raise ConfigError("--items is what an --item is added to: give it with one")
-    someone = _who(user, history_items, history_bundles)
+    someone = who(user, history_items, history_bundles)
     model = Recommender.load(folder, device=device)
     found = model.explain(someone, bundle=bundle, item=item, items=ids(items))
     if as_json:
@@ -200,7 +199,7 @@ def explain(
         title = data.bundle_title(data.bundles.position(bundle))
     else:
         title = data.item_title(data.items.position(item or ""))
-    show.out.print(_name(title, bundle or item or ""))
+    show.out.print(show.name(title, bundle or item or ""))
     if found.gate is not None:
         show.out.print(f"item history speaks for {found.gate:.0%}, bundle history for {1 - found.gate:.0%}")
     if found.reasons:
@@ -269,20 +268,26 @@ def _item_lines(item: DesignedItem) -> list[str]:
     from bundlemage.cli import show
 
     if item.given:
-        return [f"◦ {_name(item.title, item.id)}{_amount(item.price)}  [dim]there already[/]"]
-    line = f"• {_name(item.title, item.id)}{_amount(item.price)}  [cyan]{item.score:.1%}[/]"
+        return [f"◦ {show.name(item.title, item.id)}{show.amount(item.price)}  [dim]there already[/]"]
+    line = f"• {show.name(item.title, item.id)}{show.amount(item.price)}  [cyan]{item.score:.1%}[/]"
     return [line] if item.why is None else [line, f"  [dim]{show.plain(item.why.words())}[/]"]
 
 
 def _reasons(found: Explanation, most: int) -> Table:
     from rich.table import Table
 
+    from bundlemage.cli import show
+
     table = Table("reason", "", title="what makes it likelier", title_justify="left")
     table.add_column("times", justify="right")
     table.add_column("fit without it", justify="right")
     for reason in found.reasons[:most]:
-        name = _name(reason.title, reason.id)
-        table.add_row(name, _KINDS[reason.kind], f"{exp(reason.effect):.2f}", f"{reason.without:.3f}")
+        table.add_row(
+            show.name(reason.title, reason.id),
+            _KINDS[reason.kind],
+            f"{exp(reason.effect):.2f}",
+            f"{reason.without:.3f}",
+        )
     left = len(found.reasons) - most
     if left > 0:
         table.caption = f"and {left:,} weaker ones"

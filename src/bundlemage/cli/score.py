@@ -53,7 +53,7 @@ def _card(found: BundleForecast) -> RenderableType:
 
     from bundlemage.cli import show
 
-    lines = [f"• {_name(item.title, item.id)}{_amount(item.price)}" for item in found.items]
+    lines = [f"• {show.name(item.title, item.id)}{show.amount(item.price)}" for item in found.items]
     parts: list[RenderableType] = [
         Panel("\n".join([*lines, "", *_audience(found)]), title="a new bundle", title_align="left", width=76)
     ]
@@ -64,12 +64,16 @@ def _card(found: BundleForecast) -> RenderableType:
         )
     near = Table("bundle", "price", "likeness", title="bundles like it")
     for bundle in found.nearest:
-        near.add_row(_name(bundle.title, bundle.id), _amount(bundle.price).strip(), f"{bundle.score:.2f}")
+        near.add_row(
+            show.name(bundle.title, bundle.id), show.amount(bundle.price).strip(), f"{bundle.score:.2f}"
+        )
     tables = [table for table, rows in ((people, found.people), (near, found.nearest)) if rows]
     return Group(*parts, Columns(tables))
 
 
 def _audience(found: BundleForecast) -> list[str]:
+    from bundlemage.cli import show
+
     lines = []
     if found.price is not None:
         off = f"  [green]−{found.discount:.0%}[/]" if found.discount and found.discount > 0 else ""
@@ -80,21 +84,11 @@ def _audience(found: BundleForecast) -> list[str]:
         lines.append(f"{found.above:,} have a chance above {found.threshold:.1%}")
     if found.weakest is not None:
         without = "" if found.weakest.without is None else f": {found.weakest.without:,.1f} without it"
-        lines.append(f"weakest: {_name(found.weakest.title, found.weakest.id)}{without}")
+        lines.append(f"weakest: {show.name(found.weakest.title, found.weakest.id)}{without}")
     if found.replacement is not None:
         better = found.replacement
         with_it = "" if better.expected is None else f": {better.expected:,.1f} with it"
-        lines.append(f"better: {_name(better.title, better.id)}{_amount(better.price)}{with_it}")
+        lines.append(f"better: {show.name(better.title, better.id)}{show.amount(better.price)}{with_it}")
     elif found.weakest is not None:
         lines.append("nothing that was tried does better in its place")
     return lines
-
-
-def _name(title: str | None, name: str) -> str:
-    from bundlemage.cli import show
-
-    return f"{show.plain(title)} [dim]{show.plain(name)}[/]" if title else show.plain(name)
-
-
-def _amount(price: float | None) -> str:
-    return "" if price is None else f"  {price:,.2f}"

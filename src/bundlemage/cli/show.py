@@ -212,3 +212,12 @@ def counted(labels: Sequence[str], noun: str) -> str:
     if not labels:
         return f"no {noun}"
     return f"{len(labels):,} {noun}{'s' * (len(labels) > 1)}: {names(labels)}"
+
+
+def name(title: str | None, known_as: str) -> str:
+    """A thing by its title, where it has one, and its id."""
+    return f"{plain(title)} [dim]{plain(known_as)}[/]" if title else plain(known_as)
+
+
+def amount(price: float | None) -> str:
+    return "" if price is None else f"  {price:,.2f}"

@@ -110,11 +110,10 @@ def _ids(name: str, given: Iterable[Id]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(str, given)))
 
 
-def _number(name: str, given: Any, least: float, most: float, *, below: bool = False) -> float:
+def _number(name: str, given: Any, least: float, most: float) -> float:
     wrong = isinstance(given, bool) or not isinstance(given, int | float) or math.isnan(given)
-    if wrong or not least <= given <= most or (below and given == most):
-        limits = f"from {least:g} to {'under ' if below else ''}{most:g}"
-        raise ConfigError(f"{name!r} is {given!r}; a number {limits} is wanted")
+    if wrong or not least <= given <= most:
+        raise ConfigError(f"{name!r} is {given!r}; a number from {least:g} to {most:g} is wanted")
     return float(given)
 
 
@@ -194,7 +193,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "one_per": _list_of_tags,
     "in_stock": lambda name, given: None if given is None else _flag(name, given),
     "not_owned": _flag,
-    "discount": lambda name, given: _number(name, given, 0, 1, below=True),
+    "discount": lambda name, given: _number(name, given, 0, 0.99),
     "diversity": lambda name, given: _number(name, given, 0, 1000),
     "margin": lambda name, given: _number(name, given, 0, 1000),
     "costs": _costs,

@@ -12,17 +12,23 @@ from collections.abc import Iterable
 from itertools import combinations
 
 from bundlemage.designer.constraints import Rules
-from bundlemage.designer.possible import SECONDS, Possible
+from bundlemage.designer.possible import Possible
 from bundlemage.designer.solver import cp, new_solver
-from bundlemage.errors import Change, ConfigError, ImpossibleDesignError, Rule, Step
+from bundlemage.designer.waiting import Deadline
+from bundlemage.errors import Change, ConfigError, ImpossibleDesignError, OutOfTimeError, Rule, Step
 
+SECONDS = 3.0
+"""The least time for finding out why nothing is possible."""
 MOST_CHANGES = 5
 """How many ways out are named."""
 
 
-def refuse_impossible(rules: Rules) -> None:
-    """Raise `ImpossibleDesignError`, and say why, where no bundle keeps all rules."""
-    possible = Possible(rules)
+def refuse_impossible(rules: Rules, deadline: Deadline) -> None:
+    """Raise `ImpossibleDesignError`, and say why, where no bundle keeps all rules.
+
+    It takes the time that is left, and a few seconds in any case: to say what is wrong is worth a wait.
+    """
+    possible = Possible(rules, Deadline(max(SECONDS, deadline.left)))
     everything = frozenset(range(len(rules.rules)))
     if possible.together(everything):
         return
@@ -55,8 +61,9 @@ def _fewest_that_touch(sets: Iterable[frozenset[int]]) -> frozenset[int]:
     for each in wanted:
         model.add_bool_or([chosen[number] for number in sorted(each)])
     model.minimize(sum(chosen.values()))
-    solver = new_solver(0, SECONDS)
-    solver.solve(model)
+    solver = new_solver(0, 10.0)  # a matter of milliseconds: a request has few rules
+    if solver.solve(model) != cp().OPTIMAL:
+        raise OutOfTimeError("what cannot hold together was not found in time: give fewer rules")
     return frozenset(number for number in numbers if solver.boolean_value(chosen[number]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -19,7 +20,7 @@ Integers: TypeAlias = npt.NDArray[np.int64]
 
 UNITS = 10_000
 """Parts of a unit of money in which prices are added up, exactly."""
-NO_LIMIT = 2**40
+NO_LIMIT = 2**60
 
 
 @dataclass(frozen=True)
@@ -142,16 +143,10 @@ class Rules:
         return round(units / UNITS * (1 - self.off) + 1e-9, 2)
 
     def _most_units(self, most: float) -> int:
-        units = int((most + 0.01) / (1 - self.off) * UNITS) + 2
-        while units > 0 and self.price(units) > most + 1e-9:
-            units -= 1
-        return units
+        return bisect_right(range(NO_LIMIT), most + 1e-9, key=self.price) - 1
 
     def _fewest_units(self, least: float) -> int:
-        units = max(0, int((least - 0.01) / (1 - self.off) * UNITS) - 2)
-        while self.price(units) < least - 1e-9:
-            units += 1
-        return units
+        return bisect_left(range(NO_LIMIT), least - 1e-9, key=self.price)
 
     def _tag_groups(self, brief: Brief, shelf: Shelf) -> list[Group]:
         groups = []

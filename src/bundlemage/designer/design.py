@@ -18,7 +18,7 @@ from bundlemage.designer.objective import Objective, Worth
 from bundlemage.designer.pairs import Fits, neighbours, shortlist
 from bundlemage.designer.solver import any_bundle, cp, every_bundle
 from bundlemage.designer.waiting import Deadline
-from bundlemage.errors import BundleMageError
+from bundlemage.errors import OutOfTimeError
 from bundlemage.models.base import Histories, Model
 from bundlemage.models.ragged import Ragged
 from bundlemage.shop import Shop
@@ -155,11 +155,11 @@ class _Search:
 
     def _anything(self, earlier: Sequence[Items], deadline: Deadline) -> list[Items]:
         if not earlier:
-            refuse_impossible(self.rules)
+            refuse_impossible(self.rules, deadline)
         scores = self.objective.chances_after([self.rules.fixed])[0]
         some = any_bundle(self.rules, scores, earlier, self.rules.brief.seed, deadline)
         if some is None and not earlier:
-            raise BundleMageError(
+            raise OutOfTimeError(
                 "there are bundles that keep these rules, but none was found in the time that was given: ask "
                 "again with a longer time limit, or with fewer rules"
             )

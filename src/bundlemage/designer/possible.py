@@ -11,13 +11,12 @@ import numpy as np
 
 from bundlemage.designer.constraints import NO_LIMIT, Lists, Rules
 from bundlemage.designer.solver import cp, new_solver, signatures
-from bundlemage.errors import BusyError
+from bundlemage.designer.waiting import Deadline
+from bundlemage.errors import OutOfTimeError
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-SECONDS = 10.0
-"""The longest that one question to the solver may take."""
 MANY = 3000
 """With more kinds of items than that, easier questions are asked first."""
 LARGEST = 6
@@ -73,8 +72,8 @@ class Possible:
     impossible even if most groups are passed over, and whether it is possible even with a few kinds alone.
     """
 
-    def __init__(self, rules: Rules) -> None:
-        self.rules = rules
+    def __init__(self, rules: Rules, deadline: Deadline) -> None:
+        self.rules, self.deadline = rules, deadline
         self._known: dict[frozenset[int], bool] = {}
 
     @cached_property
@@ -109,11 +108,11 @@ class Possible:
     def _ask(self, active: frozenset[int]) -> bool:
         if self.easier is not None:
             more, less = self.easier
-            if _Problem(self.rules, more, active).solve() is None:
+            if self._problem(more, active).solve() is None:
                 return False
-            if _Problem(self.rules, less, active).solve() is not None:
+            if self._problem(less, active).solve() is not None:
                 return True
-        return _Problem(self.rules, self.all, active).solve() is not None
+        return self._problem(self.all, active).solve() is not None
 
     def extreme(self, number: int, active: frozenset[int], values: Mapping[int, int]) -> int | None:
         """How far a rule's own number must go, for the others to be kept; None where no number will do.
@@ -125,15 +124,24 @@ class Possible:
             return found[0]
         try:
             return self._extreme(self.all, number, active | {number}, values)
-        except BusyError:
+        except OutOfTimeError:
             if found and found[1] is not None:
                 return found[1]  # enough, if not proved to be the least
             raise
 
+    def _problem(
+        self,
+        kinds: _Kinds,
+        active: frozenset[int],
+        values: Mapping[int, int] | None = None,
+        free: int | None = None,
+    ) -> _Problem:
+        return _Problem(self.rules, kinds, active, self.deadline, values or {}, free)
+
     def _extreme(
         self, kinds: _Kinds, number: int, active: frozenset[int], values: Mapping[int, int]
     ) -> int | None:
-        problem = _Problem(self.rules, kinds, active, values, free=number)
+        problem = self._problem(kinds, active, values, free=number)
         downwards = self.rules.rules[number].kind in ("size_max", "budget_max", "at_most")
         return problem.solve(problem.amount(number), downwards=downwards)
 
@@ -146,12 +154,13 @@ class _Problem:
         rules: Rules,
         kinds: _Kinds,
         active: frozenset[int],
-        values: Mapping[int, int] | None = None,
-        free: int | None = None,
+        deadline: Deadline,
+        values: Mapping[int, int],
+        free: int | None,
     ) -> None:
         """`values` are other numbers for some rules; the one that is `free` holds with any number."""
         self.rules, self.alike, self.active, self.free = rules, kinds.alike, active, free
-        self.values = values or {}
+        self.deadline, self.values = deadline, values
         self.model: cp_model.CpModel = cp().CpModel()
         self.refused = any(
             mask[list(rules.start)].any() for number, mask in rules.bans.items() if number in active
@@ -222,12 +231,13 @@ class _Problem:
             return None
         if amount is not None:
             self.model.minimize(amount) if downwards else self.model.maximize(amount)
-        solver = new_solver(0, SECONDS)
+        solver = new_solver(0, self.deadline.left)
         status = solver.solve(self.model)
         if status == cp().INFEASIBLE:
             return None
         if status not in (cp().OPTIMAL, cp().FEASIBLE):
-            raise BusyError(
-                "it could not be found out in time whether any bundle keeps all of these rules: give fewer"
+            raise OutOfTimeError(
+                "it could not be found out in time which of these rules can hold together: give a longer "
+                "time limit, or fewer rules"
             )
         return 0 if amount is None else round(solver.value(amount))

@@ -47,13 +47,19 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
-    found: list[Recommendation]
+class HistoryKnown:
+    """How much of a history the model goes by."""
+
     items: int
-    """How many items of the history the model knows."""
     bundles: int
     not_in_model: int
-    """How many items and bundles of the history it does not know yet."""
+    """How many items and bundles it does not know yet."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    found: list[Recommendation]
+    known: HistoryKnown
 
 
 class Live:
@@ -180,7 +186,12 @@ class Live:
 
     def _told(self, question: Question, found: list[Recommendation], items: int, bundles: int) -> Answer:
         owned = len(question.owned.items) + len(question.owned.bundles)
-        return Answer(found, items, bundles, owned - items - bundles)
+        return Answer(found, HistoryKnown(items, bundles, owned - items - bundles))
+
+    def known_of(self, owned: Owned) -> HistoryKnown:
+        items = sum(name in self.shop.dataset.items for name in owned.items)
+        bundles = sum(name in self._layout.filled for name in owned.bundles)
+        return HistoryKnown(items, bundles, len(owned.items) + len(owned.bundles) - items - bundles)
 
     def _histories(self, owned: Sequence[Owned]) -> Histories:
         """What the model does not know yet is passed over."""

@@ -260,14 +260,23 @@ class Engine:
             log.warning("what was served last is not written: %s", error)
 
 
+def check_catalogue(live: Live, items: Sequence[str] = (), bundles: Sequence[str] = ()) -> None:
+    """What comes along with a question must be in the catalogue: a typo is not passed over."""
+    unknown = [name for name in items if name not in live.stock.items]
+    if unknown:
+        raise UnknownThingsError("item", unknown)
+    unknown = [name for name in bundles if name not in live.stock.bundles]
+    if unknown:
+        raise UnknownThingsError("bundle", unknown)
+
+
 def _unknown(live: Live, ask: Ask) -> UnknownThingsError | None:
-    """What came along with a question must be in the catalogue: a typo is not passed over."""
     owned = ask.owned or Owned()
-    items = [name for name in (*owned.items, *(ask.partial or ())) if name not in live.stock.items]
-    if items:
-        return UnknownThingsError("item", items)
-    bundles = [name for name in owned.bundles if name not in live.stock.bundles]
-    return UnknownThingsError("bundle", bundles) if bundles else None
+    try:
+        check_catalogue(live, (*owned.items, *(ask.partial or ())), owned.bundles)
+    except UnknownThingsError as error:
+        return error
+    return None
 
 
 def _check_same_shop(live: Live, record: ModelRecord) -> None:

@@ -27,6 +27,7 @@ from bundlemage.errors import (
     IdempotencyError,
     ImpossibleDesignError,
     MissingExtraError,
+    OutOfTimeError,
     Rule,
     Step,
     StoreError,
@@ -157,6 +158,7 @@ IMPOSSIBLE_DESIGN = "Impossible design"
 # What becomes of our own errors: the status, and the title.
 _OURS: dict[type[BundleMageError], tuple[int, str]] = {
     UnknownIdError: (422, "Unknown id"),
+    OutOfTimeError: (422, "No answer in time"),
     UnknownThingsError: (422, "Unknown id"),
     ExistsError: (412, "Is there already"),
     IdempotencyError: (422, "Idempotency key used twice"),

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from fastapi import Depends, Path, Query, Request
 from starlette.convertors import PathConvertor, register_url_convertor
 
+from bundlemage.live import HistoryKnown
 from bundlemage.service.answers import BundlesFor, ItemsFor, Known, ranked_bundle, ranked_item
-from bundlemage.service.engine import Ask, Told
+from bundlemage.service.engine import Ask, Serving, Told
 from bundlemage.service.problems import ApiError
-from bundlemage.service.questions import Id, K, Price, Someone, Tag, Where
+from bundlemage.service.questions import Id, K, Person, Price, Someone, Tag, Where
 from bundlemage.store.records import Served
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ async def bundles_for(
     told = await _told(service, request_id, someone, k, None)
     live = told.serving.live
     bundles = [ranked_bundle(answer, live, details=details) for answer in told.answer.found]
-    return BundlesFor(**_about(told, request_id, someone), bundles=bundles)
+    return BundlesFor(**about(told.serving, request_id, someone, told.answer.known), bundles=bundles)
 
 
 async def items_for(
@@ -86,7 +87,7 @@ async def items_for(
 ) -> ItemsFor:
     told = await _told(service, request_id, someone, k, partial)
     items = [ranked_item(answer, told.serving.live) for answer in told.answer.found]
-    return ItemsFor(**_about(told, request_id, someone), items=items)
+    return ItemsFor(**about(told.serving, request_id, someone, told.answer.known), items=items)
 
 
 async def _told(
@@ -113,12 +114,11 @@ async def _told(
     return told
 
 
-def _about(told: Told, request_id: str, someone: Someone) -> dict[str, Any]:
+def about(serving: Serving, request_id: str, someone: Person, known: HistoryKnown) -> dict[str, Any]:
     """What every answer for someone says of itself."""
-    answer = told.answer
     return {
         "request_id": request_id,
-        "model_version": told.serving.record.version,
+        "model_version": serving.record.version,
         "user_id": someone.user_id,
-        "history": Known(items=answer.items, bundles=answer.bundles, not_in_model=answer.not_in_model),
+        "history": Known(items=known.items, bundles=known.bundles, not_in_model=known.not_in_model),
     }

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 
-from bundlemage.errors import BundleMageError, BusyError
 from bundlemage.live import Live
-from bundlemage.service.answers import Known
 from bundlemage.service.design_answers import (
     IN_AN_EXPLANATION,
     DesignsFor,
@@ -22,10 +19,10 @@ from bundlemage.service.design_answers import (
     why_out,
 )
 from bundlemage.service.design_questions import DesignIn, ExplainIn, ScoreIn
-from bundlemage.service.engine import Ask, Serving, _unknown
-from bundlemage.service.problems import ApiError, newer_than_the_model, responses, with_impossible
+from bundlemage.service.engine import Serving, check_catalogue
+from bundlemage.service.problems import newer_than_the_model, responses, with_impossible
 from bundlemage.service.questions import Person
-from bundlemage.service.routes.common import RequestId, TheService
+from bundlemage.service.routes.common import RequestId, TheService, about
 from bundlemage.service.security import require
 from bundlemage.store.records import Owned
 from bundlemage.store.repository import Store
@@ -48,19 +45,13 @@ async def design(body: DesignIn, service: TheService, request_id: RequestId, req
     def work(serving: Serving) -> DesignsFor:
         live = serving.live
         needed = (*brief.start, *brief.must)
-        _check_catalogue(live, items=(*needed, *brief.costs))
+        check_catalogue(live, items=(*needed, *brief.costs))
         _check_in_model(live, needed)
         owned = _owned(live, service.store, body)
         # What is newer than the model is added to no bundle, so what it costs does not matter.
         costs = {name: cost for name, cost in brief.costs.items() if live.in_model(name)}
-        try:
-            found = live.design(owned, replace(brief, costs=costs))
-        except BundleMageError as error:
-            # The search gave up. That is no fault of the service, and the same again would end no better.
-            if type(error) in (BundleMageError, BusyError):
-                raise ApiError(422, "No bundle in time", str(error)) from error
-            raise
-        return designs_out(found, _of(serving, owned, request_id, body))
+        found = live.design(owned, replace(brief, costs=costs))
+        return designs_out(found, about(serving, request_id, body, serving.live.known_of(owned)))
 
     return await service.at_length(work, request.is_disconnected)
 
@@ -78,7 +69,7 @@ async def explain(
         live = serving.live
         names = list(dict.fromkeys(body.bundles or ()))
         one = () if body.item is None else (body.item,)
-        _check_catalogue(live, items=(*one, *body.items), bundles=names)
+        check_catalogue(live, items=(*one, *body.items), bundles=names)
         _check_in_model(live, one)
         for name in names:
             if not any(map(live.in_model, live.stock.bundles[name].items)):
@@ -94,7 +85,9 @@ async def explain(
             Explained(id=name, title=title, why=why_out(why, IN_AN_EXPLANATION))
             for name, title, why in zip(names, titles, found, strict=True)
         ]
-        return ExplanationsFor(**_of(serving, owned, request_id, body), explanations=explanations)
+        return ExplanationsFor(
+            **about(serving, request_id, body, serving.live.known_of(owned)), explanations=explanations
+        )
 
     return await service.at_length(work, request.is_disconnected)
 
@@ -109,7 +102,7 @@ async def score(body: ScoreIn, service: TheService, request_id: RequestId, reque
 
     def work(serving: Serving) -> ForecastOut:
         live = serving.live
-        _check_catalogue(live, items=body.items)
+        check_catalogue(live, items=body.items)
         _check_in_model(live, body.items)
         found = live.score_bundle(
             everyone(service.store), body.items, price=body.price, discount=body.discount, k=body.k
@@ -135,33 +128,11 @@ def _owned(live: Live, store: Store, someone: Person) -> Owned:
     if someone.user_id is not None:
         return store.histories([someone.user_id])[someone.user_id]
     owned = someone.owned or Owned()
-    _check_catalogue(live, owned.items, owned.bundles)
+    check_catalogue(live, owned.items, owned.bundles)
     return owned
-
-
-def _check_catalogue(live: Live, items: Sequence[str] = (), bundles: Sequence[str] = ()) -> None:
-    """As of what comes along with a recommendation: a typo is not passed over."""
-    unknown = _unknown(live, Ask(None, Owned(tuple(items), tuple(bundles)), 0, None, False))
-    if unknown is not None:
-        raise unknown
 
 
 def _check_in_model(live: Live, items: Sequence[str]) -> None:
     for name in items:
         if not live.in_model(name):
             raise newer_than_the_model(f"the item {name!r} is")
-
-
-def _of(serving: Serving, owned: Owned, request_id: str, someone: Person) -> dict[str, Any]:
-    """What an answer for someone says of itself."""
-    live = serving.live
-    items = sum(map(live.in_model, owned.items))
-    held = (live.stock.bundles.get(name) for name in owned.bundles)
-    bundles = sum(bundle is not None and any(map(live.in_model, bundle.items)) for bundle in held)
-    newer = len(owned.items) + len(owned.bundles) - items - bundles
-    return {
-        "request_id": request_id,
-        "model_version": serving.record.version,
-        "user_id": someone.user_id,
-        "history": Known(items=items, bundles=bundles, not_in_model=newer),
-    }
