@@ -114,9 +114,8 @@ class ImpossibleDesignError(BundleMageError):
         cannot = "cannot hold together" if len(self.conflict) > 1 else "cannot hold"
         rules = "; ".join(map(str, self.conflict))
         ways = "; or ".join(map(str, self.changes[:3]))
-        super().__init__(
-            f"no bundle is possible. {cannot.capitalize()}: {rules}. It would be possible: {ways}"
-        )
+        possible = f". It would be possible: {ways}" if ways else ""
+        super().__init__(f"no bundle is possible. {cannot.capitalize()}: {rules}{possible}")
 
 
 class OutOfTimeError(BundleMageError):

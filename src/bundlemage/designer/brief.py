@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
+from bundlemage.designer.money import MOST_OFF
 from bundlemage.errors import ConfigError
 
 Id: TypeAlias = str | int
@@ -193,7 +194,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "one_per": _list_of_tags,
     "in_stock": lambda name, given: None if given is None else _flag(name, given),
     "not_owned": _flag,
-    "discount": lambda name, given: _number(name, given, 0, 0.99),
+    "discount": lambda name, given: _number(name, given, 0, MOST_OFF),
     "diversity": lambda name, given: _number(name, given, 0, 1000),
     "margin": lambda name, given: _number(name, given, 0, 1000),
     "costs": _costs,

@@ -8,8 +8,7 @@ they can, there is one more remainder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import combinations
+from collections.abc import Iterable, Sequence
 
 from bundlemage.designer.constraints import Rules
 from bundlemage.designer.possible import Possible
@@ -19,6 +18,8 @@ from bundlemage.errors import Change, ConfigError, ImpossibleDesignError, OutOfT
 
 SECONDS = 3.0
 """The least time for finding out why nothing is possible."""
+MOST_TRIED = 12
+"""How many ways out are looked at."""
 MOST_CHANGES = 5
 """How many ways out are named."""
 
@@ -36,7 +37,7 @@ def refuse_impossible(rules: Rules, deadline: Deadline) -> None:
         raise ConfigError("there is nothing to add: the shop sells no item that is not in the bundle already")
     conflict = _smallest(possible, everything)
     named = [rules.rules[number] for number in sorted(conflict)]
-    raise ImpossibleDesignError(named, _changes(possible, conflict))
+    raise ImpossibleDesignError(named, _changes(possible))
 
 
 def _smallest(possible: Possible, everything: frozenset[int]) -> frozenset[int]:
@@ -70,23 +71,20 @@ def _fewest_that_touch(sets: Iterable[frozenset[int]]) -> frozenset[int]:
 # ── Ways out ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _changes(possible: Possible, conflict: frozenset[int]) -> list[Change]:
-    """The fewest rules whose change suffices, each changed no more than needed; the smallest change first."""
+def _changes(possible: Possible) -> list[Change]:
+    """The fewest rules whose change suffices, each changed no more than needed; the smallest change first.
+
+    None where time ran out: what is wrong is known all the same.
+    """
     everything = frozenset(range(len(possible.rules.rules)))
-    for count in range(1, len(everything) + 1):
-        # Every way out touches the conflict.
-        enough = [
-            each
-            for each in combinations(sorted(everything), count)
-            if conflict & set(each) and possible.together(everything - set(each))
-        ]
-        if enough:
-            found = [_change(possible, everything, each) for each in enough]
-            return [change for _, change in sorted(found, key=lambda each: each[0])][:MOST_CHANGES]
-    return []
+    try:
+        found = [_change(possible, everything, sorted(each)) for each in possible.ways_out(MOST_TRIED)]
+    except OutOfTimeError:
+        return []
+    return [change for _, change in sorted(found, key=lambda each: each[0])][:MOST_CHANGES]
 
 
-def _change(possible: Possible, everything: frozenset[int], numbers: tuple[int, ...]) -> tuple[float, Change]:
+def _change(possible: Possible, everything: frozenset[int], numbers: Sequence[int]) -> tuple[float, Change]:
     rules, values = possible.rules, dict[int, int]()
     steps, texts, weight = [], [], 0.0
     active = everything - set(numbers)

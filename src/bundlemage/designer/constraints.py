@@ -11,15 +11,14 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from bundlemage.designer.brief import Brief
+from bundlemage.designer.brief import MOST_ITEMS, Brief
+from bundlemage.designer.money import UNITS, to_pay
 from bundlemage.errors import ConfigError, Rule
 from bundlemage.filters import Mask, Shelf
 
 Items: TypeAlias = tuple[int, ...]
 Integers: TypeAlias = npt.NDArray[np.int64]
 
-UNITS = 10_000
-"""Parts of a unit of money in which prices are added up, exactly."""
 NO_LIMIT = 2**60
 
 
@@ -72,6 +71,10 @@ class Rules:
         self.sold = ~gone
         self.sold[list(self.start)] = False  # it is there already
         self._check_must(brief, gone)
+        if len(self.start) >= MOST_ITEMS:
+            raise ConfigError(
+                f"'start' has {len(self.start)} items; a bundle has at most {MOST_ITEMS}, and one is added"
+            )
         self.size = brief.size
         self.bans: dict[int, Mask] = {}
         """What a rule keeps out altogether: by the number of the rule."""
@@ -139,8 +142,8 @@ class Rules:
         )
 
     def price(self, units: int) -> float:
-        """What a bundle costs, to be paid: its list price less the discount, in whole cents."""
-        return round(units / UNITS * (1 - self.off) + 1e-9, 2)
+        """What a bundle of that list price costs."""
+        return to_pay(units, self.off)
 
     def _most_units(self, most: float) -> int:
         return bisect_right(range(NO_LIMIT), most + 1e-9, key=self.price) - 1

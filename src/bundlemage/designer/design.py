@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
-import numpy as np
-
 from bundlemage.designer.brief import Brief
 from bundlemage.designer.conflict import refuse_impossible
-from bundlemage.designer.constraints import UNITS, Items, Rules
+from bundlemage.designer.constraints import Items, Rules
 from bundlemage.designer.explain import Explanation, explain_added
-from bundlemage.designer.growing import grow
+from bundlemage.designer.growing import WIDTH, grow
+from bundlemage.designer.money import to_pay, units_of
 from bundlemage.designer.objective import Objective, Worth
 from bundlemage.designer.pairs import Fits, neighbours, shortlist
 from bundlemage.designer.solver import any_bundle, cp, every_bundle
@@ -23,6 +22,8 @@ from bundlemage.models.base import Histories, Model
 from bundlemage.models.ragged import Ragged
 from bundlemage.shop import Shop
 
+REASONS = 1.0
+"""The least time for reasons, in seconds."""
 LOOKED_AT = 4
 """How many of the bundles that grew are looked at as a whole."""
 AROUND = 60
@@ -98,14 +99,17 @@ def design(model: Model, shop: Shop, histories: Histories, contents: Ragged, bri
     objective = Objective(model, histories, contents, shop.item_shelf, rules.start, brief)
     search = _Search(objective, rules, deadline)
     found = search.bundles()
-    why: list[list[Explanation]] = [[] for _ in found]
+    complete = search.complete
+    why: list[list[Explanation | None]] = [[None for _ in worth.added] for worth in found]
     if brief.reasons:
-        why = explain_added(model, shop, histories, contents, rules.start, [worth.added for worth in found])
+        added, until = [worth.added for worth in found], Deadline(max(REASONS, deadline.left))
+        why = explain_added(model, shop, histories, contents, rules.start, added, until)
+        complete &= all(reason is not None for reasons in why for reason in reasons)
     bundles = tuple(
         _named(rank, worth, reasons, rules, shop)
         for rank, (worth, reasons) in enumerate(zip(found, why, strict=True), start=1)
     )
-    return Designs(bundles, brief.method, deadline.taken, search.complete, search.proven)
+    return Designs(bundles, brief.method, deadline.taken, complete, search.proven)
 
 
 class _Search:
@@ -121,8 +125,7 @@ class _Search:
             earlier = [self.rules.chosen(worth.added) for worth in found]
             if any(not chosen for chosen in earlier):
                 break  # nothing was left to choose
-            seconds = self.deadline.share(brief.n - len(found))
-            best = self._next(earlier, Deadline(seconds if brief.method == "exact" else self.deadline.left))
+            best = self._next(earlier, Deadline(self.deadline.share(brief.n - len(found))))
             if best is None:
                 break
             found.append(best)
@@ -132,37 +135,36 @@ class _Search:
         self.complete &= not self.deadline.passed
         return self.deadline.passed
 
-    def _next(self, earlier: Sequence[Items], deadline: Deadline) -> Worth | None:
-        grown = self._grown(earlier, deadline)
+    def _next(self, earlier: Sequence[Items], share: Deadline) -> Worth | None:
+        """`share` is the time that the exact search has for this one."""
+        grown = self._grown(earlier)
         if not grown:
             return None
         best = max(self.objective.worth(grown), key=_order)
         if self.rules.brief.method != "exact":
             return best
-        return self._exact(best, earlier, grown, deadline)
+        return self._exact(best, earlier, grown, share)
 
-    def _grown(self, earlier: Sequence[Items], deadline: Deadline) -> list[Items]:
+    def _grown(self, earlier: Sequence[Items]) -> list[Items]:
         """What grows item by item; or anything that keeps the rules, if that led nowhere."""
-        method = self.rules.brief.method
-        grown = [] if method == "beam" else grow(self.objective, self.rules, earlier, deadline, width=1)
-        if method != "greedy":
-            beam = grow(self.objective, self.rules, earlier, deadline)
-            self.complete &= not deadline.passed
-            grown = list({tuple(sorted(added)): added for added in [*grown, *beam[:LOOKED_AT]]}.values())
-        if grown:
-            return grown
-        return self._anything(earlier, deadline)
+        method, found = self.rules.brief.method, dict[Items, Items]()
+        for width, wanted in ((1, method != "beam"), (WIDTH, method != "greedy")):
+            if wanted:
+                grown = grow(self.objective, self.rules, earlier, self.deadline, width)
+                self.complete &= not self.deadline.passed
+                found |= {tuple(sorted(added)): added for added in grown[:LOOKED_AT]}
+        return list(found.values()) or self._anything(earlier, self.deadline)
 
     def _anything(self, earlier: Sequence[Items], deadline: Deadline) -> list[Items]:
         if not earlier:
             refuse_impossible(self.rules, deadline)
         scores = self.objective.chances_after([self.rules.fixed])[0]
-        some = any_bundle(self.rules, scores, earlier, self.rules.brief.seed, deadline)
-        if some is None and not earlier:
-            raise OutOfTimeError(
-                "there are bundles that keep these rules, but none was found in the time that was given: ask "
-                "again with a longer time limit, or with fewer rules"
-            )
+        try:
+            some = any_bundle(self.rules, scores, earlier, self.rules.brief.seed, deadline)
+        except OutOfTimeError:
+            if not earlier:
+                raise
+            self.complete, some = False, None
         return [some] if some else []
 
     def _exact(
@@ -177,7 +179,8 @@ class _Search:
         fits = Fits.of(self.objective, self.rules, earlier, known)
         found = shortlist(fits, self.rules, earlier, known, seed, Deadline(deadline.left * 0.8))
         self.complete &= found.finished
-        best = max([best, *self.objective.worth(found.bundles)], key=_order)
+        kept = [added for added in found.bundles if self.rules.hold(added, earlier)]
+        best = max([best, *self.objective.worth(kept)], key=_order)
         while not deadline.passed:
             around = neighbours(fits, self.rules, earlier, best.added, AROUND)
             better = max([best, *self.objective.worth(around)], key=_order)
@@ -193,9 +196,9 @@ def _order(worth: Worth) -> tuple[float, Items]:
     return (worth.value, tuple(-item for item in sorted(worth.added)))
 
 
-def _named(rank: int, worth: Worth, why: Sequence[Explanation], rules: Rules, shop: Shop) -> Design:
+def _named(rank: int, worth: Worth, why: Sequence[Explanation | None], rules: Rules, shop: Shop) -> Design:
     shelf, names = shop.item_shelf, shop.items().ids
-    reasons: dict[int, Explanation] = dict(zip(worth.added, why, strict=False))
+    reasons = dict(zip(worth.added, why, strict=True))
     scores = {item: math.exp(log) for item, log in zip(worth.added, worth.logs, strict=True)}
     items = tuple(
         DesignedItem(
@@ -209,13 +212,12 @@ def _named(rank: int, worth: Worth, why: Sequence[Explanation], rules: Rules, sh
     )
     prices = [item.price for item in items]
     known = [price for price in prices if price is not None]
-    listed = round(sum(known), 2) if len(known) == len(prices) else None
-    units = int(np.rint(np.array(known) * UNITS).sum())
+    units = units_of(known) if len(known) == len(prices) else None
     return Design(
         rank,
         items,
-        None if listed is None else rules.price(units),
-        listed,
+        None if units is None else to_pay(units, rules.off),
+        None if units is None else to_pay(units, 0.0),
         rules.off,
         math.exp(worth.likelihood),
         worth.value,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import exp
 from typing import Literal
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bundlemage.designer.constraints import Items
+from bundlemage.designer.waiting import Deadline
 from bundlemage.errors import UnsupportedError
 from bundlemage.models.base import Histories, Model
 from bundlemage.models.ragged import Ragged
@@ -60,7 +61,7 @@ class Explanation:
         if not any(abs(reason.effect) > NOTHING for reason in self.reasons):
             return "Nothing that they have, or that is in the bundle, makes a difference."
         if not told:
-            return "No single thing makes it much likelier: it is all of them together."
+            return "No single thing makes it much likelier."
         return f"Likelier because {' and '.join(map(_said, told))}."
 
 
@@ -122,7 +123,8 @@ def explain_bundles(
         which = torch.arange(rows, device=shop.device).repeat(len(bundles))
         asked = torch.tensor(bundles, device=shop.device).repeat_interleave(rows)
         among = len(shop.dataset.bundles)  # not those that the history brought along
-        fits = model.bundle_fit(left_out.people, which, asked, contents, among).view(len(bundles), rows)
+        people = model.encoded(left_out.people, contents)
+        fits = model.bundle_fit(people, which, asked, contents, among).view(len(bundles), rows)
     gate = _gate(model, one, contents)
     return [_explained(row.tolist(), left_out.what, gate, left_out.not_asked, shop) for row in fits]
 
@@ -131,43 +133,56 @@ def explain_item(
     model: Model, shop: Shop, one: Histories, contents: Ragged, item: int, partial: Items
 ) -> Explanation:
     """Why an item completes a partial bundle for someone."""
-    return _explain_items(model, shop, one, contents, [(item, partial)])[0]
+    return next(_explain_items(model, shop, one, contents, [(item, partial)]))
 
 
 def explain_added(
-    model: Model, shop: Shop, one: Histories, contents: Ragged, start: Items, bundles: Sequence[Items]
-) -> list[list[Explanation]]:
-    """For bundles that were designed: why each added item, beside all the others."""
+    model: Model,
+    shop: Shop,
+    one: Histories,
+    contents: Ragged,
+    start: Items,
+    bundles: Sequence[Items],
+    deadline: Deadline,
+) -> list[list[Explanation | None]]:
+    """For bundles that were designed: why each added item, beside all the others; None if time ran out."""
     cases = [
         (item, tuple(other for other in start + added if other != item))
         for added in bundles
         for item in added
     ]
-    found = iter(_explain_items(model, shop, one, contents, cases))
-    return [[next(found) for _ in added] for added in bundles]
+    found: list[Explanation | None] = []
+    for explanation in _explain_items(model, shop, one, contents, cases):
+        found.append(explanation)
+        if deadline.passed:
+            break
+    found += [None] * (len(cases) - len(found))
+    each = iter(found)
+    return [[next(each) for _ in added] for added in bundles]
 
 
 def _explain_items(
     model: Model, shop: Shop, one: Histories, contents: Ragged, cases: Sequence[tuple[int, Items]]
-) -> list[Explanation]:
+) -> Iterator[Explanation]:
     left_out = _LeftOut.of(one, history=model.knows_new_users)
     gate = _gate(model, one, contents)
-    people = len(left_out.people)
-    found: list[Explanation] = []
-    at_once = max(1, ROWS // people)
+    rows = len(left_out.people)
+    with torch.inference_mode():
+        people = model.encoded(left_out.people, contents)
+    at_once = max(1, ROWS // rows)
     for first in range(0, len(cases), at_once):
         some = cases[first : first + at_once]
         which: list[int] = []
         partials: list[Items] = []
         for _, partial in some:
-            which += [*range(people), *[0] * len(partial)]
-            partials += [partial] * people
+            which += [*range(rows), *[0] * len(partial)]
+            partials += [partial] * rows
             partials += [partial[:number] + partial[number + 1 :] for number in range(len(partial))]
-        lengths = [people + len(partial) for _, partial in some]
+        lengths = [rows + len(partial) for _, partial in some]
         with torch.inference_mode():
             asked = torch.tensor([item for item, _ in some], device=shop.device)
             fits = model.item_fit(
-                left_out.people,
+                people,
                 torch.tensor(which, device=shop.device),
                 Ragged.from_lists(partials, shop.device),
                 asked.repeat_interleave(torch.tensor(lengths, device=shop.device)),
@@ -175,8 +190,7 @@ def _explain_items(
             )
         for (_, partial), row in zip(some, torch.split(fits, lengths), strict=True):
             inside: list[tuple[Kind, int]] = [("partial", item) for item in partial]
-            found.append(_explained(row.tolist(), left_out.what + inside, gate, left_out.not_asked, shop))
-    return found
+            yield _explained(row.tolist(), left_out.what + inside, gate, left_out.not_asked, shop)
 
 
 def _gate(model: Model, one: Histories, contents: Ragged) -> float | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from bundlemage.designer.money import MOST_OFF, to_pay, units_of
 from bundlemage.errors import ConfigError
 from bundlemage.shop import Shop
 
@@ -111,8 +112,8 @@ class Offer:
             raise ConfigError("give the bundle's price or its discount, not both: one follows from the other")
         if price is not None and not (_is_number(price) and price >= 0):
             raise ConfigError(f"the bundle's price is {price!r}; a number from 0 up is wanted")
-        if discount is not None and not (_is_number(discount) and 0 <= discount < 1):
-            raise ConfigError(f"the discount is {discount!r}; a fraction from 0 to below 1 is wanted")
+        if discount is not None and not (_is_number(discount) and 0 <= discount <= MOST_OFF):
+            raise ConfigError(f"the discount is {discount!r}; a fraction from 0 to {MOST_OFF} is wanted")
         prices = [shop.item_shelf.facts(item).price for item in inside]
         known = [amount for amount in prices if amount is not None]
         if len(known) < len(prices):
@@ -123,9 +124,9 @@ class Offer:
                     "bundle's price instead"
                 )
             return cls(price, None, None)
-        list_price = round(sum(known), 2)
+        list_price = to_pay(units_of(known), 0.0)
         if price is None:
-            return cls(round(list_price * (1 - (discount or 0.0)), 2), list_price, discount or 0.0)
+            return cls(to_pay(units_of(known), discount or 0.0), list_price, discount or 0.0)
         return cls(price, list_price, 1 - price / list_price if list_price else None)
 
 

@@ -183,12 +183,11 @@ def _likeliest_of(items: Sequence[int], logs: Any, number: int) -> tuple[int, in
 def _earnings(brief: Brief, shelf: Shelf) -> Floats:
     """What each item earns when it is sold in the bundle, in mean prices of the shop, times the weight."""
     earns = np.zeros(len(shelf.ids))
+    costs = np.zeros(len(earns))
+    costs[shelf.ids.positions(brief.costs)] = list(brief.costs.values())
     if not brief.margin:
         return earns
     prices = shelf.prices
-    costs = np.zeros(len(earns))
-    names = list(brief.costs)
-    costs[shelf.ids.positions(names)] = [brief.costs[name] for name in names]
     known = ~np.isnan(prices)
     mean = float(prices[known].mean()) or 1.0
     earns = (np.where(known, prices, 0.0) * (1 - brief.discount) - costs) / mean

@@ -46,6 +46,8 @@ def shortlist(
     found: list[Items] = []
     finished = True
     for number, size in enumerate(all_sizes):
+        if deadline.passed:
+            return Shortlist(found, False)
         same = [added for added in known if len(rules.start) + len(added) == size]
         seconds = deadline.share(len(all_sizes) - number)
         best, proved = best_of_size(fits, rules, earlier, size, same, seed, seconds)

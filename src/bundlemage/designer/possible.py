@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bundlemage.designer.brief import MOST_ITEMS
 from bundlemage.designer.constraints import NO_LIMIT, Lists, Rules
 from bundlemage.designer.solver import cp, new_solver, signatures
 from bundlemage.designer.waiting import Deadline
@@ -89,9 +90,7 @@ class Possible:
         sizes = [(-len(group.members), number) for number, group in enumerate(rules.groups)]
         counted = {number for _, number in sorted(sizes)[:LARGEST]}
         counted |= set(np.flatnonzero((rules.least > 0) | (rules.counts(rules.fixed) > 0)).tolist())
-        for number in np.flatnonzero(
-            rules.least
-        ).tolist():  # and those that have much in common with a wanted one
+        for number in np.flatnonzero(rules.least).tolist():  # and what has much in common with a wanted one
             members = rules.membership[number]
             common = np.bincount(rules.groups_of.all_of(members.tolist()), minlength=len(rules.groups))
             counted |= set(np.flatnonzero(2 * common > len(members)).tolist())
@@ -99,6 +98,8 @@ class Possible:
 
     def together(self, active: frozenset[int]) -> bool:
         """What is known of more rules, or of fewer, need not be asked."""
+        if self.deadline.passed:
+            raise _out_of_time()
         for known, answer in self._known.items():
             if (answer and active <= known) or (not answer and known <= active):
                 return answer
@@ -129,14 +130,25 @@ class Possible:
                 return found[1]  # enough, if not proved to be the least
             raise
 
+    def ways_out(self, most: int) -> list[frozenset[int]]:
+        """The fewest rules without which the others can hold together: several such sets, if there are."""
+        everything = frozenset(range(len(self.rules.rules)))
+        if self.easier is not None:
+            more, less = (self._problem(kinds, everything, soft=True).ways_out(most) for kinds in self.easier)
+            if more and less and len(more[0]) == len(less[0]):
+                return less
+        return self._problem(self.all, everything, soft=True).ways_out(most)
+
     def _problem(
         self,
         kinds: _Kinds,
         active: frozenset[int],
         values: Mapping[int, int] | None = None,
         free: int | None = None,
+        *,
+        soft: bool = False,
     ) -> _Problem:
-        return _Problem(self.rules, kinds, active, self.deadline, values or {}, free)
+        return _Problem(self.rules, kinds, active, self.deadline, values or {}, free, soft=soft)
 
     def _extreme(
         self, kinds: _Kinds, number: int, active: frozenset[int], values: Mapping[int, int]
@@ -157,58 +169,63 @@ class _Problem:
         deadline: Deadline,
         values: Mapping[int, int],
         free: int | None,
+        *,
+        soft: bool,
     ) -> None:
-        """`values` are other numbers for some rules; the one that is `free` holds with any number."""
-        self.rules, self.alike, self.active, self.free = rules, kinds.alike, active, free
-        self.deadline, self.values = deadline, values
+        """`values` are other numbers for some rules; the one that is `free` holds with any number. With
+        `soft` each rule may be kept or not."""
+        self.rules, self.alike, self.groups, self.values = rules, kinds.alike, kinds.groups, values
+        self.deadline = deadline
         self.model: cp_model.CpModel = cp().CpModel()
-        self.refused = any(
-            mask[list(rules.start)].any() for number, mask in rules.bans.items() if number in active
-        )
-        self.counts = [
-            self.model.new_int_var(0, self._most(item, count), "") for item, count, _ in self.alike
-        ]
+        self.kept = {number: self.model.new_bool_var("") for number in sorted(active)} if soft else {}
+        self.counts = [self.model.new_int_var(0, count, "") for _, count, _ in self.alike]
         self._sum = cp().LinearExpr.weighted_sum
+        self._of_start = rules.counts(rules.start)
         self.added = self._sum(self.counts, [1] * len(self.counts))
         self.model.add(self.added >= 1)
+        self.model.add(self.added <= MOST_ITEMS - len(rules.start))
+        for number in sorted(active):
+            self._keep_out(number)
         places = {item: number for number, (item, _, _) in enumerate(self.alike)}
         for item, number in rules.must_rules.items():
             if number in active:
-                self.model.add(self.counts[places[item]] == 1)
-        self._limit(rules.size_min, least=rules.size[0])
-        self._limit(rules.size_max, most=rules.size[1])
-        self._limit(rules.budget_min, least=rules.spending[0])
-        self._limit(rules.budget_max, most=rules.spending[1])
-        self._in_groups = kinds.groups
-        self._of_start = rules.counts(rules.start)
-        for group in kinds.counted:
-            self._limit_group(group)
+                self._hold(number, self.counts[places[item]] == 1)
+        numbered = {
+            rules.size_min: (rules.size[0], None),
+            rules.size_max: (None, rules.size[1]),
+            rules.budget_min: (rules.spending[0], None),
+            rules.budget_max: (None, rules.spending[1]),
+        }
+        for number, (least, most) in numbered.items():
+            if number in active and number != free:
+                self._between(number, self.amount(number), least, most)
+        for group in sorted(kinds.counted):
+            number, least, most = rules.groups[group].rule, *rules.limits(group)
+            if number in active and number != free:
+                self._between(number, self._in_group(group), least or None, most if most < NO_LIMIT else None)
 
-    def _limit_group(self, group: int) -> None:
-        number, least, most = self.rules.groups[group].rule, *self.rules.limits(group)
-        if number in self.active and number != self.free:
-            total = self._in_group(group)
-            self._between(total, self.values.get(number, least) if least else None, None)
-            self._between(total, None, self.values.get(number, most) if most < NO_LIMIT else None)
+    def _hold(self, number: int, condition: Any) -> None:
+        constraint = self.model.add(condition)
+        if number in self.kept:
+            constraint.only_enforce_if(self.kept[number])
 
-    def _most(self, item: int, count: int) -> int:
-        banned = any(mask[item] for number, mask in self.rules.bans.items() if number in self.active)
-        return 0 if banned else count
+    def _keep_out(self, number: int) -> None:
+        """What a rule keeps out altogether."""
+        mask = self.rules.bans.get(number)
+        if mask is None:
+            return
+        banned = [count for count, (item, _, _) in zip(self.counts, self.alike, strict=True) if mask[item]]
+        if mask[list(self.rules.start)].any():  # it is in, and cannot be taken out
+            self._hold(number, self.added == 0)
+        elif banned:
+            self._hold(number, self._sum(banned, [1] * len(banned)) == 0)
 
-    def _limit(self, number: int, least: int | None = None, most: int | None = None) -> None:
-        if number in self.active and number != self.free:
-            given = self.values.get(number)
-            self._between(
-                self.amount(number),
-                None if least is None else given if given is not None else least,
-                None if most is None else given if given is not None else most,
-            )
-
-    def _between(self, total: Any, least: int | None, most: int | None) -> None:
-        if least is not None and least > 0:
-            self.model.add(total >= least)
+    def _between(self, number: int, total: Any, least: int | None, most: int | None) -> None:
+        given = self.values.get(number)
+        if least is not None:
+            self._hold(number, total >= (least if given is None else given))
         if most is not None:
-            self.model.add(total <= most)
+            self._hold(number, total <= (most if given is None else given))
 
     def amount(self, number: int) -> Any:
         """What a rule's number is about: items, money, or items of a group."""
@@ -222,22 +239,42 @@ class _Problem:
         return self._in_group(group)
 
     def _in_group(self, group: int) -> Any:
-        inside = self._in_groups[group].tolist()
+        inside = self.groups[group].tolist()
         return self._sum([self.counts[i] for i in inside], [1] * len(inside)) + int(self._of_start[group])
 
     def solve(self, amount: Any = None, *, downwards: bool = True) -> int | None:
         """None: it is impossible. Else the amount, as low or high as can be."""
-        if self.refused:
-            return None
         if amount is not None:
             self.model.minimize(amount) if downwards else self.model.maximize(amount)
+        solver = self._solved()
+        return None if solver is None else 0 if amount is None else round(solver.value(amount))
+
+    def ways_out(self, most: int) -> list[frozenset[int]]:
+        dropped = len(self.kept) - sum(self.kept.values())
+        self.model.minimize(dropped)
+        fewest, found = None, list[frozenset[int]]()
+        while len(found) < most and (solver := self._solved()) is not None:
+            if fewest is None:
+                fewest = round(solver.objective_value)
+                self.model.clear_objective()
+                self.model.add(dropped == fewest)
+            found.append(frozenset(n for n, kept in self.kept.items() if not solver.boolean_value(kept)))
+            self.model.add_bool_or([self.kept[number] for number in sorted(found[-1])])
+        return found
+
+    def _solved(self) -> cp_model.CpSolver | None:
+        """None: it is impossible."""
         solver = new_solver(0, self.deadline.left)
         status = solver.solve(self.model)
         if status == cp().INFEASIBLE:
             return None
-        if status not in (cp().OPTIMAL, cp().FEASIBLE):
-            raise OutOfTimeError(
-                "it could not be found out in time which of these rules can hold together: give a longer "
-                "time limit, or fewer rules"
-            )
-        return 0 if amount is None else round(solver.value(amount))
+        if status != cp().OPTIMAL:
+            raise _out_of_time()
+        return solver
+
+
+def _out_of_time() -> OutOfTimeError:
+    return OutOfTimeError(
+        "it could not be found out in time which of these rules can hold together: give a longer time limit, "
+        "or fewer rules"
+    )

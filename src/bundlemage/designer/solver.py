@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
+from functools import cache
 from math import comb
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ import numpy.typing as npt
 from bundlemage.designer.constraints import NO_LIMIT, Integers, Items, Rules
 from bundlemage.designer.objective import Floats
 from bundlemage.designer.waiting import Deadline
-from bundlemage.errors import MissingExtraError
+from bundlemage.errors import MissingExtraError, OutOfTimeError
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -104,6 +106,9 @@ class Choice:
         self.chosen = [self.model.new_bool_var("") for _ in places]
         self._sum = cp().LinearExpr.weighted_sum
         least, most = (size - len(rules.fixed) for size in sizes)
+        self._sizes: dict[int, Any] = {}
+        self._count = self.model.new_int_var(0, max(0, most), "")
+        self.model.add(self._count == self._sum(self.chosen, [1] * len(self.chosen)))
         self.within(np.ones(len(places), np.int64), max(least, 0 if rules.must else 1), most)
         fixed = rules.counts(rules.fixed)
         inside = rules.inside(places)
@@ -115,9 +120,10 @@ class Choice:
             self.within(rules.units[places], rules.spending[0] - spent, rules.spending[1] - spent)
         for other in earlier:
             shared = np.flatnonzero(np.isin(places, other)).tolist()
-            for size in range(max(1, least), most + 1):
-                common = rules.most_common(min(size, len(other)))
-                self._some(shared, 0, common, size if least < most else None)
+            largest = min(most, len(other))
+            self._some(shared, 0, rules.most_common(largest))
+            for size in range(max(1, least), largest):
+                self._some(shared, 0, rules.most_common(size), if_size=size)
 
     def maximise(self, weights: Integers) -> None:
         self.model.maximize(self._sum(self.chosen, weights.tolist()))
@@ -131,12 +137,16 @@ class Choice:
         total = self._sum([self.chosen[i] for i in index], [1] * len(index))
         if if_size is None:
             self._between(total, least, most)
-            return
-        larger = self.model.new_bool_var("")
-        count = self._sum(self.chosen, [1] * len(self.chosen))
-        self.model.add(count > if_size).only_enforce_if(larger)
-        self.model.add(count <= if_size).only_enforce_if(~larger)
-        self.model.add(total <= most).only_enforce_if(~larger)
+        else:  # of bundles of different sizes: those of this size, or smaller ones
+            self.model.add(total <= most).only_enforce_if(~self._larger(if_size))
+
+    def _larger(self, size: int) -> Any:
+        """Whether more items are chosen than that."""
+        if size not in self._sizes:
+            larger = self._sizes[size] = self.model.new_bool_var("")
+            self.model.add(self._count > size).only_enforce_if(larger)
+            self.model.add(self._count <= size).only_enforce_if(~larger)
+        return self._sizes[size]
 
     def _between(self, total: Any, least: int, most: int) -> None:
         if most < NO_LIMIT // 2:
@@ -153,16 +163,17 @@ class Choice:
 def any_bundle(
     rules: Rules, scores: Floats, earlier: Sequence[Items], seed: int, deadline: Deadline
 ) -> Items | None:
-    """A bundle that keeps the rules, of likely items; None if there is none, or it was not found in time."""
+    """A bundle that keeps the rules, of likely items; None if there is none."""
     if any(mask[list(rules.fixed)].any() for mask in rules.bans.values()):
         return None
     places = representatives(rules, scores, earlier)
     if len(places) > MANY:  # a few that are likely, or cheap, or dear, will do nearly always
         by_score, by_price = np.argsort(-scores[places], kind="stable"), np.argsort(rules.units[places])
         best = np.concatenate([by_score[: MANY // 2], by_price[: MANY // 4], by_price[-MANY // 4 :]])
-        found = _any_of(rules, scores, np.unique(places[best]), earlier, seed, deadline)
-        if found is not None:
-            return found
+        with suppress(OutOfTimeError):
+            found = _any_of(rules, scores, np.unique(places[best]), earlier, seed, deadline)
+            if found is not None:
+                return found
     return _any_of(rules, scores, places, earlier, seed, deadline)
 
 
@@ -174,8 +185,13 @@ def _any_of(
     choice.maximise(weights)
     solver = new_solver(seed, max(1.0, deadline.left))
     status = solver.solve(choice.model)
-    if status not in (cp().OPTIMAL, cp().FEASIBLE):
+    if status == cp().INFEASIBLE:
         return None
+    if status not in (cp().OPTIMAL, cp().FEASIBLE):
+        raise OutOfTimeError(
+            "no bundle that keeps these rules was found in the time that was given: ask again with a longer "
+            "time limit, or with fewer rules"
+        )
     return choice.items(solver.boolean_value)
 
 
@@ -192,26 +208,28 @@ def every_bundle(rules: Rules, earlier: Sequence[Items], seed: int, deadline: De
     if sum(comb(len(free), size - len(rules.fixed)) for size in sizes(rules)) > 20 * LISTED:
         return None
     choice = Choice(rules, free, earlier, rules.size)
-    collected = _Collected(choice)
+    collected = _callback()(choice)
     solver = new_solver(seed, deadline.left)
     solver.parameters.enumerate_all_solutions = True
-    status = solver.solve(choice.model, collected.callback)
+    status = solver.solve(choice.model, collected)
     if len(collected.found) >= LISTED or status not in (cp().OPTIMAL, cp().INFEASIBLE):
         return None
     return list(collected.found)
 
 
-class _Collected:
-    """Solutions as they come."""
+@cache
+def _callback() -> Any:
+    """Made once: a class that is made for each search stays until the next collection."""
 
-    def __init__(self, choice: Choice) -> None:
-        self.found: dict[Items, None] = {}
-        outer = self
+    class Callback(cp().CpSolverSolutionCallback):  # type: ignore[misc]
+        def __init__(self, choice: Choice) -> None:
+            super().__init__()
+            self.choice = choice
+            self.found: dict[Items, None] = {}
 
-        class Callback(cp().CpSolverSolutionCallback):  # type: ignore[misc]
-            def on_solution_callback(self) -> None:
-                outer.found[choice.items(self.boolean_value)] = None
-                if len(outer.found) >= LISTED:
-                    self.stop_search()
+        def on_solution_callback(self) -> None:
+            self.found[self.choice.items(self.boolean_value)] = None
+            if len(self.found) >= LISTED:
+                self.stop_search()
 
-        self.callback = Callback()
+    return Callback

@@ -170,17 +170,19 @@ class Model(nn.Module, ABC):
             :, len(contents) :
         ]
 
-    def bundle_fit(
-        self, people: Histories, which: Tensor, bundles: Tensor, contents: Ragged, among: int
-    ) -> Tensor:
-        """One bundle's score for one of the people each, less the mean over the first `among` bundles: how
-        far it stands out. `which` names people by their row: whoever is asked about often is encoded once."""
+    def encoded(self, people: Histories, contents: Ragged) -> Any:
+        """People as the two methods below take them: whoever is asked about often is encoded once."""
+        return people
+
+    def bundle_fit(self, people: Any, which: Tensor, bundles: Tensor, contents: Ragged, among: int) -> Tensor:
+        """One bundle's score for one of the people each, by their row in `which`, less the mean over the
+        first `among` bundles: how far it stands out."""
         scores = self.score_bundles(people, contents)
         self.checked("score_bundles", scores, len(people), len(contents))
         return scores[which, bundles] - scores[:, :among].mean(1)[which]  # [rows]
 
     def item_fit(
-        self, people: Histories, which: Tensor, partial: Ragged, items: Tensor, contents: Ragged
+        self, people: Any, which: Tensor, partial: Ragged, items: Tensor, contents: Ragged
     ) -> Tensor:
         """As `bundle_fit`: one item's score as an addition to each row of `partial`, less the mean over all
         items."""  # [rows]

@@ -310,10 +310,13 @@ class BundleMage(Model):
             return scores
         return scores + self._bias(len(contents) + len(new))[len(contents) :]
 
+    def encoded(self, people: Histories, contents: Ragged) -> Tensor:
+        return self._encode(people, contents)  # z_u [people, d]
+
     def bundle_fit(
-        self, people: Histories, which: Tensor, bundles: Tensor, contents: Ragged, among: int
+        self, people: Tensor, which: Tensor, bundles: Tensor, contents: Ragged, among: int
     ) -> Tensor:
-        z, table = self._encode(people, contents)[which], self._bundle_table(contents)
+        z, table = people[which], self._bundle_table(contents)
         mean = table.mean if among == len(table.rows) else table.rows[:among].mean(0)
         fit = (z * (table.rows[bundles] - mean)).sum(1)  # [rows]
         if not self.config.popularity_bias:
@@ -328,10 +331,10 @@ class BundleMage(Model):
         return z @ table.columns  # [rows, items]
 
     def item_fit(
-        self, people: Histories, which: Tensor, partial: Ragged, items: Tensor, contents: Ragged
+        self, people: Tensor, which: Tensor, partial: Ragged, items: Tensor, contents: Ragged
     ) -> Tensor:
         table = self._table("completing items")
-        z = self.pair_vectors(self._encode(people, contents)[which], partial.mean_of(table.rows))
+        z = self.pair_vectors(people[which], partial.mean_of(table.rows))
         return (z * (table.rows[items] - table.mean)).sum(1)  # [rows]
 
     def vectors_of_items(self) -> Tensor:
