@@ -148,11 +148,10 @@ class _Search:
     def _grown(self, earlier: Sequence[Items]) -> list[Items]:
         """What grows item by item; or anything that keeps the rules, if that led nowhere."""
         method, found = self.rules.brief.method, dict[Items, Items]()
-        for width, wanted in ((1, method != "beam"), (WIDTH, method != "greedy")):
-            if wanted:
-                grown = grow(self.objective, self.rules, earlier, self.deadline, width)
-                self.complete &= not self.deadline.passed
-                found |= {tuple(sorted(added)): added for added in grown[:LOOKED_AT]}
+        for width in (1,) if method == "greedy" else (1, WIDTH):  # a wide beam may lose what one path finds
+            grown = grow(self.objective, self.rules, earlier, self.deadline, width)
+            self.complete &= not self.deadline.passed
+            found |= {tuple(sorted(added)): added for added in grown[:LOOKED_AT]}
         return list(found.values()) or self._anything(earlier, self.deadline)
 
     def _anything(self, earlier: Sequence[Items], deadline: Deadline) -> list[Items]:
