@@ -8,7 +8,8 @@ they can, there is one more remainder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from bundlemage.designer.constraints import Rules
 from bundlemage.designer.possible import Possible
@@ -37,7 +38,7 @@ def refuse_impossible(rules: Rules, deadline: Deadline) -> None:
         raise ConfigError("there is nothing to add: the shop sells no item that is not in the bundle already")
     conflict = _smallest(possible, everything)
     named = [rules.rules[number] for number in sorted(conflict)]
-    raise ImpossibleDesignError(named, _changes(possible))
+    raise ImpossibleDesignError(named, _changes(possible, conflict))
 
 
 def _smallest(possible: Possible, everything: frozenset[int]) -> frozenset[int]:
@@ -45,6 +46,7 @@ def _smallest(possible: Possible, everything: frozenset[int]) -> frozenset[int]:
     left_out: list[frozenset[int]] = []
     while True:
         tried = _fewest_that_touch(left_out)
+        assert tried is not None
         if not possible.together(tried):
             return tried
         kept = tried
@@ -54,16 +56,24 @@ def _smallest(possible: Possible, everything: frozenset[int]) -> frozenset[int]:
         left_out.append(everything - kept)
 
 
-def _fewest_that_touch(sets: Iterable[frozenset[int]]) -> frozenset[int]:
+def _fewest_that_touch(
+    sets: Iterable[frozenset[int]], other_than: Iterable[frozenset[int]] = ()
+) -> frozenset[int] | None:
+    """The fewest numbers of which one at least is in each set; None where only the others are left."""
     wanted = list(sets)
     numbers = sorted(frozenset().union(*wanted))
     model = cp().CpModel()
     chosen = {number: model.new_bool_var("") for number in numbers}
     for each in wanted:
         model.add_bool_or([chosen[number] for number in sorted(each)])
+    for each in other_than:
+        model.add_bool_or([~chosen[number] for number in sorted(each)])
     model.minimize(sum(chosen.values()))
     solver = new_solver(0, 10.0)  # a matter of milliseconds: a request has few rules
-    if solver.solve(model) != cp().OPTIMAL:
+    status = solver.solve(model)
+    if status == cp().INFEASIBLE:
+        return None
+    if status != cp().OPTIMAL:
         raise OutOfTimeError("what cannot hold together was not found in time: give fewer rules")
     return frozenset(number for number in numbers if solver.boolean_value(chosen[number]))
 
@@ -71,17 +81,42 @@ def _fewest_that_touch(sets: Iterable[frozenset[int]]) -> frozenset[int]:
 # ── Ways out ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _changes(possible: Possible) -> list[Change]:
+def _changes(possible: Possible, conflict: frozenset[int]) -> list[Change]:
     """The fewest rules whose change suffices, each changed no more than needed; the smallest change first.
 
-    None where time ran out: what is wrong is known all the same.
+    Where time runs out, those that were found until then.
     """
     everything = frozenset(range(len(possible.rules.rules)))
-    try:
-        found = [_change(possible, everything, sorted(each)) for each in possible.ways_out(MOST_TRIED)]
-    except OutOfTimeError:
-        return []
+    found: list[tuple[float, Change]] = []
+    with suppress(OutOfTimeError):
+        for numbers in _ways_out(possible, conflict, everything):
+            found.append(_change(possible, everything, sorted(numbers)))
+            if len(found) == MOST_TRIED:
+                break
     return [change for _, change in sorted(found, key=lambda each: each[0])][:MOST_CHANGES]
+
+
+def _ways_out(
+    possible: Possible, conflict: frozenset[int], everything: frozenset[int]
+) -> Iterator[frozenset[int]]:
+    """Sets of rules without which the others can hold together, as small as can be.
+
+    As above, with the sides changed: whatever is dropped must touch every conflict, so the fewest that touch
+    those found so far are tried; if the others cannot hold together, there is one more conflict among them.
+    """
+    conflicts, found = [conflict], list[frozenset[int]]()
+    while (tried := _fewest_that_touch(conflicts, found)) is not None:
+        if found and len(tried) > len(found[0]):
+            return
+        rest = everything - tried
+        if possible.together(rest):
+            found.append(tried)
+            yield tried
+            continue
+        for number in sorted(rest):
+            if not possible.together(rest - {number}):
+                rest -= {number}
+        conflicts.append(rest)
 
 
 def _change(possible: Possible, everything: frozenset[int], numbers: Sequence[int]) -> tuple[float, Change]:

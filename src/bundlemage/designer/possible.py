@@ -18,7 +18,7 @@ from bundlemage.errors import OutOfTimeError
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-MANY = 3000
+MANY = 500
 """With more kinds of items than that, easier questions are asked first."""
 LARGEST = 6
 """How many of the largest groups an easier question looks at, besides those that matter in any case."""
@@ -70,7 +70,7 @@ class Possible:
     """Whether some of the rules can hold together, whatever the model says of the items.
 
     In a large shop there may be nearly as many kinds as items. Then it is first asked whether it is
-    impossible even if most groups are passed over, and whether it is possible even with a few kinds alone.
+    possible even with a few kinds alone, and whether it is impossible even if most groups are passed over.
     """
 
     def __init__(self, rules: Rules, deadline: Deadline) -> None:
@@ -109,10 +109,10 @@ class Possible:
     def _ask(self, active: frozenset[int]) -> bool:
         if self.easier is not None:
             more, less = self.easier
-            if self._problem(more, active).solve() is None:
-                return False
             if self._problem(less, active).solve() is not None:
                 return True
+            if self._problem(more, active).solve() is None:
+                return False
         return self._problem(self.all, active).solve() is not None
 
     def extreme(self, number: int, active: frozenset[int], values: Mapping[int, int]) -> int | None:
@@ -130,25 +130,14 @@ class Possible:
                 return found[1]  # enough, if not proved to be the least
             raise
 
-    def ways_out(self, most: int) -> list[frozenset[int]]:
-        """The fewest rules without which the others can hold together: several such sets, if there are."""
-        everything = frozenset(range(len(self.rules.rules)))
-        if self.easier is not None:
-            more, less = (self._problem(kinds, everything, soft=True).ways_out(most) for kinds in self.easier)
-            if more and less and len(more[0]) == len(less[0]):
-                return less
-        return self._problem(self.all, everything, soft=True).ways_out(most)
-
     def _problem(
         self,
         kinds: _Kinds,
         active: frozenset[int],
         values: Mapping[int, int] | None = None,
         free: int | None = None,
-        *,
-        soft: bool = False,
     ) -> _Problem:
-        return _Problem(self.rules, kinds, active, self.deadline, values or {}, free, soft=soft)
+        return _Problem(self.rules, kinds, active, self.deadline, values or {}, free)
 
     def _extreme(
         self, kinds: _Kinds, number: int, active: frozenset[int], values: Mapping[int, int]
@@ -169,27 +158,26 @@ class _Problem:
         deadline: Deadline,
         values: Mapping[int, int],
         free: int | None,
-        *,
-        soft: bool,
     ) -> None:
-        """`values` are other numbers for some rules; the one that is `free` holds with any number. With
-        `soft` each rule may be kept or not."""
-        self.rules, self.alike, self.groups, self.values = rules, kinds.alike, kinds.groups, values
-        self.deadline = deadline
+        """`values` are other numbers for some rules; the one that is `free` holds with any number."""
+        self.rules, self.alike, self.groups = rules, kinds.alike, kinds.groups
+        self.deadline, self.values = deadline, values
+        bans = [mask for number, mask in rules.bans.items() if number in active]
+        self.refused = any(mask[list(rules.start)].any() for mask in bans)  # what is in cannot be taken out
         self.model: cp_model.CpModel = cp().CpModel()
-        self.kept = {number: self.model.new_bool_var("") for number in sorted(active)} if soft else {}
-        self.counts = [self.model.new_int_var(0, count, "") for _, count, _ in self.alike]
+        self.counts = [
+            self.model.new_int_var(0, 0 if any(mask[item] for mask in bans) else count, "")
+            for item, count, _ in self.alike
+        ]
         self._sum = cp().LinearExpr.weighted_sum
         self._of_start = rules.counts(rules.start)
         self.added = self._sum(self.counts, [1] * len(self.counts))
         self.model.add(self.added >= 1)
         self.model.add(self.added <= MOST_ITEMS - len(rules.start))
-        for number in sorted(active):
-            self._keep_out(number)
         places = {item: number for number, (item, _, _) in enumerate(self.alike)}
         for item, number in rules.must_rules.items():
             if number in active:
-                self._hold(number, self.counts[places[item]] == 1)
+                self.model.add(self.counts[places[item]] == 1)
         numbered = {
             rules.size_min: (rules.size[0], None),
             rules.size_max: (None, rules.size[1]),
@@ -204,28 +192,12 @@ class _Problem:
             if number in active and number != free:
                 self._between(number, self._in_group(group), least or None, most if most < NO_LIMIT else None)
 
-    def _hold(self, number: int, condition: Any) -> None:
-        constraint = self.model.add(condition)
-        if number in self.kept:
-            constraint.only_enforce_if(self.kept[number])
-
-    def _keep_out(self, number: int) -> None:
-        """What a rule keeps out altogether."""
-        mask = self.rules.bans.get(number)
-        if mask is None:
-            return
-        banned = [count for count, (item, _, _) in zip(self.counts, self.alike, strict=True) if mask[item]]
-        if mask[list(self.rules.start)].any():  # it is in, and cannot be taken out
-            self._hold(number, self.added == 0)
-        elif banned:
-            self._hold(number, self._sum(banned, [1] * len(banned)) == 0)
-
     def _between(self, number: int, total: Any, least: int | None, most: int | None) -> None:
         given = self.values.get(number)
         if least is not None:
-            self._hold(number, total >= (least if given is None else given))
+            self.model.add(total >= (least if given is None else given))
         if most is not None:
-            self._hold(number, total <= (most if given is None else given))
+            self.model.add(total <= (most if given is None else given))
 
     def amount(self, number: int) -> Any:
         """What a rule's number is about: items, money, or items of a group."""
@@ -244,33 +216,17 @@ class _Problem:
 
     def solve(self, amount: Any = None, *, downwards: bool = True) -> int | None:
         """None: it is impossible. Else the amount, as low or high as can be."""
+        if self.refused:
+            return None
         if amount is not None:
             self.model.minimize(amount) if downwards else self.model.maximize(amount)
-        solver = self._solved()
-        return None if solver is None else 0 if amount is None else round(solver.value(amount))
-
-    def ways_out(self, most: int) -> list[frozenset[int]]:
-        dropped = len(self.kept) - sum(self.kept.values())
-        self.model.minimize(dropped)
-        fewest, found = None, list[frozenset[int]]()
-        while len(found) < most and (solver := self._solved()) is not None:
-            if fewest is None:
-                fewest = round(solver.objective_value)
-                self.model.clear_objective()
-                self.model.add(dropped == fewest)
-            found.append(frozenset(n for n, kept in self.kept.items() if not solver.boolean_value(kept)))
-            self.model.add_bool_or([self.kept[number] for number in sorted(found[-1])])
-        return found
-
-    def _solved(self) -> cp_model.CpSolver | None:
-        """None: it is impossible."""
         solver = new_solver(0, self.deadline.left)
         status = solver.solve(self.model)
         if status == cp().INFEASIBLE:
             return None
         if status != cp().OPTIMAL:
             raise _out_of_time()
-        return solver
+        return 0 if amount is None else round(solver.value(amount))
 
 
 def _out_of_time() -> OutOfTimeError:
