@@ -23,7 +23,7 @@ from rich.table import Table
 from bundlemage import Recommender, sample_shop
 from bundlemage.data.load import read
 from bundlemage.data.sample import Tastes
-from bundlemage.errors import BundleMageError, ImpossibleDesignError
+from bundlemage.errors import BundleMageError, ImpossibleDesignError, OutOfTimeError
 from bundlemage.shop import User
 from tests.designing import (
     Judge,
@@ -53,6 +53,8 @@ class Designed:
     violations: int | None
     wrongly_refused: int | None
     """None: nobody looked."""
+    gave_up: int
+    """How often it could not be found out in time whether anything is possible."""
     cut_short: int
     proven: int
     median_ms: float
@@ -95,7 +97,7 @@ def ask(recommender: Recommender, user: User, request: Request) -> tuple[Any, fl
     began = time.perf_counter()
     try:
         answer: Any = recommender.design(user, **request)
-    except ImpossibleDesignError as error:
+    except (ImpossibleDesignError, OutOfTimeError) as error:
         answer = error
     return answer, 1000 * (time.perf_counter() - began)
 
@@ -120,7 +122,10 @@ def design_many(
         asked = request | {"method": method}
         owned = owned_by(recommender, user)
         answer, took = ask(recommender, user, asked | {"reasons": False})
-        if isinstance(answer, ImpossibleDesignError):
+        wrong: list[str] = []
+        if isinstance(answer, OutOfTimeError):
+            tally["gave up"] += 1
+        elif isinstance(answer, ImpossibleDesignError):
             times["refused"].append(took)
             wrong = wrongly_refused(goods, owned, request, answer) if judged else []
             tally["wrongly refused"] += bool(wrong)
@@ -143,6 +148,7 @@ def design_many(
         bundles=tally["bundles"],
         violations=tally["violations"] if judged else None,
         wrongly_refused=tally["wrongly refused"] if judged else None,
+        gave_up=tally["gave up"],
         cut_short=tally["cut"],
         proven=tally["proven"],
         median_ms=percentile(times["plain"], 50),
@@ -161,7 +167,7 @@ def gaps(recommender: Recommender, count: int, *, seed: int, limit: float) -> li
     for user, request in questions(recommender, seed, count, limit):
         asked = request | {"n": 1, "reasons": False}
         found = {method: ask(recommender, user, asked | {"method": method})[0] for method in METHODS}
-        if isinstance(found["exact"], ImpossibleDesignError):
+        if any(isinstance(each, BundleMageError) for each in found.values()):
             continue
         proven += bool(found["exact"].proven)
         for method in METHODS:
