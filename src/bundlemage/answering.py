@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from bundlemage.models.base import Histories, Model
 from bundlemage.models.ragged import Ragged
-from bundlemage.ranking import Ranker, Ranking
-from bundlemage.shop import Candidates
+from bundlemage.ranking import Ranker, Ranking, top
+from bundlemage.shop import Candidates, Recommendation
 
 ROWS_AT_A_TIME = 1024
 """The most questions that are answered in one pass of the model."""
@@ -62,3 +65,20 @@ def _ranking(model: Model, questions: Questions, ranker: Ranker, k: int, include
     model.checked("score_items", scores, len(histories), len(ranker.shares))
     hide = [partial] if include_owned else [partial, histories.items]
     return ranker.rank(scores, nothing & (partial.lengths == 0), hide, k)
+
+
+def nearest(
+    model: Model, contents: Ragged, vector: Tensor, candidates: Candidates, k: int, but: int | None = None
+) -> list[Recommendation]:
+    """The k bundles whose vectors point most nearly the same way, without `but`; a score is the cosine."""
+    with torch.inference_mode():
+        order = F.cosine_similarity(model.vectors_of_bundles(contents), vector) + candidates.hidden
+        if but is not None:
+            order[but] = -torch.inf
+        values, positions = top(order[None], min(k, len(order)))
+    found = zip(positions[0].tolist(), values[0].tolist(), strict=True)
+    return [
+        candidates.answer(position, score, rank, popular=False)
+        for rank, (position, score) in enumerate(found, start=1)
+        if score > -math.inf
+    ]

@@ -10,9 +10,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from bundlemage.answering import nearest
 from bundlemage.designer.chances import Calibration, new_log_probabilities, normaliser
 from bundlemage.designer.forecasts import (
     BundleForecast,
@@ -111,20 +111,17 @@ def _nearest(
     model: Model, shop: Shop, inside: Sequence[int], k: int, notes: list[str]
 ) -> tuple[Neighbour, ...]:
     """The bundles whose vectors point most nearly the same way, of those that are sold."""
-    with torch.inference_mode():
-        try:
+    try:
+        with torch.inference_mode():
             vector = model.vectors_of_bundles(Ragged.from_lists([inside], shop.device))  # [1, d]
-            vectors = model.vectors_of_bundles(shop.interactions.bundle_item)  # [bundles, d]
-        except UnsupportedError as error:
-            notes.append(f"{error}.")
-            return ()
-        order = F.cosine_similarity(vectors, vector) + shop.bundles().hidden
-        values, places = top(order[None], min(k, len(order)))
-    shelf = shop.bundle_shelf
+        found = nearest(model, shop.interactions.bundle_item, vector, shop.bundles(), k)
+    except UnsupportedError as error:
+        notes.append(f"{error}.")
+        return ()
+    places = shop.dataset.bundles.known_positions
     return tuple(
-        Neighbour(shelf.ids[place], shelf.facts(place).title, score, shelf.facts(place).price)
-        for place, score in zip(places[0].tolist(), values[0].tolist(), strict=True)
-        if score > -math.inf
+        Neighbour(each.id, each.title, each.score, shop.bundle_shelf.facts(places[each.id]).price)
+        for each in found
     )
 
 

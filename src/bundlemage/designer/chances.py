@@ -83,9 +83,11 @@ def calibrate(model: Model, split: Split, device: torch.device, seed: int = 0) -
         return None
     was_training = model.training
     model.eval()
-    with torch.inference_mode():
-        pairs = _Cases(model, split, device, seed).pairs()
-    model.train(was_training)
+    try:
+        with torch.inference_mode():
+            pairs = _Cases(model, split, device, seed).pairs()
+    finally:
+        model.train(was_training)
     if not pairs.bought.any():
         return None
     features = np.stack([np.ones_like(pairs.weights), pairs.log_probability, np.log1p(pairs.bundles)], axis=1)

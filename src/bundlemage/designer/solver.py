@@ -19,7 +19,7 @@ from bundlemage.errors import MissingExtraError, OutOfTimeError
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-MANY = 3000
+TRIED = 3000
 """With more items to choose from, some of them are tried first."""
 LISTED = 3000
 """The most bundles that are listed when all are."""
@@ -167,9 +167,9 @@ def any_bundle(
     if any(mask[list(rules.fixed)].any() for mask in rules.bans.values()):
         return None
     places = representatives(rules, scores, earlier)
-    if len(places) > MANY:  # a few that are likely, or cheap, or dear, will do nearly always
+    if len(places) > TRIED:  # a few that are likely, or cheap, or dear, will do nearly always
         by_score, by_price = np.argsort(-scores[places], kind="stable"), np.argsort(rules.units[places])
-        best = np.concatenate([by_score[: MANY // 2], by_price[: MANY // 4], by_price[-MANY // 4 :]])
+        best = np.concatenate([by_score[: TRIED // 2], by_price[: TRIED // 4], by_price[-TRIED // 4 :]])
         with suppress(OutOfTimeError):
             found = _any_of(rules, scores, np.unique(places[best]), earlier, seed, deadline)
             if found is not None:

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 
-from bundlemage.answering import Questions, rankings, rows_at_a_time
+from bundlemage.answering import Questions, nearest, rankings, rows_at_a_time
 from bundlemage.bulk import slices
 from bundlemage.designer.audience import forecast
 from bundlemage.designer.brief import Brief
@@ -27,7 +26,6 @@ from bundlemage.live.shelves import RecordShelf
 from bundlemage.live.stock import Stock
 from bundlemage.models.base import Histories
 from bundlemage.models.ragged import Ragged
-from bundlemage.ranking import top
 from bundlemage.recommender import Recommender
 from bundlemage.shop import Recommendation, Shelves, Shop, Trade, best
 from bundlemage.store.records import Bundle, CatalogueChange, Item, Owned, Sales
@@ -210,20 +208,10 @@ class Live:
         place = self._layout.filled.get(bundle)
         if place is None:
             raise UnknownIdError("bundle", [bundle], self._layout.filled)
-        candidates = self.shop.bundles(where)
+        contents = self.shop.interactions.bundle_item
         with torch.inference_mode():
-            vectors = self.model.vectors_of_bundles(self.shop.interactions.bundle_item)  # [bundles, d]
-            cosines = F.cosine_similarity(vectors, vectors[place : place + 1])
-            order = cosines + candidates.hidden
-            order[place] = -torch.inf
-            values, positions = top(order[None], min(k, len(order)))
-        return [
-            candidates.answer(position, score, rank, popular=False)
-            for rank, (position, score) in enumerate(
-                zip(positions[0].tolist(), values[0].tolist(), strict=True), start=1
-            )
-            if score > -np.inf
-        ]
+            vector = self.model.vectors_of_bundles(contents)[place : place + 1]
+        return nearest(self.model, contents, vector, self.shop.bundles(where), k, but=place)
 
     def item_share(self, owned: Owned) -> float:
         """How far item history speaks for someone, 0 to 1; bundle history has the rest."""
