@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ import pytest
 from bundlemage import History, Recommender
 from bundlemage.data.dataset import Catalogue
 from bundlemage.designer.brief import MOST_ITEMS, Method
-from bundlemage.errors import ImpossibleDesignError
+from bundlemage.errors import ImpossibleDesignError, MissingExtraError, UnknownIdError
 from bundlemage.shop import Shop
 from tests.designing import small_sample
 
@@ -100,8 +101,16 @@ def test_no_change_asks_for_what_no_request_may_have(model: Recommender) -> None
             assert step.kind != "size_max" or step.value is None or step.value <= MOST_ITEMS
 
 
+def test_without_the_extra_it_says_what_to_install(
+    model: Recommender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'bundlemage\[designer\]'"):
+        model.design(USER)
+
+
 def test_an_unknown_item_among_the_costs_is_told(model: Recommender) -> None:
-    with pytest.raises(Exception, match="nope"):
+    with pytest.raises(UnknownIdError, match="nope"):
         model.design(USER, costs={"nope": 3.0})
 
 
