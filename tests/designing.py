@@ -153,11 +153,21 @@ def goods_of(recommender: Recommender) -> Goods:
 
 
 def owned_by(recommender: Recommender, user: User) -> frozenset[str]:
-    if isinstance(user, History):
-        return frozenset(map(str, user.items))
+    """What someone has by itself, or inside a bundle."""
     dataset = recommender.dataset
-    row = dataset.user_item[dataset.users.position(str(user))]
-    return frozenset(dataset.items.ids[position] for position in row.indices)
+    if isinstance(user, History):
+        items, bundles = set(map(str, user.items)), list(user.bundles)
+    else:
+        row = dataset.users.position(str(user))
+        items = {dataset.items.ids[position] for position in dataset.user_item[row].indices}
+        bundles = [dataset.bundles.ids[position] for position in dataset.user_bundle[row].indices]
+    for bundle in bundles:
+        if isinstance(bundle, str | int):
+            inside = dataset.bundle_item[dataset.bundles.position(str(bundle))].indices
+            items |= {dataset.items.ids[position] for position in inside}
+        else:
+            items |= set(map(str, bundle))
+    return frozenset(items)
 
 
 # ── Rules ────────────────────────────────────────────────────────────────────────────────────────

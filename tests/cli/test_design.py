@@ -171,7 +171,7 @@ def test_reasons_are_those_of_the_recommender(model: Recommender, folder: Path, 
     assert expected.gate is not None
     assert f"item history speaks for {expected.gate:.0%}, bundle history for {1 - expected.gate:.0%}" in table
     assert expected.reasons[0].id in table
-    assert f"and {len(expected.reasons) - 2} weaker ones" in table
+    assert f"and {len(expected.reasons) - 2} more" in table
 
     item, inside = model.dataset.items[4], list(model.dataset.items)[:2]
     told = run_json("explain", folder, "--user", user, "--item", item, "--items", ",".join(inside))

@@ -283,7 +283,7 @@ def test_designs_reasons_and_forecasts_are_those_of_the_model(client: Client, mo
     assert [reason.id for reason in added.why.reasons] == [each.id for each in designed.why.reasons[:10]]
     assert client.design({"items": [first]}, size=2, budget=None, reasons=False)[0].items[0].why is None
 
-    error = refused(422, client.design, user, must=[first], budget=0.01, size=3)
+    error = refused(422, client.design, user, must=[first], budget=0.01, size=3, not_owned=False)
     assert error.title == "Impossible design"
     assert {rule.kind for rule in error.conflict} <= {"budget_max", "must", "size_min"}
     (step,) = error.changes[0].steps

@@ -255,14 +255,14 @@ class TestWhatIsAsked:
         assert [ids(design) for design in text] == [ids(design) for design in number]
 
     def test_withdrawn_items_are_not_added(self, tiny: Recommender) -> None:
-        (before,) = tiny.design("u1", size=3, n=1)
+        (before,) = tiny.design("u1", size=3, n=1, not_owned=False)
         gone = np.zeros(TWELVE, bool)
         gone[[tiny.dataset.items.position(item) for item in added(before)]] = True
         later = Recommender(embedding_dim=8, device="cpu")
         trade = replace(tiny.shop.trade, items_gone=gone)
         later._fitted = (tiny.model, Shop(tiny.dataset, torch.device("cpu"), trade))
         for method in METHODS:
-            assert check(later, goods_of(later), "u1", {"size": (2, 3), "method": method})
+            assert check(later, goods_of(later), "u1", {"size": (2, 3), "method": method, "not_owned": False})
 
     def test_stock_is_asked_for_where_the_catalogue_tells_any(self, tiny: Recommender) -> None:
         goods, seen = goods_of(tiny), set()
@@ -360,7 +360,7 @@ SMALL_REQUESTS: list[Request] = [
 class TestExact:
     @pytest.mark.parametrize("request_", SMALL_REQUESTS, ids=str)
     def test_no_bundle_at_all_is_worth_more(self, tiny: Recommender, request_: Request) -> None:
-        goods = goods_of(tiny)
+        goods, request_ = goods_of(tiny), dict(request_, not_owned=False)
         for user in ("u1", "u2", History(items=["i1"], bundles=[["i2", "i4"]])):
             judge, owned = Judge(tiny, goods, user), owned_by(tiny, user)
             rules = rules_of(goods, request_)
@@ -376,6 +376,7 @@ class TestExact:
 
     @pytest.mark.parametrize("request_", SMALL_REQUESTS, ids=str)
     def test_it_is_never_below_the_faster_methods(self, tiny: Recommender, request_: Request) -> None:
+        request_ = dict(request_, not_owned=False)
         for user in ("u3", "u4"):
             found = {
                 method: tiny.design(user, **request_, n=1, method=method, reasons=False) for method in METHODS
@@ -399,7 +400,7 @@ class TestExact:
 
     def test_the_second_is_the_best_of_those_apart_from_the_first(self, tiny: Recommender) -> None:
         goods, user = goods_of(tiny), "u1"
-        request: Request = {"size": 3, "n": 2, "apart": 0.5}
+        request: Request = {"size": 3, "n": 2, "apart": 0.5, "not_owned": False}
         first, second = tiny.design(user, **request, method="exact")
         judge, owned, rules = Judge(tiny, goods, user), owned_by(tiny, user), rules_of(goods, request)
         values = [

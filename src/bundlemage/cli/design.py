@@ -256,12 +256,15 @@ def _designs(model: Recommender, someone: User, wishes: dict[str, Any]) -> Desig
 def _card(found: Design) -> Panel:
     from rich.panel import Panel
 
+    from bundlemage.cli import show
+
     lines = [line for item in found.items for line in _item_lines(item)]
     off = f"  [green]−{found.discount:.0%}[/]" if found.discount else ""
     before = f"  [dim][strike]{found.list_price:,.2f}[/][/]" if found.discount and found.list_price else ""
     price = "" if found.price is None else f"[bold]{found.price:,.2f}[/]{off}{before}   "
     body = "\n".join([*lines, "", f"{price}[cyan]{found.score:.2%}[/] [dim]value {found.value:.3f}[/]"])
-    return Panel(body, title=f"{found.rank}. {len(found.items)} items", title_align="left", width=100)
+    known = "" if found.same_as is None else f", as in {show.plain(found.same_as)}"
+    return Panel(body, title=f"{found.rank}. {len(found.items)} items{known}", title_align="left", width=100)
 
 
 def _item_lines(item: DesignedItem) -> list[str]:
@@ -278,7 +281,7 @@ def _reasons(found: Explanation, most: int) -> Table:
 
     from bundlemage.cli import show
 
-    table = Table("reason", "", title="what makes it likelier", title_justify="left")
+    table = Table("reason", "", title="what makes it likelier (over 1), or less so", title_justify="left")
     table.add_column("times", justify="right")
     table.add_column("fit without it", justify="right")
     for reason in found.reasons[:most]:
@@ -290,7 +293,7 @@ def _reasons(found: Explanation, most: int) -> Table:
         )
     left = len(found.reasons) - most
     if left > 0:
-        table.caption = f"and {left:,} weaker ones"
+        table.caption = f"and {left:,} more"
     return table
 
 

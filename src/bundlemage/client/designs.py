@@ -71,6 +71,8 @@ class Design:
     """The geometric mean of the probabilities of what was added."""
     value: float
     terms: Terms
+    same_as: str | None
+    """A bundle that the shop has already, of exactly these items."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from bundlemage.designer.forecasts import (
     Weakest,
 )
 from bundlemage.errors import ConfigError, UnsupportedError
-from bundlemage.filters import Shelf
+from bundlemage.filters import Filter, Shelf
 from bundlemage.models.base import Histories, Model
 from bundlemage.models.ragged import Ragged
 from bundlemage.ranking import top
@@ -280,14 +280,15 @@ def _replacement(
 def _candidates(
     model: Model, shop: Shop, rest: Sequence[int], inside: Sequence[int], histories: Histories
 ) -> list[int]:
-    """What the best people would add to the rest of the bundle; nothing that is sold no more."""
+    """What the best people would add to the rest of the bundle, of what can be sold."""
     if not len(histories):
         return []
     with torch.inference_mode():
         partial = Ragged.from_lists([rest] * len(histories), shop.device)
         scores = model.score_items(histories, partial, shop.interactions.bundle_item)
         model.checked("score_items", scores, len(histories), len(shop.dataset.items))
-        liked = scores.softmax(1).mean(0) + shop.items().hidden
+        sold = shop.items(Filter(in_stock=True) if shop.item_shelf.tells_stock else None)
+        liked = scores.softmax(1).mean(0) + sold.hidden
         liked[list(inside)] = -torch.inf
         values, places = top(liked[None], min(TRIED, len(liked)))
     return [

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
+import numpy as np
+import torch
+
 from bundlemage.designer.brief import Brief
 from bundlemage.designer.conflict import refuse_impossible
 from bundlemage.designer.constraints import Items, Rules
@@ -58,6 +61,8 @@ class Design:
     value: float
     """What the search maximised: the sum of `terms`."""
     terms: dict[str, float]
+    same_as: str | None = None
+    """A bundle that the shop has already, of exactly these items."""
 
     @property
     def ids(self) -> list[str]:
@@ -94,8 +99,9 @@ def design(model: Model, shop: Shop, histories: Histories, contents: Ragged, bri
     """Bundles for one person. `histories` has one row; `contents` are of the bundles that it speaks of."""
     cp()  # say at once if it is missing
     deadline = Deadline(brief.time_limit)
-    owned = histories.items.values.cpu().numpy()
-    rules = Rules(brief, shop.item_shelf, shop.trade.items_gone, owned)
+    # Whoever has a bundle has what is in it.
+    owned = torch.cat([histories.items.values, contents.rows(histories.bundles.values).values])
+    rules = Rules(brief, shop.item_shelf, shop.trade.items_gone, np.unique(owned.cpu().numpy()))
     objective = Objective(model, histories, contents, shop.item_shelf, rules.start, brief)
     search = _Search(objective, rules, deadline)
     found = search.bundles()
@@ -221,4 +227,14 @@ def _named(rank: int, worth: Worth, why: Sequence[Explanation | None], rules: Ru
         math.exp(worth.likelihood),
         worth.value,
         {"likelihood": worth.likelihood, "margin": worth.margin, "diversity": worth.diversity},
+        _same_as(rules.start + worth.added, shop),
     )
+
+
+def _same_as(items: Items, shop: Shop) -> str | None:
+    """The bundle of the shop that has these items and no other."""
+    contents = shop.dataset.bundle_item
+    inside = np.concatenate([[0], np.cumsum(np.isin(contents.indices, items))])
+    sizes, shared = np.diff(contents.indptr), np.diff(inside[contents.indptr])
+    found = np.flatnonzero((sizes == len(items)) & (shared == len(items)) & ~shop.trade.bundles_gone)
+    return shop.dataset.bundles[int(found[0])] if len(found) else None

@@ -33,6 +33,7 @@ _DESIGN = {
     "score": 0.281,
     "value": -1.269,
     "terms": {"likelihood": -1.269, "margin": 0.0, "diversity": 0.0},
+    "same_as": None,
 }
 _FORECAST = {
     "items": [_GIVEN, _CORSAIRS],
@@ -102,6 +103,7 @@ class DesignOut(Out):
     score: float = Field(description="The geometric mean of the probabilities of what was added.")
     value: float = Field(description="What the search made as high as possible: the sum of 'terms'.")
     terms: Terms
+    same_as: str | None = Field(description="A bundle that the shop has already, of exactly these items.")
 
 
 class DesignsFor(ForSomeone):
@@ -204,6 +206,7 @@ def _design(found: Design) -> DesignOut:
         score=found.score,
         value=found.value,
         terms=Terms(**found.terms),
+        same_as=found.same_as,
     )
 
 

@@ -54,8 +54,11 @@ class Offer:
         if settings.value == "takings":
             try:
                 known &= np.isfinite(shop.bundle_shelf.prices)
-            except ConfigError as error:
-                raise ConfigError(f"takings are not known, {error}") from None
+            except ConfigError:
+                raise ConfigError(
+                    "takings are not known, as no bundle has a price: put a column 'price' into the table of "
+                    "bundles and train again, or let sales be what counts"
+                ) from None
         if settings.budget is not None:
             costs = _discount_costs(shop)
             known &= np.isfinite(costs)
