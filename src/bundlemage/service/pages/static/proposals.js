@@ -88,6 +88,7 @@ function card(bundle, all, highest, asked) {
         "div",
         { class: "card-body" },
         h("h3", { id: heading }, `Proposal ${count(bundle.rank)}: ${plural(bundle.items.length, "item")}`),
+        bundle.same_as ? h("p", { class: "note" }, `The shop has this bundle already: ${bundle.same_as}.`) : null,
         differs ? h("p", { class: "contents" }, differs) : null,
         h(
           "ul",
