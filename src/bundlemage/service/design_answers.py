@@ -33,7 +33,7 @@ _DESIGN = {
     "score": 0.281,
     "value": -1.269,
     "terms": {"likelihood": -1.269, "margin": 0.0, "diversity": 0.0},
-    "same_as": None,
+    "same_as": "b0036",
 }
 _FORECAST = {
     "items": [_GIVEN, _CORSAIRS],
