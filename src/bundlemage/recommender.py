@@ -274,8 +274,6 @@ class Recommender:
         self.check_generates()
         place = self.dataset.items.position(str(item))
         partial = tuple(self.shop.item_positions(items))
-        if place in partial:
-            raise ConfigError(f"the item {str(item)!r} is in the partial bundle already: leave it out there")
         return explain_item(self.model, self.shop, one, contents, place, partial)
 
     # ── Asking for everyone ──────────────────────────────────────────────────────────────────────

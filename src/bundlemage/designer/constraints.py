@@ -125,17 +125,16 @@ class Rules:
         """What each item costs; 0 where that does not matter."""
         self.spending = (0, NO_LIMIT)
         """The list prices that a bundle's may lie between."""
-        self.unpriced = np.zeros(self.items, bool)
         if least is None and most is None:
             return
-        self.unpriced = np.isnan(shelf.prices)
+        unpriced = np.isnan(shelf.prices)
         self.units = np.rint(np.nan_to_num(shelf.prices) * UNITS).astype(np.int64)
         if least is not None:
             self.budget_min = self._rule("budget_min", None, f"a price of at least {least:,.2f}")
-            self.bans[self.budget_min] = self.unpriced
+            self.bans[self.budget_min] = unpriced
         if most is not None:
             self.budget_max = self._rule("budget_max", None, f"a price of at most {most:,.2f}")
-            self.bans[self.budget_max] = self.unpriced
+            self.bans[self.budget_max] = unpriced
         self.spending = (
             0 if least is None else self._fewest_units(least),
             NO_LIMIT if most is None else self._most_units(most),

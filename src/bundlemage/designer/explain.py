@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bundlemage.designer.constraints import Items
 from bundlemage.designer.waiting import Deadline
-from bundlemage.errors import UnsupportedError
+from bundlemage.errors import ConfigError, UnsupportedError
 from bundlemage.models.base import Histories, Model
 from bundlemage.models.ragged import Ragged
 from bundlemage.shop import Shop
@@ -133,6 +133,9 @@ def explain_item(
     model: Model, shop: Shop, one: Histories, contents: Ragged, item: int, partial: Items
 ) -> Explanation:
     """Why an item completes a partial bundle for someone."""
+    if item in partial:
+        name = shop.dataset.items[item]
+        raise ConfigError(f"the item {name!r} is in the partial bundle already: leave it out there")
     return next(_explain_items(model, shop, one, contents, [(item, partial)]))
 
 

@@ -19,7 +19,7 @@ from bundlemage.designer.brief import Brief
 from bundlemage.designer.design import Designs, design
 from bundlemage.designer.explain import Explanation, explain_bundles, explain_item
 from bundlemage.designer.forecasts import BundleForecast
-from bundlemage.errors import ConfigError, UnknownIdError, UnsupportedError
+from bundlemage.errors import UnknownIdError, UnsupportedError
 from bundlemage.filters import Filter
 from bundlemage.live.layout import Layout
 from bundlemage.live.shelves import RecordShelf
@@ -241,8 +241,6 @@ class Live:
         items = self.shop.dataset.items
         place = items.position(item)
         inside = tuple(items.positions(items.known(partial)).tolist())
-        if place in inside:
-            raise ConfigError(f"the item {item!r} is in the partial bundle already: leave it out there")
         return explain_item(self.model, self.shop, *self._one(owned), place, inside)
 
     def score_bundle(
