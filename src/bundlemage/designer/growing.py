@@ -104,11 +104,11 @@ def _least(sums: Integers, count: Integers) -> Integers:
 
 
 def grow(
-    objective: Objective, rules: Rules, earlier: Sequence[Items], deadline: Deadline, width: int = WIDTH
+    objective: Objective, rules: Rules, earlier: Sequence[Items], deadline: Deadline, width: int
 ) -> list[Items]:
     """Whole bundles that keep every rule, the most promising first: the added items of each."""
     ahead = Lookahead(rules, earlier)
-    first = rules.start + rules.must
+    first = rules.fixed
     states = [_State(rules.must, 0.0, _pairs(objective, first), rules.counts(first), rules.spent(first))]
     whole: dict[Items, tuple[float, Items]] = {}
     _keep(whole, rules, earlier, states)
@@ -131,9 +131,8 @@ def _step(
     for number, state in enumerate(states):
         items, log = likely[number]
         mask = ahead.open(state, items)
-        if (
-            np.count_nonzero(mask) < width and len(items) < rules.items
-        ):  # those that are open lie further down
+        if np.count_nonzero(mask) < width and len(items) < rules.items:
+            # Those that are open lie further down.
             items, log = np.flatnonzero(rules.allowed), objective.chances_after([bundles[number]])[0]
             log = log[items]
             mask = ahead.open(state, items)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, model_validator
 
 from bundlemage.designer.brief import MOST_ITEMS, Brief, Method
+from bundlemage.designer.money import MOST_OFF
 from bundlemage.service.questions import MANY, ANumber, Body, Flag, Id, K, Person, Price, Tag
 
 MOST_DESIGNS = 20
@@ -18,7 +19,7 @@ MOST_EXPLAINED = 50
 ItemCount = Annotated[int, Field(ge=1, le=MOST_ITEMS), ANumber]
 TagCount = Annotated[int, Field(ge=0, le=MOST_ITEMS), ANumber]
 Weight = Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False), ANumber]
-Discount = Annotated[float, Field(ge=0, le=0.99, description="0.2 is 20% off."), ANumber]
+Discount = Annotated[float, Field(ge=0, le=MOST_OFF, description="0.2 is 20% off."), ANumber]
 APrice = Annotated[Price, ANumber]
 _WHO = {"user_id", "history"}
 
