@@ -11,6 +11,19 @@ from typing import Literal
 class BundleMageError(Exception):
     """Anything the caller can mend. The command line prints it and exits with 2."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """As it is, from one process to another: an error is not worked out anew from its message."""
+        return _error, (type(self), self.args, self.__dict__)
+
+
+def _error(
+    kind: type[BundleMageError], args: tuple[object, ...], state: dict[str, object]
+) -> BundleMageError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -195,6 +208,14 @@ class MissingExtraError(BundleMageError):
     def __init__(self, extra: str, needed_for: str) -> None:
         super().__init__(f"{needed_for} needs an extra: pip install 'bundlemage[{extra}]'")
         self.extra = extra
+
+
+class RecallError(BundleMageError):
+    """An index finds too few of the bundles that an exact search finds."""
+
+
+class ClusterError(BundleMageError):
+    """A cluster cannot be reached, or has lost more than it can replace."""
 
 
 class BusyError(BundleMageError):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from scipy import sparse
 
+from bundlemage.data.digests import IdDigest, RowDigest, fingerprint
 from bundlemage.data.vocabulary import Vocabulary
 
 Positions = npt.NDArray[np.int32]
@@ -47,10 +47,10 @@ def binary_matrix(rows: npt.ArrayLike, columns: npt.ArrayLike, shape: tuple[int,
     counts = np.bincount(keys // max(shape[1], 1), minlength=shape[0])
     indptr = np.concatenate([[0], np.cumsum(counts)])
     indices = (keys % max(shape[1], 1)).astype(np.int32)
-    return _frozen(sparse.csr_matrix((np.ones(len(keys), np.float32), indices, indptr), shape=shape))
+    return frozen(sparse.csr_matrix((np.ones(len(keys), np.float32), indices, indptr), shape=shape))
 
 
-def _frozen(matrix: sparse.csr_matrix) -> sparse.csr_matrix:
+def frozen(matrix: sparse.csr_matrix) -> sparse.csr_matrix:
     for array in (matrix.data, matrix.indices, matrix.indptr):
         array.setflags(write=False)
     return matrix
@@ -62,6 +62,22 @@ def _as_binary(matrix: Any, shape: tuple[int, int]) -> sparse.csr_matrix:
         raise ValueError(f"matrix of shape {coo.shape} where the vocabularies say {shape}")
     stored = coo.data != 0
     return binary_matrix(coo.row[stored], coo.col[stored], shape)
+
+
+def _digest(part: Vocabulary | sparse.csr_matrix) -> str:
+    if isinstance(part, Vocabulary):
+        ids = IdDigest(part.kind)
+        for piece in _pieces(part):
+            ids.add(piece)
+        return ids.hexdigest()
+    rows = RowDigest()
+    rows.add(np.diff(part.indptr), part.indices)
+    return rows.hexdigest()
+
+
+def _pieces(vocabulary: Vocabulary, size: int = 1_000_000) -> Iterable[pa.Array]:
+    for start in range(0, len(vocabulary), size):
+        yield vocabulary.to_arrow(start, start + size)
 
 
 def empty_catalogue(schema: pa.Schema, vocabulary: Vocabulary) -> pa.Table:
@@ -103,6 +119,8 @@ class BundleDataset:
     name: str = "dataset"
     notes: tuple[str, ...] = field(default=())
     """What a reader of figures must know of this data, such as that a matrix was reconstructed."""
+    known_digests: tuple[tuple[object, str], ...] = field(default=(), repr=False, compare=False)
+    """Vocabularies and matrices that stand here for whole ones, and the digest of each whole one."""
 
     def __post_init__(self) -> None:
         shapes = {
@@ -146,16 +164,17 @@ class BundleDataset:
 
     def fingerprint(self) -> str:
         """A SHA-256 over ids and pairs: equal for equal data, whatever reader it came through."""
-        digest = hashlib.sha256()
-        for vocabulary in (self.users, self.items, self.bundles):
-            digest.update(f"{vocabulary.kind}:{len(vocabulary)}\n".encode())
-            for name in vocabulary:
-                written = name.encode()
-                digest.update(len(written).to_bytes(8, "little") + written)
-        for matrix in (self.user_item, self.user_bundle, self.bundle_item):
-            digest.update(matrix.indptr.astype("<i8").tobytes())
-            digest.update(matrix.indices.astype("<i4").tobytes())
-        return digest.hexdigest()
+        return fingerprint(self.digests())
+
+    def digests(self) -> dict[str, str]:
+        """A SHA-256 of each vocabulary and of each matrix."""
+        found = {}
+        for name in ("users", "items", "bundles", "user_item", "user_bundle", "bundle_item"):
+            part = getattr(self, name)
+            # By identity: where the part was replaced, as a split does, what was known of it is void.
+            known = next((digest for owner, digest in self.known_digests if owner is part), None)
+            found[name] = known or _digest(part)
+        return found
 
     @property
     def sizes(self) -> Mapping[str, int]:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 
-from bundlemage.data.readers import authors, bgcn, pathak, sql, tables
+from bundlemage.data.readers import authors, bgcn, pathak, shards, sql, tables
 from bundlemage.data.readers.columns import TABLES
+from bundlemage.data.readers.places import is_remote, local_path, place
 from bundlemage.data.readers.source import Source
 from bundlemage.data.sample import sample_shop
 from bundlemage.errors import ConfigError, DataError, Problem
@@ -15,11 +16,12 @@ from bundlemage.errors import ConfigError, DataError, Problem
 SAMPLE = "sample"
 """The location of the built-in shop. A folder of that name is `./sample`."""
 
-_FOLDERS = (tables, bgcn, authors, pathak)
+_FOLDERS = (shards, tables, bgcn, authors, pathak)
 
 
 def read(location: str | Path, tables_or_queries: Mapping[str, str] | None = None) -> Source:
-    """Read a folder in any known layout, a database by its URL, or the built-in sample shop.
+    """Read a folder in any known layout, a prefix of an object store by its URI (Parquet only), a database by
+    its URL, or the built-in sample shop.
 
     `tables_or_queries` is for databases: which table or query gives `user_item`, `user_bundle`, …
     """
@@ -32,7 +34,9 @@ def read(location: str | Path, tables_or_queries: Mapping[str, str] | None = Non
         raise ConfigError("tables and queries can be named for a database only, and this is a path")
     if location == SAMPLE:
         return Source(sample_shop().dataset)
-    path = Path(location)
+    if is_remote(location):
+        return tables.read(place(location))
+    path = local_path(location)
     if hint := _something_else(path):
         raise DataError(hint)
     for reader in _FOLDERS:
@@ -44,15 +48,22 @@ def read(location: str | Path, tables_or_queries: Mapping[str, str] | None = Non
 
 def check(location: str | Path, tables_or_queries: Mapping[str, str] | None = None) -> list[Problem]:
     """Every error and warning, errors first. Bad data never raises; good data gives an empty list."""
-    path = Path(location)
-    if tables.matches(path) and not tables_or_queries and not _something_else(path):
-        problems = tables.survey(path)[1]
+    if surveyed(location, tables_or_queries):
+        problems = tables.survey(place(location))[1]
     else:
         try:
             problems = list(read(location, tables_or_queries).warnings)
         except DataError as error:
             problems = list(error.problems)
     return sorted(problems, key=lambda problem: problem.severity == "warning")
+
+
+def surveyed(location: str | Path, tables_or_queries: Mapping[str, str] | None = None) -> bool:
+    """Whether this is a folder of tables, of which every problem can be told at once."""
+    if tables_or_queries or sql.matches(str(location)) or location == SAMPLE or is_remote(location):
+        return False
+    path = local_path(location)
+    return not shards.matches(path) and tables.matches(path) and not _something_else(path)
 
 
 def _something_else(path: Path) -> Problem | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,9 @@ import pyarrow as pa
 
 from bundlemage.errors import UnknownIdError
 
-_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})\Z")
+INTEGER = r"0|-?[1-9][0-9]{0,17}"
+"""A whole number as text, written in the one way there is; it fits into 64 bits."""
+_INTEGER = re.compile(rf"({INTEGER})\Z")
 
 
 def canonical_order(ids: Iterable[str]) -> list[str]:
@@ -33,7 +36,7 @@ class Vocabulary:
 
     def __init__(self, kind: str, ids: Sequence[str]) -> None:
         self.kind = kind
-        self._ids = tuple(ids)
+        self._ids: Sequence[str] = ids if isinstance(ids, _Numbers) else tuple(ids)
 
     @classmethod
     def canonical(cls, kind: str, ids: Iterable[str]) -> Vocabulary:
@@ -41,12 +44,14 @@ class Vocabulary:
 
     @classmethod
     def numbered(cls, kind: str, size: int) -> Vocabulary:
-        """The ids 0 … size-1, for published layouts that know only positions."""
-        return cls(kind, [str(position) for position in range(size)])
+        """The ids 0 … size-1, for published layouts that know only positions. They take no memory."""
+        return cls(kind, _Numbers(size))
 
     @cached_property
-    def known_positions(self) -> dict[str, int]:
+    def known_positions(self) -> Mapping[str, int]:
         """Id → position, to look up in."""
+        if isinstance(self._ids, _Numbers):
+            return _NumberPositions(self._ids)
         positions = {name: position for position, name in enumerate(self._ids)}
         if len(positions) != len(self._ids):
             raise ValueError(f"duplicate {self.kind} ids in a vocabulary")
@@ -54,7 +59,7 @@ class Vocabulary:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        return self._ids
+        return tuple(self._ids)
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -69,10 +74,14 @@ class Vocabulary:
         return name in self.known_positions
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Vocabulary) and self._ids == other._ids
+        if not isinstance(other, Vocabulary) or len(self) != len(other):
+            return False
+        if type(self._ids) is type(other._ids):
+            return self._ids == other._ids
+        return all(one == another for one, another in zip(self, other, strict=True))
 
     def __hash__(self) -> int:
-        return hash(self._ids)
+        return hash((len(self), *self._ids[:3]))
 
     def __repr__(self) -> str:
         return f"Vocabulary({self.kind!r}, {len(self):,} ids)"
@@ -95,5 +104,52 @@ class Vocabulary:
     def known(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if name in self.known_positions]
 
-    def to_arrow(self) -> pa.Array:
-        return pa.array(self._ids, type=pa.string())
+    def to_arrow(self, start: int = 0, stop: int | None = None) -> pa.Array:
+        """All ids, or those of some positions."""
+        return pa.array(self._ids[start:stop], type=pa.string())
+
+
+class _Numbers(Sequence[str]):
+    """The texts 0 … size-1, each made when it is asked for."""
+
+    def __init__(self, size: int) -> None:
+        self._range = range(size)
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, self._range)
+
+    @overload
+    def __getitem__(self, position: int) -> str: ...
+    @overload
+    def __getitem__(self, position: slice) -> Sequence[str]: ...
+    def __getitem__(self, position: int | slice) -> str | Sequence[str]:
+        if isinstance(position, slice):
+            return [str(number) for number in self._range[position]]
+        return str(self._range[position])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Numbers) and len(self) == len(other)
+
+    def __hash__(self) -> int:
+        return hash(self._range)
+
+
+class _NumberPositions(Mapping[str, int]):
+    """What the dictionary of their positions would say."""
+
+    def __init__(self, numbers: _Numbers) -> None:
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._numbers)
+
+    def __getitem__(self, name: str) -> int:
+        if isinstance(name, str) and _INTEGER.match(name) and 0 <= int(name) < len(self._numbers):
+            return int(name)
+        raise KeyError(name)

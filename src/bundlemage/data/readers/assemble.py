@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from bundlemage.data.readers.source import Source
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import DataError, Problem
 
-_SCHEMAS = {"items": ITEM_SCHEMA, "bundles": BUNDLE_SCHEMA}
+CATALOGUE_SCHEMAS = {"items": ITEM_SCHEMA, "bundles": BUNDLE_SCHEMA}
 
 
 def _row_number(row: int) -> int:
@@ -42,6 +43,8 @@ class Given:
     ids: Mapping[str, Coded]
     details: Mapping[str, pa.ChunkedArray] = field(default_factory=dict)
     line_of: LineOf = _row_number
+    files: Sequence[tuple[int, str]] = ()
+    """Of a table in parts: the first row of each file, and the file. Lines then count over all of them."""
 
     @classmethod
     def from_arrow(cls, name: str, where: str, table: pa.Table, line_of: LineOf = _row_number) -> Given:
@@ -55,6 +58,28 @@ class Given:
     @property
     def rows(self) -> int:
         return len(next(iter(self.ids.values())).codes)
+
+    def placed(self, problems: Iterable[Problem]) -> list[Problem]:
+        """With the file where each was found, and the line in that file."""
+        return [placed(problem, self.files) for problem in problems]
+
+
+def placed(problem: Problem, files: Sequence[tuple[int, str]]) -> Problem:
+    if not files or problem.line is None:
+        return problem
+    first, where = files[bisect_right(files, problem.line - 1, key=lambda file: file[0]) - 1]
+    return replace(problem, where=where, line=problem.line - first)
+
+
+def joined(parts: Sequence[Coded]) -> Coded:
+    """Parts of a column one after another. A value may then be there more than once."""
+    starts = np.cumsum([0, *(len(part.values) for part in parts)])
+    codes = [
+        np.where(part.codes < 0, -1, part.codes + start)
+        for part, start in zip(parts, starts[:-1], strict=True)
+    ]
+    values = [value for part in parts for value in part.values]
+    return Coded(values, np.concatenate([np.empty(0, np.int32), *codes]).astype(np.int32))
 
 
 @dataclass(frozen=True)
@@ -88,8 +113,8 @@ def examine(
         found += faults
         if good is not None:
             checked[table] = good
-    found += _empty_bundles(checked)
-    found += _items_not_in_catalogue(checked)
+    for crossing in CROSSINGS:
+        found += _strangers(crossing, checked)
     if any(problem.severity == "error" for problem in found):
         return None, found
     return Source(_dataset(checked, name), warnings=tuple(found)), found
@@ -97,32 +122,33 @@ def examine(
 
 def _check(table: str, given: Given) -> tuple[_Checked | None, list[Problem]]:
     if given.rows == 0:
-        return None, [_no_rows(table, given)]
+        return None, [no_rows(table, given.where)]
     problems: list[Problem] = []
     ids: dict[str, IdColumn] = {}
     for column, coded in given.ids.items():
         good, faults = read_ids(coded, column, given.where, given.line_of)
-        problems += faults
+        problems += sorted(faults, key=lambda problem: problem.line or 0)
         if good is not None:
             ids[column] = good
     details = None
-    if table in _SCHEMAS:
+    if table in CATALOGUE_SCHEMAS:
         details, faults = read_details(
-            dict(given.details), _SCHEMAS[table], given.rows, given.where, given.line_of
+            dict(given.details), CATALOGUE_SCHEMAS[table], given.rows, given.where, given.line_of
         )
         problems += faults
         for column, good in ids.items():
             problems += duplicates(good, column, given.where, given.line_of)
+    problems = given.placed(problems)
     if any(problem.severity == "error" for problem in problems):
         return None, problems
     return _Checked(given, ids, details), problems
 
 
-def _no_rows(table: str, given: Given) -> Problem:
+def no_rows(table: str, where: str) -> Problem:
     required = table in REQUIRED
     return Problem(
         kind="no-rows",
-        where=given.where,
+        where=where,
         message="there are column names but no rows",
         fix="Export the data again; a model learns from rows of all three tables"
         if required
@@ -131,61 +157,55 @@ def _no_rows(table: str, given: Given) -> Problem:
     )
 
 
-def _empty_bundles(checked: Mapping[str, _Checked]) -> list[Problem]:
-    """One warning for each table that speaks of bundles in which there is nothing."""
-    if "bundle_item" not in checked:
-        return []
-    contents = checked["bundle_item"]
-    problems = []
-    for table in ("user_bundle", "bundles"):
-        if table in checked:
-            problems += _strangers(
-                checked[table],
-                "bundle_id",
-                contents.ids["bundle_id"].texts,
-                kind="empty-bundle",
-                message=f"bundle {{}} has no items in {contents.given.where}",
-                fix="Add its items there, or remove the bundle",
-            )
-    return problems
+@dataclass(frozen=True)
+class Crossing:
+    """Ids of one table that another should know as well."""
+
+    table: str
+    column: str
+    known_in: str
+    kind: str
+    message: str
+    fix: str
+
+    def problem(self, where: str, known_where: str, line: int, value: str, more: int) -> Problem:
+        """`line` is that of the first row with such an id; `more` counts ids, not rows."""
+        message = self.message.format(shown(value), known_where)
+        return Problem(self.kind, where, message, self.fix, line, value, more, severity="warning")
 
 
-def _items_not_in_catalogue(checked: Mapping[str, _Checked]) -> list[Problem]:
-    if "items" not in checked or "bundle_item" not in checked:
-        return []
-    catalogue = checked["items"]
-    return _strangers(
-        checked["bundle_item"],
+_IN_NO_BUNDLE = {
+    "column": "bundle_id",
+    "known_in": "bundle_item",
+    "kind": "empty-bundle",
+    "message": "bundle {} has no items in {}",
+    "fix": "Add its items there, or remove the bundle",
+}
+CROSSINGS = (
+    Crossing("user_bundle", **_IN_NO_BUNDLE),
+    Crossing("bundles", **_IN_NO_BUNDLE),
+    Crossing(
+        "bundle_item",
         "item_id",
-        catalogue.ids["item_id"].texts,
+        "items",
         kind="item-not-in-catalogue",
-        message=f"item {{}} is in a bundle but not in {catalogue.given.where}",
+        message="item {} is in a bundle but not in {}",
         fix="Add it to the catalogue, or correct the id",
-    )
+    ),
+)
 
 
-def _strangers(
-    table: _Checked, column: str, known: Iterable[str], *, kind: str, message: str, fix: str
-) -> list[Problem]:
-    """A warning about the ids of a column that are not known elsewhere; `more` counts ids, not rows."""
-    ids, familiar = table.ids[column], set(known)
+def _strangers(crossing: Crossing, checked: Mapping[str, _Checked]) -> list[Problem]:
+    if crossing.table not in checked or crossing.known_in not in checked:
+        return []
+    table, known = checked[crossing.table], checked[crossing.known_in]
+    ids, familiar = table.ids[crossing.column], set(known.ids[crossing.column].texts)
     unknown = np.array([text not in familiar for text in ids.texts], dtype=bool)
     if not unknown.any():
         return []
     row = ids.first_row(unknown)
-    value = ids.texts[ids.codes[row]]
-    return [
-        Problem(
-            kind=kind,
-            where=table.given.where,
-            message=message.format(shown(value)),
-            fix=fix,
-            line=table.given.line_of(row),
-            value=value,
-            more=int(unknown.sum()) - 1,
-            severity="warning",
-        )
-    ]
+    value, line, more = ids.texts[ids.codes[row]], table.given.line_of(row), int(unknown.sum()) - 1
+    return table.given.placed([crossing.problem(table.given.where, known.given.where, line, value, more)])
 
 
 def _dataset(checked: Mapping[str, _Checked], name: str) -> BundleDataset:
@@ -219,10 +239,10 @@ def _positions(ids: IdColumn, vocabulary: Vocabulary) -> Positions:
 
 
 def _catalogue(checked: Mapping[str, _Checked], vocabularies: Mapping[str, Vocabulary]) -> Catalogue | None:
-    if not any(table in checked for table in _SCHEMAS):
+    if not any(table in checked for table in CATALOGUE_SCHEMAS):
         return None
     described = {}
-    for table, schema in _SCHEMAS.items():
+    for table, schema in CATALOGUE_SCHEMAS.items():
         column = schema.names[0]
         if table in checked:
             described[table] = align(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-from pathlib import Path
+from typing import BinaryIO
 
 from bundlemage.data.readers.delimited import OpenQuoteError, Record, TextFile
 from bundlemage.data.readers.ids import shown
@@ -45,11 +45,11 @@ def bad_gzip(where: str, error: Exception) -> Problem:
     )
 
 
-def bad_parquet(path: Path, where: str, error: Exception) -> Problem:
-    with path.open("rb") as stream:
-        starts_well = stream.read(4) == b"PAR1"
-        stream.seek(-min(4, path.stat().st_size), 2)
-        ends_well = stream.read(4) == b"PAR1"
+def bad_parquet(stream: BinaryIO, size: int, where: str, error: Exception) -> Problem:
+    stream.seek(0)
+    starts_well = stream.read(4) == b"PAR1"
+    stream.seek(max(size - 4, 0))
+    ends_well = stream.read(4) == b"PAR1"
     if starts_well and not ends_well:
         message = "the Parquet file is cut short: its end is missing"
     elif not starts_well:

@@ -1,0 +1,124 @@
+"""Where tables lie: a folder of this machine, or a prefix of an object store, by its URI."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+from pyarrow import fs
+
+from bundlemage.errors import DataError, Problem
+
+_URI = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+_NOT_DATA = ("_", ".")
+"""How names begin that other programs leave among the parts, such as `_SUCCESS`."""
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """One file of a table. It travels to whoever reads it."""
+
+    where: str
+    """As messages name it."""
+    path: str
+    filesystem: Any = None
+    """An Arrow file system; None: this machine's."""
+
+    @contextmanager
+    def open(self) -> Iterator[Any]:
+        if self.filesystem is None:
+            with Path(self.path).open("rb") as stream:
+                yield stream
+        else:
+            with self.filesystem.open_input_file(self.path) as stream:
+                yield stream
+
+    @property
+    def size(self) -> int:
+        if self.filesystem is None:
+            return Path(self.path).stat().st_size
+        return int(self.filesystem.get_file_info(self.path).size)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder in which there may be tables."""
+
+    label: str
+    """As messages name it; without the secrets that a URI may hold."""
+    name: str
+    path: str
+    filesystem: Any = None
+    _listed: dict[str, list[str]] = field(default_factory=dict, repr=False, compare=False)
+    """What lies in folders that were listed already: an object store takes its time."""
+
+    def names(self) -> list[str]:
+        """Raises `OSError` where it cannot be listed."""
+        if self.filesystem is None:
+            # Listing, rather than asking for each file, also sees links that lead nowhere.
+            return sorted(entry.name for entry in Path(self.path).iterdir())
+        return sorted(info.base_name for info in self.filesystem.get_file_info(fs.FileSelector(self.path)))
+
+    def file(self, name: str) -> TableFile:
+        return TableFile(name, f"{self.path}/{name}", self.filesystem)
+
+    def parts(self, name: str) -> tuple[list[TableFile], list[str]]:
+        """The Parquet files in the folder `name` and below, by path; and what else lies there."""
+        found, others = [], []
+        if name not in self._listed:
+            self._listed[name] = self._inside(name)
+        for inner in self._listed[name]:
+            if any(step.startswith(_NOT_DATA) for step in inner.split("/")):
+                continue
+            if inner.endswith(".parquet"):
+                where = f"{name}/{inner}"
+                found.append(TableFile(where, f"{self.path}/{where}", self.filesystem))
+            else:
+                others.append(f"{name}/{inner}")
+        return found, others
+
+    def _inside(self, name: str) -> list[str]:
+        folder = f"{self.path}/{name}"
+        if self.filesystem is None:
+            entries = Path(folder).rglob("*") if Path(folder).is_dir() else ()
+            return sorted(path.relative_to(folder).as_posix() for path in entries if not path.is_dir())
+        if self.filesystem.get_file_info(folder).type != fs.FileType.Directory:
+            return []
+        infos = self.filesystem.get_file_info(fs.FileSelector(folder, recursive=True))
+        return sorted(info.path[len(folder) + 1 :] for info in infos if info.type != fs.FileType.Directory)
+
+
+def is_remote(location: object) -> bool:
+    """Whether this is a URI, of anything but a folder of this machine."""
+    text = str(location)
+    return _URI.match(text) is not None and not text.lower().startswith("file://")
+
+
+def local_path(location: str | Path) -> Path:
+    """A path of this machine, which may have been written as file://."""
+    text = str(location)
+    return Path(unquote(urlsplit(text).path)) if text.lower().startswith("file://") else Path(location)
+
+
+def place(location: str | Path) -> Place:
+    """Raises `DataError` where a URI leads nowhere that Arrow knows."""
+    if not is_remote(location):
+        path = local_path(location)
+        return Place(str(path), path.resolve().name, str(path))
+    uri = str(location).rstrip("/")
+    address = urlsplit(uri)
+    label = f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
+    try:
+        filesystem, path = fs.FileSystem.from_uri(uri)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0].replace(uri, label)
+        raise DataError(
+            Problem("bad-url", label, f"the URI cannot be used: {reason}", "Write it as s3://bucket/prefix")
+        ) from None
+    return Place(label, path.rpartition("/")[2], path, filesystem)
