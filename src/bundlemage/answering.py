@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,16 @@ class Questions:
     partial: Ragged | None = None
     """Bundles to complete, one for each history; without them, bundles are recommended."""
 
+    def rows(self, index: Tensor) -> Questions:
+        """The questions of the chosen people."""
+        partial = None if self.partial is None else self.partial.rows(index)
+        return Questions(self.histories.rows(index), self.contents, partial)
+
+    @property
+    def nothing(self) -> Tensor:
+        """True for whoever has neither items nor bundles."""  # [rows] bool
+        return (self.histories.items.lengths == 0) & (self.histories.bundles.lengths == 0)
+
 
 def rows_at_a_time(candidates: int, device: torch.device) -> int:
     """How many rows of scores are handled together, so that memory is bounded whatever the catalogue."""
@@ -41,20 +52,36 @@ def rows_at_a_time(candidates: int, device: torch.device) -> int:
     return max(1, min(ROWS_AT_A_TIME, max(FEWEST_ROWS, room // max(1, candidates))))
 
 
+class Search(Protocol):
+    """Another way to the best bundles than a look at every one."""
+
+    def rank(self, questions: Questions, ranker: Ranker, k: int, include_owned: bool) -> Ranking: ...
+
+
 def rankings(
-    model: Model, batches: Iterable[Questions], candidates: Candidates, k: int, *, include_owned: bool
+    model: Model,
+    batches: Iterable[Questions],
+    candidates: Candidates,
+    k: int,
+    *,
+    include_owned: bool,
+    index: Search | None = None,
 ) -> Iterator[Ranking]:
-    """The k best candidates for each question, batch by batch."""
+    """The k best candidates for each question, batch by batch; without an index, exactly."""
     ranker = candidates.ranker()
     for questions in batches:
         with torch.inference_mode():  # not around the yield: whoever asked may be training something
-            ranking = _ranking(model, questions, ranker, k, include_owned)
+            if index is None:
+                ranking = exact_ranking(model, questions, ranker, k, include_owned)
+            else:
+                ranking = index.rank(questions, ranker, k, include_owned)
         yield ranking
 
 
-def _ranking(model: Model, questions: Questions, ranker: Ranker, k: int, include_owned: bool) -> Ranking:
+def exact_ranking(model: Model, questions: Questions, ranker: Ranker, k: int, include_owned: bool) -> Ranking:
+    """By the scores of all candidates."""
     histories, contents, partial = questions.histories, questions.contents, questions.partial
-    nothing = (histories.items.lengths == 0) & (histories.bundles.lengths == 0)
+    nothing = questions.nothing
     if partial is None:
         scores = model.score_bundles(histories, contents)
         model.checked("score_bundles", scores, len(histories), len(contents))

@@ -9,11 +9,14 @@ from bundlemage.recommender import Recommender
 
 def evaluate_beside_popularity(recommender: Recommender, split: Split) -> list[Evaluation]:
     """The model's row and, so that a figure means something, popularity's."""
-    rows = [recommender.evaluate(split)]
-    if recommender.model_name != "popularity":
-        device = str(recommender.shop.device)
-        rows.append(Recommender("popularity", device=device).fit(split).evaluate(split))
-    return rows
+    return [model.evaluate(split) for model in beside_popularity(recommender, split)]
+
+
+def beside_popularity(recommender: Recommender, split: Split) -> list[Recommender]:
+    """The model, and popularity learned from the same split, unless it is that already."""
+    if recommender.model_name == "popularity":
+        return [recommender]
+    return [recommender, Recommender("popularity", device=str(recommender.shop.device)).fit(split)]
 
 
 def tasks_not_learned(rows: list[Evaluation]) -> list[str]:

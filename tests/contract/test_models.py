@@ -38,6 +38,9 @@ USUAL_MARGIN = (1.5, 1.5)
 BY_THE_USER_ALONE = {"br", "gram-smot"}
 """Models that complete a bundle with what the user likes, whatever is in it."""
 
+SEARCHED = {"bundlemage", "br"}
+"""Models whose scores are a product of two vectors, also for bundles that come after training."""
+
 every_model = pytest.mark.parametrize("name", sorted(MODELS))
 
 
@@ -150,6 +153,27 @@ class TestScores:
             whole = model.score_bundles(histories, data.bundle_item)
             found = model.score_candidates(histories, some, data.bundle_item)
         torch.testing.assert_close(found, whole.gather(1, some))
+
+    @every_model
+    @pytest.mark.parametrize("later", [[], [[0, 1], [5, 7, 9]]])
+    def test_what_an_index_searches_are_the_scores(
+        self, name: str, shop: BundleDataset, later: list[list[int]]
+    ) -> None:
+        """Also those of bundles that came after training, by themselves."""
+        model = ready(name).model
+        data = Interactions.of(shop, torch.device("cpu"))
+        contents = data.bundle_item.append(Ragged.from_lists(later)) if later else data.bundle_item
+        histories = data.histories(torch.arange(9))
+        start = len(data.bundle_item) if later else 0
+        if name not in SEARCHED:
+            with pytest.raises(UnsupportedError, match="without an index"):
+                model.factors_of_bundles(contents, start)
+            return
+        with torch.inference_mode():
+            factors = model.factors_of_bundles(contents, start)
+            people = model.factors_of_people(histories, contents)
+            scores = model.score_bundles(histories, contents)[:, -len(factors.vectors) :]
+        torch.testing.assert_close(people @ factors.vectors.T + factors.bias, scores)
 
     @every_model
     def test_training_leaves_it_ready_to_answer(self, name: str, shop: BundleDataset) -> None:

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from bundlemage import History, Recommender, SplitPlan
-from bundlemage.artifact import FORMAT_VERSION, MANIFEST, _exchange, load_artifact
+from bundlemage.artifact import FORMAT_VERSION, MANIFEST, load_artifact
+from bundlemage.data.folders import _exchange
 from bundlemage.errors import ArtifactError
 from tests.small_shop import QUICK, dataset_of, pairs_of, small_shop
 
@@ -363,7 +364,7 @@ class TestInterruptedSaving:
                 raise OSError("no space left on device")
             return rename(source, target)
 
-        monkeypatch.setattr("bundlemage.artifact._exchange", lambda *_: False)
+        monkeypatch.setattr("bundlemage.data.folders._exchange", lambda *_: False)
         monkeypatch.setattr(Path, "rename", fails_for_the_new_one)
         with pytest.raises(OSError, match="no space"):
             model.save(saved, overwrite=True)

@@ -153,7 +153,7 @@ class TestResume:
         def constant(*_: object) -> dict[str, torch.Tensor]:
             return {"ndcg@5": torch.tensor([value["value"]])}
 
-        monkeypatch.setattr("bundlemage.training.loop.MatchingExam.metrics", constant)
+        monkeypatch.setattr("bundlemage.training.exams.MatchingExam.metrics", constant)
         killed(split, tmp_path / "run", 3, patience=4)
         _, result = run(split, tmp_path / "run", resume=True, patience=4)
         assert (len(result.history), result.best_epoch) == (5, 1)

@@ -139,7 +139,7 @@ class TestSeeds:
 class TestBest:
     def test_patience_stops_training(self, split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
         values = Scripted([0.1, 0.3, 0.2, 0.3, 0.25, 0.9])
-        monkeypatch.setattr("bundlemage.training.loop.MatchingExam.metrics", values)
+        monkeypatch.setattr("bundlemage.training.exams.MatchingExam.metrics", values)
         _, result = fitted(split, epochs=50, patience=3)
         assert [record.epoch for record in result.history] == [1, 2, 3, 4, 5]
         assert [record.improved for record in result.history] == [True, True, False, False, False]
@@ -149,7 +149,7 @@ class TestBest:
         self, split: Split, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         values = Scripted([0.1, 0.3, 0.2, 0.1])
-        monkeypatch.setattr("bundlemage.training.loop.MatchingExam.metrics", values)
+        monkeypatch.setattr("bundlemage.training.exams.MatchingExam.metrics", values)
         model, result, keeper = watched(split, epochs=4)
         assert result.best_epoch == 2
         assert equal(model.state_dict(), keeper.after[1])
@@ -163,7 +163,7 @@ class TestBest:
         assert validation_value(model, split) == recorded[result.best_epoch]
 
     def test_the_first_of_equal_epochs_wins(self, split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("bundlemage.training.loop.MatchingExam.metrics", Scripted([0.2, 0.2, 0.2]))
+        monkeypatch.setattr("bundlemage.training.exams.MatchingExam.metrics", Scripted([0.2, 0.2, 0.2]))
         assert fitted(split, epochs=3)[1].best_epoch == 1
 
     def test_without_validation_cases_the_last_epoch_stays(self) -> None:

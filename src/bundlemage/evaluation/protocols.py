@@ -86,6 +86,11 @@ def generation_metrics(
     return _in_chunks(model, len(cases), cases.partial.shape[1], score, ks, device)
 
 
+def cases_at_a_time(width: int) -> int:
+    """How many cases are asked together, where the model scores so many candidates for each."""
+    return max(1, SCORES_AT_A_TIME // max(1, width))
+
+
 def means(metrics: PerCase) -> dict[str, float]:
     """The mean of each metric over the cases that have one."""
     if not metrics:
@@ -121,7 +126,7 @@ def _in_chunks(
     ks: Sequence[int],
     device: torch.device,
 ) -> PerCase:
-    step = max(1, SCORES_AT_A_TIME // max(1, width))
+    step = cases_at_a_time(width)
     was_training = model.training
     model.eval()
     parts: list[PerCase] = []

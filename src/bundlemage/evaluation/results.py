@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,7 +31,12 @@ class Evaluation:
 
 def evaluate(model: Model, split: Split, data: Interactions) -> Evaluation:
     """Ask a fitted model the test cases of both tasks. `data` is `split.train` on the model's device."""
-    found = {task: means(values) for task, values in case_metrics(model, split, data).items()}
+    return evaluation_of(model, split, case_metrics(model, split, data))
+
+
+def evaluation_of(model: Model, split: Split, by_case: Mapping[str, PerCase]) -> Evaluation:
+    """What the values of all cases come to, whoever has worked them out."""
+    found = {task: means(values) for task, values in by_case.items()}
     return Evaluation(
         model=model.title,
         dataset=split.dataset.name,

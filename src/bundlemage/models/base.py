@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.errors import ConfigError, UnsupportedError
 from bundlemage.models.config import ModelConfig
+from bundlemage.models.division import Division
 from bundlemage.models.ragged import Ragged
 
 
@@ -65,8 +66,23 @@ class Interactions:
             len(dataset.items),
         )
 
+    def to(self, device: torch.device) -> Interactions:
+        user_item, user_bundle, bundle_item = (
+            rows.to(device) for rows in (self.user_item, self.user_bundle, self.bundle_item)
+        )
+        return Interactions(user_item, user_bundle, bundle_item, self.items)
+
     def histories(self, users: Tensor) -> Histories:
         return Histories(self.user_item.rows(users), self.user_bundle.rows(users), users)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The bundles' side of scores that are a product of two vectors."""
+
+    vectors: Tensor  # [bundles, d]
+    bias: Tensor  # [bundles]
+    """What a bundle's score has for everyone alike."""
 
 
 Over = Literal["users", "items", "bundles", "user_item", "user_bundle", "bundle_item"]
@@ -131,6 +147,24 @@ class Model(nn.Module, ABC):
     def touches_rows(self) -> bool:
         """Whether `loss` gives sparse gradients, of the rows that it looked at."""
         return False
+
+    @property
+    def divided_tables(self) -> tuple[str, ...]:
+        """The parameters that have a row for each item, and may be divided by rows among processes."""
+        return ()
+
+    def check_divisible(self) -> None:
+        """Whether several processes can train it, as it is configured; else a word why not."""
+        if not self.divided_tables:
+            raise UnsupportedError(f"{self.title} is not trained by several processes: use one worker")
+
+    def divide(self, division: Division) -> None:
+        """From here on be one of several processes' models: keep the rows that are here."""
+        self.check_divisible()
+        for name in self.divided_tables:
+            whole = getattr(self, name)
+            here = division.rows_of(len(whole))
+            setattr(self, name, nn.Parameter(whole.detach()[here.start : here.stop].clone()))
 
     def observe(self, data: Interactions) -> None:
         """Take from the training data what no gradient teaches: counts, closed forms."""
@@ -197,6 +231,21 @@ class Model(nn.Module, ABC):
     def vectors_of_bundles(self, contents: Ragged) -> Tensor:
         """A vector for every row of `contents`; bundles that are alike have vectors that point alike."""
         raise UnsupportedError(f"{self.title} has no vectors of bundles, so it cannot say which are alike")
+
+    def factors_of_bundles(self, contents: Ragged, start: int = 0) -> Factors:
+        """For a model whose `score_bundles` is a product of two vectors and a bias, so that an index can
+        search: those of the rows of `contents` from `start` on."""
+        raise self._no_factors()
+
+    def factors_of_people(self, histories: Histories, contents: Ragged) -> Tensor:
+        """The other side of that product."""  # [rows, d]
+        raise self._no_factors()
+
+    def _no_factors(self) -> UnsupportedError:
+        return UnsupportedError(
+            f"the scores of {self.title} are not a product of two vectors that an index could search: use it "
+            "without an index"
+        )
 
     def item_share(self, histories: Histories, contents: Ragged) -> Tensor:
         """How far item history speaks for each person, 0 to 1; bundle history has the rest."""  # [rows]

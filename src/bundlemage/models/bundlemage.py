@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -10,19 +10,28 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bundlemage.models.base import Histories, Interactions, Model, Phase, Sizes
+from bundlemage.errors import UnsupportedError
+from bundlemage.models.base import Factors, Histories, Interactions, Model, Phase, Sizes
 from bundlemage.models.bipartite import Bipartite
 from bundlemage.models.bundlemage_sampled import SampledLosses
 from bundlemage.models.config import LearnedConfig, ModelConfig
-from bundlemage.models.losses import multinomial_loss
+from bundlemage.models.division import ALONE, Division
 from bundlemage.models.premix import Mixer, PreMix, feed_forward
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.rows import Hidden, mean_of_rows
+from bundlemage.models.space import Between, OneOf, Space
 
 
 class BundleMageConfig(LearnedConfig):
     """The paper's settings, but for what gets there sooner (docs/performance.md). Its ablations are settings,
     too."""
+
+    space: ClassVar[Space] = {
+        **LearnedConfig.space,
+        "embedding_dim": OneOf(64, 128, 200, 300),
+        "dropout": Between(0.0, 0.7),
+        "mask_bundles": Between(0.1, 0.9),
+    }
 
     learning_rate: float = Field(0.004, gt=0)
     """Adam's step size. The paper's is 0.001."""
@@ -84,6 +93,17 @@ class _Table:
         return self.rows.mean(0)  # [d]
 
 
+@dataclass(frozen=True)
+class _Contents:
+    """What is in the bundles of training, and for each item whose row is here, the bundles that hold it."""
+
+    whole: Ragged
+    graph: Bipartite
+
+    def __deepcopy__(self, memo: object) -> _Contents:
+        return self  # never changed, so a model's copy shares it
+
+
 class BundleMage(Model):
     """Bundle matching and generation that share a part of the item embeddings."""
 
@@ -113,7 +133,8 @@ class BundleMage(Model):
             self.register_buffer("popularity", torch.zeros(sizes.bundles))
         self._tables: dict[str, _Table] = {}
         self._embedded: tuple[Ragged, _Table] | None = None  # bundles' contents, and their vectors
-        self._contents: Bipartite | None = None
+        self._contents: _Contents | None = None
+        self.division: Division = ALONE
         self.register_load_state_dict_post_hook(BundleMage._forget)  # type: ignore[no-untyped-call]
         self._initialise()
 
@@ -153,8 +174,9 @@ class BundleMage(Model):
 
     def bundle_embeddings(self, item_table: Tensor, contents: Ragged) -> Tensor:
         """E¹XD⁻¹: a bundle is the mean of its items; an empty one is zero."""  # [bundles, d]
-        if self._contents is not None and self._contents.left is contents:
-            return self._contents.mean_to_left(item_table)
+        if self._contents is not None and self._contents.whole is contents:
+            sums = self.division.total(self._contents.graph.sum_to_left(item_table))
+            return sums / contents.lengths.clamp(min=1)[:, None]
         return contents.mean_of(item_table)
 
     def user_vectors(self, from_items: Tensor, from_bundles: Tensor) -> Tensor:
@@ -178,8 +200,24 @@ class BundleMage(Model):
     def touches_rows(self) -> bool:
         return bool(self.config.sampled_softmax)
 
+    @property
+    def divided_tables(self) -> tuple[str, ...]:
+        return ("item_shared", "item_matching", "item_generation")
+
+    def check_divisible(self) -> None:
+        if self.config.sampled_softmax:
+            raise UnsupportedError(
+                "sampled_softmax is for one process: with several, each compares with its share of the whole "
+                "catalogue. Set sampled_softmax=0, or use one worker"
+            )
+
+    def divide(self, division: Division) -> None:
+        self.division = division
+        super().divide(division)
+
     def observe(self, data: Interactions) -> None:
-        self._contents = Bipartite.of(data.bundle_item, self.sizes.items)
+        own = self.division.own_contents(data.bundle_item)
+        self._contents = _Contents(data.bundle_item, Bipartite.of(own, len(self.item_shared)))
         if self.config.popularity_bias:
             self.popularity = data.user_bundle.counts(self.sizes.bundles).to(self.item_shared.dtype).log1p()
         if self.config.sampled_softmax:
@@ -199,13 +237,13 @@ class BundleMage(Model):
         """Eq. matching_loss, for a batch of users."""
         item_table = self.matching_embeddings()
         bundle_table = self.bundle_embeddings(item_table, data.bundle_item)
-        p = mean_of_rows(data.user_item, users, item_table)  # Eq. item_rep: p_u = E¹v_u / ‖v_u‖₁
+        p = self.division.mean_of_items(data, users, item_table)  # Eq. item_rep: p_u = E¹v_u / ‖v_u‖₁
         # Eq. bundle_rep: q_u = E¹XD⁻¹r̈_u / ‖r̈_u‖₁
         q = mean_of_rows(data.user_bundle, users, bundle_table, self._hidden(self.config.mask_bundles))
         z = self.user_vectors(p, q)
         weights = self.matching_weights(users, data)
         bias = self.popularity if self.config.popularity_bias else None
-        return multinomial_loss(z, bundle_table, data.user_bundle, weights, users, bias)
+        return self.division.loss_over_bundles(z, bundle_table, data, users, weights, bias)
 
     def matching_weights(self, users: Tensor, data: Interactions) -> Tensor:
         weights = torch.ones_like(users, dtype=self.item_shared.dtype)
@@ -218,15 +256,16 @@ class BundleMage(Model):
         users, targets = data.user_bundle.entries(pairs)
         item_table = self.matching_embeddings()
         bundle_table = self.bundle_embeddings(item_table, data.bundle_item)
-        p = mean_of_rows(data.user_item, users, item_table)
+        p = self.division.mean_of_items(data, users, item_table)
         left_out = targets if self.config.hide_target else None
         q = mean_of_rows(data.user_bundle, users, bundle_table, without=left_out)
         table = self.generation_embeddings()
         # Eq. incomplete_bundle_rep: z_b = E²ẍ_b / ‖ẍ_b‖₁
-        partial = mean_of_rows(data.bundle_item, targets, table, self._hidden(self.config.mask_items))
+        hidden = self._hidden(self.config.mask_items)
+        partial = self.division.mean_of_contents(data, targets, table, hidden)
         z = self.pair_vectors(self.user_vectors(p, q), partial)
         weights = self.generation_weights(users, targets, data)
-        return multinomial_loss(z, table, data.bundle_item, weights, targets)
+        return self.division.loss_over_items(z, table, data, targets, users, weights)
 
     def generation_weights(self, users: Tensor, targets: Tensor, data: Interactions) -> Tensor:
         weights = torch.ones_like(users, dtype=self.item_shared.dtype)
@@ -279,7 +318,7 @@ class BundleMage(Model):
 
     def _means(self, histories: Histories, contents: Ragged) -> tuple[Tensor, Tensor]:
         """p_u and q_u."""
-        p = histories.items.mean_of(self._table("items").rows)
+        p = self.division.mean_of_histories(histories, self._table("items").rows)
         return p, histories.bundles.mean_of(self._bundle_table(contents).rows)
 
     def _encode(self, histories: Histories, contents: Ragged) -> Tensor:
@@ -291,6 +330,26 @@ class BundleMage(Model):
         if kept is not None and kept[0] is contents:
             return kept[1].rows
         return self.bundle_embeddings(self._table("items").rows, contents)
+
+    def factors_of_bundles(self, contents: Ragged, start: int = 0) -> Factors:
+        if start:  # a few that came later do not take the place of the shop's own
+            later = contents.rows(torch.arange(start, len(contents), device=contents.device))
+            vectors = self.vectors_of_bundles(later)
+        else:
+            vectors = self._bundle_table(contents).rows
+        if not self.config.popularity_bias:
+            return Factors(vectors, vectors.new_zeros(len(vectors)))
+        return Factors(vectors, self._bias(len(contents))[start:])
+
+    def factors_of_people(self, histories: Histories, contents: Ragged) -> Tensor:
+        kept = self._embedded
+        if kept is not None and kept[0] is contents:
+            return self._encode(histories, contents)
+        # Of contents that a question brought along, only the bundles that somebody has are embedded.
+        held, places = torch.unique(histories.bundles.values, return_inverse=True)
+        p = self.division.mean_of_histories(histories, self._table("items").rows)
+        q = Ragged(places, histories.bundles.offsets).mean_of(self.vectors_of_bundles(contents.rows(held)))
+        return self.user_vectors(p, q)
 
     def item_share(self, histories: Histories, contents: Ragged) -> Tensor:
         """The mean of g_u over its dimensions."""  # [rows]

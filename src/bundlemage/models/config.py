@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bundlemage.errors import ConfigError
+from bundlemage.models.space import Between, OneOf, Space
 
 
 class ModelConfig(BaseModel):
     """What every model has."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    space: ClassVar[Space] = {}
+    """What `bundlemage tune` searches if not told otherwise: few settings, those that matter most, each with
+    its default among the values. A search is judged by matching alone, so what serves only generation is not
+    in it."""
 
     seed: int = Field(0, ge=0, lt=2**32)
     """Everything random follows from it: first weights, order of batches, masks, dropout."""
@@ -23,6 +29,12 @@ class ModelConfig(BaseModel):
 
 class LearnedConfig(ModelConfig):
     """What every model has that learns by gradient steps."""
+
+    space: ClassVar[Space] = {
+        "learning_rate": Between(0.0003, 0.03, log=True),
+        "weight_decay": OneOf(0.0, 0.000001, 0.00001, 0.0001),
+        "batch_size": OneOf(250, 500, 1000, 2000),
+    }
 
     epochs: int = Field(200, ge=1)
     """The most passes over the training data."""

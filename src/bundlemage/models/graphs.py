@@ -15,10 +15,18 @@ from bundlemage.models.config import LearnedConfig
 from bundlemage.models.losses import pairwise_loss
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.sampling import Negatives
+from bundlemage.models.space import OneOf, Space
 
 
 class GraphConfig(LearnedConfig):
     """What every model has that compares vectors spread over graphs."""
+
+    space: ClassVar[Space] = {
+        **LearnedConfig.space,
+        "embedding_dim": OneOf(32, 64, 128),
+        "batch_size": OneOf(512, 1024, 2048, 4096),
+        "ego_penalty": OneOf(0.0, 0.00001, 0.0001, 0.001),
+    }
 
     embedding_dim: int = Field(64, ge=1)
     """The length of a vector before it is spread."""

@@ -96,7 +96,7 @@ def _multinomial(
     if not len(table):
         return total, grad_z.zero_(), grad_table
     shifted = bool(len(z)) and _largest(z, table, bias) > SAFE_EXPONENT
-    step = _rows_at_a_time(len(z), len(table), entries)
+    step = rows_at_a_time(len(z), len(table), entries)
     memory = z.new_empty(len(table) * step)  # one for all blocks: fresh memory costs as much as the softmax
     for start in range(0, len(z), step):
         some = slice(start, start + step)
@@ -132,7 +132,7 @@ def _largest(z: Tensor, table: Tensor, bias: Tensor | None) -> float:
     return product if bias is None else product + float(bias.abs().amax())
 
 
-def _rows_at_a_time(rows: int, catalogue: int, entries: int) -> int:
+def rows_at_a_time(rows: int, catalogue: int, entries: int) -> int:
     """Blocks of equal size, but for a multiple of so many rows that products run at full speed."""
     blocks = max(1, -(-rows * catalogue // entries))
     step = -(-rows // blocks)

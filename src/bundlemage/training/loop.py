@@ -14,9 +14,9 @@ import torch
 
 from bundlemage.data.splits import Split
 from bundlemage.errors import BundleMageError, CheckpointError
-from bundlemage.evaluation.protocols import MatchingExam, means
 from bundlemage.models.base import Interactions, Model
 from bundlemage.models.config import LearnedConfig, ModelConfig
+from bundlemage.models.division import ALONE, Division
 from bundlemage.training.batches import Rows
 from bundlemage.training.checkpoint import (
     Progress,
@@ -26,6 +26,7 @@ from bundlemage.training.checkpoint import (
     unprefixed,
 )
 from bundlemage.training.devices import memory_kept, repeatable, resolve_device, seed_epoch
+from bundlemage.training.exams import DividedExam
 from bundlemage.training.history import SELECTION_METRIC, EpochRecord, Observer
 from bundlemage.training.steps import Stepper
 
@@ -55,6 +56,7 @@ def train(
     resume: bool = False,
     checkpoint_every: int | None = None,
     observers: Sequence[Observer] = (),
+    division: Division = ALONE,
 ) -> TrainingResult:
     """Fit `model` to `split.train`; it ends with the weights of the best validation nDCG@5.
 
@@ -62,19 +64,23 @@ def train(
     With a `folder`, every `checkpoint_every`-th epoch is written there, and `resume` goes on from it; if not
     said, so often that writing takes a twentieth of the time.
     Ctrl-C ends training early and keeps the best weights so far.
+    With a `division` this is one of several processes; then the whole weights are those in the folder, which
+    all of them see.
     """
     if resume and folder is None:
         raise CheckpointError("resume needs the folder that the run was begun in")
     device = resolve_device(config.device)
     started = time.perf_counter()
-    data = Interactions.of(split.train, device)
+    if division.group is not None:
+        model.divide(division)
+    data = division.part_of(Interactions.of(split.train, torch.device("cpu"))).to(device)
     model.to(device)
     model.observe(data)
     progress, interrupted = Progress(), False
     if model.phases:
         if not isinstance(config, LearnedConfig):
             raise TypeError(f"{model.title} learns by steps, so its config must be a LearnedConfig")
-        run = _Run(model, config, split, data, observers)
+        run = _Run(model, config, split, data, observers, division)
         identity = {**config.model_dump(mode="json"), "model": model.name, **_data_identity(split)}
         if folder is not None:
             run.attach(RunFolder(folder), identity, resume, checkpoint_every)
@@ -106,14 +112,20 @@ class _Run:
         split: Split,
         data: Interactions,
         observers: Sequence[Observer],
+        division: Division,
     ) -> None:
         self.model, self.config, self.data, self.observers = model, config, data, observers
+        self.division = division
+        self.leads = division.group is None or division.group.leads
         asked = split.validation if model.matches else None
-        self.validation = MatchingExam(asked, data) if asked is not None and len(asked) else None
+        self.validation = DividedExam(asked, data, division) if asked is not None and len(asked) else None
         # What is evaluated and kept: the moving average of the weights where one is asked for.
         self.scored = copy.deepcopy(model) if config.weight_average else model
         self.rows = {phase: Rows(phase, data) for phase in model.phases}
-        self.stepper = Stepper(model, self.scored, config, data, config.epochs * self.steps_per_epoch)
+        self.stepper = Stepper(
+            model, self.scored, config, data, config.epochs * self.steps_per_epoch, division
+        )
+        self.parameters = [name for name, _ in model.named_parameters()]
         self.progress = Progress()
         self.best: Weights | None = None
         self.folder: RunFolder | None = None
@@ -122,24 +134,58 @@ class _Run:
 
     def attach(self, folder: RunFolder, identity: dict[str, Any], resume: bool, every: int | None) -> None:
         self.folder, self.checkpoint_every = folder, every
-        if resume and folder.holds_progress():
+        if self._agreed(resume and folder.holds_progress()):
             # Under a schedule every step's size follows from how many there are to be.
             fixed = {"epochs"} if self.config.schedule != "constant" else set()
             folder.check_identity(identity, MAY_DIFFER_ON_RESUME - fixed)
-            tensors, self.progress, self.best = folder.load()
+            tensors, self.progress, best = folder.load()
+            self.best = None if best is None else self._own(best)
             try:
-                self.model.load_state_dict(unprefixed("model", tensors))
+                self.model.load_state_dict(self._own(unprefixed("model", tensors)))
                 if self.scored is not self.model:
-                    self.scored.load_state_dict(unprefixed("average", tensors))
-                self.stepper.optimiser.load(unprefixed("optimiser", tensors))
+                    self.scored.load_state_dict(self._own(unprefixed("average", tensors)))
+                self.stepper.optimiser.load(self._own(unprefixed("optimiser", tensors)))
             except (RuntimeError, KeyError, IndexError, ValueError) as error:
                 raise CheckpointError(
                     f"{folder.path} does not fit the model, so another version of it wrote this: "
                     f"train anew ({str(error).splitlines()[0]})"
                 ) from error
             self.stepper.steps = self.progress.epoch * self.steps_per_epoch
-        else:
+        elif self.leads:
             folder.begin(identity)
+
+    def _agreed(self, value: Any) -> Any:
+        """What the first of all processes says, as each sees files and clocks of its own."""
+        return value if self.division.group is None else self.division.group.agreed(value)
+
+    # Files hold whole tables, whoever wrote them: a run may go on with any number of processes.
+
+    def _rows(self, name: str) -> int | None:
+        """How many rows a tensor has in all processes together, if it is one that they divide."""
+        owner = name
+        if name.split(".")[0].isdecimal():  # the optimiser's, by the place of its parameter
+            place, _, kind = name.partition(".")
+            owner = self.parameters[int(place)] if kind in ("mean", "square") else ""
+        return self.model.sizes.items if owner in self.model.divided_tables else None
+
+    def _own(self, tensors: Weights) -> Weights:
+        here = self.division.rows_of(self.model.sizes.items)
+        return {
+            name: tensor if self._rows(name) is None else tensor[here.start : here.stop]
+            for name, tensor in tensors.items()
+        }
+
+    def _whole(self, tensors: Weights) -> Weights:
+        """For the first process. All must ask at the same time."""
+        group, items = self.division.group, self.model.sizes.items
+        if group is None or len(self.division.rows_of(items)) == items:
+            return tensors
+        found = {}
+        for name, tensor in tensors.items():
+            whole = tensor if self._rows(name) is None else group.gathered(tensor, items)
+            if whole is not None:
+                found[name] = whole
+        return found
 
     @property
     def steps_per_epoch(self) -> int:
@@ -204,7 +250,8 @@ class _Run:
         # Read at once, as each reading waits for the device. A weight whose square is infinite makes scores
         # that are no numbers.
         lengths = torch.stack(torch._foreach_norm([*self.model.parameters()]))
-        *totals, sound = torch.stack([*self.stepper.losses.values(), lengths.square().sum()]).tolist()
+        counted = torch.stack([*self.stepper.losses.values(), lengths.square().sum()])
+        *totals, sound = self.division.add_losses(counted).tolist()
         rows_of = (len(rows) for rows in self.rows.values())
         losses = {
             phase.name: total / max(1, rows)
@@ -220,19 +267,22 @@ class _Run:
     def _validate(self) -> dict[str, float]:
         if self.validation is None:
             return {}
-        return means(self.validation.metrics(self.scored))
+        return self.validation.means(self.scored)
 
     def _checkpoint(self, epoch: int) -> None:
         if self.folder is None or self.checkpoint_every == 0:
             return
         started = time.perf_counter()
         due = epoch % self.checkpoint_every == 0 if self.checkpoint_every else started >= self.next_checkpoint
-        if not due and not self._finished():
+        if not self._agreed(due or self._finished()):
             return
-        tensors = prefixed("model", self.model.state_dict())
-        tensors |= prefixed("optimiser", self.stepper.optimiser.tensors())
+        tensors = prefixed("model", self._whole(self.model.state_dict()))
+        tensors |= prefixed("optimiser", self._whole(self.stepper.optimiser.tensors()))
         if self.scored is not self.model:
-            tensors |= prefixed("average", self.scored.state_dict())
-        self.folder.save(tensors, self.progress, self.best)
+            tensors |= prefixed("average", self._whole(self.scored.state_dict()))
+        best = None if self.best is None else self._whole(self.best)
+        if self.leads:
+            self.folder.save(tensors, self.progress, best)
+        self._agreed(None)  # nobody is done before the file is there
         ended = time.perf_counter()
         self.next_checkpoint = ended + WORK_PER_WRITING * (ended - started)

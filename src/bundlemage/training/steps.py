@@ -13,6 +13,7 @@ from torch import Tensor
 from bundlemage.models.accelerated import kernels_for
 from bundlemage.models.base import Interactions, Model, Phase
 from bundlemage.models.config import LearnedConfig
+from bundlemage.models.division import ALONE, Division
 from bundlemage.training.adam import Adam
 
 
@@ -20,13 +21,20 @@ class Stepper:
     """The optimiser and what goes with it, a batch at a time."""
 
     def __init__(
-        self, model: Model, scored: Model, config: LearnedConfig, data: Interactions, all_steps: int
+        self,
+        model: Model,
+        scored: Model,
+        config: LearnedConfig,
+        data: Interactions,
+        all_steps: int,
+        division: Division = ALONE,
     ) -> None:
         """`scored` is the model itself, or its copy that holds the moving average of its weights."""
-        self.all_steps = all_steps
+        self.all_steps, self.division = all_steps, division
         self.model, self.scored, self.config, self.data = model, scored, config, data
         self.device = data.user_item.device
-        self.replays = model.fixed_shapes and kernels_for(next(model.parameters())) is not None
+        alone = division.group is None  # what processes tell each other is not recorded
+        self.replays = alone and model.fixed_shapes and kernels_for(next(model.parameters())) is not None
         self.optimiser = Adam(model.parameters(), config.learning_rate, config.weight_decay)
         if self.replays:
             self.optimiser.rate = torch.tensor(config.learning_rate, device=self.device)
@@ -62,6 +70,7 @@ class Stepper:
         self.optimiser.forget_gradients()
         loss = self.model.loss(phase, batch, self.data)
         loss.backward()  # type: ignore[no-untyped-call]
+        self.division.add_gradients(self.model)
         self.optimiser.step()
         with torch.no_grad():
             self.losses[phase] += loss.detach() * len(batch)

@@ -14,10 +14,18 @@ from bundlemage.models.bipartite import Bipartite
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.graphs import GraphConfig, GraphModel, first_vectors
 from bundlemage.models.ragged import Ragged
+from bundlemage.models.space import Between, OneOf, Space
 
 
 class BGCNConfig(GraphConfig):
     """As published, where the publication says."""
+
+    space: ClassVar[Space] = {
+        **GraphConfig.space,
+        "weight_decay": OneOf(0.0, 0.000005, 0.00002, 0.0001),
+        "layers": OneOf(1, 2),
+        "dropout": Between(0.0, 0.5),
+    }
 
     weight_decay: float = Field(0.00002, ge=0)
     """Added to the gradient as weight_decay × weight, for every weight in every step."""

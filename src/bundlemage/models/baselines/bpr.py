@@ -14,6 +14,7 @@ from bundlemage.models.config import LearnedConfig, ModelConfig
 from bundlemage.models.losses import pairwise_loss
 from bundlemage.models.ragged import Ragged, pick
 from bundlemage.models.sampling import Negatives
+from bundlemage.models.space import OneOf, Space
 
 SPREAD = 0.01
 """Of the first embeddings: so small that the first scores are the biases alone."""
@@ -21,6 +22,12 @@ SPREAD = 0.01
 
 class BPRConfig(LearnedConfig):
     """λ, the publication's regularisation, is `weight_decay`."""
+
+    space: ClassVar[Space] = {
+        **LearnedConfig.space,
+        "embedding_dim": OneOf(64, 128, 200),
+        "negatives": OneOf(1, 4, 8),
+    }
 
     embedding_dim: int = Field(200, ge=1)
     """k, the length of every vector."""

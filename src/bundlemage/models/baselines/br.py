@@ -9,16 +9,24 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from bundlemage.models.base import Histories, Interactions, Model, Phase, Sizes
+from bundlemage.models.base import Factors, Histories, Interactions, Model, Phase, Sizes
 from bundlemage.models.bipartite import Bipartite
 from bundlemage.models.config import LearnedConfig, ModelConfig
 from bundlemage.models.losses import pairwise_loss
 from bundlemage.models.ragged import Ragged, pick
 from bundlemage.models.sampling import Negatives
+from bundlemage.models.space import OneOf, Space
 
 
 class BRConfig(LearnedConfig):
     """Two stages of BPR, one after the other in each epoch."""
+
+    space: ClassVar[Space] = {
+        **LearnedConfig.space,
+        "embedding_dim": OneOf(64, 128, 200),
+        "negatives": OneOf(1, 4),
+        "bundle_bias": OneOf(False, True),
+    }
 
     embedding_dim: int = Field(200, ge=1)
     """The length of a user's and an item's factors."""
@@ -152,11 +160,18 @@ class BR(Model):
     def _users(self, histories: Histories) -> Tensor:
         return self.user_factors[self.known_users(histories)] @ self.turn_user.T  # [rows, d]
 
-    def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
+    def factors_of_bundles(self, contents: Ragged, start: int = 0) -> Factors:
         total, squares, bias = self._sums(contents)
         vectors = self._bundle_vectors(total, contents.lengths)
         constants = self._bundle_constants(total, squares, bias, contents.lengths)
-        return self._users(histories) @ vectors.T + constants  # [rows, bundles]
+        return Factors(vectors[start:], constants[start:])
+
+    def factors_of_people(self, histories: Histories, contents: Ragged) -> Tensor:
+        return self._users(histories)
+
+    def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
+        factors = self.factors_of_bundles(contents)
+        return self._users(histories) @ factors.vectors.T + factors.bias  # [rows, bundles]
 
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
         """The score of the bundle that each row of `partial` and the item would make."""

@@ -15,10 +15,19 @@ from bundlemage.models.config import ModelConfig
 from bundlemage.models.graphs import GraphConfig, GraphModel, first_vectors
 from bundlemage.models.losses import multinomial_loss
 from bundlemage.models.ragged import Ragged
+from bundlemage.models.space import Between, OneOf, Space
 
 
 class CrossCBRConfig(GraphConfig):
     """Weight and temperature of the contrast as published for Youshu; the augmentation is a choice."""
+
+    space: ClassVar[Space] = {
+        **GraphConfig.space,
+        "weight_decay": OneOf(0.0, 0.00001, 0.00004, 0.0001),
+        "layers": OneOf(1, 2),
+        "contrast": Between(0.005, 0.5, log=True),
+        "temperature": Between(0.1, 0.5),
+    }
 
     weight_decay: float = Field(0.00004, ge=0)
     """Added to the gradient as weight_decay × weight, for every weight in every step. Without it the model

@@ -15,6 +15,7 @@ from bundlemage.models.config import LearnedConfig, ModelConfig
 from bundlemage.models.losses import pairwise_loss
 from bundlemage.models.ragged import Ragged, pick
 from bundlemage.models.sampling import Negatives
+from bundlemage.models.space import Between, OneOf, Space
 
 NUMBERS_AT_A_TIME = 2**27
 """Bounds what scoring makes at once: 512 MiB of float32."""
@@ -24,6 +25,13 @@ SPREAD = 0.1
 
 class DAMConfig(LearnedConfig):
     """BPR over items and over bundles in turn, through shared layers."""
+
+    space: ClassVar[Space] = {
+        **LearnedConfig.space,
+        "embedding_dim": OneOf(64, 128, 200),
+        "dropout": Between(0.0, 0.7),
+        "bundle_bias": OneOf(False, True),
+    }
 
     embedding_dim: int = Field(200, ge=1)
     """The length of every vector."""

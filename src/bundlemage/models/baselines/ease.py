@@ -12,6 +12,7 @@ from bundlemage.models.base import Histories, Interactions, Sizes
 from bundlemage.models.closed_form import EaseModel, training_rows
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ragged import Ragged
+from bundlemage.models.space import Between, OneOf, Space
 from bundlemage.models.sparse_rows import SparseRows
 
 TIE_BREAK = 1e-6
@@ -20,6 +21,12 @@ TIE_BREAK = 1e-6
 
 class EaseConfig(ModelConfig):
     """How EASE weighs what it sees."""
+
+    space: ClassVar[Space] = {
+        "beside": OneOf("items", "contents", "nothing"),
+        "regularisation": Between(10.0, 10000.0, log=True),
+        "side_weight": Between(0.05, 2.0, log=True),
+    }
 
     beside: Literal["items", "contents", "nothing"] = "contents"
     """What stands beside user-bundle: `items`, the users' items as further columns, so that they too

@@ -14,10 +14,19 @@ from bundlemage.models.config import LearnedConfig, ModelConfig
 from bundlemage.models.losses import pairwise_loss
 from bundlemage.models.ragged import Ragged, pick
 from bundlemage.models.sampling import Negatives
+from bundlemage.models.space import Between, OneOf, Space
 
 
 class EFMConfig(LearnedConfig):
     """Three losses in turn, each over its own pairs."""
+
+    space: ClassVar[Space] = {
+        **LearnedConfig.space,
+        "embedding_dim": OneOf(64, 128, 200),
+        "negatives": OneOf(1, 4),
+        "item_weight": Between(0.1, 2.0),
+        "content_weight": Between(0.1, 2.0),
+    }
 
     embedding_dim: int = Field(200, ge=1)
     """The length of every vector."""

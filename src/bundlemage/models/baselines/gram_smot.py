@@ -16,12 +16,20 @@ from bundlemage.models.config import LearnedConfig, ModelConfig
 from bundlemage.models.losses import multinomial_loss
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.sampling import Negatives
+from bundlemage.models.space import Between, OneOf, Space
 
 USERS, ITEMS, BUNDLES = KINDS = range(3)
 
 
 class GramSmotConfig(LearnedConfig):
     """The publication's design. What it leaves open, or what we added, says so."""
+
+    space: ClassVar[Space] = {
+        **LearnedConfig.space,
+        "embedding_dim": OneOf(64, 128, 200),
+        "dropout": Between(0.0, 0.8),
+        "hide_bundles": Between(0.1, 0.9),
+    }
 
     embedding_dim: int = Field(200, ge=1)
     """d, the length of every vector; a multiple of `heads`."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from bundlemage.models.base import Histories, Interactions, Model, Sizes
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ragged import Ragged
+from bundlemage.models.space import Between, OneOf, Space
 from bundlemage.models.sparse_rows import SparseRows, blocks
 
 TIE_BREAK = 1e-6
@@ -19,6 +20,12 @@ TIE_BREAK = 1e-6
 
 class ItemKnnConfig(ModelConfig):
     """How neighbours are found."""
+
+    space: ClassVar[Space] = {
+        "neighbours": OneOf(50, 100, 200, 500),
+        "shrinkage": Between(0.0, 200.0),
+        "item_weight": OneOf(0.0, 0.1, 0.5),
+    }
 
     neighbours: int = Field(500, ge=1)
     """How many bundles each bundle, and each item, points to."""

@@ -12,10 +12,16 @@ from bundlemage.models.base import Interactions, Sizes
 from bundlemage.models.bipartite import Bipartite
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.graphs import GraphConfig, GraphModel, first_vectors
+from bundlemage.models.space import OneOf, Space
 
 
 class LightGCNConfig(GraphConfig):
     """As published, with the vectors on users and bundles."""
+
+    space: ClassVar[Space] = {
+        **GraphConfig.space,
+        "layers": OneOf(1, 2, 3, 4),
+    }
 
     layers: int = Field(3, ge=0)
     """Steps on the graph; the vectors before the first one count as a layer too."""

@@ -15,6 +15,7 @@ from bundlemage.models.base import Histories, Interactions, Model, Phase, Sizes
 from bundlemage.models.config import LearnedConfig, ModelConfig
 from bundlemage.models.ragged import Ragged, pick
 from bundlemage.models.sampling import Negatives
+from bundlemage.models.space import Between, OneOf, Space
 
 SPREAD = 0.01
 """Of the first embeddings, as in the publication."""
@@ -25,6 +26,13 @@ on a CPU, whose caches it leaves."""
 
 class NCFConfig(LearnedConfig):
     """NeuMF, learned from the beginning (the publication's pre-training is left out)."""
+
+    space: ClassVar[Space] = {
+        **LearnedConfig.space,
+        "embedding_dim": OneOf(64, 128, 200),
+        "dropout": Between(0.0, 0.7),
+        "negatives": OneOf(1, 4, 8),
+    }
 
     embedding_dim: int = Field(200, ge=1)
     """The length of each of a user's and a bundle's two vectors: one for GMF, one for the MLP."""

@@ -13,10 +13,20 @@ from bundlemage.models.base import Histories, Interactions, Model, Phase, Sizes
 from bundlemage.models.config import LearnedConfig, ModelConfig
 from bundlemage.models.losses import multinomial_loss
 from bundlemage.models.ragged import Ragged
+from bundlemage.models.space import Between, OneOf, Space
 
 
 class VAECFConfig(LearnedConfig):
     """Sizes and dropout as in the publication."""
+
+    space: ClassVar[Space] = {
+        **LearnedConfig.space,
+        "embedding_dim": OneOf(64, 128, 200),
+        "hidden_dim": OneOf(300, 600),
+        "dropout": Between(0.0, 0.8),
+        "kl_weight": Between(0.0, 1.0),
+        "anneal_steps": OneOf(0, 500, 2000),
+    }
 
     embedding_dim: int = Field(200, ge=1)
     """K, the length of a user's latent vector."""

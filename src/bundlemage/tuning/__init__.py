@@ -1,0 +1,1 @@
+"""Tuning: the best settings of a model, found by trial on validation cases."""

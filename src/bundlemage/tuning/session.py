@@ -1,0 +1,177 @@
+"""A search under way: what both engines do alike before, between and after the trials."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from bundlemage.data.load import read
+from bundlemage.data.splits import Split
+from bundlemage.errors import ConfigError, MissingExtraError
+from bundlemage.models.base import Sizes
+from bundlemage.models.registry import build, make_config, model_class
+from bundlemage.training.history import SELECTION_METRIC
+from bundlemage.tuning.folder import StudyFolder
+from bundlemage.tuning.space import chosen_space, first_point
+from bundlemage.tuning.study import Progress, Search, Study, Trial
+from bundlemage.tuning.trial import Judged, blind, must_match
+
+WHERE = frozenset({"device"})
+"""Settings that say where a trial runs and not what it does: a study may go on elsewhere."""
+
+
+class Session:
+    """All that can be wrong with what is asked for is found as it is made, before the first training."""
+
+    def __init__(self, search: Search, progress: Progress) -> None:
+        try:
+            from bundlemage.tuning.adviser import Adviser
+        except ImportError:
+            raise MissingExtraError("tune", "tuning") from None
+        self.started = time.monotonic()
+        self.search, self.progress = search, progress
+        self._settle()
+        self.folder = StudyFolder(search.output)
+        self.folder.check(search.resume)
+        self.split = self._read()
+        self.trials = {trial.number: trial for trial in self.folder.open(self._identity())}
+        warm_up = max(2, self.epochs // 10)
+        self.adviser = Adviser(self.space, self.first, search.seed, warm_up, [*self.trials.values()])
+        if self.best is not None:  # a kill may have come between the two files
+            self._keep_best()
+        self.say(f"{len(self.trials)} of {search.trials} trials are done")
+
+    def _settle(self) -> None:
+        """Space and fixed settings, checked."""
+        search = self.search
+        if "seed" in {**search.start, **search.settings}:
+            raise ConfigError("the seed of a search is its own setting, not one of the model's")
+        config_class = model_class(search.model).config_class
+        usual = make_config(search.model, {**search.start, **search.settings})
+        must_match(build(search.model, usual, Sizes(1, 1, 1)))
+        self.space = chosen_space(config_class, search.space, search.settings)
+        if not self.space:
+            raise ConfigError(
+                f"there is nothing to search for: {search.model} has no space of its own, or all of it is "
+                "set. Name settings with --space; 'bundlemage models NAME' shows what there is"
+            )
+        start = {name: value for name, value in search.start.items() if name not in search.settings}
+        self.fixed: dict[str, Any] = {
+            **{name: value for name, value in start.items() if name not in self.space},
+            **search.settings,
+            "seed": search.seed,
+        }
+        self.first = first_point(config_class, self.space, {**start, **self.fixed})
+        self.epochs = int(getattr(make_config(search.model, {**self.fixed, **self.first}), "epochs", 0))
+
+    def _read(self) -> Split:
+        search = self.search
+        self.progress("reading the data", 0, search.trials)
+        source = read(search.location, search.tables)
+        self.warnings = source.warnings
+        split = blind(search.plan.divide(source.dataset, source.ready))
+        if split.validation is None or not len(split.validation):
+            raise ConfigError(
+                f"the protocol {split.protocol} leaves no validation cases on this data, so trials cannot be "
+                "judged: choose another with --protocol, or bring more data"
+            )
+        return split
+
+    def _identity(self) -> dict[str, Any]:
+        validation = self.split.validation
+        assert validation is not None
+        return {
+            "model": self.search.model,
+            "settings": {name: value for name, value in self.fixed.items() if name not in WHERE},
+            "space": {name: domain.to_json() for name, domain in self.space.items()},
+            "split": asdict(self.search.plan),
+            "metric": SELECTION_METRIC,
+            "training data": self.split.train.fingerprint(),
+            "validation data": validation.fingerprint(),
+        }
+
+    def numbers(self) -> Iterator[int]:
+        """Of the trials that are to be made, until the time is up; one is made in any case."""
+        for number in range(self.search.trials):
+            if number in self.trials:
+                continue
+            if self.trials and time.monotonic() - self.started >= (self.search.timeout or math.inf):
+                return
+            yield number
+
+    @property
+    def missing(self) -> int:
+        return sum(number not in self.trials for number in range(self.search.trials))
+
+    @property
+    def best(self) -> Trial | None:
+        return self._study().best
+
+    def settings(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """All of a trial's."""
+        return {**self.fixed, **chosen}
+
+    def stops(self, number: int, epoch: int, value: float) -> bool:
+        """An epoch of a trial has ended: shall the trial?"""
+        self.say(f"trial {number + 1} of {self.search.trials}, epoch {epoch}")
+        return self.adviser.stops(number, epoch, value)
+
+    def keep(self, number: int, chosen: Mapping[str, Any], judged: Judged) -> None:
+        """A trial has ended: it is on disk before anything follows from it."""
+        curve, failed = judged.curve, judged.value is None
+        trial = Trial(
+            number=number,
+            settings=chosen,
+            state="failed" if failed else "pruned" if judged.stopped else "complete",
+            value=judged.value,
+            epochs=len(curve),
+            best_epoch=0 if failed or not curve else curve.index(max(curve)) + 1,
+            seconds=judged.seconds,
+            curve=curve,
+            reason=judged.reason,
+        )
+        before = self.best
+        self.folder.keep(trial)
+        self.trials[number] = trial
+        if self.best is not before:
+            self._keep_best()
+        self.adviser.tell(trial)
+        self.say(f"trial {number + 1} of {self.search.trials}: {described(trial)}")
+
+    def _keep_best(self) -> None:
+        assert self.best is not None
+        settings = self.settings(self.best.settings)
+        kept = {name: value for name, value in settings.items() if name not in WHERE}
+        self.folder.keep_best(self.search.model, kept, asdict(self.search.plan))
+
+    def say(self, what: str) -> None:
+        best = "" if self.best is None else f"best {SELECTION_METRIC} {self.best.value:.4f}"
+        self.progress("; ".join(filter(None, (what, best))), len(self.trials), self.search.trials)
+
+    def study(self, interrupted: bool = False) -> Study:
+        """What was found."""
+        return self._study(interrupted, self.adviser.importance([*self.trials.values()]))
+
+    def _study(self, interrupted: bool = False, importance: Mapping[str, float] | None = None) -> Study:
+        return Study(
+            self.search.output,
+            self.search.model,
+            tuple(self.trials[number] for number in sorted(self.trials)),
+            self.search.trials,
+            time.monotonic() - self.started,
+            interrupted,
+            importance,
+            self.warnings,
+        )
+
+
+def described(trial: Trial) -> str:
+    """A trial that ended, in a few words."""
+    if trial.value is None:
+        return f"failed, {trial.reason}"
+    after = f" after {trial.epochs} epochs" if trial.epochs else ""
+    stopped = ", stopped early" if trial.state == "pruned" else ""
+    return f"{SELECTION_METRIC} {trial.value:.4f}{after}{stopped}"
