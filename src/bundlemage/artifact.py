@@ -5,15 +5,14 @@ It is written beside its place, flushed and renamed, so a folder of that name is
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
-import shutil
-import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +29,7 @@ from bundlemage.data.dataset import (
     binary_matrix,
     empty_catalogue,
 )
+from bundlemage.data.folders import beside
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import ArtifactError
 
@@ -45,6 +45,8 @@ FILES = (
     "README.md",
     *(f"{table}.parquet" for table in ("users", "items", "bundles", *MATRICES)),
 )
+ROWS_IN_A_GROUP = 2**17
+"""Of the Parquet files, so that whoever wants some users reads little more than these."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +67,8 @@ def save_artifact(artifact: Artifact, path: Path, *, overwrite: bool = False) ->
     if path.exists() and not overwrite:
         raise ArtifactError(f"{path} exists already; choose another folder, or pass overwrite=True")
     check_replaceable(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    building.chmod(0o755)
-    try:
+    with beside(path) as building:
         _write(artifact, building)
-        swap_in(building, path)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
 
 
 def artifact_version(path: Path) -> str:
@@ -126,13 +122,14 @@ def _write(artifact: Artifact, folder: Path) -> None:
     (folder / "metrics.json").write_text(json.dumps(artifact.metrics, indent=2), encoding="utf-8")
     (folder / "history.jsonl").write_text(artifact.history, encoding="utf-8")
     (folder / "README.md").write_text(artifact.card, encoding="utf-8")
-    pq.write_table(pa.table({"user_id": dataset.users.to_arrow()}), folder / "users.parquet")
+    users = pa.table({"user_id": dataset.users.to_arrow()})
+    pq.write_table(users, folder / "users.parquet", row_group_size=ROWS_IN_A_GROUP)
     pq.write_table(catalogue.items, folder / "items.parquet")
     pq.write_table(catalogue.bundles, folder / "bundles.parquet")
     for name in MATRICES:
         matrix = getattr(dataset, name).tocoo()
         pairs = {"row": matrix.row.astype(np.int32), "column": matrix.col.astype(np.int32)}
-        pq.write_table(pa.table(pairs), folder / f"{name}.parquet")
+        pq.write_table(pa.table(pairs), folder / f"{name}.parquet", row_group_size=ROWS_IN_A_GROUP)
     files = {name: _seal(folder / name) for name in FILES}
     manifest = {"format": FORMAT, "version": FORMAT_VERSION, "files": files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
@@ -147,51 +144,43 @@ def _seal(file: Path) -> dict[str, Any]:
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def swap_in(building: Path, path: Path) -> None:
-    """Give the new folder its name. What had the name before is left under the other one."""
-    if not path.exists():
-        building.rename(path)
-        return
-    if _exchange(building, path):
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
-    path.rename(old / path.name)
-    try:
-        building.rename(path)
-    except BaseException:
-        (old / path.name).rename(path)
-        raise
-    finally:
-        shutil.rmtree(old)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Swap two names in one step, so that neither is missing for a moment; False where that cannot be."""
-    try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError, TypeError):  # not Linux, or an old one
-        return False
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return bool(rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0)
-
-
 def load_artifact(path: Path) -> Artifact:
-    files = _verified_files(path)
+    return _artifact(_verified_files(path), users=True)
+
+
+def load_without_users(path: Path) -> Artifact:
+    """All but the users, of whom there may be too many: its dataset has none, and so no pair of theirs.
+
+    Nothing is checked. That is done once, by `verify_artifact`, and not by each of many processes.
+    """
+    of_users = {"users.parquet", *(f"{name}.parquet" for name in MATRICES if name.startswith("user"))}
+    try:
+        files = {name: (path / name).read_bytes() for name in FILES if name not in of_users}
+    except OSError as error:
+        raise ArtifactError(f"{error.filename} cannot be read ({error.strerror})") from None
+    return _artifact(files, users=False)
+
+
+def _artifact(files: dict[str, bytes], *, users: bool) -> Artifact:
     config = json.loads(files["config.json"])
     described = config["dataset"]
     items, bundles = _table(files["items.parquet"]), _table(files["bundles.parquet"])
-    users = Vocabulary("user", _table(files["users.parquet"])["user_id"].to_pylist())
+    user_ids = Vocabulary("user", _table(files["users.parquet"])["user_id"].to_pylist() if users else [])
     item_ids = Vocabulary("item", items["item_id"].to_pylist())
     bundle_ids = Vocabulary("bundle", bundles["bundle_id"].to_pylist())
     shapes = zip(
         MATRICES,
-        [(len(users), len(item_ids)), (len(users), len(bundle_ids)), (len(bundle_ids), len(item_ids))],
+        [(len(user_ids), len(item_ids)), (len(user_ids), len(bundle_ids)), (len(bundle_ids), len(item_ids))],
         strict=True,
     )
-    matrices = {name: _matrix(_table(files[f"{name}.parquet"]), shape) for name, shape in shapes}
+    nothing = pa.table({"row": pa.array([], pa.int32()), "column": pa.array([], pa.int32())})
+    matrices = {
+        name: _matrix(_table(files[f"{name}.parquet"]) if f"{name}.parquet" in files else nothing, shape)
+        for name, shape in shapes
+    }
     dataset = BundleDataset(
         **matrices,
-        users=users,
+        users=user_ids,
         items=item_ids,
         bundles=bundle_ids,
         catalogue=Catalogue(items, bundles) if described["catalogue"] else None,
@@ -208,16 +197,44 @@ def load_artifact(path: Path) -> Artifact:
     )
 
 
+def verify_artifact(path: Path, progress: Callable[[int, int], None]) -> str:
+    """Check every file without holding any in memory; the version of what is there.
+
+    `progress` is told how many bytes are checked, and how many there are.
+    """
+    listed, done = _listed(path), 0
+    for name, saved in listed.items():
+        progress(done, sum(each.size for each in listed.values()))
+        done += saved.size
+        with _opened(path / name) as handle:
+            found = hashlib.file_digest(handle, "sha256").hexdigest()
+            _check(path / name, saved, _Saved(os.fstat(handle.fileno()).st_size, found))
+    return artifact_version(path)
+
+
 def _verified_files(path: Path) -> dict[str, bytes]:
     """Every file of the manifest, each checked: a cut or altered one never gives a wrong answer."""
+    files = {}
+    for name, saved in _listed(path).items():
+        with _opened(path / name) as handle:
+            content = files[name] = handle.read()
+        _check(path / name, saved, _Saved(len(content), hashlib.sha256(content).hexdigest()))
+    return files
+
+
+class _Saved(NamedTuple):
+    size: int
+    checksum: str
+
+
+def _listed(path: Path) -> dict[str, _Saved]:
+    """What the manifest says of each file."""
     if not path.is_dir():
         raise ArtifactError(f"no saved model at {path}: there is no such folder")
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        form, version = manifest["format"], manifest["version"]
-        listed = {
-            name: (manifest["files"][name]["bytes"], manifest["files"][name]["sha256"]) for name in FILES
-        }
+        form, version, files = manifest["format"], manifest["version"], manifest["files"]
+        listed = {name: _Saved(files[name]["bytes"], files[name]["sha256"]) for name in FILES}
     except FileNotFoundError:
         raise ArtifactError(f"{path} is not a saved model: it has no {MANIFEST}") from None
     except (ValueError, KeyError, TypeError):
@@ -229,22 +246,23 @@ def _verified_files(path: Path) -> dict[str, bytes]:
             f"{path} has format version {version}; this program reads version {FORMAT_VERSION}. "
             "Train the model again, or use the version that saved it."
         )
-    files = {}
-    for name, (size, checksum) in listed.items():
-        try:
-            content = (path / name).read_bytes()
-        except OSError as error:
-            raise ArtifactError(
-                f"{path / name} cannot be read ({error.strerror}); copy the folder anew"
-            ) from None
-        if len(content) != size:
-            raise ArtifactError(
-                f"{path / name} has {len(content):,} bytes where {size:,} were saved; copy the folder anew"
-            )
-        if hashlib.sha256(content).hexdigest() != checksum:
-            raise ArtifactError(f"{path / name} was altered after it was saved; copy the folder anew")
-        files[name] = content
-    return files
+    return listed
+
+
+def _opened(file: Path) -> BufferedReader:
+    try:
+        return file.open("rb")
+    except OSError as error:
+        raise ArtifactError(f"{file} cannot be read ({error.strerror}); copy the folder anew") from None
+
+
+def _check(file: Path, saved: _Saved, found: _Saved) -> None:
+    if found.size != saved.size:
+        raise ArtifactError(
+            f"{file} has {found.size:,} bytes where {saved.size:,} were saved; copy the folder anew"
+        )
+    if found.checksum != saved.checksum:
+        raise ArtifactError(f"{file} was altered after it was saved; copy the folder anew")
 
 
 def _table(content: bytes) -> pa.Table:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bundlemage.data.download import into_place
 from bundlemage.models.base import Histories
 from bundlemage.models.ragged import Ragged
 from bundlemage.ranking import Ranking
@@ -75,9 +76,7 @@ def write_parquet(batches: Iterable[pa.RecordBatch], file: Path) -> int:
             for table in _groups(batches):
                 writer.write_table(table, row_group_size=len(table))
                 rows += len(table)
-        with temporary.open("rb+") as written:
-            os.fsync(written.fileno())
-        temporary.replace(file)
+        into_place(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)
     return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
@@ -58,6 +58,13 @@ class Filter:
                 f"a filter's 'min_price' {self.min_price:g} is above its 'max_price' {self.max_price:g}: "
                 "no price is between them"
             )
+
+    def to_json(self) -> dict[str, Any]:
+        """In one order, so that equal filters are written alike."""
+        return {
+            name: sorted(given) if isinstance(given, frozenset) else given
+            for name, given in asdict(self).items()
+        }
 
     @property
     def asks_for_price(self) -> bool:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeAlias, TypeVar, Unpack
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from bundlemage.answering import Questions, rankings, rows_at_a_time
-from bundlemage.artifact import Artifact, load_artifact, save_artifact
+from bundlemage.artifact import Artifact, load_artifact, load_without_users, save_artifact
 from bundlemage.bulk import record_batches, slices
 from bundlemage.card import model_card
 from bundlemage.data.dataset import BundleDataset
@@ -19,7 +21,7 @@ from bundlemage.data.readers.source import Source
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.designer.audience import forecast
 from bundlemage.designer.brief import Brief, Wishes
-from bundlemage.designer.campaign.run import run_campaign
+from bundlemage.designer.campaign.run import Ask, run_campaign
 from bundlemage.designer.campaign.settings import CampaignSummary, campaign_settings, campaign_users
 from bundlemage.designer.chances import Calibration, calibrate
 from bundlemage.designer.design import Designs, design
@@ -33,13 +35,19 @@ from bundlemage.models.config import ModelConfig
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.registry import build, make_config
 from bundlemage.ranking import Ranking
-from bundlemage.shop import History, Id, NewBundles, Recommendation, Shop, User, best
+from bundlemage.retrieval.guard import LEAST_BUNDLES, IndexReport, built
+from bundlemage.retrieval.index import BundleIndex
+from bundlemage.shop import History, Id, NewBundles, Recommendation, Shop, Trade, User, best
 from bundlemage.training.devices import resolve_device
 from bundlemage.training.history import EpochRecord, Observer
 from bundlemage.training.loop import TrainingResult, train
 from bundlemage.training.progress import bar_for_people
 
 Row = TypeVar("Row")
+Trainer = Callable[..., TrainingResult]
+"""As `training.loop.train`: it gives a model its weights."""
+Sales: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+"""How often each item and each bundle was sold."""
 
 
 class Recommender:
@@ -55,6 +63,7 @@ class Recommender:
         self.training: TrainingResult | None = None
         self._fitted: tuple[Model, Shop] | None = None
         self._calibration: Calibration | Split | None = None
+        self._built: BundleIndex | None = None
 
     # ── Fitting ──────────────────────────────────────────────────────────────────────────────────
 
@@ -69,18 +78,20 @@ class Recommender:
         observers: Sequence[Observer] = (),
         progress: bool = True,
         calibration: Calibration | None = None,
+        trainer: Trainer = train,
     ) -> Recommender:
         """Learn from a dataset, or from what a reader gave, divided as `plan` says; or from a split.
 
         Held-out pairs are not learned from, but they belong to a user's history afterwards.
         With a `folder`, training survives being killed: fit again with `resume` and the same data.
         `progress` shows a bar in a terminal or a notebook. `calibration` is that of another model, where this
-        one is trained on everything and has no validation cases of its own.
+        one is trained on everything and has no validation cases of its own. `trainer` is who trains, such as
+        an engine's processes.
         """
         split = _split(data, plan)
         self.plan, self.protocol = split.plan, split.protocol
         model = build(self.model_name, self.config, Sizes.of(split.dataset))
-        self.training = train(
+        self.training = trainer(
             model,
             self.config,
             split,
@@ -96,6 +107,10 @@ class Recommender:
 
     def evaluate(self, split: Split) -> Evaluation:
         """The model on a split's test cases. Histories come from the split's training part."""
+        self.check_same_shop(split)
+        return evaluate(self.model, split, Interactions.of(split.train, self.shop.device))
+
+    def check_same_shop(self, split: Split) -> None:
         for kind in ("users", "items", "bundles"):
             mine, theirs = getattr(self.dataset, kind), getattr(split.dataset, kind)
             if mine != theirs:
@@ -103,7 +118,6 @@ class Recommender:
                     f"this data has other {kind} than the model was trained on "
                     f"({len(theirs):,} against {len(mine):,}): evaluate on the data it was trained on"
                 )
-        return evaluate(self.model, split, Interactions.of(split.train, self.shop.device))
 
     @property
     def model(self) -> Model:
@@ -165,14 +179,14 @@ class Recommender:
         """`recommend` for many at a time. For all users of a shop there is `recommend_all`."""
         self.check_matches()
         new = {str(name): items for name, items in (new_bundles or {}).items()}
-        candidates = self.shop.bundles(where, new)
+        candidates, index = self.shop.bundles(where, new), self._index
 
         def questions() -> Iterator[Questions]:
-            for batch in self._in_batches(users, k, len(candidates.ids)):
+            for batch in self._in_batches(users, k, len(candidates.ids) if index is None else index.width):
                 self._check_known(batch)
                 yield Questions(*self.shop.encode(batch, new))
 
-        found = rankings(self.model, questions(), candidates, k, include_owned=include_owned)
+        found = rankings(self.model, questions(), candidates, k, include_owned=include_owned, index=index)
         return [answers for ranking in found for answers in best(ranking, candidates)]
 
     def complete(
@@ -309,13 +323,15 @@ class Recommender:
         where: Filter | None = None,
         resume: bool = False,
         progress: Callable[[int, int], None] | None = None,
+        ask: Ask | None = None,
         **settings: Any,
     ) -> CampaignSummary:
         """Bundles for every user of the shop, or for these, worth most together under limits that all share.
 
         Settings are those of `designer.campaign.settings.Campaign`: per_user, stock, shown_at_most,
         different_at_most, budget, reserve, value, format and so on. Who is shown what goes to files in
-        `folder`/parts; killed at any moment, `resume` goes on to the very same files.
+        `folder`/parts; killed at any moment, `resume` goes on to the very same files. `ask` is who asks the
+        model, such as an engine's processes.
         """
         self.check_matches()
         asked = campaign_settings(where=where or Filter(), **settings)
@@ -329,6 +345,7 @@ class Recommender:
             chosen,
             resume=resume,
             progress=progress,
+            ask=ask,
         )
 
     def rank_bundles(
@@ -347,12 +364,50 @@ class Recommender:
         self.check_matches()
         _check_k(k)
         candidates = self.shop.bundles(where)
-        rows = rows_at_a_time(len(candidates.ids), self.shop.device)
+        index = self._index
+        rows = rows_at_a_time(len(candidates.ids) if index is None else index.width, self.shop.device)
         batches = (
             Questions(part, self.shop.interactions.bundle_item)
             for part in slices(self.shop.checked(histories), rows)
         )
-        return rankings(self.model, batches, candidates, k, include_owned=include_owned)
+        return rankings(self.model, batches, candidates, k, include_owned=include_owned, index=index)
+
+    # ── Millions of bundles ──────────────────────────────────────────────────────────────────────
+
+    def use_index(
+        self,
+        least_recall: float = 0.95,
+        *,
+        least_bundles: int = LEAST_BUNDLES,
+        most_share: float = 0.25,
+        seed: int = 0,
+        progress: Callable[[str], None] | None = None,
+    ) -> IndexReport:
+        """Search the bundles by an index from here on, in `recommend` and its kin, in place of one by one.
+
+        It is built in memory, and asked for the ten best bundles of some of the shop's users: where it finds
+        less than `least_recall` of what an exact search finds, having looked at up to `most_share` of the
+        bundles, that is a `RecallError`, and the search stays exact. It stays so, too, for fewer than
+        `least_bundles`, where one person is answered sooner without. With an index, scores are estimates:
+        the report says how good.
+        """
+        self.check_matches()
+        self._built = None
+        self._built, report = built(
+            self.model,
+            self.shop,
+            least_recall,
+            least_bundles=least_bundles,
+            most_share=most_share,
+            seed=seed,
+            say=progress or (lambda _: None),
+        )
+        return report
+
+    @property
+    def _index(self) -> BundleIndex | None:
+        """Of the model that is there now: one that is fitted anew has none."""
+        return self._built if self._built is not None and self._built.model is self.model else None
 
     def check_matches(self) -> None:
         if not self.model.matches:
@@ -400,6 +455,20 @@ class Recommender:
     def load(cls, path: str | Path, *, device: str = "auto") -> Recommender:
         """A saved model, checked file by file."""
         artifact = load_artifact(Path(path))
+        return cls._of(artifact, Path(path), device, len(artifact.dataset.users))
+
+    @classmethod
+    def load_without_users(cls, path: Path, users: int, sales: Sales, *, device: str = "auto") -> Recommender:
+        """A saved model for histories that are given to it: `rank_bundles` needs no user in memory.
+
+        How many users there are and what sells how often is told; no file is checked here.
+        """
+        return cls._of(load_without_users(path), path, device, users, sales)
+
+    @classmethod
+    def _of(
+        cls, artifact: Artifact, path: Path, device: str, users: int, sales: Sales | None = None
+    ) -> Recommender:
         loaded = cls(artifact.config["model"], **{**artifact.config["settings"], "device": device})
         loaded.plan = SplitPlan(**artifact.config["split"])
         loaded.protocol = artifact.config["protocol"]
@@ -407,8 +476,8 @@ class Recommender:
         loaded.history = tuple(map(EpochRecord.from_line, artifact.history.splitlines()))
         audience = artifact.config.get("audience")  # models of earlier versions have none
         loaded._calibration = None if audience is None else Calibration(**audience)
-        where = resolve_device(device)
-        model = build(loaded.model_name, loaded.config, Sizes.of(artifact.dataset))
+        where, dataset = resolve_device(device), artifact.dataset
+        model = build(loaded.model_name, loaded.config, replace(Sizes.of(dataset), users=users))
         try:
             model.load_state_dict(artifact.weights)
         except RuntimeError as error:
@@ -417,7 +486,8 @@ class Recommender:
                 "Train the model again, or use the version that saved it."
             ) from None
         model.to(where).eval()
-        loaded._fitted = (model, Shop(artifact.dataset, where))
+        trade = Trade.of(dataset)
+        loaded._fitted = (model, Shop(dataset, where, trade if sales is None else trade.selling(*sales)))
         return loaded
 
 

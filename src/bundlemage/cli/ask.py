@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bundlemage.cli.options import AsJson, Device, ModelFolder, ids
+from bundlemage.cli.options import Address, AsJson, Device, EngineName, ModelFolder, Workers, ids
 from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -82,18 +82,60 @@ def recommend(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="With --all: a Parquet file to write.", rich_help_panel=ALL
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="With --all: a file to write, whose name ends in .parquet, or a folder of such files.",
+            rich_help_panel=ALL,
         ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="With --all: replace FILE.", rich_help_panel=ALL)
+        bool, typer.Option("--overwrite", help="With --all: replace what is there.", rich_help_panel=ALL)
     ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="With a folder: go on with work that was cut off.", rich_help_panel=ALL
+        ),
+    ] = False,
+    part_users: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="With a folder: so many users in one file (50,000 if not said); a cut loses no more.",
+            rich_help_panel=ALL,
+        ),
+    ] = None,
+    users: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="With a folder: everyone in this sharded layout, instead of the users of training.",
+            rich_help_panel=ALL,
+        ),
+    ] = None,
+    index: Annotated[
+        bool, typer.Option("--index", help="Search millions of bundles by an index (FAISS), not one by one.")
+    ] = False,
+    least_recall: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="With --index: refuse one that finds less than this of what an exact search finds "
+            "(0.95 if not said).",
+        ),
+    ] = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """The bundles that fit a user best, of those that the user has not.
 
-    With --all, those for every user, as a Parquet file: user_id, rank, bundle_id, score, source.
+    With --all, those for every user, as Parquet: user_id, rank, bundle_id, score, source. As a folder, it may
+    be cut off at any time: the same command with --resume goes on and ends with the same files.
 
     An id with a comma in it is written in double quotes inside the list: '"Tea, green",7'.
     """
@@ -101,15 +143,39 @@ def recommend(
     from bundlemage.recommender import Recommender
 
     where = filter_of(exclude, among, tag, min_price, max_price, in_stock)
-    if everyone or output is not None or overwrite:
+    recall = _recall(index, least_recall)
+    if everyone or output is not None or overwrite or resume:
         if user is not None or history_items or history_bundles:
             raise ConfigError("give one user or --all, not both")
         if not everyone or output is None:
-            raise ConfigError("--all and --output FILE.parquet go together: everyone's answers are a file")
-        _for_all(folder, device, k, where, include_owned, output, overwrite, as_json)
+            raise ConfigError(
+                "--all and --output FILE.parquet go together, or --all and --output FOLDER: everyone's "
+                "answers are files"
+            )
+        from bundlemage.cli import recommend_all
+
+        job = recommend_all.job(
+            folder, output, k, where, include_owned, part_users, users, device, recall, resume, overwrite
+        )
+        done = recommend_all.run(job, engine, address, workers)
+        if as_json:
+            show.print_json(done)
+            return
+        show.out.print(recommend_all.sentence(done), soft_wrap=True)
+        if not done["rows"]:
+            show.out.print(_none_left("bundle", where))
         return
+    for name, given in (
+        ("--engine", engine != "local" or address or workers),
+        ("--part-users", part_users),
+        ("--users", users),
+    ):
+        if given:
+            raise ConfigError(f"{name} is for everyone at once: add --all and --output FOLDER")
     someone = who(user, history_items, history_bundles)
     model = Recommender.load(folder, device=device)
+    if recall is not None:
+        show.notes.print(str(model.use_index(recall)), soft_wrap=True)
     answers = model.recommend(someone, k, where=where, include_owned=include_owned)
     if as_json:
         show.print_json({"user": user, "bundles": [asdict(answer) for answer in answers]})
@@ -118,34 +184,11 @@ def recommend(
     show.out.print(show.bundle_cards(model.dataset, answers) if answers else _none_left("bundle", where))
 
 
-def _for_all(
-    folder: str,
-    device: str,
-    k: int,
-    where: Filter | None,
-    include_owned: bool,
-    output: Path,
-    overwrite: bool,
-    as_json: bool,
-) -> None:
-    from bundlemage.cli import show
-    from bundlemage.cli.recommend_all import check_replaceable, recommend_all
-    from bundlemage.recommender import Recommender
-
-    check_replaceable(output, overwrite=overwrite)
-    with show.notes.status("loading the model"):
-        model = Recommender.load(folder, device=device)
-    done = recommend_all(model, k, where, include_owned, output)
-    if as_json:
-        show.print_json(done)
-        return
-    show.out.print(
-        f"{done['rows']:,} answers for {done['users']:,} users in [bold]{show.plain(output)}[/], "
-        f"in {done['seconds']:,.1f} s ({done['users_per_second']:,.0f} users a second)",
-        soft_wrap=True,
-    )
-    if not done["rows"]:
-        show.out.print(_none_left("bundle", where))
+def _recall(index: bool, least: float | None) -> float | None:
+    """What an index must find; None: there is to be none."""
+    if least is not None and not index:
+        raise ConfigError("--least-recall is for an index: add --index, or leave it out")
+    return (0.95 if least is None else least) if index else None
 
 
 def complete(

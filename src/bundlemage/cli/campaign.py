@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bundlemage.cli import ask
-from bundlemage.cli.options import AsJson, Device, ModelFolder
+from bundlemage.cli.options import Address, AsJson, Device, EngineName, ModelFolder, Workers
 from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -71,6 +71,9 @@ def campaign(
     ] = 8192,
     seed: Annotated[int, typer.Option(help="Of the sample of users that prices are learned on.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a campaign that was cut off.")] = False,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -81,31 +84,35 @@ def campaign(
     with --resume goes on and ends with the same files.
     """
     from bundlemage.cli import show
-    from bundlemage.recommender import Recommender
+    from bundlemage.cli.engines import chosen_engine
+    from bundlemage.cli.recommend_all import watched
+    from bundlemage.engines.campaigning import CampaignJob
 
+    chosen = chosen_engine(engine, address, workers, "a campaign")
     where = ask.filter_of(exclude, among, tag, min_price, max_price, in_stock)
-    listed = None if users is None else _listed(users)
+    job = CampaignJob(
+        Path(folder),
+        output,
+        users=None if users is None else tuple(_listed(users)),
+        where=where,
+        settings={
+            "format": form,
+            "per_user": per_user,
+            "value": value,
+            "stock": stock,
+            "shown_at_most": shown_at_most,
+            "different_at_most": different_at_most,
+            "budget": budget,
+            "reserve": reserve,
+            "part_users": part_users,
+            "seed": seed,
+        },
+        resume=resume,
+        device=device,
+    )
     began = time.monotonic()
-    with show.notes.status("loading the model"):
-        model = Recommender.load(folder, device=device)
-    with show.counting("users") as progress:
-        summary = model.campaign(
-            output,
-            users=listed,
-            where=where,
-            resume=resume,
-            progress=progress,
-            format=form,
-            per_user=per_user,
-            value=value,
-            stock=stock,
-            shown_at_most=shown_at_most,
-            different_at_most=different_at_most,
-            budget=budget,
-            reserve=reserve,
-            part_users=part_users,
-            seed=seed,
-        )
+    with watched("campaign") as progress:
+        summary = chosen.campaign(job, progress)
     seconds = round(time.monotonic() - began, 3)
     if as_json:
         show.print_json({**summary.to_json(), "folder": str(output), "seconds": seconds})

@@ -9,20 +9,30 @@ from typing import Annotated, Any
 import typer
 
 from bundlemage.cli import get
-from bundlemage.cli.options import AsJson, Location, Tables, key_values, label
+from bundlemage.cli.options import Address, AsJson, EngineName, Location, Tables, Workers, key_values, label
 
-app = typer.Typer(no_args_is_help=True, help="Check, describe, generate and fetch data.")
+app = typer.Typer(no_args_is_help=True, help="Check, describe, shard, generate and fetch data.")
 app.command("get")(get.get)
 
 
 @app.command()
-def check(location: Location = "sample", table: Tables = None, as_json: AsJson = False) -> None:
+def check(
+    location: Location = "sample",
+    table: Tables = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
+    as_json: AsJson = False,
+) -> None:
     """Report every problem of PATH at once: where, what was found, what to do. Exits 2 if there is one."""
-    from bundlemage.cli import show
-    from bundlemage.data.load import check as find_problems
+    from bundlemage.cli import show, stages
+    from bundlemage.engines.base import engine as engine_of
+    from bundlemage.engines.ingesting import IngestJob
 
-    with show.notes.status(f"checking {label(location)}"):
-        problems = find_problems(location, key_values(table, "--table"))
+    job = IngestJob(location, tables=key_values(table, "--table"))
+    where = engine_of(engine, address=address, workers=workers)
+    with stages.watched(label(location)) as progress:
+        problems = where.ingest(job, progress).problems
     if as_json:
         show.print_json({"ok": not problems, "problems": [asdict(problem) for problem in problems]})
     else:
@@ -37,6 +47,60 @@ def check(location: Location = "sample", table: Tables = None, as_json: AsJson =
             show.out.print("no problem found")
     if problems:
         raise typer.Exit(2)
+
+
+@app.command()
+def ingest(
+    location: Location,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the layout goes.")],
+    shard_rows: Annotated[
+        int, typer.Option(metavar="N", min=1, help="How many users, items or bundles one file has.")
+    ] = 100_000,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a layout that is there.")] = False,
+    table: Tables = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write PATH as a sharded layout, which every command takes as data, and of which a worker reads a part.
+
+    On Ray the tables are Parquet, each one file or a folder of parts, and need not fit into any machine's
+    memory. The files are the same on every engine.
+    """
+    from bundlemage.cli import show, stages
+    from bundlemage.engines.base import engine as engine_of
+    from bundlemage.engines.ingesting import IngestJob
+
+    job = IngestJob(location, output, shard_rows, overwrite, key_values(table, "--table"))
+    where = engine_of(engine, address=address, workers=workers)
+    with stages.watched(label(location)) as progress:
+        done = where.ingest(job, progress)
+    show.warnings(done.problems)
+    if as_json:
+        show.print_json(
+            {
+                "output": str(output),
+                "dataset": done.name,
+                **done.sizes,
+                **{f"{name}_pairs": count for name, count in done.pairs.items()},
+                "files": done.files,
+                "fingerprint": done.fingerprint,
+                "warnings": [asdict(problem) for problem in done.problems],
+                "seconds": round(done.seconds, 3),
+            }
+        )
+        return
+    sizes, pairs = done.sizes, done.pairs
+    show.out.print(
+        f"{show.plain(done.name)}: {sizes['users']:,} users, {sizes['bundles']:,} bundles, "
+        f"{sizes['items']:,} items; {pairs['user_bundle']:,} user-bundle, {pairs['user_item']:,} user-item, "
+        f"{pairs['bundle_item']:,} bundle-item pairs",
+        soft_wrap=True,
+    )
+    show.out.print(
+        f"{done.files:,} files in [bold]{show.plain(output)}[/], in {done.seconds:,.1f} s", soft_wrap=True
+    )
 
 
 @app.command()

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bundlemage.cli.options import AsJson, Device, ModelFolder, Tables, key_values
-from bundlemage.errors import ConfigError
+from bundlemage.cli.options import (
+    Address,
+    AsJson,
+    Device,
+    EngineName,
+    ModelFolder,
+    Tables,
+    Workers,
+    key_values,
+)
 
 
 def evaluate(
@@ -16,27 +25,25 @@ def evaluate(
         str | None, typer.Argument(metavar="PATH", help="The data that it was trained on.")
     ] = None,
     table: Tables = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Measure the model in DIR on what was held out of PATH when it was trained."""
     from bundlemage.cli import show
-    from bundlemage.data.load import SAMPLE, read
-    from bundlemage.measure import evaluate_beside_popularity
-    from bundlemage.recommender import Recommender
+    from bundlemage.cli.engines import chosen_engine
+    from bundlemage.engines.evaluating import EvaluationJob
 
-    with show.notes.status("loading and evaluating"):
-        recommender = Recommender.load(folder, device=device)
-        if location is None and recommender.dataset.name != SAMPLE:
-            raise ConfigError(
-                f"on what data? This model was trained on {recommender.dataset.name!r}: "
-                "name its place, as in 'bundlemage evaluate DIR PATH'"
-            )
-        source = read(location or SAMPLE, key_values(table, "--table"))
-        show.warnings(source.warnings)
-        split = recommender.plan.divide(source.dataset, source.ready)
-        rows = evaluate_beside_popularity(recommender, split)
-        changed = source.dataset.fingerprint() != recommender.dataset.fingerprint()
+    chosen = chosen_engine(engine, address, workers, "evaluating")
+    job = EvaluationJob(Path(folder), location, key_values(table, "--table"), device)
+    with show.notes.status("loading and evaluating") as status:
+        show.warnings(job.source.warnings)
+        rows = chosen.evaluate(
+            job, lambda what, done, of: status.update(f"evaluating: {done:,} of {of:,} {what}")
+        )
+        changed = job.data_changed
     if changed:
         show.notes.print(
             "[yellow]warning:[/] the data is not what the model was trained on: its split is another, "
@@ -45,6 +52,6 @@ def evaluate(
     if as_json:
         show.print_json({"model": folder, "data_changed": changed, "test": [row.to_json() for row in rows]})
         return
-    show.out.print(f"{show.described(split.dataset)}; protocol {split.protocol}", soft_wrap=True)
+    show.out.print(f"{show.described(job.split.dataset)}; protocol {job.split.protocol}", soft_wrap=True)
     show.out.print(show.evaluations(rows))
-    show.caveats(split.dataset)
+    show.caveats(job.split.dataset)

@@ -24,6 +24,7 @@ from bundlemage.cli import (
     score,
     serve,
     train,
+    tune,
 )
 from bundlemage.errors import BundleMageError
 
@@ -83,6 +84,7 @@ def _options(
 
 app.add_typer(data.app, name="data")
 app.command("train")(train.train)
+app.command("tune")(tune.tune)
 app.command("evaluate")(evaluate.evaluate)
 app.command("recommend")(ask.recommend)
 app.command("complete")(ask.complete)

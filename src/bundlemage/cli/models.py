@@ -65,10 +65,12 @@ def _settings(name: str, as_json: bool) -> None:
     from bundlemage.cli import show
     from bundlemage.models.registry import model_class
 
-    fields = model_class(name).config_class.model_fields
+    config_class = model_class(name).config_class
+    fields, space = config_class.model_fields, config_class.space
     if as_json:
-        schema: dict[str, Any] = model_class(name).config_class.model_json_schema()
-        show.print_json({"name": name, "settings": schema["properties"]})
+        schema: dict[str, Any] = config_class.model_json_schema()
+        searched = {setting: domain.to_json() for setting, domain in space.items()}
+        show.print_json({"name": name, "settings": schema["properties"], "space": searched})
         return
     table = Table(title=f"settings of {show.plain(name)}", title_justify="left")
     table.add_column("setting", no_wrap=True)
@@ -78,3 +80,7 @@ def _settings(name: str, as_json: bool) -> None:
         meaning = " ".join((field.description or "").replace("`", "").split())
         table.add_row(setting, show.plain(field.default), show.plain(meaning))
     show.out.print(table)
+    if space:
+        show.out.print("What 'bundlemage tune' searches, if not told otherwise:")
+    for setting, domain in space.items():
+        show.out.print(f"  {setting}={show.plain(domain)}")

@@ -33,6 +33,21 @@ ModelFolder = Annotated[
     str, typer.Argument(metavar="DIR", help="A folder that 'bundlemage train' has written.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
+EngineName = Annotated[
+    str, typer.Option("--engine", help="Where the work runs: local, this machine; ray, a Ray cluster.")
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Of the Ray cluster; 'auto' finds the one of this machine. If not said, Ray is started here for "
+        "the time.",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="How many processes work at a time.", show_default=False),
+]
 
 
 def label(location: str) -> str:

@@ -1,23 +1,97 @@
-"""`bundlemage recommend --all`: the answers for every user of a shop, as one Parquet file."""
+"""`bundlemage recommend --all`: the answers for every user of a shop, as one Parquet file or many."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 from bundlemage.cli import show
+from bundlemage.cli.engines import chosen_engine
+from bundlemage.engines.base import Progress
 from bundlemage.errors import ConfigError
 from bundlemage.training.progress import SECONDS_BETWEEN_LINES
 
 if TYPE_CHECKING:
+    from bundlemage.engines.scoring import ScoringJob
     from bundlemage.filters import Filter
-    from bundlemage.recommender import Recommender
+
+
+def job(
+    model: str,
+    output: Path,
+    k: int,
+    where: Filter | None,
+    include_owned: bool,
+    part_users: int | None,
+    users: Path | None,
+    device: str,
+    least_recall: float | None,
+    resume: bool,
+    overwrite: bool,
+) -> ScoringJob:
+    from bundlemage.engines.scoring import PART_USERS, ScoringJob
+
+    if _is_file(output):
+        for name, given in (("--resume", resume), ("--part-users", part_users), ("--users", users)):
+            if given:
+                raise ConfigError(f"{name} is for a folder of files, and {output} is one file: {_A_FOLDER}")
+    return ScoringJob(
+        Path(model),
+        output,
+        k=k,
+        where=where,
+        include_owned=include_owned,
+        part_users=part_users or PART_USERS,
+        users=users,
+        device=device,
+        least_recall=least_recall,
+        resume=resume,
+        overwrite=overwrite,
+    )
+
+
+_A_FOLDER = "give --output the name of a folder, without .parquet at its end"
+
+
+def _is_file(output: Path) -> bool:
+    return output.suffix == ".parquet" or output.is_file()
+
+
+def run(job: ScoringJob, name: str, address: str | None, workers: int | None) -> dict[str, Any]:
+    """Do it, showing how far it is; what was done, for programs."""
+    chosen = chosen_engine(name, address, workers, "recommending")
+    began = time.monotonic()
+    if not _is_file(job.output):
+        with watched("recommending") as progress:
+            done = asdict(chosen.recommend_all(job, progress))
+        place = {"folder": str(job.output)}
+    elif chosen.name != "local":
+        raise ConfigError(
+            f"on {chosen.name}, answers are a folder of files, each by one process: {_A_FOLDER}"
+        )
+    else:
+        done = _one_file(job)
+        place = {"file": str(job.output)}
+    seconds = time.monotonic() - began
+    speed = {"seconds": round(seconds, 3), "users_per_second": round(done["users"] / seconds, 1)}
+    return {**done, **speed, **place}
+
+
+def sentence(done: dict[str, Any]) -> str:
+    kept = f", {done['kept']:,} of {done['parts']:,} parts kept" if done.get("kept") else ""
+    return (
+        f"{done['rows']:,} answers for {done['users']:,} users in "
+        f"[bold]{show.plain(done.get('folder') or done['file'])}[/], in {done['seconds']:,.1f} s "
+        f"({done['users_per_second']:,.0f} users a second){kept}"
+    )
 
 
 def check_replaceable(file: Path, *, overwrite: bool) -> None:
@@ -38,50 +112,59 @@ def check_replaceable(file: Path, *, overwrite: bool) -> None:
             )
 
 
-def recommend_all(
-    model: Recommender, k: int, where: Filter | None, include_owned: bool, file: Path
-) -> dict[str, Any]:
-    """Write the file, showing how far it is; what was done, for programs."""
+def _one_file(job: ScoringJob) -> dict[str, int]:
     from bundlemage.bulk import write_parquet
+    from bundlemage.recommender import Recommender
 
-    began = time.monotonic()
-    batches = model.recommend_all(k, where=where, include_owned=include_owned)
+    check_replaceable(job.output, overwrite=job.overwrite)
+    with show.notes.status("loading the model"):
+        model = Recommender.load(job.model, device=job.device)
+        if job.least_recall is not None:
+            show.notes.print(str(model.use_index(job.least_recall)), soft_wrap=True)
+    batches = model.recommend_all(job.k, where=job.where, include_owned=job.include_owned)
     users = len(model.dataset.users)
-    rows = write_parquet(_watched(batches, users, show.notes), file)
-    seconds = time.monotonic() - began
-    return {
-        "users": users,
-        "rows": rows,
-        "seconds": round(seconds, 3),
-        "users_per_second": round(users / seconds, 1),
-        "file": str(file),
-    }
+    with watched("recommending") as progress:
+        return {"users": users, "rows": write_parquet(_counted(batches, users, progress), job.output)}
 
 
-def _watched(batches: Iterator[Any], users: int, console: Console) -> Iterator[Any]:
-    """The same batches; a bar in a terminal, a line now and then elsewhere."""
-    began = last_line = time.monotonic()
+def _counted(batches: Iterator[Any], users: int, progress: Progress) -> Iterator[Any]:
+    """The same batches."""
     done = 0
-    with Progress(
-        TextColumn("recommending"),
+    for batch in batches:
+        yield batch
+        done += len(batch.column("user_id").dictionary)  # also users who got no answer
+        progress("users", done, users)
+
+
+@contextmanager
+def watched(doing: str) -> Iterator[Progress]:
+    """A bar in a terminal, a line now and then elsewhere."""
+    console = show.notes
+    began = last_line = time.monotonic()
+    doing_what, before = "", 0
+    with Bar(
+        TextColumn(doing),
         BarColumn(bar_width=12),
         MofNCompleteColumn(),
-        TextColumn("users, {task.fields[speed]}/s, left"),
+        TextColumn("{task.fields[speed]}/s, left"),
         TimeRemainingColumn(),
         console=console,
         transient=True,
         disable=not console.is_terminal,
     ) as bar:
-        task = bar.add_task("", total=users, speed="…")
-        for batch in batches:
-            yield batch
-            done += len(batch.column("user_id").dictionary)  # also users who got no answer
+        task = bar.add_task("", total=None, speed="…", visible=False)
+
+        def progress(what: str, done: int, of: int) -> None:
+            nonlocal began, last_line, doing_what, before
             now = time.monotonic()
-            speed = done / max(now - began, 1e-9)
-            bar.update(task, completed=done, speed=f"{speed:,.0f}")
-            if not console.is_terminal and now - last_line >= SECONDS_BETWEEN_LINES:
+            if what != doing_what:  # what an earlier run had done took no time
+                doing_what, before, began, last_line = what, done, now, now
+            speed = (done - before) / max(now - began, 1e-9)
+            bar.update(task, completed=done, total=of, speed=f"{what}, {speed:,.0f}", visible=True)
+            if not console.is_terminal and now - last_line >= SECONDS_BETWEEN_LINES and speed:
                 last_line = now
                 console.print(
-                    f"{done:,} of {users:,} users, {speed:,.0f} a second, "
-                    f"{(users - done) / speed:,.0f} s left"
+                    f"{done:,} of {of:,} {what}, {speed:,.0f} a second, {(of - done) / speed:,.0f} s left"
                 )
+
+        yield progress

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bundlemage.cli.options import AsJson, Location, Tables, key_values, label, settings
+from bundlemage.cli.options import (
+    Address,
+    AsJson,
+    EngineName,
+    Location,
+    Tables,
+    Workers,
+    key_values,
+    label,
+    settings,
+)
 from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,20 +75,36 @@ def train(
     tensorboard: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Also write logs for TensorBoard here.")
     ] = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
+    item_tables: Annotated[
+        str,
+        typer.Option(
+            metavar="HOW",
+            help="With several workers: replicated, each has all items; sharded, each has a share of them; "
+            "auto: sharded when they do not fit.",
+        ),
+    ] = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Train a model on PATH and save it to DIR.
 
     Training can be killed at any time: the same command with --resume goes on from the last epoch and
     ends with the same model. Ctrl-C stops early and keeps the best model so far.
+
+    Several workers learn what one process learns, each from its part of the data.
     """
     from bundlemage.cli import show
+    from bundlemage.engines.base import engine as engine_of
+    from bundlemage.engines.training import TrainingJob, trainer_of
     from bundlemage.measure import evaluate_beside_popularity, tasks_not_learned
     from bundlemage.models.registry import model_class
     from bundlemage.recipe import Recipe
     from bundlemage.training.devices import resolve_device
     from bundlemage.training.history import SELECTION_METRIC
 
+    by = engine_of(engine, address=address, workers=workers)
     given = {"epochs": epochs, "seed": seed, "device": device}
     chosen = (Recipe.find(recipe) if recipe else Recipe()).changed(
         {**settings(setting), **_given(given)}, _given({"protocol": protocol, "seed": split_seed})
@@ -92,6 +118,10 @@ def train(
     recommender, plan = chosen.recommender(), chosen.plan()  # bad settings fail before data is read
     resolve_device(recommender.config.device)
     calibration = None if calibrated_as is None else _calibration(calibrated_as)
+    job = TrainingJob(
+        location, chosen, checkpoints, key_values(table, "--table"), resume, checkpoint_every, item_tables
+    )
+    trainer = trainer_of(by, job)
     split = _read_split(location, key_values(table, "--table"), plan)
     _announce(split, recommender.model_name)
     recommender.fit(
@@ -102,6 +132,7 @@ def train(
         observers=_observers(tensorboard),
         progress=False,
         calibration=calibration,
+        trainer=trainer,
     )
     training = recommender.training
     assert training is not None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bundlemage import __version__
-from bundlemage.artifact import swap_in
+from bundlemage.data.folders import swap_in
 from bundlemage.data.load import SAMPLE
 from bundlemage.errors import ConfigError
 from bundlemage.studies import document, sections, summary

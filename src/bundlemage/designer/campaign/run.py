@@ -8,7 +8,7 @@ also proves a bound: a value that no plan within the limits exceeds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from math import fsum
 from pathlib import Path
@@ -20,7 +20,7 @@ import pyarrow as pa
 from bundlemage.designer.campaign.bounds import Tally, bound, tally
 from bundlemage.designer.campaign.files import SCHEMA, CampaignFolder, check_same
 from bundlemage.designer.campaign.limits import Floats, Whole
-from bundlemage.designer.campaign.offer import Offer
+from bundlemage.designer.campaign.offer import Asked, Offer
 from bundlemage.designer.campaign.plan import Plan, Planner
 from bundlemage.designer.campaign.serving import serve, serve_best
 from bundlemage.designer.campaign.settings import Campaign, CampaignSummary
@@ -30,6 +30,8 @@ from bundlemage.shop import Shop
 
 Progress = Callable[[int, int], None]
 """Called with how many users are served and how many there are."""
+Ask = Callable[[Iterable[Whole]], Iterable[Asked]]
+"""What `Offer.asked` says of each block of users, in their order; it may be worked out ahead."""
 TIGHTEST = 10
 
 
@@ -43,8 +45,12 @@ def run_campaign(
     *,
     resume: bool = False,
     progress: Progress | None = None,
+    ask: Ask | None = None,
 ) -> CampaignSummary:
-    """Write who is shown what, part by part, to a folder; users are positions in the shop, each one once."""
+    """Write who is shown what, part by part, to a folder; users are positions in the shop, each one once.
+
+    `ask`: who asks the model of those who are served; if not said, it is done here, in turn.
+    """
     offer = Offer.of(settings, model, shop, calibration)
     folder = CampaignFolder(path, settings.format)
     began = folder.open(resume=resume)
@@ -62,7 +68,7 @@ def run_campaign(
             return CampaignSummary(**done)
     work = _Work(offer, planner, plan, folder)
     work.recover()
-    work.serve(progress or _in_silence)
+    work.serve(ask or (lambda blocks: map(offer.asked, blocks)), progress or _in_silence)
     summary = work.summary()
     folder.finish(summary.to_json())
     return summary
@@ -123,16 +129,22 @@ class _Work:
     def _by_chance(self) -> bool:
         return self.settings.reserve == "expected"
 
-    def serve(self, progress: Progress) -> None:
+    def _blocks(self, number: int) -> Iterator[Whole]:
+        """The users of a part, as many at a time as the model is asked of."""
         size = self.settings.part_users
+        return self.planner.blocks(self.users[number * size : (number + 1) * size])
+
+    def serve(self, ask: Ask, progress: Progress) -> None:
+        size, left = self.settings.part_users, range(len(self.counted), self.parts)
         progress(min(len(self.counted) * size, len(self.users)), len(self.users))
-        for number in range(len(self.counted), self.parts):
+        answers = iter(ask(users for number in left for users in self._blocks(number)))
+        for number in left:
             served = number * size
             prices = self.planner.prices(self.plan, served, self.room)
             tables, counted = [], []
-            for users in self.planner.blocks(self.users[served : served + size]):
+            for users in self._blocks(number):
                 served += len(users)
-                rows, found = self._block(users, prices, last=served == len(self.users))
+                rows, found = self._block(users, next(answers), prices, last=served == len(self.users))
                 tables.append(rows)
                 counted.append(found)
                 progress(served, len(self.users))
@@ -140,9 +152,8 @@ class _Work:
             self.folder.write_part(number, pa.concat_tables(tables), whole.to_json())
             self.counted.append(whole)
 
-    def _block(self, users: Whole, prices: Floats, *, last: bool) -> tuple[pa.Table, _Counted]:
-        asked, per_user = self.offer.asked(users), self.settings.per_user
-        block = asked.block
+    def _block(self, users: Whole, asked: Asked, prices: Floats, *, last: bool) -> tuple[pa.Table, _Counted]:
+        block, per_user = asked.block, self.settings.per_user
         bounds = tally(
             block, asked.unconstrained, self.offer.limits, self.plan.proofs, per_user, self.plan.chosen
         )

@@ -66,11 +66,7 @@ class Campaign:
                 raise ConfigError(f"a campaign's {name!r} is {getattr(self, name)!r}; it is {choices}")
 
     def to_json(self) -> dict[str, Any]:
-        where = {
-            name: sorted(given) if isinstance(given, frozenset) else given
-            for name, given in asdict(self.where).items()
-        }
-        return {**asdict(self), "where": where}
+        return {**asdict(self), "where": self.where.to_json()}
 
 
 def campaign_settings(**given: Any) -> Campaign:

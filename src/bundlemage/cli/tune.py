@@ -1,0 +1,230 @@
+"""`bundlemage tune`: the best settings of a model, by trial on validation cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bundlemage.cli.options import (
+    Address,
+    AsJson,
+    EngineName,
+    Location,
+    Tables,
+    Workers,
+    key_values,
+    label,
+    settings,
+)
+from bundlemage.errors import BundleMageError, ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from bundlemage.models.space import Domain
+    from bundlemage.recipe import Recipe
+    from bundlemage.tuning.study import Search, Study
+
+BEST = 5
+"""How many trials are shown at the end."""
+
+
+def tune(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="STUDY", help="The folder of the study.")],
+    location: Location = "sample",
+    model: Annotated[
+        str | None, typer.Option(help="bundlemage, or any other that 'bundlemage models' lists.")
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="As of 'train': the search begins with its settings, and keeps those outside of it."
+        ),
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting that is not searched. Repeatable."),
+    ] = None,
+    space: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=LOW..HIGH|A,B,C",
+            help="What a setting may be, instead of the model's own space. Repeatable.",
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="How many trainings, those done before included.")] = 30,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="After so long no trial begins; those that run are finished."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Of the search, and of each training in it.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
+    protocol: Annotated[
+        str | None, typer.Option(help="auto (the data's own split, else paper), paper, full or cold-bundles.")
+    ] = None,
+    split_seed: Annotated[int | None, typer.Option(help="The seed of the split, where one is drawn.")] = None,
+    table: Tables = None,
+    engine_name: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a study.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Search for the best settings of a model on PATH.
+
+    Each trial trains on the training part of the split and is judged by validation nDCG@5; the test cases are
+    not there to be seen. Trials that are worse than half of the others are stopped early. A study can be
+    killed at any time: the same command with --resume goes on. Ctrl-C ends early and keeps what is there.
+    """
+    from bundlemage.cli import show
+    from bundlemage.engines.base import engine
+    from bundlemage.recipe import Recipe
+
+    if engine_name == "local" and workers not in (None, 1):
+        raise ConfigError(
+            f"--workers {workers}: trials run one after another here. --engine ray runs several at a time, "
+            "on this machine, too"
+        )
+    search = _search(
+        Recipe.find(recipe) if recipe else Recipe(),
+        model,
+        {**settings(setting), **_given({"seed": seed, "device": device})},
+        _given({"protocol": protocol, "seed": split_seed}),
+        location=location,
+        output=output,
+        space={name: _domain(name, text) for name, text in key_values(space, "--space").items()},
+        trials=trials,
+        timeout=timeout,
+        tables=key_values(table, "--table"),
+        resume=resume,
+    )
+    if resume and not output.exists():
+        show.notes.print("nothing to resume: starting from the beginning")
+    with _shown() as progress:
+        found = engine(engine_name, address=address, workers=workers).tune(search, progress)
+    show.warnings(found.warnings)
+    if as_json:
+        show.print_json(found.to_json())
+    else:
+        for part in _summary(found, label(location)):
+            show.out.print(part)
+    if found.interrupted:
+        show.notes.print("Interrupted: every trial that ended is kept; --resume goes on from here.")
+        raise typer.Exit(130)
+    if found.best is None:
+        raise BundleMageError(f"every trial failed. The first one: {found.trials[0].reason}")
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _search(
+    recipe: Recipe, model: str | None, fixed: dict[str, Any], split: dict[str, Any], **others: Any
+) -> Search:
+    from bundlemage.tuning.study import Search
+
+    start = dict(recipe.settings)
+    seed = fixed.pop("seed", start.pop("seed", 0))
+    return Search(
+        model=model or recipe.model,
+        settings=fixed,
+        start={name: value for name, value in start.items() if name not in fixed},
+        plan=recipe.changed({}, split).plan(),
+        seed=seed,
+        **others,
+    )
+
+
+def _domain(name: str, text: str) -> Domain:
+    """`LOW..HIGH`, `LOW..HIGH,log`, or values with commas between them."""
+    from bundlemage.models.space import Between, OneOf
+
+    def value(part: str) -> Any:
+        return settings([f"{name}={part.strip()}"])[name]
+
+    ends, _, scale = text.partition(",")
+    try:
+        if ".." not in text:
+            return OneOf(*map(value, text.split(",")))
+        low, high = map(value, ends.split("..", 1))
+        if all(type(end) in (int, float) for end in (low, high)) and scale.strip() in ("", "log"):
+            return Between(low, high, bool(scale))
+    except ConfigError as error:
+        raise ConfigError(f"--space {name}={error}") from None
+    raise ConfigError(
+        f"--space {name}={text}: write a range as {name}=LOW..HIGH, or {name}=LOW..HIGH,log, with two "
+        f"numbers; or the values as {name}=A,B,C"
+    )
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar in a terminal; elsewhere a line for each trial that has ended."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    from bundlemage.cli import show
+
+    columns = (BarColumn(bar_width=12), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    with Progress(
+        TextColumn("tuning"),
+        *columns,
+        TextColumn("{task.description}"),
+        console=show.notes,
+        disable=not show.notes.is_terminal,
+    ) as bar:
+        task, ended = bar.add_task("", total=None), -1
+
+        def progress(what: str, done: int, of: int) -> None:
+            nonlocal ended
+            bar.update(task, description=show.plain(what), completed=done, total=of)
+            if bar.disable and 0 <= ended < done:
+                show.notes.print(show.plain(what), soft_wrap=True)
+            ended = done
+
+        yield progress
+
+
+def _summary(found: Study, location: str) -> Iterator[RenderableType]:
+    """The best trials, what mattered, and what to do next."""
+    from rich.table import Table
+
+    from bundlemage.cli import show
+    from bundlemage.training.history import SELECTION_METRIC
+
+    states = [trial.state for trial in found.trials]
+    counts = f"{len(states)} trials, {states.count('pruned')} stopped early, {states.count('failed')} failed"
+    table = Table(title=f"{show.plain(found.model)}: the best of {counts}", title_justify="left")
+    table.add_column("trial", justify="right")
+    table.add_column(f"validation {SELECTION_METRIC}", justify="right")
+    table.add_column("epochs", justify="right")
+    table.add_column("settings")
+    for trial in found.ranked[:BEST]:
+        chosen = "  ".join(f"{name}={_brief(value)}" for name, value in trial.settings.items())
+        table.add_row(str(trial.number + 1), f"{trial.value:.4f}", str(trial.epochs), show.plain(chosen))
+    yield table
+    for reason in dict.fromkeys(trial.reason for trial in found.trials if trial.reason):
+        yield f"[red]failed:[/] {show.plain(reason)}"
+    if found.importance:
+        parts = (f"{name} {part:.0%}" for name, part in found.importance.items())
+        yield f"What made the difference: {', '.join(parts)}"
+    elif find_spec("sklearn") is None:
+        yield "[dim]With scikit-learn installed, you would be told here what made the difference.[/]"
+    if len(found.trials) < found.asked and not found.interrupted:
+        yield f"The time was up after {len(found.trials)} of {found.asked} trials; --resume goes on."
+    if found.best is not None:
+        yield (
+            f"Train with the best: [bold]bundlemage train {show.plain(location)} "
+            f"--recipe {show.plain(found.recipe)} -o MODEL[/]"
+        )
+
+
+def _brief(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

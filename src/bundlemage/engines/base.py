@@ -1,0 +1,95 @@
+"""What an engine does. A command makes a job, and any engine does it with the same result."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from bundlemage.data.load import SAMPLE
+from bundlemage.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bundlemage.designer.campaign.settings import CampaignSummary
+    from bundlemage.engines.campaigning import CampaignJob
+    from bundlemage.engines.evaluating import EvaluationJob
+    from bundlemage.engines.ingesting import Ingested, IngestJob
+    from bundlemage.engines.scoring import Scored, ScoringJob
+    from bundlemage.engines.training import TrainingJob
+    from bundlemage.evaluation.results import Evaluation
+    from bundlemage.models.base import Model
+    from bundlemage.training.history import Observer
+    from bundlemage.training.loop import TrainingResult
+    from bundlemage.tuning.study import Search, Study
+
+ENGINES = ("local", "ray")
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is."""
+
+
+def in_silence(what: str, done: int, of: int) -> None:
+    """For callers who do not look on."""
+
+
+def from_anywhere(location: str) -> str:
+    """A location as a worker finds it that runs in another folder: paths are written out."""
+    path = Path(location)
+    return str(path.resolve()) if location != SAMPLE and path.exists() else location
+
+
+class Engine(ABC):
+    """Jobs are plain values that travel. What they name, such as folders, every worker can reach."""
+
+    name: ClassVar[str]
+
+    @property
+    def alone(self) -> bool:
+        """Whether this process does it all."""
+        return False
+
+    @abstractmethod
+    def ingest(self, job: IngestJob, progress: Progress = in_silence) -> Ingested:
+        """Tables to the sharded layout, or only what is wrong with them."""
+
+    @abstractmethod
+    def train(self, job: TrainingJob, model: Model, observers: Sequence[Observer] = ()) -> TrainingResult:
+        """Give a model its weights, by as many processes as there are workers."""
+
+    @abstractmethod
+    def evaluate(self, job: EvaluationJob, progress: Progress = in_silence) -> list[Evaluation]:
+        """A saved model on held-out cases, and popularity beside it."""
+
+    @abstractmethod
+    def recommend_all(self, job: ScoringJob, progress: Progress = in_silence) -> Scored:
+        """The best bundles of every user, as a folder of Parquet files."""
+
+    @abstractmethod
+    def campaign(self, job: CampaignJob, progress: Progress = in_silence) -> CampaignSummary:
+        """Bundles for every user under limits that all share."""
+
+    @abstractmethod
+    def tune(self, search: Search, progress: Progress = in_silence) -> Study:
+        """The best settings of a model, by validation."""
+
+
+def engine(name: str = "local", *, address: str | None = None, workers: int | None = None) -> Engine:
+    """`local` is this machine; `ray` a Ray cluster, by its address, or one that is started here for the time.
+
+    `workers`: how many processes work at a time; if not said, one here, and on a cluster as many as it has
+    processors for.
+    """
+    if name not in ENGINES:
+        raise ConfigError(f"unknown engine {name!r}; the engines are: {', '.join(ENGINES)}")
+    if workers is not None and workers < 1:
+        raise ConfigError(f"workers is {workers}; at least one must work")
+    if name == "ray":
+        from bundlemage.engines.ray import RayEngine
+
+        return RayEngine(address, workers)
+    if address is not None:
+        raise ConfigError("an address is that of a Ray cluster: add --engine ray, or leave it out")
+    from bundlemage.engines.local import LocalEngine
+
+    return LocalEngine(workers)

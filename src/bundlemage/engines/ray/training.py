@@ -1,0 +1,117 @@
+"""Training on a cluster: Ray Train starts the processes, tells PyTorch of them, and replaces what dies."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Sequence
+from queue import Empty
+from typing import Any
+
+import ray
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer, get_device
+from ray.util.queue import Queue
+
+from bundlemage.engines.ray.cluster import Cluster
+from bundlemage.engines.training import Teller, TrainingJob, show, train_part
+from bundlemage.errors import BundleMageError, ClusterError
+from bundlemage.models.base import Model
+from bundlemage.training.history import Observer
+from bundlemage.training.loop import TrainingResult
+
+REPLACED_AT_MOST = 3
+"""How often workers that died are replaced before training is given up."""
+
+
+def train(
+    job: TrainingJob, cluster: Cluster, model: Model, observers: Sequence[Observer] = ()
+) -> TrainingResult:
+    started, job = time.perf_counter(), job.begin()
+    workers, on_gpus = cluster.workers, _on_gpus(job)
+    scratch = job.folder.with_name(f"{job.folder.name}.ray")  # of Ray Train itself, on shared storage
+    events = Queue(actor_options={"num_cpus": 0})
+    trainer = TorchTrainer(
+        _worker,
+        train_loop_config={"job": job, "events": events},
+        torch_config=TorchConfig(backend="nccl" if on_gpus else "gloo"),
+        scaling_config=ScalingConfig(num_workers=workers, use_gpu=on_gpus),
+        run_config=RunConfig(
+            name="run",
+            storage_path=str(scratch.resolve()),
+            failure_config=FailureConfig(max_failures=REPLACED_AT_MOST),
+        ),
+    )
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.parent.mkdir(parents=True, exist_ok=True)
+    logging.getLogger("ray.train").setLevel(logging.ERROR)
+    audience = _Audience(events, observers)
+    try:
+        with audience:
+            trainer.fit()
+    except Exception as error:
+        raise audience.error or _given_up(error) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if audience.error is not None:
+        raise audience.error
+    return job.finish(model, time.perf_counter() - started, f"{workers} × {'cuda' if on_gpus else 'cpu'}")
+
+
+def _on_gpus(job: TrainingJob) -> bool:
+    device = job.recipe.recommender().config.device
+    there = ray.cluster_resources().get("GPU", 0) > 0
+    if device.startswith("cuda") and not there:
+        raise ClusterError(f"device {device!r}: the cluster has no GPU; use auto or cpu")
+    return there and device != "cpu"
+
+
+def _worker(config: dict[str, Any]) -> None:
+    events = config["events"]
+    try:
+        train_part(config["job"], str(get_device()), [Teller(events.put)])
+    except BundleMageError as error:  # nothing that a new worker would do better
+        events.put(("error", {"error": error}))
+
+
+def _given_up(error: Exception) -> ClusterError:
+    return ClusterError(
+        f"training on Ray was given up after {REPLACED_AT_MOST} replacements of workers "
+        f"({str(error).splitlines()[0]}); --resume goes on from the last checkpoint"
+    )
+
+
+class _Audience:
+    """Shows what the first worker tells, while Ray Train keeps this process waiting."""
+
+    def __init__(self, events: Queue, observers: Sequence[Observer]) -> None:
+        self.events, self.observers = events, observers
+        self.error: BundleMageError | None = None
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._look_on, daemon=True)
+
+    def __enter__(self) -> None:
+        self.thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.thread.join()
+        for observer in self.observers:
+            observer.on_end()
+        self.events.shutdown(force=True)
+
+    def _look_on(self) -> None:
+        while True:
+            ending = self.over.is_set()
+            try:
+                event = self.events.get(timeout=0.2)
+            except Empty:
+                if ending:
+                    return
+                continue
+            if event[0] == "error":
+                self.error = event[1]["error"]
+            else:
+                show(event, self.observers)

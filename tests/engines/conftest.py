@@ -1,0 +1,45 @@
+"""One Ray for all tests of the engines, started once; and each job's tests on both engines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bundlemage.engines.base import ENGINES, Engine, engine
+
+_HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All in one test process: a second Ray would only wait for the first one's cores."""
+    for item in items:
+        if _HERE in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("ray"))
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """Ray with two processors and a small object store, which jobs find and stay joined to."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'bundlemage[ray]'")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=300 * 2**20,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(params=ENGINES)
+def any_engine(request: pytest.FixtureRequest) -> Engine:
+    """The same test on each engine; only the one on Ray starts Ray."""
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
+    return engine(request.param)

@@ -1,0 +1,309 @@
+"""Everyone's best bundles as a folder, on both engines. A job on Ray takes seconds, so there are few."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from scipy import sparse
+
+from benchmarks.scoring import command_of, family
+from bundlemage import Filter, Recommender, read
+from bundlemage.data.dataset import BundleDataset
+from bundlemage.data.shards import write_layout
+from bundlemage.engines.base import Engine, engine, in_silence
+from bundlemage.engines.scoring import PartScorer, Scored, ScoringJob, Work, make_ready
+from bundlemage.errors import ArtifactError, ConfigError, UnknownIdError, UnsupportedError
+from tests.cli.run import run, run_json
+from tests.real_data import real_data
+from tests.small_shop import QUICK, dataset_of, small_shop
+
+WITHOUT_HISTORY = [0, 1, 29, 30, 50, 78, 79]
+"""First, last and in the middle, so that parts begin and end with them."""
+
+
+def shop() -> BundleDataset:
+    whole = small_shop()
+    kept = np.ones(80)
+    kept[WITHOUT_HISTORY] = 0
+    return whole.with_interactions(
+        user_item=sparse.diags(kept) @ whole.user_item, user_bundle=sparse.diags(kept) @ whole.user_bundle
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(shop(), tmp_path_factory.mktemp("models") / "model", **QUICK)
+
+
+def trained(data: Any, folder: Path, name: str = "bundlemage", **settings: Any) -> Path:
+    return Recommender(name, **settings).fit(data, progress=False).save(folder)
+
+
+def job_of(model: Path, output: Path, **others: Any) -> ScoringJob:
+    settings: dict[str, Any] = {"k": 4, "part_users": 30, "device": "cpu"}
+    return ScoringJob(model, output, **(settings | others))
+
+
+def answers(folder: Path) -> list[dict[str, Any]]:
+    files = sorted((folder / "parts").iterdir())
+    assert [file.name for file in files] == [f"part-{number:05d}.parquet" for number in range(len(files))]
+    return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+def expected(model: Path, **asked: Any) -> list[dict[str, Any]]:
+    loaded = Recommender.load(model, device="cpu")
+    rows: list[dict[str, Any]] = pa.Table.from_batches(loaded.recommend_all(4, **asked)).to_pylist()
+    return rows
+
+
+def assert_same(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> None:
+    names = ("user_id", "rank", "bundle_id", "source")
+    assert [[row[name] for name in names] for row in found] == [
+        [row[name] for name in names] for row in wanted
+    ]
+    # Parts are asked in other batches than everyone at once, which may show in the last place.
+    assert [row["score"] for row in found] == pytest.approx([row["score"] for row in wanted], rel=1e-5)
+
+
+class TestAnswers:
+    def test_they_are_those_of_recommend_all(self, any_engine: Engine, model: Path, tmp_path: Path) -> None:
+        steps: list[tuple[str, int, int]] = []
+        job = job_of(model, tmp_path / "answers")
+        done = any_engine.recommend_all(job, lambda *step: steps.append(step))
+        wanted = expected(model)
+        assert done == Scored(users=80, rows=len(wanted), parts=3, kept=0)
+        assert_same(answers(tmp_path / "answers"), wanted)
+        popular = {row["user_id"] for row in wanted if row["source"] == "popular"}
+        assert len(popular) == len(WITHOUT_HISTORY)
+        counted = [step for step in steps if step[0] == "users"]
+        assert [counted[0], counted[-1]] == [("users", 0, 80), ("users", 80, 80)]
+        told = json.loads((tmp_path / "answers" / "answers.json").read_text())
+        assert told["done"] == {"rows": len(wanted), "parts": 3}
+        assert (told["k"], told["part_users"], told["users"]) == (4, 30, 80)
+
+    @pytest.mark.parametrize("name", ["popularity", "bpr"])
+    def test_models_that_know_only_users_of_training(self, name: str, tmp_path: Path) -> None:
+        folder = trained(
+            shop(), tmp_path / "model", name, device="cpu", **({"epochs": 1} if name == "bpr" else {})
+        )
+        engine().recommend_all(job_of(folder, tmp_path / "answers", part_users=7))
+        assert_same(answers(tmp_path / "answers"), expected(folder))
+
+    def test_users_of_a_layout(self, model: Path, tmp_path: Path) -> None:
+        """The model's own as another file has them, and others of the same shop."""
+        own = write_layout(shop(), tmp_path / "own", 13)
+        engine().recommend_all(job_of(model, tmp_path / "answers", users=own.folder))
+        assert_same(answers(tmp_path / "answers"), expected(model))
+        turned = shop().with_interactions(
+            user_item=shop().user_item[::-1], user_bundle=shop().user_bundle[::-1]
+        )
+        other = write_layout(turned, tmp_path / "turned", 13)
+        engine().recommend_all(job_of(model, tmp_path / "others", users=other.folder))
+        ids = [row["bundle_id"] for row in answers(tmp_path / "others") if row["user_id"] == turned.users[77]]
+        assert ids == [row["bundle_id"] for row in expected(model) if row["user_id"] == turned.users[2]]
+        bpr = trained(shop(), tmp_path / "bpr", "bpr", device="cpu", epochs=1)
+        with pytest.raises(UnsupportedError, match="knows only the users it was trained on"):
+            engine().recommend_all(job_of(bpr, tmp_path / "bpr answers", users=other.folder))
+        engine().recommend_all(job_of(bpr, tmp_path / "bpr answers", users=own.folder))
+        assert_same(answers(tmp_path / "bpr answers"), expected(bpr))
+        elsewhere = write_layout(small_shop(items=91), tmp_path / "elsewhere", 13)
+        with pytest.raises(ConfigError, match="the items are others"):
+            engine().recommend_all(job_of(model, tmp_path / "no", users=elsewhere.folder))
+
+    def test_an_index_is_measured_with_users_that_are_read_for_it(self, tmp_path: Path) -> None:
+        pytest.importorskip("faiss", reason="faiss is not installed: pip install 'bundlemage[index]'")
+        random = np.random.default_rng(0)
+        many = dataset_of(
+            random.integers(0, 60, (300, 6)).tolist(),
+            random.integers(0, 21_000, (300, 2)).tolist(),
+            random.integers(0, 60, (21_000, 3)).tolist(),
+            60,
+        )
+        folder = trained(many, tmp_path / "model", embedding_dim=8, epochs=1, device="cpu")
+        job = job_of(folder, tmp_path / "answers", least_recall=0.8, part_users=200)
+        ready = make_ready(job, in_silence)
+        scorer = PartScorer(ready)
+        assert scorer.model._index is not None
+        Work(ready).follow(map(scorer, range(2)), in_silence)
+        found, wanted = (
+            {(row["user_id"], row["bundle_id"]) for row in rows}
+            for rows in (answers(job.output), expected(folder))
+        )
+        assert len(found) == len(wanted) == 1200
+        assert 0.7 * len(wanted) < len(found & wanted)
+        assert json.loads((job.output / "answers.json").read_text())["least_recall"] == 0.8
+
+    @pytest.mark.slow
+    def test_on_youshu(self, ray_cluster: None, tmp_path: Path) -> None:
+        folder = trained(read(real_data("youshu/bgcn")), tmp_path / "model", epochs=1, device="cpu")
+        for name in ("local", "ray"):
+            engine(name).recommend_all(job_of(folder, tmp_path / name, part_users=1500))
+        assert contents(tmp_path / "local") == contents(tmp_path / "ray")
+        assert_same(answers(tmp_path / "ray"), expected(folder))
+
+
+class TestGoingOn:
+    def test_what_is_whole_stays_and_the_rest_is_done(
+        self, any_engine: Engine, model: Path, tmp_path: Path
+    ) -> None:
+        """Begun on one engine and ended on any: the same bytes as without a break."""
+        job = job_of(model, tmp_path / "whole", where=Filter(max_price=60), include_owned=True)
+        engine().recommend_all(job)
+        assert_same(answers(job.output), expected(model, where=job.where, include_owned=True))
+        folder = shutil.copytree(job.output, tmp_path / "answers")
+        parts = folder / "parts"
+        (parts / "part-00001.parquet").unlink()
+        (parts / ".part-00001.parquet.99999999.tmp").write_bytes(b"PAR1 half of it")
+        (parts / ".part-00000.parquet.1.tmp").write_bytes(b"of a process that seems to run")
+        kept = (parts / "part-00000.parquet").stat().st_mtime_ns
+        again = replace(job, output=folder, resume=True)
+        assert any_engine.recommend_all(again).kept == 2
+        assert (parts / "part-00000.parquet").stat().st_mtime_ns == kept
+        assert contents(folder) == contents(job.output)
+        assert any_engine.recommend_all(again).kept == 3
+        assert contents(folder) == contents(job.output)
+
+    def test_a_part_that_somebody_has_damaged_is_done_again(self, model: Path, tmp_path: Path) -> None:
+        job = job_of(model, tmp_path / "answers")
+        engine().recommend_all(job)
+        before = contents(job.output)
+        (job.output / "parts" / "part-00002.parquet").write_bytes(b"PAR1")
+        assert engine().recommend_all(replace(job, resume=True)).kept == 2
+        assert contents(job.output) == before
+
+    def test_another_question_is_refused(self, any_engine: Engine, model: Path, tmp_path: Path) -> None:
+        job = job_of(model, tmp_path / "answers")
+        engine().recommend_all(job)
+        before = contents(tmp_path / "answers")
+        with pytest.raises(ConfigError, match=r"holds other answers: k was 4 and is 5"):
+            any_engine.recommend_all(replace(job, k=5, resume=True))
+        with pytest.raises(ConfigError, match="part_users was 30 and is 20"):
+            any_engine.recommend_all(replace(job, part_users=20, resume=True))
+        with pytest.raises(ConfigError, match="add --resume to go on with them, --overwrite"):
+            any_engine.recommend_all(job)
+        assert contents(tmp_path / "answers") == before
+
+    def test_on_request_answers_are_replaced(self, model: Path, tmp_path: Path) -> None:
+        job = job_of(model, tmp_path / "answers", part_users=10)
+        engine().recommend_all(job)
+        assert engine().recommend_all(replace(job, k=5, part_users=30, overwrite=True)).rows == 400
+        assert len(answers(tmp_path / "answers")) == 400
+
+    def test_mistakes_leave_nothing(self, any_engine: Engine, model: Path, tmp_path: Path) -> None:
+        job = job_of(model, tmp_path / "answers", part_users=80)
+        with pytest.raises(UnknownIdError, match="unknown bundle id 'b9999'"):  # found by a worker
+            any_engine.recommend_all(replace(job, where=Filter(among=["b9999"])))
+        with pytest.raises(ArtifactError, match="no such folder"):
+            any_engine.recommend_all(replace(job, model=tmp_path / "nowhere"))
+        assert list(tmp_path.iterdir()) == []
+        (tmp_path / "diary.txt").write_text("dear diary")
+        with pytest.raises(ConfigError, match=r"with other files, such as diary\.txt"):
+            any_engine.recommend_all(replace(job, output=tmp_path, overwrite=True))
+
+    def test_an_altered_model_is_refused(self, any_engine: Engine, model: Path, tmp_path: Path) -> None:
+        folder = shutil.copytree(model, tmp_path / "model")
+        file = folder / "user_item.parquet"
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+        with pytest.raises(ArtifactError, match=r"user_item\.parquet was altered"):
+            any_engine.recommend_all(job_of(folder, tmp_path / "answers"))
+
+    def test_killed_in_the_middle(self, model: Path, tmp_path: Path) -> None:
+        folder, whole = tmp_path / "killed", tmp_path / "whole"
+        command = [sys.executable, "-m", "bundlemage", "recommend", str(model), "--all", "--part-users", "1"]
+        process = subprocess.Popen([*command, "-o", str(folder)], stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while not (folder / "parts" / "part-00003.parquet").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        done = len(list((folder / "parts").glob("part-*")))
+        assert 4 <= done < 80
+        assert "done" not in json.loads((folder / "answers.json").read_text())
+        job = job_of(model, folder, k=5, part_users=1)
+        assert engine().recommend_all(replace(job, resume=True)).kept == done
+        engine().recommend_all(replace(job, output=whole))
+        assert contents(folder) == contents(whole)
+
+
+class TestCommand:
+    def test_a_folder_is_named_and_told(self, model: Path, tmp_path: Path) -> None:
+        folder = tmp_path / "answers"
+        done = run_json("recommend", model, "--all", "-o", folder, "-k", 4, "--part-users", 30)
+        assert done["folder"] == str(folder)
+        assert (done["users"], done["parts"], done["kept"]) == (80, 3, 0)
+        assert_same(answers(folder), expected(model))
+        (folder / "parts" / "part-00002.parquet").unlink()
+        again = ["recommend", model, "--all", "-o", folder, "--part-users", 30]
+        assert "2 of 3 parts kept" in run(*again, "-k", 4, "--resume").stdout
+        assert "k was 4 and is 3" in run(*again, "-k", 3, "--resume", code=2).stderr
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (
+                ["--all", "-o", "a.parquet", "--engine", "ray"],
+                "name of a folder, without .parquet at its end",
+            ),
+            (["--all", "-o", "a.parquet", "--resume"], "--resume is for a folder of files"),
+            (["--all", "-o", "a.parquet", "--part-users", "9"], "--part-users is for a folder of files"),
+            (["--all", "-o", "a", "--engine", "spark"], "unknown engine 'spark'"),
+            (["--all", "-o", "a", "--address", "auto"], "add --engine ray"),
+            (["--all", "-o", "a", "--workers", "2"], "recommending is done by one process"),
+            (["--all", "-o", "a", "--resume", "--overwrite"], "not both"),
+            (["--all", "-o", "a", "-k", "0"], "k is 0"),
+            (["--all", "-o", "a", "--least-recall", "0.9"], "add --index"),
+            (["--user", "u0001", "--engine", "ray"], "--engine is for everyone at once"),
+            (["--user", "u0001", "--users", "a"], "--users is for everyone at once"),
+            (["--resume"], "--all and --output FILE.parquet go together, or --all and --output FOLDER"),
+        ],
+    )
+    def test_mistakes(
+        self,
+        model: Path,
+        arguments: list[str],
+        message: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert message in run("recommend", model, *arguments, code=2).stderr
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_replaced(ray_cluster: None, model: Path, tmp_path: Path) -> None:
+    """Killed from outside while it works: its part is done again, and everyone is there once."""
+    job = job_of(model, tmp_path / "answers", part_users=1)
+    killed: list[int] = []
+
+    def kill_one(what: str, done: int, of: int) -> None:
+        if what == "users" and done >= 10 and not killed:
+            workers = [process for process in family(os.getpid()) if "MapWorker" in command_of(process)]
+            killed.append(workers[0])
+            os.kill(workers[0], signal.SIGKILL)
+
+    engine("ray").recommend_all(job, kill_one)
+    assert killed
+    assert_same(answers(tmp_path / "answers"), expected(model))

@@ -1,0 +1,214 @@
+"""Training by two processes gives what one process gives, on either engine, tables laid out either way.
+
+Sums are added up in another order, and Adam makes a step of its full size even where a slope is nearly zero,
+so that weights differ by more than rounding: losses are held to 1e-4 of their size, scores to 1e-2.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bundlemage import Recommender
+from bundlemage.data.load import read
+from bundlemage.data.shards import write_layout
+from bundlemage.data.splits import Split, SplitPlan
+from bundlemage.engines.base import Engine, engine
+from bundlemage.engines.training import TrainingJob, trainer_of
+from bundlemage.errors import BundleMageError, CheckpointError, UnsupportedError
+from bundlemage.models.base import Interactions
+from bundlemage.recipe import Recipe
+from bundlemage.training.history import EpochRecord, Observer
+
+SETTINGS = {"epochs": 5, "batch_size": 300, "embedding_dim": 32, "seed": 3, "device": "cpu"}
+RECIPE = Recipe("bundlemage", SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def split() -> Split:
+    return SplitPlan().divide(read("sample").dataset)
+
+
+@pytest.fixture(scope="module")
+def one_process(split: Split) -> Recommender:
+    return RECIPE.recommender().fit(split, progress=False)
+
+
+@pytest.fixture(scope="module")
+def layout(split: Split, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("layout") / "sample"
+    write_layout(split.dataset, folder, shard_rows=150)
+    return folder
+
+
+@pytest.fixture
+def two_workers(any_engine: Engine) -> Engine:
+    return engine(any_engine.name, workers=2)
+
+
+def trained(by: Engine, job: TrainingJob, split: Split, observers: tuple[Observer, ...] = ()) -> Recommender:
+    trainer = trainer_of(by, job)
+    return job.recipe.recommender().fit(split, progress=False, trainer=trainer, observers=observers)
+
+
+def scores(recommender: Recommender, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of all bundles and all items, for the first hundred users."""
+    data = Interactions.of(split.train, torch.device("cpu"))
+    people = data.histories(torch.arange(100))
+    with torch.inference_mode():
+        items = recommender.model.score_items(
+            people, data.bundle_item.rows(torch.arange(100)), data.bundle_item
+        )
+        return recommender.model.score_bundles(people, data.bundle_item), items
+
+
+def assert_same(found: Recommender, expected: Recommender, split: Split) -> None:
+    assert len(found.history) == len(expected.history) > 0
+    for mine, theirs in zip(found.history, expected.history, strict=True):
+        assert mine.losses == pytest.approx(dict(theirs.losses), rel=1e-4)
+        assert mine.validation == pytest.approx(dict(theirs.validation), abs=2e-3)
+    for score, wanted in zip(scores(found, split), scores(expected, split), strict=True):
+        torch.testing.assert_close(score, wanted, rtol=0, atol=1e-2 * float(wanted.std()))
+
+
+class Seen(Observer):
+    """What is seen of training from outside."""
+
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+        self.ended = 0
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        self.epochs.append(record.epoch)
+
+    def on_end(self) -> None:
+        self.ended += 1
+
+
+@pytest.mark.parametrize("item_tables", ["replicated", "sharded"])
+def test_two_processes_learn_what_one_learns(
+    two_workers: Engine,
+    item_tables: Any,
+    split: Split,
+    one_process: Recommender,
+    tmp_path: Path,
+    layout: Path,
+) -> None:
+    # From a layout, replicated, each process reads the items of its own users alone.
+    job = TrainingJob(str(layout), RECIPE, tmp_path / "run", item_tables=item_tables)
+    seen = Seen()
+    found = trained(two_workers, job, split, (seen,))
+    assert seen.epochs == [record.epoch for record in found.history]
+    assert seen.ended == 1
+    assert found.training is not None
+    assert found.training.device == "2 × cpu"
+    assert_same(found, one_process, split)
+
+
+def test_a_run_goes_on_with_another_number_of_processes(
+    split: Split, one_process: Recommender, tmp_path: Path
+) -> None:
+    """Files hold whole tables: begun by one process, gone on with by two that shard, ended by two that do
+    not."""
+    folder = tmp_path / "run"
+    two = engine("local", workers=2)
+    begun = RECIPE.changed({"epochs": 1}, {})
+    begun.recommender().fit(split, progress=False, folder=folder, checkpoint_every=1)
+    for epochs, item_tables in ((3, "sharded"), (5, "replicated")):
+        recipe = RECIPE.changed({"epochs": epochs}, {})
+        job = TrainingJob("sample", recipe, folder, resume=True, item_tables=item_tables)
+        found = trained(two, job, split)
+    assert_same(found, one_process, split)
+
+
+class KillsOnce(Observer):
+    """Kills one of Ray's workers, with a signal that nobody can catch, after some epochs."""
+
+    def __init__(self, after: int) -> None:
+        self.after, self.killed, self.starts = after, 0, 0
+
+    def on_start(self, **_: Any) -> None:
+        self.starts += 1
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        if record.epoch >= self.after and not self.killed:
+            self.killed = _a_worker()
+            os.kill(self.killed, signal.SIGKILL)
+
+
+def _a_worker() -> int:
+    """A process that trains, by the name that Ray gives it."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        for entry in Path("/proc").iterdir():
+            try:
+                name = (entry / "cmdline").read_bytes() if entry.name.isdecimal() else b""
+            except OSError:
+                continue
+            if b"RayTrainWorker" in name:
+                return int(entry.name)
+        time.sleep(0.1)
+    raise AssertionError("no process of Ray Train was found")
+
+
+def test_a_worker_that_is_killed_is_replaced(
+    ray_cluster: None, split: Split, one_process: Recommender, tmp_path: Path
+) -> None:
+    recipe = RECIPE.changed({"epochs": 40}, {})
+    whole = recipe.recommender().fit(split, progress=False)
+    killer = KillsOnce(after=8)
+    job = TrainingJob("sample", recipe, tmp_path / "run", checkpoint_every=1, item_tables="sharded")
+    found = trained(engine("ray", workers=2), job, split, (killer,))
+    assert killer.killed
+    assert killer.starts == 2
+    # The very same run, as if nobody had been killed; much closer than seeds are to each other.
+    mine, theirs = (model.history[-1].validation["ndcg@5"] for model in (found, whole))
+    assert mine == pytest.approx(theirs, abs=5e-3)
+    last = [model.history[-1].losses for model in (found, whole)]
+    assert last[0] == pytest.approx(dict(last[1]), rel=2e-3)
+    assert [record.epoch for record in found.history] == [*range(1, len(whole.history) + 1)]
+
+
+def test_a_local_process_that_is_killed_ends_training_with_a_word_and_can_be_resumed(
+    split: Split, one_process: Recommender, tmp_path: Path
+) -> None:
+    class Kills(Observer):
+        def on_epoch(self, record: EpochRecord) -> None:
+            import multiprocessing
+
+            if record.epoch == 2:
+                victim = next(child for child in multiprocessing.active_children() if child.name == "rank 1")
+                os.kill(victim.pid or 0, signal.SIGKILL)
+
+    job = TrainingJob(
+        "sample", RECIPE.changed({"epochs": 400, "patience": 400}, {}), tmp_path / "run", checkpoint_every=1
+    )
+    two = engine("local", workers=2)
+    with pytest.raises(BundleMageError, match=r"SIGKILL.*--resume"):
+        trained(two, job, split, (Kills(),))
+    job = replace(job, recipe=RECIPE.changed({"patience": 400}, {}), resume=True)
+    assert_same(trained(two, job, split), one_process, split)
+
+
+def test_what_cannot_be_divided_says_so_before_anything_starts(split: Split, tmp_path: Path) -> None:
+    for recipe, words in (
+        (Recipe("bpr", {"epochs": 1}), "not trained by several processes"),
+        (RECIPE.changed({"sampled_softmax": 50}, {}), "sampled_softmax"),
+    ):
+        with pytest.raises(UnsupportedError, match=words):
+            trained(engine("local", workers=2), TrainingJob("sample", recipe, tmp_path / "run"), split)
+
+
+def test_other_settings_are_refused_on_resume(split: Split, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    RECIPE.changed({"epochs": 1}, {}).recommender().fit(split, progress=False, folder=folder)
+    other = RECIPE.changed({"embedding_dim": 16}, {})
+    with pytest.raises(CheckpointError, match="embedding_dim was 32 and is 16"):
+        trained(engine("local", workers=2), TrainingJob("sample", other, folder, resume=True), split)
