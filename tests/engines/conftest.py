@@ -27,6 +27,7 @@ def ray_cluster() -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ray.init(
+        address="local",  # whatever else runs on this machine
         num_cpus=2,
         include_dashboard=False,
         object_store_memory=300 * 2**20,

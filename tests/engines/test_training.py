@@ -22,7 +22,7 @@ from bundlemage.data.shards import write_layout
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.engines.base import Engine, engine
 from bundlemage.engines.training import TrainingJob, trainer_of
-from bundlemage.errors import BundleMageError, CheckpointError, UnsupportedError
+from bundlemage.errors import BundleMageError, CheckpointError, DataError, UnsupportedError
 from bundlemage.models.base import Interactions
 from bundlemage.recipe import Recipe
 from bundlemage.training.history import EpochRecord, Observer
@@ -46,11 +46,6 @@ def layout(split: Split, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("layout") / "sample"
     write_layout(split.dataset, folder, shard_rows=150)
     return folder
-
-
-@pytest.fixture
-def two_workers(any_engine: Engine) -> Engine:
-    return engine(any_engine.name, workers=2)
 
 
 def trained(by: Engine, job: TrainingJob, split: Split, observers: tuple[Observer, ...] = ()) -> Recommender:
@@ -92,19 +87,30 @@ class Seen(Observer):
         self.ended += 1
 
 
-@pytest.mark.parametrize("item_tables", ["replicated", "sharded"])
+@pytest.mark.parametrize(
+    ("where", "item_tables"),
+    [
+        ("local", "replicated"),
+        ("local", "sharded"),
+        ("ray", "replicated"),
+        pytest.param("ray", "sharded", marks=pytest.mark.slow),  # as the run below whose worker is killed
+    ],
+)
 def test_two_processes_learn_what_one_learns(
-    two_workers: Engine,
-    item_tables: Any,
+    where: str,
+    item_tables: str,
+    request: pytest.FixtureRequest,
     split: Split,
     one_process: Recommender,
     tmp_path: Path,
     layout: Path,
 ) -> None:
-    # From a layout, replicated, each process reads the items of its own users alone.
+    if where == "ray":
+        request.getfixturevalue("ray_cluster")
+    # From a layout each process reads, of users' items, its own part alone.
     job = TrainingJob(str(layout), RECIPE, tmp_path / "run", item_tables=item_tables)
     seen = Seen()
-    found = trained(two_workers, job, split, (seen,))
+    found = trained(engine(where, workers=2), job, split, (seen,))
     assert seen.epochs == [record.epoch for record in found.history]
     assert seen.ended == 1
     assert found.training is not None
@@ -204,6 +210,18 @@ def test_what_cannot_be_divided_says_so_before_anything_starts(split: Split, tmp
     ):
         with pytest.raises(UnsupportedError, match=words):
             trained(engine("local", workers=2), TrainingJob("sample", recipe, tmp_path / "run"), split)
+
+
+@pytest.mark.slow
+def test_what_one_worker_cannot_do_is_told_and_nobody_waits_for_it(
+    ray_cluster: None, split: Split, tmp_path: Path
+) -> None:
+    """The data is not where the workers look for it; new ones would not find it either."""
+    job = TrainingJob("nowhere", RECIPE, tmp_path / "run")
+    began = time.monotonic()
+    with pytest.raises(DataError, match="there is no such file or folder"):
+        trained(engine("ray", workers=1), job, split)
+    assert time.monotonic() - began < 60
 
 
 def test_other_settings_are_refused_on_resume(split: Split, tmp_path: Path) -> None:

@@ -178,8 +178,9 @@ class Teller(Observer):
 
 def show(event: Event, observers: Sequence[Observer]) -> None:
     name, what = event
+    times = what.pop("times", 1)
     for observer in observers:
-        for _ in range(what.pop("times", 1) if name == "on_step" else 1):
+        for _ in range(times):
             getattr(observer, name)(**what)
 
 

@@ -42,6 +42,7 @@ class ProgressBar(Observer):
             self.console.print(f"resuming after epoch {done[-1].epoch}")
         if not (self.console.is_terminal or self.console.is_jupyter):
             return
+        self.on_end()  # of processes that died, and whose work others go on with
         self.bar = Progress(
             TextColumn("training"),
             BarColumn(bar_width=12),

@@ -67,7 +67,7 @@ class Cluster:
             if self.address is None:
                 # However many are asked for, Ray on one machine finds room for them.
                 cpus = max(os.cpu_count() or 1, self.asked or 1)
-                ray.init(num_cpus=cpus, include_dashboard=False, **options)
+                ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
             else:
                 _answers(self.address)
                 ray.init(address=self.address, **options)

@@ -32,10 +32,10 @@ def train(
     started, job = time.perf_counter(), job.begin()
     workers, on_gpus = cluster.workers, _on_gpus(job)
     scratch = job.folder.with_name(f"{job.folder.name}.ray")  # of Ray Train itself, on shared storage
-    events = Queue(actor_options={"num_cpus": 0})
+    events, refusals = (Queue(actor_options={"num_cpus": 0}) for _ in range(2))
     trainer = TorchTrainer(
         _worker,
-        train_loop_config={"job": job, "events": events},
+        train_loop_config={"job": job, "events": events, "refusals": refusals},
         torch_config=TorchConfig(backend="nccl" if on_gpus else "gloo"),
         scaling_config=ScalingConfig(num_workers=workers, use_gpu=on_gpus),
         run_config=RunConfig(
@@ -47,16 +47,20 @@ def train(
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.parent.mkdir(parents=True, exist_ok=True)
     logging.getLogger("ray.train").setLevel(logging.ERROR)
-    audience = _Audience(events, observers)
+    given_up: Exception | None = None
     try:
-        with audience:
+        with _Audience(events, observers):
             trainer.fit()
     except Exception as error:
-        raise audience.error or _given_up(error) from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    if audience.error is not None:
-        raise audience.error
+        given_up = error
+    shutil.rmtree(scratch, ignore_errors=True)
+    if not refusals.empty():
+        raise refusals.get()
+    if given_up is not None:
+        raise ClusterError(
+            f"training on Ray was given up after {REPLACED_AT_MOST} replacements of workers "
+            f"({str(given_up).splitlines()[0]}); --resume goes on from the last checkpoint"
+        ) from given_up
     return job.finish(model, time.perf_counter() - started, f"{workers} × {'cuda' if on_gpus else 'cpu'}")
 
 
@@ -69,18 +73,14 @@ def _on_gpus(job: TrainingJob) -> bool:
 
 
 def _worker(config: dict[str, Any]) -> None:
-    events = config["events"]
+    refusals = config["refusals"]
+    if not refusals.empty():
+        return  # nothing that a new worker would do better
     try:
-        train_part(config["job"], str(get_device()), [Teller(events.put)])
-    except BundleMageError as error:  # nothing that a new worker would do better
-        events.put(("error", {"error": error}))
-
-
-def _given_up(error: Exception) -> ClusterError:
-    return ClusterError(
-        f"training on Ray was given up after {REPLACED_AT_MOST} replacements of workers "
-        f"({str(error).splitlines()[0]}); --resume goes on from the last checkpoint"
-    )
+        train_part(config["job"], str(get_device()), [Teller(config["events"].put)])
+    except BundleMageError as error:
+        refusals.put(error)
+        raise  # so that nobody waits for this one
 
 
 class _Audience:
@@ -88,7 +88,6 @@ class _Audience:
 
     def __init__(self, events: Queue, observers: Sequence[Observer]) -> None:
         self.events, self.observers = events, observers
-        self.error: BundleMageError | None = None
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._look_on, daemon=True)
 
@@ -111,7 +110,4 @@ class _Audience:
                 if ending:
                     return
                 continue
-            if event[0] == "error":
-                self.error = event[1]["error"]
-            else:
-                show(event, self.observers)
+            show(event, self.observers)
