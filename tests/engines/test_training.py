@@ -22,7 +22,7 @@ from bundlemage.data.shards import write_layout
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.engines.base import Engine, engine
 from bundlemage.engines.training import TrainingJob, trainer_of
-from bundlemage.errors import BundleMageError, CheckpointError, DataError, UnsupportedError
+from bundlemage.errors import CheckpointError, ClusterError, ConfigError, DataError, UnsupportedError
 from bundlemage.models.base import Interactions
 from bundlemage.recipe import Recipe
 from bundlemage.training.history import EpochRecord, Observer
@@ -197,7 +197,7 @@ def test_a_local_process_that_is_killed_ends_training_with_a_word_and_can_be_res
         "sample", RECIPE.changed({"epochs": 400, "patience": 400}, {}), tmp_path / "run", checkpoint_every=1
     )
     two = engine("local", workers=2)
-    with pytest.raises(BundleMageError, match=r"SIGKILL.*--resume"):
+    with pytest.raises(ClusterError, match=r"killed by SIGKILL; --resume goes on"):
         trained(two, job, split, (Kills(),))
     job = replace(job, recipe=RECIPE.changed({"patience": 400}, {}), resume=True)
     assert_same(trained(two, job, split), one_process, split)
@@ -213,14 +213,12 @@ def test_what_cannot_be_divided_says_so_before_anything_starts(split: Split, tmp
 
 
 @pytest.mark.slow
-def test_what_one_worker_cannot_do_is_told_and_nobody_waits_for_it(
-    ray_cluster: None, split: Split, tmp_path: Path
-) -> None:
+def test_what_workers_cannot_do_is_told_at_once(ray_cluster: None, split: Split, tmp_path: Path) -> None:
     """The data is not where the workers look for it; new ones would not find it either."""
     job = TrainingJob("nowhere", RECIPE, tmp_path / "run")
     began = time.monotonic()
     with pytest.raises(DataError, match="there is no such file or folder"):
-        trained(engine("ray", workers=1), job, split)
+        trained(engine("ray", workers=2), job, split)
     assert time.monotonic() - began < 60
 
 
@@ -230,3 +228,44 @@ def test_other_settings_are_refused_on_resume(split: Split, tmp_path: Path) -> N
     other = RECIPE.changed({"embedding_dim": 16}, {})
     with pytest.raises(CheckpointError, match="embedding_dim was 32 and is 16"):
         trained(engine("local", workers=2), TrainingJob("sample", other, folder, resume=True), split)
+
+
+class FailsInOne(Recipe):
+    """As where shared storage is missing on one machine."""
+
+    def plan(self) -> SplitPlan:
+        if torch.distributed.is_initialized() and torch.distributed.get_rank() == 1:
+            raise ConfigError("only here")
+        return super().plan()
+
+
+def test_the_error_of_any_process_is_told(split: Split, tmp_path: Path) -> None:
+    job = TrainingJob("sample", FailsInOne("bundlemage", SETTINGS), tmp_path / "run")
+    with pytest.raises(ConfigError, match="only here"):
+        trained(engine("local", workers=2), job, split)
+
+
+def test_ctrl_c_keeps_the_best_model_so_far(split: Split, tmp_path: Path) -> None:
+    class Interrupts(Observer):
+        def on_epoch(self, record: EpochRecord) -> None:
+            if record.epoch == 3:
+                raise KeyboardInterrupt
+
+    recipe = RECIPE.changed({"epochs": 400, "patience": 400}, {})
+    job = TrainingJob("sample", recipe, tmp_path / "run", checkpoint_every=1)
+    found = trained(engine("local", workers=2), job, split, (Interrupts(),))
+    assert found.training is not None
+    assert found.training.interrupted
+    assert 3 <= len(found.history) < 400
+
+
+def test_more_workers_than_there_is_room_for_are_refused(
+    ray_cluster: None, split: Split, tmp_path: Path
+) -> None:
+    with pytest.raises(ClusterError, match="3 workers want a CPU each, and the cluster has 2"):
+        trained(engine("ray", workers=3), TrainingJob("sample", RECIPE, tmp_path / "run"), split)
+
+
+def test_item_tables_are_for_several_processes() -> None:
+    with pytest.raises(ConfigError, match="add --workers"):
+        trainer_of(engine("local"), TrainingJob("sample", RECIPE, Path("run"), item_tables="sharded"))

@@ -101,7 +101,7 @@ def train(
     from bundlemage.measure import evaluate_beside_popularity, tasks_not_learned
     from bundlemage.models.registry import model_class
     from bundlemage.recipe import Recipe
-    from bundlemage.training.devices import resolve_device
+    from bundlemage.training.devices import present, resolve_device
     from bundlemage.training.history import SELECTION_METRIC
 
     by = engine_of(engine, address=address, workers=workers)
@@ -116,6 +116,9 @@ def train(
     if epochs is not None and "epochs" not in model_class(chosen.model).config_class.model_fields:
         raise ConfigError(f"--epochs: {chosen.model} does not learn by steps, so it has no epochs")
     recommender, plan = chosen.recommender(), chosen.plan()  # bad settings fail before data is read
+    if by.name == "ray" and not present(recommender.config.device):
+        # The workers have it; here the model is only measured and saved.
+        recommender = chosen.changed({"device": "cpu"}, {}).recommender()
     resolve_device(recommender.config.device)
     calibration = None if calibrated_as is None else _calibration(calibrated_as)
     job = TrainingJob(

@@ -39,7 +39,7 @@ class LocalEngine(Engine):
         return ingest(job, progress)
 
     def train(self, job: TrainingJob, model: Model, observers: Sequence[Observer] = ()) -> TrainingResult:
-        from bundlemage.engines.training import train
+        from bundlemage.engines.processes import train
 
         return train(job, model, observers, self.workers)
 

@@ -16,7 +16,7 @@ from bundlemage.models.ragged import Ragged
 from bundlemage.models.rows import NOTHING, Hidden, mean_of_rows
 
 if TYPE_CHECKING:
-    from bundlemage.models.base import Histories, Interactions
+    from bundlemage.models.base import Histories, Interactions, Model
 
 ItemTables = Literal["replicated", "sharded"]
 
@@ -84,6 +84,9 @@ class Division:
     def add_gradients(self, model: torch.nn.Module) -> None:
         """Bring together what the processes' parts of a loss have taught."""
 
+    def keep_alike(self, *models: Model) -> None:
+        """Weights that every process has are the first one's, whatever processors have rounded."""
+
     def add_losses(self, losses: Tensor) -> Tensor:
         """The losses of an epoch's parts as one."""
         return losses
@@ -136,6 +139,11 @@ class DividedUsers(Division):
 
     def add_gradients(self, model: torch.nn.Module) -> None:
         self._group.add_gradients(model.parameters())
+
+    def keep_alike(self, *models: Model) -> None:
+        for model in models:
+            for parameter in model.parameters():
+                self._group.take_over_(parameter.data)
 
     def add_losses(self, losses: Tensor) -> Tensor:
         return self._group.add_(losses)
@@ -218,6 +226,12 @@ class DividedItems(Division):
     ) -> Tensor:
         own = _within(rows, here)
         return divided_multinomial_loss(z, table, own, rows.lengths, weights, bias, self._group)
+
+    def keep_alike(self, *models: Model) -> None:
+        for model in models:
+            for name, parameter in model.named_parameters():
+                if name not in model.divided_tables:
+                    self._group.take_over_(parameter.data)
 
     def add_losses(self, losses: Tensor) -> Tensor:
         return self._group.add_(losses) / self._group.size

@@ -44,6 +44,10 @@ class Group:
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return tensor
 
+    def take_over_(self, tensor: Tensor) -> None:
+        """The first process's, in place."""
+        dist.broadcast(tensor, 0)
+
     def add_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         for parameter in parameters:
             if parameter.grad is not None:

@@ -38,6 +38,15 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
+def present(name: str) -> bool:
+    """Whether this machine has a device of that name."""
+    try:
+        resolve_device(name)
+    except DeviceError:
+        return False
+    return True
+
+
 @contextmanager
 def repeatable(device: torch.device) -> Iterator[None]:
     """The same seed gives the same result twice on one device, and the caller's random state is untouched.

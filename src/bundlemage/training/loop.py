@@ -224,8 +224,9 @@ class _Run:
         seed_epoch(self.config.seed, epoch)
         losses = self._steps()
         with torch.no_grad():
+            self.division.keep_alike(self.model, self.scored)
             self.scored.settle(self.data)
-        validation = self._validate()
+        validation = self._agreed(self._validate())
         value = validation.get(SELECTION_METRIC)
         improved = value is None or value > self.progress.best_value
         seconds = time.perf_counter() - started

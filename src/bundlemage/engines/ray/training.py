@@ -15,6 +15,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 from ray.util.queue import Queue
 
+from bundlemage.engines.processes import GO_ON
 from bundlemage.engines.ray.cluster import Cluster
 from bundlemage.engines.training import Teller, TrainingJob, show, train_part
 from bundlemage.errors import BundleMageError, ClusterError
@@ -29,8 +30,9 @@ REPLACED_AT_MOST = 3
 def train(
     job: TrainingJob, cluster: Cluster, model: Model, observers: Sequence[Observer] = ()
 ) -> TrainingResult:
-    started, job = time.perf_counter(), job.begin()
-    workers, on_gpus = cluster.workers, _on_gpus(job)
+    started, on_gpus = time.perf_counter(), _on_gpus(job)
+    workers = _workers(cluster, "GPU" if on_gpus else "CPU")
+    job = job.begin()
     scratch = job.folder.with_name(f"{job.folder.name}.ray")  # of Ray Train itself, on shared storage
     events, refusals = (Queue(actor_options={"num_cpus": 0}) for _ in range(2))
     trainer = TorchTrainer(
@@ -48,20 +50,36 @@ def train(
     scratch.parent.mkdir(parents=True, exist_ok=True)
     logging.getLogger("ray.train").setLevel(logging.ERROR)
     given_up: Exception | None = None
+    interrupted = False
     try:
         with _Audience(events, observers):
             trainer.fit()
+    except KeyboardInterrupt:
+        interrupted = True
     except Exception as error:
         given_up = error
     shutil.rmtree(scratch, ignore_errors=True)
     if not refusals.empty():
         raise refusals.get()
     if given_up is not None:
+        why = (str(given_up).splitlines() or [type(given_up).__name__])[0]
         raise ClusterError(
-            f"training on Ray was given up after {REPLACED_AT_MOST} replacements of workers "
-            f"({str(given_up).splitlines()[0]}); --resume goes on from the last checkpoint"
+            f"training on Ray failed ({why}); workers that die are replaced {REPLACED_AT_MOST} times at most. "
+            f"{GO_ON}"
         ) from given_up
-    return job.finish(model, time.perf_counter() - started, f"{workers} × {'cuda' if on_gpus else 'cpu'}")
+    took, where = time.perf_counter() - started, f"{workers} × {'cuda' if on_gpus else 'cpu'}"
+    return job.finish(model, took, where, interrupted=interrupted)
+
+
+def _workers(cluster: Cluster, kind: str) -> int:
+    """As many as are asked for, or as there is room for: Ray would wait for more without a word."""
+    there = int(ray.cluster_resources().get(kind, 0))
+    workers = cluster.asked or max(1, there)
+    if workers > there:
+        raise ClusterError(
+            f"{workers} workers want a {kind} each, and the cluster has {there}: ask for fewer workers"
+        )
+    return workers
 
 
 def _on_gpus(job: TrainingJob) -> bool:
