@@ -64,8 +64,7 @@ def train(
     if given_up is not None:
         why = (str(given_up).splitlines() or [type(given_up).__name__])[0]
         raise ClusterError(
-            f"training on Ray failed ({why}); workers that die are replaced {REPLACED_AT_MOST} times at most. "
-            f"{GO_ON}"
+            f"training on Ray failed ({why}); workers that die are replaced {REPLACED_AT_MOST} times. {GO_ON}"
         ) from given_up
     took, where = time.perf_counter() - started, f"{workers} × {'cuda' if on_gpus else 'cpu'}"
     return job.finish(model, took, where, interrupted=interrupted)
