@@ -83,10 +83,17 @@ def test_an_unknown_engine_and_an_address_without_one_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "train"])
+def test_workers_without_a_cluster_are_refused(name: str, model: str, tmp_path: Path) -> None:
+    done = run(*commands(model, tmp_path / "out")[name], "--workers", 7, code=2)
+    assert "is done by one process, and --workers says 7: add --engine ray" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "somewhere:x"])
 def test_a_cluster_that_is_not_there_is_one_message_at_once(address: str, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'bundlemage[ray]'")
     done = run("data", "check", tmp_path, "--engine", "ray", "--address", address, code=2)
-    assert done.stderr.startswith(f"error: no Ray cluster at {address}: ")
+    assert done.stderr.startswith(f"error: no Ray cluster at {address} lets us in: ")
     assert "ray start --head" in done.stderr
     assert done.stderr.count("\n") == 1

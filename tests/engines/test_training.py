@@ -25,7 +25,9 @@ from bundlemage.engines.training import TrainingJob, trainer_of
 from bundlemage.errors import CheckpointError, ClusterError, ConfigError, DataError, UnsupportedError
 from bundlemage.models.base import Interactions
 from bundlemage.recipe import Recipe
+from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.history import EpochRecord, Observer
+from tests.cli.run import start
 
 SETTINGS = {"epochs": 5, "batch_size": 300, "embedding_dim": 32, "seed": 3, "device": "cpu"}
 RECIPE = Recipe("bundlemage", SETTINGS)
@@ -269,3 +271,30 @@ def test_more_workers_than_there_is_room_for_are_refused(
 def test_item_tables_are_for_several_processes() -> None:
     with pytest.raises(ConfigError, match="add --workers"):
         trainer_of(engine("local"), TrainingJob("sample", RECIPE, Path("run"), item_tables="sharded"))
+
+
+def test_processes_end_with_the_command_that_started_them(tmp_path: Path) -> None:
+    """`kill -9` of the command, and no process of it trains on beside whoever resumes it."""
+    command = start(
+        *("train", "sample", "-o", tmp_path / "model", "--workers", 2, "--epochs", 9000),
+        *("--set", "patience=9000", "--set", "embedding_dim=8", "--checkpoint-every", 1, "--device", "cpu"),
+    )
+    folder = RunFolder(tmp_path / "model.checkpoints")
+    deadline = time.monotonic() + 90
+    while not folder.holds_progress():
+        assert time.monotonic() < deadline
+        assert command.poll() is None
+        time.sleep(0.1)
+    children = _children(command.pid)
+    assert len(children) >= 2
+    command.kill()
+    command.communicate()
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def _children(parent: int) -> list[str]:
+    found = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [*found, *(below for child in found for below in _children(int(child)))]

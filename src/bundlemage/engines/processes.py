@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -99,6 +100,7 @@ def _killed(processes: Sequence[Any]) -> list[str]:
 def _process(
     job: TrainingJob, rank: int, size: int, port: int, backend: str, device: str, events: Any
 ) -> None:
+    threading.Thread(target=_end_with_the_command, daemon=True).start()
     try:
         with _member(rank, size, port, backend, device):
             train_part(job, device, [Teller(events.put)])
@@ -110,6 +112,14 @@ def _process(
             error = ClusterError(f"a training process failed ({what}); {GO_ON}")
         events.put(("error", {"error": error}))
         raise SystemExit(2) from None
+
+
+def _end_with_the_command() -> None:
+    """Whoever resumes a command that was killed must not meet its processes still at work."""
+    command = multiprocessing.parent_process()
+    assert command is not None
+    command.join()
+    os._exit(1)
 
 
 @contextmanager

@@ -75,8 +75,8 @@ class Cluster:
             where = f"at {self.address}" if self.address else "on this machine"
             why = str(error).splitlines()[0].rstrip(".")
             raise ClusterError(
-                f"no Ray cluster {where}: {why}. Start one with 'ray start --head', or leave --address out, "
-                "and one is started here for the time"
+                f"no Ray cluster {where} lets us in: {why}. Is it running ('ray start --head'), and does it "
+                "want a token (RAY_AUTH_TOKEN_PATH)? Without --address one is started here for the time"
             ) from error
 
 
