@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bundlemage.data.download import into_place
+from bundlemage.data.folders import into_place
 from bundlemage.models.base import Histories
 from bundlemage.models.ragged import Ragged
 from bundlemage.ranking import Ranking

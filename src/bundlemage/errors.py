@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Literal
+from typing import Any, Literal
 
 
 class BundleMageError(Exception):
@@ -23,6 +24,25 @@ def _error(
     error.args = args
     error.__dict__.update(state)
     return error
+
+
+def differences(was: Mapping[str, Any], now: Mapping[str, Any], checksums: Container[str] = ()) -> list[str]:
+    """What is not as it was when something was begun, in words; of `checksums` the values say nothing."""
+    found = []
+    for key in {**now, **was}:
+        before, after = was.get(key), now.get(key)
+        if before == after:
+            continue
+        if key in checksums:
+            found.append(f"the {key} {'are' if key.endswith('s') else 'is'} not the same")
+        elif isinstance(before, Mapping) and isinstance(after, Mapping):
+            # Of several things only those that differ.
+            names = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
+            sides = [{name: side[name] for name in names if name in side} for side in (before, after)]
+            found.append(f"{key} was {json.dumps(sides[0])} and is {json.dumps(sides[1])}")
+        else:
+            found.append(f"{key} was {before!r} and is {after!r}")
+    return found
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def test_a_recipe_is_where_the_search_begins(tmp_path: Path) -> None:
     assert found["trials"][0]["settings"]["learning_rate"] == 0.02
     assert found["trials"][0]["epochs"] == 2
     stored = json.loads((tmp_path / "study" / "study.json").read_text())
-    assert stored["settings"] == {"epochs": 2, "embedding_dim": 8, "seed": 4}
+    assert stored["settings"].items() >= {"epochs": 2, "embedding_dim": 8, "seed": 4}.items()
     assert stored["split"]["protocol"] == "full"
     other = run("tune", "-o", tmp_path / "study", *options, "--resume", "--space", "negatives=1,2", code=2)
     assert 'space was {"negatives": {"one_of": [1, 4, 8]}}' in other.stderr
@@ -112,7 +112,7 @@ def test_what_is_asked_wrongly_is_said_at_once(tmp_path: Path) -> None:
         (["--space", "learning_rate=a..b"], "write a range as learning_rate=LOW..HIGH"),
         (["--space", "learning_rate=0.1..0.2,lin"], "learning_rate=LOW..HIGH,log"),
         (["--space", "batch_size=4"], "--space batch_size=4: name two or more values"),
-        (["--workers", "3"], "--engine ray runs several at a time"),
+        (["--workers", "3"], "tuning is done by one process, and --workers says 3: add --engine ray"),
         (["--address", "auto"], "add --engine ray"),
         (["--timeout", "0"], "timeout is 0"),
         (["--device", "nonsense"], "unknown device"),

@@ -59,6 +59,14 @@ def test_the_same_files(one_process: Engine, begun: CampaignJob, tmp_path: Path)
     assert steps[-1] == ("users", 80, 80)
 
 
+def test_workers_in_another_folder(
+    ray_cluster: None, begun: CampaignJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(begun.model.parent)
+    engine("ray", workers=1).campaign(replace(begun, model=Path("model"), output=Path("relative")))
+    assert contents(Path("relative")) == contents(begun.output)
+
+
 def test_mistakes(one_process: Engine, begun: CampaignJob, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no setting 'per_users'"):
         one_process.campaign(replace(begun, output=tmp_path / "c", settings={"per_users": 2}))

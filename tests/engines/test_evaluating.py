@@ -9,7 +9,7 @@ import pytest
 from bundlemage import Recommender
 from bundlemage.data.shards import write_layout
 from bundlemage.data.splits import SplitPlan
-from bundlemage.engines.base import Engine, engine
+from bundlemage.engines.base import Engine, engine, written_out
 from bundlemage.engines.evaluating import Chunk, EvaluationJob, Examiner, Task, _cut
 from bundlemage.errors import ArtifactError, ConfigError
 from bundlemage.evaluation import protocols
@@ -96,6 +96,34 @@ def test_mistakes(one_process: Engine, job: EvaluationJob, tmp_path: Path) -> No
     other = write_layout(small_shop(users=81), tmp_path / "other")
     with pytest.raises(ConfigError, match="other users than the model was trained on"):
         one_process.evaluate(EvaluationJob(job.model, str(other.folder)))
+
+
+def test_workers_in_another_folder_and_with_another_device(
+    ray_cluster: None, job: EvaluationJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(job.model.parent)
+    relative = EvaluationJob(Path("model"), "data", device="cpu")
+    assert engine("ray", workers=1).evaluate(relative) == engine().evaluate(job)
+    there = EvaluationJob(Path("model"), "data", device="cuda:9")  # which is not here
+    there.load("cpu")
+    assert there.source.dataset.fingerprint() == there.recommender.dataset.fingerprint()
+    assert not there.data_changed
+
+
+def test_paths_are_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for location, whole in [
+        ("data", str(tmp_path / "data")),
+        ("sample", "sample"),
+        ("s3://bucket/data", "s3://bucket/data"),
+        ("sqlite:///shop.db?timeout=3", f"sqlite:///{tmp_path}/shop.db?timeout=3"),
+        (f"sqlite:///{tmp_path}/shop.db", f"sqlite:///{tmp_path}/shop.db"),
+        ("sqlite:///:memory:", "sqlite:///:memory:"),
+        ("postgresql:///shop", "postgresql:///shop"),
+    ]:
+        found = written_out(EvaluationJob(Path("model"), location))
+        assert (found.model, found.location) == (tmp_path / "model", whole)
 
 
 def _with_another_name(folder: Path) -> Path:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from bundlemage.engines.ray.cluster import Cluster
-from bundlemage.errors import ConfigError, DeviceError
+from bundlemage.errors import ClusterError, ConfigError, DeviceError
 
 
 def _squares() -> Callable[[int], int]:
@@ -30,9 +34,10 @@ def test_in_order_and_only_so_far_ahead(ray_cluster: None) -> None:
 
     def squared() -> None:
         from bundlemage.engines.ray.pool import AHEAD, in_order
+        from bundlemage.engines.ray.resources import resources
 
         with cluster.joined("a test"):
-            for number, found in enumerate(in_order(cluster, "cpu", _squares, pieces())):
+            for number, found in enumerate(in_order(resources(cluster, "cpu"), _squares, pieces())):
                 assert found == number * number
                 assert len(drawn) <= number + AHEAD * 2
 
@@ -41,10 +46,116 @@ def test_in_order_and_only_so_far_ahead(ray_cluster: None) -> None:
     assert 13 in drawn
 
 
-def test_each_has_its_share_of_the_machines(ray_cluster: None) -> None:
-    from bundlemage.engines.ray.pool import resources
+def _dying(file: Path) -> Callable[[int], int]:
+    """The piece 1 kills its process as often as the file says."""
 
-    assert resources(Cluster(None, 2), "auto") == {"num_cpus": 1}
-    assert resources(Cluster(None, 1), "cpu") == {"num_cpus": 2}
+    def work(number: int) -> int:
+        left = int(file.read_text())
+        if number == 1 and left:
+            file.write_text(str(left - 1))
+            os._exit(1)
+        return number
+
+    return work
+
+
+def test_a_piece_that_kills_again_and_again_is_given_up(ray_cluster: None, tmp_path: Path) -> None:
+    from bundlemage.engines.ray.pool import in_order
+    from bundlemage.engines.ray.resources import Resources
+
+    file = tmp_path / "deaths left"
+    file.write_text("100")
+    with pytest.raises(ClusterError, match=r"lost 3 times at the same piece of work: .* more memory"):
+        list(in_order(Resources(workers=1, cpus=1), partial(_dying, file), [1]))
+    assert file.read_text() == "97"
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_replaced(ray_cluster: None, tmp_path: Path) -> None:
+    from bundlemage.engines.ray.pool import in_order
+    from bundlemage.engines.ray.resources import Resources
+
+    file = tmp_path / "deaths left"
+    file.write_text("2")
+    assert list(in_order(Resources(workers=1, cpus=1), partial(_dying, file), range(3))) == [0, 1, 2]
+    assert file.read_text() == "0"
+
+
+def test_work_goes_to_those_who_are_free(ray_cluster: None) -> None:
+    """And not to one that has no place, as when other work has taken it."""
+    import ray
+
+    from bundlemage.engines.ray.pool import in_order
+    from bundlemage.engines.ray.resources import Resources
+
+    holder = ray.remote(num_cpus=1)(_Idle).remote()
+    ray.get(holder.there.remote())
+    try:
+        assert list(in_order(Resources(workers=2, cpus=1), lambda: lambda n: n, range(8))) == list(range(8))
+    finally:
+        ray.kill(holder)
+
+
+class _Idle:
+    def there(self) -> float:
+        return time.time()
+
+
+def test_each_has_its_share_of_the_machines(ray_cluster: None) -> None:
+    from bundlemage.engines.ray.resources import Resources, resources
+
+    assert resources(Cluster(None, 2), "auto") == resources(Cluster(), "auto") == Resources(2, 1)
+    assert resources(Cluster(None, 1), "cpu").options == {"num_cpus": 2}
     with pytest.raises(DeviceError, match="not present on any machine of the cluster"):
         resources(Cluster(None, 2), "cuda")
+    with pytest.raises(
+        ClusterError, match=r"3 workers want a processor .* with 2 processors, has room for 2"
+    ):
+        resources(Cluster(None, 3), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("machines", "asked", "workers", "cpus", "gpus"),
+    [
+        ([(8, 2)], 3, 3, 2, 0.5),  # not 2/3, of which two find room
+        ([(8, 2)], None, 2, 4, 1.0),
+        ([(16, 1)], 6, 6, 2, 0.1666),  # 0.1667 six times is more than one
+        ([(4, 0), (2, 0)], 2, 2, 2, 0.0),  # not 3, which the smaller machine lacks
+        ([(5, 0)], 3, 3, 1, 0.0),
+        ([(2, 1), (8, 1), (8, 0)], 8, 8, 1, 0.1666),  # two on the first machine, six on the second
+    ],
+)
+def test_shares_that_all_find_room(
+    machines: list[tuple[int, int]], asked: int | None, workers: int, cpus: int, gpus: float
+) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'bundlemage[ray]'")
+    from bundlemage.engines.ray.resources import Machine, Resources, divided
+
+    there = [Machine(*each) for each in machines]
+    assert divided(there, asked, "auto") == Resources(workers, cpus, gpus)
+    assert divided(there, None, "cpu").workers == sum(each.cpus for each in there)
+
+
+def test_no_room() -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'bundlemage[ray]'")
+    from bundlemage.engines.ray.resources import Machine, divided
+
+    with pytest.raises(ClusterError, match=r"5 workers want .* has room for 4"):
+        divided([Machine(4, 1)], 5, "cuda")
+    with pytest.raises(ClusterError, match=r"3 workers want a GPU and a processor each, .* has room for 2"):
+        divided([Machine(8, 2)], 3, "auto", whole_gpus=True)
+
+
+def test_the_process_that_divides_the_work_needs_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'bundlemage[ray]'")
+    import torch
+
+    from bundlemage.engines.ray.resources import device_here
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert [device_here(device) for device in ("cuda", "cuda:1", "auto", "cpu")] == [
+        "cpu",
+        "cpu",
+        "auto",
+        "cpu",
+    ]

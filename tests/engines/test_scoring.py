@@ -17,15 +17,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from scipy import sparse
 
 from benchmarks.scoring import command_of, family
 from bundlemage import Filter, Recommender, read
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.shards import write_layout
+from bundlemage.engines import scoring
+from bundlemage.engines.answers import ANSWERS, NEW
 from bundlemage.engines.base import Engine, engine, in_silence
-from bundlemage.engines.scoring import PartScorer, Scored, ScoringJob, Work, make_ready
-from bundlemage.errors import ArtifactError, ConfigError, UnknownIdError, UnsupportedError
+from bundlemage.engines.people import ModelPeople, spread
+from bundlemage.engines.scoring import PartScorer, Ready, Scored, ScoringJob, Work, make_ready
+from bundlemage.errors import (
+    ArtifactError,
+    BundleMageError,
+    ClusterError,
+    ConfigError,
+    UnknownIdError,
+    UnsupportedError,
+)
 from tests.cli.run import run, run_json
 from tests.real_data import real_data
 from tests.small_shop import QUICK, dataset_of, small_shop
@@ -142,7 +153,8 @@ class TestAnswers:
         ready = make_ready(job, in_silence)
         scorer = PartScorer(ready)
         assert scorer.model._index is not None
-        Work(ready).follow(map(scorer, range(2)), in_silence)
+        done = Work(ready).follow(map(scorer, range(2)), in_silence)
+        assert "recall@10" in str(done.about_index)
         found, wanted = (
             {(row["user_id"], row["bundle_id"]) for row in rows}
             for rows in (answers(job.output), expected(folder))
@@ -151,6 +163,30 @@ class TestAnswers:
         assert 0.7 * len(wanted) < len(found & wanted)
         assert json.loads((job.output / "answers.json").read_text())["least_recall"] == 0.8
 
+    def test_those_who_measure_an_index_keep_their_numbers(
+        self, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """BR looks people up by them: another number is another person."""
+        some = spread(ModelPeople(model), 10, places=5)
+        assert some.users is not None
+        assert some.users.tolist() == [0, 1, 19, 20, 39, 40, 58, 59, 78, 79]
+        folder = trained(shop(), tmp_path / "model", "br", device="cpu", epochs=1)
+        seen: list[tuple[list[int], list[int]]] = []
+
+        def look(self: Recommender, least_recall: float) -> str:
+            found = self.shop.interactions.histories(torch.tensor([7, 3]))
+            assert found.users is not None
+            seen.append((found.users.tolist(), found.items.values.tolist()))
+            return "measured"
+
+        monkeypatch.setattr(scoring, "INDEX_USERS", 10)
+        monkeypatch.setattr(Recommender, "use_index", look)
+        engine().recommend_all(job_of(folder, tmp_path / "answers", least_recall=0.9))
+        everyone = Recommender.load(folder, device="cpu").shop.everyone()
+        (users, items), *_ = seen
+        assert users != [7, 3]
+        assert items == everyone.rows(torch.tensor(users)).items.values.tolist()
+
     @pytest.mark.slow
     def test_on_youshu(self, ray_cluster: None, tmp_path: Path) -> None:
         folder = trained(read(real_data("youshu/bgcn")), tmp_path / "model", epochs=1, device="cpu")
@@ -158,6 +194,20 @@ class TestAnswers:
             engine(name).recommend_all(job_of(folder, tmp_path / name, part_users=1500))
         assert contents(tmp_path / "local") == contents(tmp_path / "ray")
         assert_same(answers(tmp_path / "ray"), expected(folder))
+
+
+def engine_made(job: ScoringJob) -> Path:
+    engine().recommend_all(job)
+    return job.output
+
+
+def cut_at(here: Path, real: Any) -> Any:
+    def step(self: Path, *to: Any) -> Any:
+        if self == here:
+            raise KeyboardInterrupt
+        return real(self, *to)
+
+    return step
 
 
 class TestGoingOn:
@@ -206,6 +256,85 @@ class TestGoingOn:
         engine().recommend_all(job)
         assert engine().recommend_all(replace(job, k=5, part_users=30, overwrite=True)).rows == 400
         assert len(answers(tmp_path / "answers")) == 400
+
+    @pytest.mark.parametrize(
+        "mistake",
+        [{"k": 0}, {"least_recall": 2.0}, {"where": Filter(among=["b9999"])}, {"users": Path("nowhere")}],
+    )
+    def test_a_mistake_replaces_nothing(self, model: Path, tmp_path: Path, mistake: dict[str, Any]) -> None:
+        job = job_of(model, tmp_path / "answers")
+        engine().recommend_all(job)
+        before = contents(job.output)
+        with pytest.raises(BundleMageError):
+            engine().recommend_all(replace(job, overwrite=True, **mistake))
+        assert contents(job.output) == before
+
+    def test_cut_off_while_answers_are_replaced(
+        self, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The old ones are there until all the new ones are; and it goes on, wherever it was cut."""
+        job = job_of(model, tmp_path / "answers")
+        engine().recommend_all(job)
+        before = contents(job.output)
+        other = replace(job, k=5, overwrite=True)
+
+        def cut(what: str, done: int, of: int) -> None:
+            if what == "users" and done > 30:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            engine().recommend_all(other, cut)
+        after = contents(job.output)
+        assert {name: after[name] for name in before} == before
+        again = replace(other, overwrite=False, resume=True)
+        wanted = contents(engine_made(replace(job, k=5, output=tmp_path / "wanted")))
+        for step, file in (("rename", "parts"), ("replace", ANSWERS)):  # the last steps are cut, too
+            with monkeypatch.context() as patched:
+                patched.setattr(Path, step, cut_at(job.output / NEW / file, getattr(Path, step)))
+                with pytest.raises(KeyboardInterrupt):
+                    engine().recommend_all(again)
+            assert (job.output / NEW / ANSWERS).exists()
+        assert engine().recommend_all(again).kept == 3
+        assert contents(job.output) == wanted
+
+    def test_users_that_were_replaced_meanwhile(self, model: Path, tmp_path: Path) -> None:
+        write_layout(shop(), tmp_path / "users", 13)
+        ready = make_ready(job_of(model, tmp_path / "answers", users=tmp_path / "users"), in_silence)
+        Work(ready)
+        PartScorer(ready)(0)
+        turned = shop().with_interactions(
+            user_item=shop().user_item[::-1], user_bundle=shop().user_bundle[::-1]
+        )
+        write_layout(turned, tmp_path / "users", 13, overwrite=True)
+        with pytest.raises(ConfigError, match="was replaced by other data meanwhile"):
+            PartScorer(ready)(1)
+
+    def test_workers_that_write_elsewhere(
+        self, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(scoring, "SECONDS_TO_APPEAR", 0.0)
+        work = Work(make_ready(job_of(model, tmp_path / "answers"), in_silence))
+        elsewhere = PartScorer(replace(work.ready, folder=tmp_path / "elsewhere"))
+        with pytest.raises(
+            ClusterError, match="is not where a worker looks for it: name a folder on storage"
+        ):
+            work.follow(map(elsewhere, work.left), in_silence)
+        work = Work(make_ready(job_of(model, tmp_path / "answers"), in_silence))
+        (tmp_path / "elsewhere" / "parts").mkdir(parents=True)
+        with pytest.raises(ClusterError, match=r"part-00000\.parquet, and it is not here: name a folder on"):
+            work.follow(map(elsewhere, work.left), in_silence)
+        assert not (tmp_path / "answers").exists()
+
+    def test_workers_in_another_folder(
+        self, ray_cluster: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They were started before, in the folder of whoever started them."""
+        monkeypatch.chdir(tmp_path)
+        shutil.copytree(model, "model")
+        write_layout(shop(), Path("users"), 13)
+        job = job_of(Path("model"), Path("answers"), users=Path("users"))
+        assert engine("ray").recommend_all(job).parts == 3
+        assert_same(answers(tmp_path / "answers"), expected(model))
 
     def test_mistakes_leave_nothing(self, any_engine: Engine, model: Path, tmp_path: Path) -> None:
         job = job_of(model, tmp_path / "answers", part_users=80)
@@ -259,6 +388,11 @@ class TestCommand:
         assert "2 of 3 parts kept" in run(*again, "-k", 4, "--resume").stdout
         assert "k was 4 and is 3" in run(*again, "-k", 3, "--resume", code=2).stderr
 
+    def test_what_the_index_is(self, model: Path, tmp_path: Path) -> None:
+        pytest.importorskip("faiss", reason="faiss is not installed: pip install 'bundlemage[index]'")
+        told = run("recommend", model, "--all", "-o", tmp_path / "answers", "--index").stderr
+        assert "so the search stays exact" in told
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
@@ -307,3 +441,23 @@ def test_a_process_that_dies_is_replaced(ray_cluster: None, model: Path, tmp_pat
     engine("ray").recommend_all(job, kill_one)
     assert killed
     assert_same(answers(tmp_path / "answers"), expected(model))
+
+
+@pytest.mark.slow
+def test_a_part_that_kills_again_and_again_is_given_up(
+    ray_cluster: None, model: Path, tmp_path: Path
+) -> None:
+    from bundlemage.engines.ray.resources import Resources
+    from bundlemage.engines.ray.scoring import _anywhere
+
+    work = Work(make_ready(job_of(model, tmp_path / "answers", part_users=80), in_silence))
+    ready = _Deadly(**vars(work.ready))
+    with pytest.raises(ClusterError, match=r"lost 3 times at the same piece of work: .* more memory"):
+        work.follow(_anywhere(ready, work.left, Resources(1, 1)), in_silence)
+
+
+class _Deadly(Ready):
+    """As one that takes more memory than there is."""
+
+    def users_of(self, number: int) -> range:
+        os._exit(1)

@@ -18,6 +18,7 @@ from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.errors import BundleMageError, CheckpointError
 from bundlemage.models.base import Interactions, Model, Sizes
 from bundlemage.models.registry import build, make_config
+from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.history import EpochRecord, Observer
 from bundlemage.training.loop import TrainingResult, train
 from tests.small_shop import QUICK, small_shop
@@ -316,3 +317,15 @@ class TestFiles:
         model, _ = run(split, None, epochs=1)
         data = Interactions.of(split.train, torch.device("cpu"))
         assert model.score_bundles(data.histories(torch.arange(2)), data.bundle_item).shape[0] == 2
+
+
+def test_what_a_kill_left_half_written_goes_with_the_run_and_nothing_else(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.begin({"model": "bpr"})
+    for name in (".run.json.1.tmp", ".history.jsonl.1.tmp", "last.tmp", "best-000003.tmp"):
+        (folder.path / name).write_bytes(b"half")
+    (folder.path / "notes.txt").write_text("mine")
+    folder.discard()
+    assert [file.name for file in folder.path.iterdir()] == ["notes.txt"]
+    with pytest.raises(CheckpointError, match="holds other files"):
+        folder.begin({"model": "bpr"})

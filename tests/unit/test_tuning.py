@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -237,12 +238,16 @@ def test_ctrl_c_is_no_failure() -> None:
 
 def test_a_study_is_not_lost_and_not_mixed_up(tmp_path: Path) -> None:
     folder = StudyFolder(tmp_path / "study")
+    folder.path.mkdir()
+    (folder.path / ".study.json.1.tmp").write_text("{")  # as a kill may leave it
+    folder.check(resume=False)
     identity = {"space": {"a": {"one_of": (1, 2)}, "b": {"one_of": [3, 4]}}, "training data": "x"}
     assert folder.open(identity) == []
     trial = Trial(0, {"a": 1}, "complete", 0.1 + 0.2, 2, 1, 0.5, (0.1 + 0.2, 0.25))
     folder.keep(trial)
-    (folder.path / "trials" / "00001.json.tmp").write_text("{")  # as a kill may leave it
+    (folder.path / "trials" / ".00001.json.1.tmp").write_text("{")
     assert folder.open(identity) == [trial]
+    assert sorted(file.name for file in folder.path.rglob("*.*")) == ["00000.json", "study.json"]
     with pytest.raises(CheckpointError, match="holds a study: add --resume"):
         folder.check(resume=False)
     folder.check(resume=True)
@@ -307,3 +312,18 @@ def test_a_model_without_epochs_is_judged_once(tmp_path: Path) -> None:
     assert study.best is not None
     assert [trial.epochs for trial in study.trials] == [0, 0, 0]
     assert all(trial.value for trial in study.trials)
+
+
+def test_a_study_is_not_gone_on_with_by_another_default(tmp_path: Path) -> None:
+    """As after an upgrade: what nobody has named is a part of what was tried, too."""
+    search = Search("sample", tmp_path / "study", model="ease", settings={"device": "cpu"}, trials=1)
+    tune(search, quiet)
+    file = tmp_path / "study" / "study.json"
+    stored = json.loads(file.read_text())
+    unnamed = {**make_config("ease", {}).model_dump(mode="json"), "seed": 0}
+    kept = {name for name in unnamed if name not in stored["space"] and name != "device"}
+    assert stored["settings"] == {name: unnamed[name] for name in kept}
+    stored["settings"]["since_then_gone"] = 0.5
+    file.write_text(json.dumps(stored))
+    with pytest.raises(CheckpointError, match=r'settings was \{"since_then_gone": 0\.5\} and is \{\}'):
+        tune(replace(search, resume=True), quiet)

@@ -26,11 +26,11 @@ def check(
 ) -> None:
     """Report every problem of PATH at once: where, what was found, what to do. Exits 2 if there is one."""
     from bundlemage.cli import show, stages
-    from bundlemage.engines.base import engine as engine_of
+    from bundlemage.cli.engines import chosen_engine
     from bundlemage.engines.ingesting import IngestJob
 
     job = IngestJob(location, tables=key_values(table, "--table"))
-    where = engine_of(engine, address=address, workers=workers)
+    where = chosen_engine(engine, address, workers, "checking")
     with stages.watched(label(location)) as progress:
         problems = where.ingest(job, progress).problems
     if as_json:
@@ -69,11 +69,11 @@ def ingest(
     memory. The files are the same on every engine.
     """
     from bundlemage.cli import show, stages
-    from bundlemage.engines.base import engine as engine_of
+    from bundlemage.cli.engines import chosen_engine
     from bundlemage.engines.ingesting import IngestJob
 
     job = IngestJob(location, output, shard_rows, overwrite, key_values(table, "--table"))
-    where = engine_of(engine, address=address, workers=workers)
+    where = chosen_engine(engine, address, workers, "ingesting")
     with stages.watched(label(location)) as progress:
         done = where.ingest(job, progress)
     show.warnings(done.problems)

@@ -16,7 +16,8 @@ Location = Annotated[
     str,
     typer.Argument(
         metavar="PATH",
-        help="A folder of tables or of a published layout, a database URL, or 'sample', the built-in shop.",
+        help="A folder of tables, of a published layout or of 'data ingest'; a URI of Parquet tables, e.g. "
+        "s3://bucket/prefix; a database URL; or 'sample', the built-in shop.",
         show_default=True,
     ),
 ]
@@ -46,17 +47,30 @@ Address = Annotated[
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, help="How many processes work at a time.", show_default=False),
+    typer.Option(
+        min=1,
+        help="How many processes work at a time. On Ray, if not said: one for each GPU, else processor.",
+        show_default=False,
+    ),
 ]
 
 
 def label(location: str) -> str:
-    """A location as it may be shown: the URL of a server may have a password in it."""
-    return "the database" if may_hold_a_password(location) else location
+    """A location as it may be shown: an address may have a password in it."""
+    if not may_hold_a_password(location):
+        return location
+    from bundlemage.data.readers import sql
+
+    return "the database" if sql.matches(location) else "the object store"
 
 
 def may_hold_a_password(text: str) -> bool:
-    return "://" in text and not text.startswith(("sqlite:", "duckdb:"))
+    return "://" in text and not text.startswith(("sqlite:", "duckdb:", "file:"))
+
+
+def only_given(options: dict[str, Any]) -> dict[str, Any]:
+    """Without the options that were left out."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def key_values(pairs: Sequence[str] | None, option: str) -> dict[str, str]:

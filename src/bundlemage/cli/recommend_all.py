@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
-
-from bundlemage.cli import show
+from bundlemage.cli import show, stages
 from bundlemage.cli.engines import chosen_engine
 from bundlemage.engines.base import Progress
 from bundlemage.errors import ConfigError
-from bundlemage.training.progress import SECONDS_BETWEEN_LINES
 
 if TYPE_CHECKING:
     from bundlemage.engines.scoring import ScoringJob
@@ -72,6 +68,8 @@ def run(job: ScoringJob, name: str, address: str | None, workers: int | None) ->
     if not _is_file(job.output):
         with watched("recommending") as progress:
             done = asdict(chosen.recommend_all(job, progress))
+        if about_index := done.pop("about_index"):
+            show.notes.print(about_index, soft_wrap=True)
         place = {"folder": str(job.output)}
     elif chosen.name != "local":
         raise ConfigError(
@@ -136,35 +134,6 @@ def _counted(batches: Iterator[Any], users: int, progress: Progress) -> Iterator
         progress("users", done, users)
 
 
-@contextmanager
-def watched(doing: str) -> Iterator[Progress]:
-    """A bar in a terminal, a line now and then elsewhere."""
-    console = show.notes
-    began = last_line = time.monotonic()
-    doing_what, before = "", 0
-    with Bar(
-        TextColumn(doing),
-        BarColumn(bar_width=12),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[speed]}/s, left"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bar:
-        task = bar.add_task("", total=None, speed="…", visible=False)
-
-        def progress(what: str, done: int, of: int) -> None:
-            nonlocal began, last_line, doing_what, before
-            now = time.monotonic()
-            if what != doing_what:  # what an earlier run had done took no time
-                doing_what, before, began, last_line = what, done, now, now
-            speed = (done - before) / max(now - began, 1e-9)
-            bar.update(task, completed=done, total=of, speed=f"{what}, {speed:,.0f}", visible=True)
-            if not console.is_terminal and now - last_line >= SECONDS_BETWEEN_LINES and speed:
-                last_line = now
-                console.print(
-                    f"{done:,} of {of:,} {what}, {speed:,.0f} a second, {(of - done) / speed:,.0f} s left"
-                )
-
-        yield progress
+def watched(doing: str) -> AbstractContextManager[Progress]:
+    """With how many come in a second."""
+    return stages.watched(doing, speed=True)

@@ -17,6 +17,7 @@ from bundlemage.cli.options import (
     Workers,
     key_values,
     label,
+    only_given,
     settings,
 )
 from bundlemage.errors import ConfigError
@@ -107,7 +108,7 @@ def train(
     by = engine_of(engine, address=address, workers=workers)
     given = {"epochs": epochs, "seed": seed, "device": device}
     chosen = (Recipe.find(recipe) if recipe else Recipe()).changed(
-        {**settings(setting), **_given(given)}, _given({"protocol": protocol, "seed": split_seed})
+        {**settings(setting), **only_given(given)}, only_given({"protocol": protocol, "seed": split_seed})
     )
     if model is not None:
         chosen = Recipe(model, chosen.settings, chosen.split)
@@ -189,10 +190,6 @@ def _summary(training: TrainingResult) -> dict[str, Any]:
         "device": training.device,
         "interrupted": training.interrupted,
     }
-
-
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _check_output(output: Path, checkpoints: Path, resume: bool, overwrite: bool) -> None:

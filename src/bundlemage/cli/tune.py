@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +18,7 @@ from bundlemage.cli.options import (
     Workers,
     key_values,
     label,
+    only_given,
     settings,
 )
 from bundlemage.errors import BundleMageError, ConfigError
@@ -83,20 +83,16 @@ def tune(
     not there to be seen. Trials that are worse than half of the others are stopped early. A study can be
     killed at any time: the same command with --resume goes on. Ctrl-C ends early and keeps what is there.
     """
-    from bundlemage.cli import show
-    from bundlemage.engines.base import engine
+    from bundlemage.cli import show, stages
+    from bundlemage.cli.engines import chosen_engine
     from bundlemage.recipe import Recipe
 
-    if engine_name == "local" and workers not in (None, 1):
-        raise ConfigError(
-            f"--workers {workers}: trials run one after another here. --engine ray runs several at a time, "
-            "on this machine, too"
-        )
+    engine = chosen_engine(engine_name, address, workers, "tuning")
     search = _search(
         Recipe.find(recipe) if recipe else Recipe(),
         model,
-        {**settings(setting), **_given({"seed": seed, "device": device})},
-        _given({"protocol": protocol, "seed": split_seed}),
+        {**settings(setting), **only_given({"seed": seed, "device": device})},
+        only_given({"protocol": protocol, "seed": split_seed}),
         location=location,
         output=output,
         space={name: _domain(name, text) for name, text in key_values(space, "--space").items()},
@@ -107,8 +103,8 @@ def tune(
     )
     if resume and not output.exists():
         show.notes.print("nothing to resume: starting from the beginning")
-    with _shown() as progress:
-        found = engine(engine_name, address=address, workers=workers).tune(search, progress)
+    with stages.watched("tuning", status=True) as progress:
+        found = engine.tune(search, progress)
     show.warnings(found.warnings)
     if as_json:
         show.print_json(found.to_json())
@@ -120,10 +116,6 @@ def tune(
         raise typer.Exit(130)
     if found.best is None:
         raise BundleMageError(f"every trial failed. The first one: {found.trials[0].reason}")
-
-
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _search(
@@ -163,33 +155,6 @@ def _domain(name: str, text: str) -> Domain:
         f"--space {name}={text}: write a range as {name}=LOW..HIGH, or {name}=LOW..HIGH,log, with two "
         f"numbers; or the values as {name}=A,B,C"
     )
-
-
-@contextmanager
-def _shown() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar in a terminal; elsewhere a line for each trial that has ended."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    from bundlemage.cli import show
-
-    columns = (BarColumn(bar_width=12), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    with Progress(
-        TextColumn("tuning"),
-        *columns,
-        TextColumn("{task.description}"),
-        console=show.notes,
-        disable=not show.notes.is_terminal,
-    ) as bar:
-        task, ended = bar.add_task("", total=None), -1
-
-        def progress(what: str, done: int, of: int) -> None:
-            nonlocal ended
-            bar.update(task, description=show.plain(what), completed=done, total=of)
-            if bar.disable and 0 <= ended < done:
-                show.notes.print(show.plain(what), soft_wrap=True)
-            ended = done
-
-        yield progress
 
 
 def _summary(found: Study, location: str) -> Iterator[RenderableType]:

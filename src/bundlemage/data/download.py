@@ -21,6 +21,7 @@ from typing import IO
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
+from bundlemage.data.folders import into_place, write_whole
 from bundlemage.data.web import (
     BrokeOffError,
     DownloadError,
@@ -105,19 +106,6 @@ def download(wanted: Download, watcher: Watcher | None = None, pauses: Sequence[
 def sha256_of(path: Path) -> str:
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
-def into_place(temporary: Path, path: Path) -> None:
-    """Rename so that after a power cut, too, there is the old file or the whole new one."""
-    with temporary.open("rb+") as handle:
-        os.fsync(handle.fileno())
-    temporary.replace(path)
-    if sys.platform != "win32":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def _persistently(wanted: Download, watcher: Watcher, pauses: Sequence[float]) -> str:
@@ -224,9 +212,7 @@ def _begin(wanted: Download, response: HTTPResponse) -> None:
     """Start anew. The order matters: at no moment does a note stand beside a part it does not speak of."""
     _forget(wanted)
     note = {"url": wanted.url, "version": version(response.headers)}
-    temporary = wanted.begun.with_name(wanted.begun.name + ".tmp")
-    temporary.write_text(json.dumps(note), encoding="utf-8")
-    into_place(temporary, wanted.begun)
+    write_whole(wanted.begun, json.dumps(note).encode())
     wanted.part.touch()
 
 

@@ -15,9 +15,9 @@ from bundlemage.data.download import (
     Download,
     Watcher,
     download,
-    into_place,
     sha256_of,
 )
+from bundlemage.data.folders import into_place
 from bundlemage.data.public_data import PublicData, PublicFile, hosts
 from bundlemage.data.web import DownloadError
 from bundlemage.errors import ConfigError

@@ -1,14 +1,17 @@
-"""Folders that are either whole or not there: built beside their place, and given their name at the end."""
+"""Files and folders that are either whole or not there: made beside their place, and named at the end."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from bundlemage.errors import BundleMageError
 
 
 @contextmanager
@@ -32,14 +35,50 @@ def swap_in(building: Path, path: Path) -> None:
     if _exchange(building, path):
         return
     old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
-    path.rename(old / path.name)
     try:
+        path.rename(old / path.name)
         building.rename(path)
     except BaseException:
-        (old / path.name).rename(path)
+        _give_back(old, path)
         raise
+    shutil.rmtree(old)
+
+
+def _give_back(old: Path, path: Path) -> None:
+    """What was there gets its name again. If it cannot, it stays where it is: there is no other copy."""
+    kept = old / path.name
+    if kept.exists():
+        try:
+            kept.rename(path)
+        except OSError as error:
+            raise BundleMageError(
+                f"{path} could not be replaced, nor what was there get its name back ({error.strerror}). "
+                f"It lies whole in {kept}: give it the name {path} again"
+            ) from error
+    old.rmdir()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """A file that is there as it was or as it shall be, whenever this is killed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        into_place(temporary, path)
     finally:
-        shutil.rmtree(old)
+        temporary.unlink(missing_ok=True)
+
+
+def into_place(temporary: Path, path: Path) -> None:
+    """Rename so that after a power cut, too, there is the old file or the whole new one."""
+    with temporary.open("rb+") as handle:
+        os.fsync(handle.fileno())
+    temporary.replace(path)
+    if sys.platform != "win32":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def _exchange(one: Path, other: Path) -> bool:

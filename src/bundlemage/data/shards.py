@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from bundlemage.data.dataset import (
     frozen,
 )
 from bundlemage.data.digests import IdDigest, RowDigest
-from bundlemage.data.folders import beside
+from bundlemage.data.folders import beside, write_whole
 from bundlemage.data.parts import COPY_ANEW, Counts, Part, lists, read_part, rows_of, write_part
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import ConfigError, DataError, Problem
@@ -286,10 +285,7 @@ def seal(building: Path, files: Sequence[Part], **described: Any) -> None:
     }
     described = {**described, "notes": list(described["notes"]), "files": listed}
     content = {"format": FORMAT, "version": VERSION, **described, "sha256": _checksum(described)}
-    with (building / LAYOUT).open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=2, ensure_ascii=False)
-        file.flush()
-        os.fsync(file.fileno())
+    write_whole(building / LAYOUT, json.dumps(content, indent=2, ensure_ascii=False).encode())
 
 
 def digests_of(folder: Path, files: Sequence[Part], kind: str) -> tuple[dict[str, str], dict[str, int]]:

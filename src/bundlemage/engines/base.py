@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from bundlemage.data.load import SAMPLE
 from bundlemage.errors import ConfigError
@@ -35,8 +37,28 @@ def in_silence(what: str, done: int, of: int) -> None:
 
 def from_anywhere(location: str) -> str:
     """A location as a worker finds it that runs in another folder: paths are written out."""
+    if file := _DATABASE_FILE.match(location):
+        return f"{file['scheme']}{Path(file['path']).resolve()}{file['options']}"
     path = Path(location)
     return str(path.resolve()) if location != SAMPLE and path.exists() else location
+
+
+_DATABASE_FILE = re.compile(
+    r"(?P<scheme>(sqlite|duckdb)(\+\w+)?:///)(?P<path>[^/:?][^?]*)(?P<options>.*)", re.IGNORECASE
+)
+"""By a path that begins where one is."""
+
+AnyJob = TypeVar("AnyJob", bound=Any)
+
+
+def written_out(job: AnyJob) -> AnyJob:
+    """The same job with whole paths, for workers in other folders."""
+    told = {each.name: getattr(job, each.name) for each in fields(job)}
+    whole: dict[str, Any] = {name: path.resolve() for name, path in told.items() if isinstance(path, Path)}
+    if isinstance(told.get("location"), str):
+        whole["location"] = from_anywhere(told["location"])
+    changed: AnyJob = replace(job, **whole)
+    return changed
 
 
 class Engine(ABC):
@@ -77,8 +99,8 @@ class Engine(ABC):
 def engine(name: str = "local", *, address: str | None = None, workers: int | None = None) -> Engine:
     """`local` is this machine; `ray` a Ray cluster, by its address, or one that is started here for the time.
 
-    `workers`: how many processes work at a time; if not said, one here, and on a cluster as many as it has
-    processors for.
+    `workers`: how many processes work at a time; if not said, one here, and on a cluster one for each GPU
+    that is used, or else for each processor.
     """
     if name not in ENGINES:
         raise ConfigError(f"unknown engine {name!r}; the engines are: {', '.join(ENGINES)}")

@@ -12,6 +12,7 @@ from bundlemage.data.load import SAMPLE, read
 from bundlemage.data.readers.source import Source
 from bundlemage.data.splits import GenerationCases, MatchingCases, Split
 from bundlemage.engines.base import Progress, in_silence
+from bundlemage.engines.people import trained_on
 from bundlemage.errors import ConfigError
 from bundlemage.evaluation.protocols import PerCase, cases_at_a_time
 from bundlemage.evaluation.results import Evaluation, case_metrics
@@ -39,12 +40,16 @@ class EvaluationJob:
     def recommender(self) -> Recommender:
         return Recommender.load(self.model, device=self.device)
 
+    def load(self, device: str) -> None:
+        """The model on this device, for a process that lets others work."""
+        if "recommender" not in self.__dict__:
+            self.__dict__["recommender"] = Recommender.load(self.model, device=device)
+
     @cached_property
     def source(self) -> Source:
-        trained_on = self.recommender.dataset.name
-        if self.location is None and trained_on != SAMPLE:
+        if self.location is None and (name := trained_on(self.model)["name"]) != SAMPLE:
             raise ConfigError(
-                f"on what data? This model was trained on {trained_on!r}: "
+                f"on what data? This model was trained on {name!r}: "
                 "name its place, as in 'bundlemage evaluate DIR PATH'"
             )
         return read(self.location or SAMPLE, self.tables)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from torch import Tensor
 
+from bundlemage.artifact import artifact_version
 from bundlemage.data.parts import Part, read_part, rows_of
 from bundlemage.data.shards import Layout
 from bundlemage.errors import ArtifactError
-from bundlemage.models.base import Histories
+from bundlemage.models.base import Histories, Interactions
 from bundlemage.models.ragged import Ragged
 from bundlemage.recommender import Sales
 
@@ -102,7 +106,19 @@ def spread(people: People, count: int, places: int = 16) -> Histories:
     items, bundles = found[0].items, found[0].bundles
     for histories in found[1:]:
         items, bundles = items.append(histories.items), bundles.append(histories.bundles)
-    return Histories(items, bundles)
+    numbers = [histories.users for histories in found if histories.users is not None]
+    return Histories(items, bundles, torch.cat(numbers) if numbers else None)
+
+
+@dataclass(frozen=True)
+class Sample(Interactions):
+    """Some users in place of all. They keep their numbers, as some models look people up by these."""
+
+    numbers: Tensor | None = None
+
+    def histories(self, users: Tensor) -> Histories:
+        numbers = None if self.numbers is None else self.numbers[users]
+        return Histories(self.user_item.rows(users), self.user_bundle.rows(users), numbers)
 
 
 class _Pairs:
@@ -131,6 +147,16 @@ class _Pairs:
         for batch in self._file.iter_batches(2**20, columns=["column"]):
             found += np.bincount(batch["column"].to_numpy(), minlength=columns)
         return found
+
+
+def trained_on(model: Path) -> dict[str, Any]:
+    """What a saved model tells of its data, such as name and fingerprint."""
+    artifact_version(model)  # or there is no model
+    try:
+        told: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))["dataset"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ArtifactError(f"{model} is damaged: its config.json cannot be read") from error
+    return told
 
 
 def rows_in(file: Path) -> int:

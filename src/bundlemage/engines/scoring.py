@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,14 +15,24 @@ from bundlemage.data.digests import fingerprint
 from bundlemage.data.shards import Layout
 from bundlemage.engines.answers import AnswersFolder
 from bundlemage.engines.base import Progress, in_silence
-from bundlemage.engines.people import LayoutPeople, ModelPeople, People, rows_in, spread
-from bundlemage.errors import ArtifactError, BundleMageError, ConfigError
+from bundlemage.engines.people import (
+    LayoutPeople,
+    ModelPeople,
+    People,
+    Sample,
+    rows_in,
+    spread,
+    trained_on,
+)
+from bundlemage.errors import ArtifactError, BundleMageError, ClusterError, ConfigError
 from bundlemage.filters import Filter
 from bundlemage.recommender import Recommender, Sales
 
 PART_USERS = 50_000
 INDEX_USERS = 2_000
 """So many users each process keeps to measure an index with."""
+SECONDS_TO_APPEAR = 60.0
+"""What another machine has written may show so late on storage that machines share."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +69,15 @@ class Scored:
     parts: int
     kept: int
     """Parts that an earlier run had done."""
+    about_index: str | None = None
+    """What is to be said of the index, if one was asked for and anything was left to do."""
 
 
 class PartDone(NamedTuple):
     number: int
     rows: int
+    about_index: str | None = None
+    """As the process that did it has built one."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +92,8 @@ class Ready:
     """The fingerprint of the layout that has them, or `model`."""
     trained_users: int
     sales: Sales
+    folder: Path
+    """Where the answers are made."""
 
     @property
     def parts(self) -> int:
@@ -110,14 +126,15 @@ def make_ready(job: ScoringJob, progress: Progress) -> Ready:
     if job.users is not None:
         layout = Layout.open(job.users)
         users, users_from = layout.sizes["users"], fingerprint(layout.digests)
-    return Ready(job, version, users, users_from, len(people), people.sales(items, bundles))
+    return Ready(job, version, users, users_from, len(people), people.sales(items, bundles), job.output)
 
 
 class PartScorer:
     """Does parts, one after another. The model is loaded with the first one."""
 
     def __init__(self, ready: Ready) -> None:
-        self.ready, self.folder = ready, AnswersFolder(ready.job.output)
+        self.ready, self.folder = ready, AnswersFolder(ready.folder)
+        self.about_index: str | None = None
 
     @cached_property
     def model(self) -> Recommender:
@@ -128,10 +145,11 @@ class PartScorer:
         if job.least_recall is not None:
             # An index is measured with some users, so they have to be there.
             some = model.shop.checked(spread(self.people, INDEX_USERS))
-            model.shop.interactions = replace(
-                model.shop.interactions, user_item=some.items, user_bundle=some.bundles
+            shop = model.shop.interactions
+            model.shop.interactions = Sample(
+                some.items, some.bundles, shop.bundle_item, shop.items, some.users
             )
-            model.use_index(job.least_recall)
+            self.about_index = str(model.use_index(job.least_recall))
         return model
 
     @cached_property
@@ -139,8 +157,10 @@ class PartScorer:
         job = self.ready.job
         if job.users is None:
             return ModelPeople(job.model)
-        layout, dataset = Layout.open(job.users), load_without_users(job.model).dataset
-        mine = dataset.digests()
+        layout = Layout.open(job.users)
+        if fingerprint(layout.digests) != self.ready.users_from:
+            raise ConfigError(f"{job.users} was replaced by other data meanwhile; begin anew")
+        mine = load_without_users(job.model).dataset.digests()
         for kind in ("items", "bundles", "bundle_item"):
             if layout.digests[kind] != mine[kind]:
                 what = "contents of its bundles" if kind == "bundle_item" else kind
@@ -148,48 +168,67 @@ class PartScorer:
                     f"{job.users} does not fit the model in {job.model}: the {what} are others. Give users "
                     "of the very shop that the model was trained on"
                 )
-        trained_on = json.loads((job.model / "config.json").read_text(encoding="utf-8"))["dataset"]
-        return LayoutPeople(layout, known=trained_on["fingerprint"] == self.ready.users_from)
+        return LayoutPeople(layout, known=trained_on(job.model)["fingerprint"] == self.ready.users_from)
 
     def __call__(self, number: int) -> PartDone:
         job, users = self.ready.job, self.ready.users_of(number)
+        if not self.folder.parts.is_dir():
+            raise _elsewhere(f"{self.folder.parts} is not where a worker looks for it")
         ids, histories = self.people.read(users.start, users.stop)
         found = self.model.rank_bundles(histories, job.k, where=job.where, include_owned=job.include_owned)
         batches = record_batches(found, ids, self.model.shop.bundle_ids)
-        return PartDone(number, write_parquet(batches, self.folder.part(number)))
+        return PartDone(number, write_parquet(batches, self.folder.part(number)), self.about_index)
+
+
+def _elsewhere(found: str) -> ClusterError:
+    return ClusterError(f"{found}: name a folder on storage that all machines of the cluster share")
 
 
 class Work:
     """The parts of a job: those that are there, and those that are left."""
 
     def __init__(self, ready: Ready) -> None:
-        self.ready, self.folder = ready, AnswersFolder(ready.job.output)
-        self.folder.open(ready.identity(), resume=ready.job.resume, overwrite=ready.job.overwrite)
+        job = ready.job
+        self.folder = AnswersFolder(job.output).open(
+            ready.identity(), resume=job.resume, overwrite=job.overwrite
+        )
+        self.ready = replace(ready, folder=self.folder.path)
         there = {number: self.folder.rows(number) for number in range(ready.parts)}
         self.kept = {number: rows for number, rows in there.items() if rows is not None}
         self.left = [number for number in there if number not in self.kept]
 
     def follow(self, done: Iterable[PartDone], progress: Progress) -> Scored:
         """Count the parts as they get done, in whatever order, and close the folder."""
-        rows = dict(self.kept)
+        rows, about_index = dict(self.kept), None
         users = sum(len(self.ready.users_of(number)) for number in rows)
         progress("users", users, self.ready.users)
         try:
             for part in done:
-                rows[part.number] = part.rows
+                if len(rows) == len(self.kept):  # the first tells soon whether others will be seen
+                    self._check_there([part.number])
+                rows[part.number], about_index = part.rows, about_index or part.about_index
                 users += len(self.ready.users_of(part.number))
                 progress("users", users, self.ready.users)
+            self._check_there(self.left)
         except BundleMageError:
             self.folder.forsake()
             raise
-        scored = Scored(users, sum(rows.values()), self.ready.parts, len(self.kept))
+        scored = Scored(users, sum(rows.values()), self.ready.parts, len(self.kept), about_index)
         if len(rows) != self.ready.parts:
             raise RuntimeError(f"{self.ready.parts - len(rows)} parts were not done")  # an engine's mistake
         self.folder.finish(self.ready.identity(), {"rows": scored.rows, "parts": scored.parts})
         return scored
 
+    def _check_there(self, parts: Sequence[int]) -> None:
+        """Whether what workers say they have written is there to be read."""
+        deadline = time.monotonic() + SECONDS_TO_APPEAR
+        while missing := [number for number in parts if self.folder.rows(number) is None]:
+            if time.monotonic() > deadline:
+                raise _elsewhere(f"workers have written {self.folder.part(missing[0])}, and it is not here")
+            time.sleep(min(1.0, SECONDS_TO_APPEAR / 10))
+
 
 def score(job: ScoringJob, progress: Progress = in_silence) -> Scored:
     ready = make_ready(job, progress)
     work = Work(ready)
-    return work.follow(map(PartScorer(ready), work.left), progress)
+    return work.follow(map(PartScorer(work.ready), work.left), progress)

@@ -56,7 +56,7 @@ class OneOf:
     def __init__(self, *choices: Choice) -> None:
         if len({repr(choice) for choice in choices}) < max(2, len(choices)):
             shown = ",".join(map(str, choices)) or "nothing"
-            raise ConfigError(f"{shown}: name two or more values, each once, to choose from")
+            raise ConfigError(f"{shown}: name two or more values, each once, or a range such as 0.1..0.4")
         object.__setattr__(self, "choices", choices)
 
     @property

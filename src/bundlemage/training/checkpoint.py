@@ -6,7 +6,6 @@ No file is ever changed in place: each is written beside its name, flushed to th
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bundlemage.errors import CheckpointError
+from bundlemage.data.folders import into_place, write_whole
+from bundlemage.errors import CheckpointError, differences
 from bundlemage.training.history import EpochRecord
 
 Weights = dict[str, Tensor]
@@ -54,12 +54,12 @@ class RunFolder:
                 f"{self.path} holds other files; choose a folder of its own for checkpoints"
             )
         self.path.mkdir(parents=True)
-        _replace(self.path / "run.json", json.dumps(identity, indent=2).encode())
+        write_whole(self.path / "run.json", json.dumps(identity, indent=2).encode())
 
     def discard(self) -> None:
         """Remove what a run has written here, and the folder if nothing else is in it."""
-        for pattern in ("run.*", "last.*", "best-*", "history.*"):
-            for file in self.path.glob(pattern):
+        for start in ("run.", "last.", "best-", "history."):
+            for file in [*self.path.glob(f"{start}*"), *self.path.glob(f".{start}*.tmp")]:
                 file.unlink()
         if self.path.is_dir() and not any(self.path.iterdir()):
             self.path.rmdir()
@@ -70,14 +70,11 @@ class RunFolder:
     def check_identity(self, identity: Mapping[str, Any], may_differ: frozenset[str]) -> None:
         """Refuse to go on with other settings or other data than the run began with."""
         stored = _read_object(self.path / "run.json")
-        different = [
-            f"the {key} is not the same"
-            if key in CHECKSUMS
-            else f"{key} was {stored.get(key)!r} and is {identity.get(key)!r}"
-            for key in sorted(stored.keys() | identity.keys())
-            if stored.get(key) != identity.get(key) and key not in may_differ
-        ]
-        if different:
+        was, now = (
+            {key: value for key, value in side.items() if key not in may_differ}
+            for side in (stored, identity)
+        )
+        if different := differences(was, now, CHECKSUMS):
             raise CheckpointError(
                 f"{self.path} was begun differently: {'; '.join(different)}. "
                 "Use the same settings and data to resume, or start over without --resume."
@@ -94,7 +91,7 @@ class RunFolder:
         }
         _save_tensors(self.path / "last.safetensors", tensors, {"progress": json.dumps(state)})
         lines = "".join(record.to_line() for record in progress.history)
-        _replace(self.path / "history.jsonl", lines.encode())
+        write_whole(self.path / "history.jsonl", lines.encode())
         for old in self.path.glob("best-*.safetensors"):
             if old != self._best(progress.best_epoch):
                 old.unlink(missing_ok=True)
@@ -127,19 +124,7 @@ def _save_tensors(path: Path, tensors: Weights, metadata: dict[str, str]) -> Non
     temporary = path.with_suffix(".tmp")
     on_cpu = {name: value.detach().to("cpu").contiguous() for name, value in tensors.items()}
     save_file(on_cpu, temporary, metadata=metadata or None)
-    _into_place(temporary, path)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(content)
-    _into_place(temporary, path)
-
-
-def _into_place(temporary: Path, path: Path) -> None:
-    with temporary.open("rb+") as handle:
-        os.fsync(handle.fileno())
-    temporary.replace(path)
+    into_place(temporary, path)
 
 
 def _load_tensors(path: Path) -> tuple[Weights, dict[str, str]]:

@@ -85,13 +85,18 @@ class Session:
         assert validation is not None
         return {
             "model": self.search.model,
-            "settings": {name: value for name, value in self.fixed.items() if name not in WHERE},
+            "settings": self._kept(),
             "space": {name: domain.to_json() for name, domain in self.space.items()},
             "split": asdict(self.search.plan),
             "metric": SELECTION_METRIC,
             "training data": self.split.train.fingerprint(),
             "validation data": validation.fingerprint(),
         }
+
+    def _kept(self) -> dict[str, Any]:
+        """What all trials share: named or not, as a default may be another one after an upgrade."""
+        config = make_config(self.search.model, self.settings(self.first))
+        return config.model_dump(mode="json", exclude={*self.space, *WHERE})
 
     def numbers(self) -> Iterator[int]:
         """Of the trials that are to be made, until the time is up; one is made in any case."""

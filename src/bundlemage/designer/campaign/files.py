@@ -8,7 +8,6 @@ flushed to the disk and renamed. `tallies/` holds, until the end, what parts do 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bundlemage.data.download import into_place
+from bundlemage.data.folders import write_whole
 from bundlemage.designer.campaign.settings import Format
-from bundlemage.errors import CheckpointError, ConfigError
+from bundlemage.errors import CheckpointError, ConfigError, differences
 
 SCHEMA = pa.schema(
     [
@@ -62,18 +61,18 @@ class CampaignFolder:
         return None
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
-        _write(self.path / "plan.json", _json(plan))
+        write_whole(self.path / "plan.json", _json(plan))
 
     def write_part(self, number: int, rows: pa.Table, tally: Mapping[str, Any]) -> None:
         """The tally first: so a part is never without one."""
-        _write(self._tally(number), _json(tally))
+        write_whole(self._tally(number), _json(tally))
         if self.form == "jsonl":
             lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows.to_pylist())
-            _write(self.part(number), "".join(lines).encode())
+            write_whole(self.part(number), "".join(lines).encode())
             return
         sink = pa.BufferOutputStream()
         pq.write_table(rows, sink, compression="zstd")
-        _write(self.part(number), sink.getvalue().to_pybytes())
+        write_whole(self.part(number), sink.getvalue().to_pybytes())
 
     def part(self, number: int) -> Path:
         return self.parts / f"part-{number:05d}.{self.form}"
@@ -113,7 +112,7 @@ class CampaignFolder:
         return _read(file) if file.exists() else None
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        _write(self.path / "campaign.json", _json(summary))
+        write_whole(self.path / "campaign.json", _json(summary))
         self.tidy()
 
     def tidy(self) -> None:
@@ -126,16 +125,8 @@ class CampaignFolder:
 
 def check_same(folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse to go on with other settings or another model than the campaign began with."""
-    different = [
-        f"{name} was {was['settings'].get(name)!r} and is {given!r}"
-        for name, given in now["settings"].items()
-        if was["settings"].get(name) != given
-    ]
-    different += [
-        f"the {name} {'are' if name == 'users' else 'is'} not the same"
-        for name, given in now["fingerprints"].items()
-        if was["fingerprints"].get(name) != given
-    ]
+    different = differences(was["settings"], now["settings"])
+    different += differences(was["fingerprints"], now["fingerprints"], now["fingerprints"])
     if different:
         raise ConfigError(
             f"{folder} holds another campaign: {'; '.join(different)}. Go on as it was begun, or choose "
@@ -159,9 +150,3 @@ def _read(file: Path) -> dict[str, Any]:
             f"{file} cannot be read ({error}). Begin the campaign anew in another folder"
         ) from None
     return found
-
-
-def _write(file: Path, content: bytes) -> None:
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    into_place(temporary, file)

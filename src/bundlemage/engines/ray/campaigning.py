@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from bundlemage.designer.campaign.settings import CampaignSummary
 from bundlemage.engines import campaigning
-from bundlemage.engines.base import Progress
+from bundlemage.engines.base import Progress, written_out
 from bundlemage.engines.campaigning import CampaignJob
 from bundlemage.engines.ray.cluster import Cluster
 from bundlemage.engines.ray.pool import in_order
+from bundlemage.engines.ray.resources import device_here, resources
 
 
 def run(job: CampaignJob, cluster: Cluster, progress: Progress) -> CampaignSummary:
-    ask = partial(in_order, cluster, job.device, partial(campaigning.asking, job))
-    return campaigning.run(job, progress, ask)
+    given = resources(cluster, job.device)
+    ask = partial(in_order, given, partial(campaigning.asking, written_out(job)))
+    return campaigning.run(replace(job, device=device_here(job.device)), progress, ask)

@@ -7,22 +7,25 @@ from functools import partial
 
 import torch
 
-from bundlemage.engines.base import Progress
+from bundlemage.engines.base import Progress, written_out
 from bundlemage.engines.evaluating import Chunk, EvaluationJob, Examiner
 from bundlemage.engines.ray.cluster import Cluster
 from bundlemage.engines.ray.pool import in_order
+from bundlemage.engines.ray.resources import device_here, resources
 from bundlemage.evaluation.protocols import PerCase
 from bundlemage.evaluation.results import Evaluation, evaluation_of
 
 
 def evaluate(job: EvaluationJob, cluster: Cluster, progress: Progress) -> list[Evaluation]:
     """The values of single cases come back, and their means are taken here, in the order of the cases."""
+    given = resources(cluster, job.device)
+    job.load(device_here(job.device))
     examiner = Examiner(job)
-    chunks = examiner.chunks(cluster.workers)
+    chunks = examiner.chunks(given.workers)
     found: list[dict[str, list[PerCase]]] = [{} for _ in examiner.models]
     done, of = 0, sum(len(chunk.cases) for chunk in chunks)
     progress("cases", done, of)
-    answers = in_order(cluster, job.device, partial(_asking, job), chunks)
+    answers = in_order(given, partial(_asking, written_out(job)), chunks)
     for chunk, values in zip(chunks, answers, strict=True):
         found[chunk.model].setdefault(chunk.task, []).append(values)
         done += len(chunk.cases)

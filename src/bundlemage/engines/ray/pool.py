@@ -2,61 +2,99 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import ray
+from ray.exceptions import OutOfMemoryError, RayActorError
 
-from bundlemage.engines.ray.cluster import Cluster
-from bundlemage.errors import DeviceError
+from bundlemage.engines.ray.resources import Resources
+from bundlemage.errors import ClusterError
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
 AHEAD = 2
 """So many pieces of work wait for each process, so that none of them waits for the next piece."""
+LOST_AT_MOST = 3
+"""How often a piece of work may lose its process, as with its machine, before all is given up."""
 
 
-def resources(cluster: Cluster, device: str) -> dict[str, float]:
-    """What each of the workers is given: processors, which Ray makes the number of its threads, and of the
-    GPUs its share."""
-    there = ray.cluster_resources()
-    given: dict[str, float] = {"num_cpus": max(1, int(there.get("CPU", 1)) // cluster.workers)}
-    gpus = there.get("GPU", 0)
-    if device.startswith("cuda") and not gpus:
-        raise DeviceError(f"device {device!r} is not present on any machine of the cluster; use auto or cpu")
-    if gpus and device != "cpu":
-        given["num_gpus"] = min(1.0, gpus / cluster.workers)
-    return given
+def given_up() -> ClusterError:
+    return ClusterError(
+        f"given up, as a process was lost {LOST_AT_MOST} times at the same piece of work: it may need more "
+        "memory than its machine has. Use fewer workers, so that each has more, or larger machines"
+    )
 
 
 def in_order(
-    cluster: Cluster,
-    device: str,
-    make: Callable[[], Callable[[Piece], Result]],
-    pieces: Iterable[Piece],
+    given: Resources, make: Callable[[], Callable[[Piece], Result]], pieces: Iterable[Piece]
 ) -> Iterator[Result]:
     """What each piece comes to, in their order, worked out ahead by processes that call `make` once each.
 
     No more pieces are under way than the processes have at hand. One that dies is replaced, and does its
     pieces again.
     """
-    actor = ray.remote(max_restarts=-1, max_task_retries=-1, **resources(cluster, device))(_Worker)
-    most = cluster.workers
-    workers: list[Any] = []
+    crew: _Crew[Piece] = _Crew(given, make)
     waiting: deque[Any] = deque()
     try:
-        for number, piece in enumerate(pieces):
-            if len(workers) < most:
-                workers.append(actor.remote(make))
-            waiting.append(workers[number % most].do.remote(piece))
-            if len(waiting) >= AHEAD * most:
+        for piece in pieces:
+            waiting.append(crew.give(piece))
+            if len(waiting) >= AHEAD * given.workers:
                 yield ray.get(waiting.popleft())
         while waiting:
             yield ray.get(waiting.popleft())
+    except (RayActorError, OutOfMemoryError) as error:
+        raise given_up() from error
     finally:
+        crew.dismiss()
+
+
+class _Crew(Generic[Piece]):
+    """Gives a piece to whoever has least to do. One that has not started yet, as other work may have its
+    place, gets none."""
+
+    def __init__(self, given: Resources, make: Callable[[], Callable[[Piece], Any]]) -> None:
+        self.most, self.make = given.workers, make
+        # Any number of processes is replaced, but the same piece is done again only so often.
+        replaced = {"max_restarts": -1, "max_task_retries": LOST_AT_MOST - 1}
+        self.actor = ray.remote(**replaced, **given.options)(_Worker)
+        self.workers: list[Any] = []
+        self.starting: dict[Any, int] = {}
+        self.under_way: dict[Any, int] = {}
+
+    def give(self, piece: Piece) -> Any:
+        if len(self.workers) < self.most:
+            worker = self.actor.remote(self.make)
+            self.starting[worker.started.remote()] = len(self.workers)
+            self.workers.append(worker)
+        while (number := self._free()) is None:
+            self._wait(None)
+        promise = self.workers[number].do.remote(piece)
+        self.under_way[promise] = number
+        return promise
+
+    def _free(self) -> int | None:
+        self._wait(0)
+        busy, late = Counter(self.under_way.values()), set(self.starting.values())
+        there = [number for number in range(len(self.workers)) if number not in late]
+        # Nothing is put in line while somebody may come who could do it at once.
+        line = 1 if late else AHEAD
+        return min((number for number in there if busy[number] < line), key=busy.__getitem__, default=None)
+
+    def _wait(self, seconds: float | None) -> None:
+        asked = [*self.starting, *self.under_way]
+        done, _ = ray.wait(asked, num_returns=1 if seconds is None else len(asked), timeout=seconds)
+        for promise in done:
+            if promise in self.starting:
+                ray.get(promise)
+                del self.starting[promise]
+            else:
+                del self.under_way[promise]
+
+    def dismiss(self) -> None:
         if ray.is_initialized():  # an error may have ended all of it before
-            for worker in workers:
+            for worker in self.workers:
                 ray.kill(worker)
 
 
@@ -64,6 +102,9 @@ class _Worker:
     def __init__(self, make: Callable[[], Callable[[Any], Any]]) -> None:
         self.make = make
         self.work: Callable[[Any], Any] | None = None
+
+    def started(self) -> None:
+        """An answer says that it is there."""
 
     def do(self, piece: Any) -> Any:
         if self.work is None:  # here, as an error in __init__ would come out as that of a lost process

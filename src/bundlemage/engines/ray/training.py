@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from queue import Empty
 from typing import Any
 
-import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 from ray.util.queue import Queue
 
 from bundlemage.engines.processes import GO_ON
 from bundlemage.engines.ray.cluster import Cluster
+from bundlemage.engines.ray.resources import resources
 from bundlemage.engines.training import Teller, TrainingJob, show, train_part
 from bundlemage.errors import BundleMageError, ClusterError
 from bundlemage.models.base import Model
@@ -30,16 +30,20 @@ REPLACED_AT_MOST = 3
 def train(
     job: TrainingJob, cluster: Cluster, model: Model, observers: Sequence[Observer] = ()
 ) -> TrainingResult:
-    started, on_gpus = time.perf_counter(), _on_gpus(job)
-    workers = _workers(cluster, "GPU" if on_gpus else "CPU")
+    started = time.perf_counter()
+    given = resources(cluster, job.recipe.recommender().config.device, whole_gpus=True)
     job = job.begin()
     scratch = job.folder.with_name(f"{job.folder.name}.ray")  # of Ray Train itself, on shared storage
     events, refusals = (Queue(actor_options={"num_cpus": 0}) for _ in range(2))
     trainer = TorchTrainer(
         _worker,
         train_loop_config={"job": job, "events": events, "refusals": refusals},
-        torch_config=TorchConfig(backend="nccl" if on_gpus else "gloo"),
-        scaling_config=ScalingConfig(num_workers=workers, use_gpu=on_gpus),
+        torch_config=TorchConfig(backend="nccl" if given.gpus else "gloo"),
+        scaling_config=ScalingConfig(
+            num_workers=given.workers,
+            use_gpu=bool(given.gpus),
+            resources_per_worker={"CPU": given.cpus, "GPU": given.gpus},
+        ),
         run_config=RunConfig(
             name="run",
             storage_path=str(scratch.resolve()),
@@ -66,27 +70,8 @@ def train(
         raise ClusterError(
             f"training on Ray failed ({why}); workers that die are replaced {REPLACED_AT_MOST} times. {GO_ON}"
         ) from given_up
-    took, where = time.perf_counter() - started, f"{workers} × {'cuda' if on_gpus else 'cpu'}"
+    took, where = time.perf_counter() - started, f"{given.workers} × {'cuda' if given.gpus else 'cpu'}"
     return job.finish(model, took, where, interrupted=interrupted)
-
-
-def _workers(cluster: Cluster, kind: str) -> int:
-    """As many as are asked for, or as there is room for: Ray would wait for more without a word."""
-    there = int(ray.cluster_resources().get(kind, 0))
-    workers = cluster.asked or max(1, there)
-    if workers > there:
-        raise ClusterError(
-            f"{workers} workers want a {kind} each, and the cluster has {there}: ask for fewer workers"
-        )
-    return workers
-
-
-def _on_gpus(job: TrainingJob) -> bool:
-    device = job.recipe.recommender().config.device
-    there = ray.cluster_resources().get("GPU", 0) > 0
-    if device.startswith("cuda") and not there:
-        raise ClusterError(f"device {device!r}: the cluster has no GPU; use auto or cpu")
-    return there and device != "cpu"
 
 
 def _worker(config: dict[str, Any]) -> None:

@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import ray
 from ray import tune as ray_tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from bundlemage.data.splits import Split
 from bundlemage.engines.ray.cluster import Cluster
+from bundlemage.engines.ray.resources import Resources, resources
 from bundlemage.tuning.session import Session
 from bundlemage.tuning.study import Progress, Search, Study
 from bundlemage.tuning.trial import Judged, judge
@@ -41,6 +41,7 @@ def tune(search: Search, cluster: Cluster, progress: Progress) -> Study:
     With one worker they are those of the local engine. With more, each begins with what is known at that
     moment, so the sequence depends on which trial ends first.
     """
+    given = resources(cluster, str({**search.start, **search.settings}.get("device", "auto")))
     session = Session(search, progress)
     os.environ.update(QUIET)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what goes wrong with a trial is kept with it
@@ -49,7 +50,7 @@ def tune(search: Search, cluster: Cluster, progress: Progress) -> Study:
     watch, interrupted = _Watch(session), False
     try:
         if session.missing:
-            _tuner(session, cluster, watch, scratch).fit()
+            _tuner(session, given, watch, scratch).fit()
     except KeyboardInterrupt:
         interrupted = True
     finally:
@@ -59,13 +60,13 @@ def tune(search: Search, cluster: Cluster, progress: Progress) -> Study:
     return session.study(interrupted)
 
 
-def _tuner(session: Session, cluster: Cluster, watch: _Watch, scratch: Path) -> Any:
+def _tuner(session: Session, given: Resources, watch: _Watch, scratch: Path) -> Any:
     work = ray_tune.with_resources(
         # The data is read once, and lies once in the memory of each machine.
         ray_tune.with_parameters(
             _trial, split=session.split, model=session.search.model, fixed=session.fixed
         ),
-        _resources(session.fixed, cluster),
+        {"cpu": 1, "gpu": given.gpus},  # a trial on one processor is the same on each machine
     )
     return ray_tune.Tuner(
         work,
@@ -73,18 +74,11 @@ def _tuner(session: Session, cluster: Cluster, watch: _Watch, scratch: Path) -> 
             search_alg=_Asking(session, watch),
             scheduler=_Stopping(session),
             num_samples=-1,  # until no more is asked for
-            max_concurrent_trials=cluster.workers,
+            max_concurrent_trials=given.workers,
             reuse_actors=True,
         ),
         run_config=ray_tune.RunConfig(name="trials", storage_path=str(scratch), callbacks=[watch], verbose=0),
     )
-
-
-def _resources(settings: Mapping[str, Any], cluster: Cluster) -> dict[str, float]:
-    """A processor for each trial; and a graphics card, where there are any, or a share of one."""
-    device, cards = str(settings.get("device", "auto")), ray.cluster_resources().get("GPU", 0)
-    on_card = cards and (device == "auto" or device.startswith("cuda"))
-    return {"cpu": 1, "gpu": min(1.0, cards / (cluster.asked or 1)) if on_card else 0}
 
 
 def _trial(config: dict[str, Any], split: Split, model: str, fixed: Mapping[str, Any]) -> None:

@@ -1,0 +1,97 @@
+"""Files and folders take their names whole, and nothing that was there is lost on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bundlemage.data import folders
+from bundlemage.data.folders import beside, swap_in, write_whole
+from bundlemage.errors import BundleMageError, differences
+
+
+def folder(path: Path, content: str) -> Path:
+    path.mkdir()
+    (path / "file").write_text(content)
+    return path
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[Path, Path], bool]) -> None:
+    """Some renames fail, and names cannot be swapped in one step."""
+    rename = Path.rename
+
+    def renamed(source: Path, target: Path) -> Path:
+        if fails(source, Path(target)):
+            raise OSError(5, "the disk is gone")
+        return rename(source, target)
+
+    monkeypatch.setattr(folders, "_exchange", lambda *_: False)
+    monkeypatch.setattr(Path, "rename", renamed)
+
+
+class TestSwappingFolders:
+    def test_without_an_exchange_the_new_one_takes_the_name(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        old = folder(tmp_path / "model", "old")
+        failing(monkeypatch, lambda *_: False)
+        with beside(old) as building:
+            (building / "file").write_text("new")
+        assert (old / "file").read_text() == "new"
+        assert [*tmp_path.iterdir()] == [old]
+
+    def test_if_both_renames_fail_the_old_one_is_kept_and_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        old, new = folder(tmp_path / "model", "old"), folder(tmp_path / "new", "new")
+        failing(monkeypatch, lambda _, target: target == old)
+        with pytest.raises(BundleMageError, match="the disk is gone") as told:
+            swap_in(new, old)
+        (kept,) = tmp_path.glob(".model.old.*/model")
+        assert (kept / "file").read_text() == "old"
+        assert f"It lies whole in {kept}" in str(told.value)
+
+    @pytest.mark.parametrize("which", ["old", "new"])
+    def test_if_one_rename_fails_all_is_as_it_was(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
+    ) -> None:
+        old, new = folder(tmp_path / "old", "old"), folder(tmp_path / "new", "new")
+        failing(monkeypatch, lambda source, _: source == tmp_path / which)
+        with pytest.raises(OSError, match="the disk is gone"):
+            swap_in(new, old)
+        assert (old / "file").read_text() == "old"
+        assert {*tmp_path.iterdir()} == {old, new}
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "study.json"
+    write_whole(file, b"one")
+    flushed: list[int] = []
+    monkeypatch.setattr("os.fsync", flushed.append)
+    write_whole(file, b"two")
+    assert file.read_bytes() == b"two"
+    assert len(flushed) == 2, "the file, and the folder that has its name"
+
+    def full(handle: int) -> None:
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        write_whole(file, b"three")
+    assert file.read_bytes() == b"two"
+    assert [*tmp_path.iterdir()] == [file]
+
+
+def test_only_what_differs_is_told() -> None:
+    was = {"epochs": 7, "data": "ab12", "users": "34", "space": {"a": [1], "b": [2]}, "gone": "x", "same": 1}
+    now = {"epochs": 9, "data": "cd56", "users": "78", "space": {"a": [1], "b": [3]}, "same": 1}
+    assert differences(was, now, {"data", "users"}) == [
+        "epochs was 7 and is 9",
+        "the data is not the same",
+        "the users are not the same",
+        'space was {"b": [2]} and is {"b": [3]}',
+        "gone was 'x' and is None",
+    ]
+    assert differences(now, dict(now)) == []
