@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -48,23 +47,16 @@ def test_kill_and_resume_give_the_same_trials(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_keeps_what_is_there(tmp_path: Path) -> None:
-    study, ended = tmp_path / "study", threading.Event()
-
-    def press() -> None:
-        while len(made(study)) < 2 and not ended.wait(0.01):
-            pass
-        if not ended.is_set():
-            os.kill(os.getpid(), signal.SIGINT)
-
-    presser = threading.Thread(target=press)
-    presser.start()
-    try:
-        stopped = run("tune", "-o", study, *QUICK, "--trials", 500, code=130)
-    finally:
-        ended.set()
-        presser.join()
-    assert "--resume goes on from here" in stopped.stderr
-    assert "best of" in stopped.stdout
+    study = tmp_path / "study"
+    command = start("tune", "-o", study, *QUICK, "--trials", 500)
+    while len(made(study)) < 2:
+        assert command.poll() is None
+        time.sleep(0.01)
+    command.send_signal(signal.SIGINT)
+    output, errors = command.communicate(timeout=60)
+    assert command.returncode == 130
+    assert "--resume goes on from here" in errors
+    assert "best of" in output
     assert 2 <= len(made(study)) < 500
 
 
