@@ -26,7 +26,13 @@ def epochs_done(model: Path) -> int:
         return 0
 
 
-@pytest.mark.parametrize("more", [[], ["--set", "weight_average=0.9"]], ids=["plain", "averaged weights"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param([], id="averaged weights"),
+        pytest.param(["--set", "weight_average=0"], id="plain", marks=pytest.mark.slow),
+    ],
+)
 def test_kill_and_resume_give_the_same_model(more: list[str], tmp_path: Path) -> None:
     whole = json.loads(finish(start("train", "-o", tmp_path / "whole", *SETTINGS, *more)))
 

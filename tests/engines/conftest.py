@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from bundlemage.engines.base import ENGINES, Engine, engine
-
-_HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All in one test process: a second Ray would only wait for the first one's cores."""
-    for item in items:
-        if _HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("ray"))
 
 
 @pytest.fixture(scope="session")

@@ -59,6 +59,7 @@ def _dying(file: Path) -> Callable[[int], int]:
     return work
 
 
+@pytest.mark.slow
 def test_a_piece_that_kills_again_and_again_is_given_up(ray_cluster: None, tmp_path: Path) -> None:
     from bundlemage.engines.ray.pool import in_order
     from bundlemage.engines.ray.resources import Resources
