@@ -6,7 +6,7 @@ import os
 # test processes share the cores. Set before torch is imported, and inherited by commands that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,13 +14,16 @@ from tests.postgres_server import postgres_server, postgres_url
 
 __all__ = ["postgres_server", "postgres_url"]
 
-_ENGINES = Path(__file__).parent / "engines"
 
-
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """A file's tests run in one process, so that what they share is made once; and all tests of the engines
     in one, as a second Ray would only wait for the first one's cores."""
-    for item in items:
-        group = "engines" if _ENGINES in item.path.parents else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "tests/engines" if file.startswith("tests/engines/") else file
+
+    return ByFile(config, log)
