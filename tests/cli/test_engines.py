@@ -91,8 +91,11 @@ def test_workers_without_a_cluster_are_refused(name: str, model: str, tmp_path: 
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "somewhere:x"])
-def test_a_cluster_that_is_not_there_is_one_message_at_once(address: str, tmp_path: Path) -> None:
+def test_a_cluster_that_is_not_there_is_one_message_at_once(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'bundlemage[ray]'")
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # other tests may have joined one
     done = run("data", "check", tmp_path, "--engine", "ray", "--address", address, code=2)
     assert done.stderr.startswith(f"error: no Ray cluster at {address} lets us in: ")
     assert "ray start --head" in done.stderr
