@@ -168,16 +168,12 @@ def opened(bundles: int, dim: int) -> Recommender:
     vectors = random.normal(size=(GENRES, dim))[genre] + random.normal(size=(ITEMS, dim))
     sales = np.floor(2 * random.pareto(1.2, bundles))
     with torch.no_grad():
-        model.popularity = torch.from_numpy(np.log1p(sales)).float()
+        model.sales = torch.from_numpy(sales).float()
+        model.popularity_weights = torch.ones(2)
         shared = model.item_shared.shape[1]
         model.item_shared.copy_(torch.from_numpy(vectors[:, :shared]))
         model.item_matching.copy_(torch.from_numpy(vectors[:, shared:]))
         model.eval()
-        some = shop.interactions.histories(torch.arange(64))
-        products = model.score_bundles(some, shop.interactions.bundle_item) - model.popularity
-        scale = float(products.std(1).mean()) ** -0.5  # it is in both vectors
-        model.item_shared.mul_(scale)
-        model.item_matching.mul_(scale)
         model.train().eval()  # it forgets the tables that it has made
     recommender._fitted = (model, shop)
     return recommender

@@ -14,7 +14,7 @@ from bundlemage.data.vocabulary import Vocabulary
 
 Rows = Sequence[Iterable[int]]
 
-QUICK: dict[str, Any] = {"embedding_dim": 16, "batch_size": 64, "epochs": 3, "device": "cpu"}
+QUICK: dict[str, Any] = {"embedding_dim": 16, "batch_size": 64, "min_steps": 1, "epochs": 3, "device": "cpu"}
 """Settings with which training on `small_shop` takes a moment."""
 
 

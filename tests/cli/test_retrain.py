@@ -12,7 +12,7 @@ from bundlemage.store.repository import Store
 from tests.cli.run import run, run_json
 from tests.growing_shop import USERS, early_model, late_model, open_early, open_late, record_of, sell
 
-CRIPPLED = ["--set", "learning_rate=1e-9", "--set", "popularity_bias=false", "--epochs", "1"]
+CRIPPLED = ["--set", "learning_rate=1e-9", "--set", "popularity_weight=0", "--epochs", "1"]
 
 
 @pytest.fixture(scope="module")

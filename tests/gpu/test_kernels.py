@@ -13,7 +13,7 @@ from torch import Tensor
 from bundlemage.models import losses
 from bundlemage.models.accelerated import kernels_for
 from bundlemage.models.bipartite import Bipartite
-from bundlemage.models.losses import multinomial_loss
+from bundlemage.models.losses import Prior, multinomial_loss
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.rows import NOTHING, Hidden, mean_of_rows
 
@@ -174,12 +174,12 @@ def softmax(
     lists = [[value for value in row if value < catalogue] for row in shop.lists]
     z, table = (drawn(rows, dim, seed=rows) * scale for rows in (ASKED, catalogue))
     weights = torch.rand(ASKED, generator=torch.Generator().manual_seed(2))
-    bias = drawn(catalogue, seed=5) * 2 if biased else None
+    bias, shift = drawn(catalogue, seed=5) * 2, -drawn(catalogue, seed=6).abs()
     where = device or torch.device("cpu")
     z, table = (side.to(where, kind).requires_grad_() for side in (z, table))
     found = multinomial_loss(
         z, table, Ragged.from_lists(lists, device), weights.to(where, kind), shop.index.to(where),
-        None if bias is None else bias.to(where, kind),
+        Prior(bias.to(where, kind), shift.to(where, kind)) if biased else None,
     )  # fmt: skip
     by_z, by_table = torch.autograd.grad(found, (z, table))
     return found.detach().cpu(), by_z.cpu(), by_table.cpu()

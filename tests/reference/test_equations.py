@@ -13,6 +13,7 @@ from bundlemage.models.base import Histories, Interactions, Sizes
 from bundlemage.models.bundlemage import GENERATION, MATCHING, BundleMage, BundleMageConfig
 from bundlemage.models.losses import BLOCK_ENTRIES
 from bundlemage.models.ragged import Ragged
+from bundlemage.recipe import Recipe
 from tests.reference import numpy_bundlemage as paper
 
 USERS, ITEMS, BUNDLES, DIM = 6, 11, 5, 8
@@ -33,14 +34,8 @@ def matrices() -> dict[str, np.ndarray]:
 
 def make(**settings: Any) -> BundleMage:
     torch.manual_seed(0)
-    plain = {
-        "dropout": 0.0,
-        "mask_bundles": 0.0,
-        "mask_items": 0.0,
-        "hide_target": False,
-        "popularity_bias": False,
-    }
-    defaults = {"embedding_dim": DIM, **plain}
+    plain = {"dropout": 0.0, "mask_bundles": 0.0, "mask_items": 0.0, "embedding_dim": DIM}
+    defaults = {**Recipe.find("youshu/bundlemage-paper").settings, **plain}
     model = BundleMage(BundleMageConfig(**(defaults | settings)), Sizes(USERS, ITEMS, BUNDLES)).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -74,7 +69,9 @@ def parameters_of(model: BundleMage) -> paper.Parameters:
 
 def interactions(matrices: dict[str, np.ndarray]) -> Interactions:
     ragged = {name: Ragged.from_csr(sparse.csr_matrix(matrix)) for name, matrix in matrices.items()}
-    return Interactions(**ragged, items=matrices["bundle_item"].shape[1])
+    return Interactions(
+        ragged["user_item"], ragged["user_bundle"], ragged["bundle_item"], matrices["bundle_item"].shape[1]
+    )
 
 
 def learning(matrices: dict[str, np.ndarray], **settings: Any) -> tuple[BundleMage, Interactions]:
@@ -259,14 +256,18 @@ def test_a_sample_of_the_whole_catalogue_is_the_paper_too(
 
 @pytest.mark.parametrize("sampled", [0, ITEMS])
 def test_a_popularity_bias_is_the_logarithm_of_sales(sampled: int, matrices: dict[str, np.ndarray]) -> None:
-    """Not of the paper: it multiplies each bundle's probability by one more than its sales."""
-    model, data = learning(matrices, popularity_bias=True, sampled_softmax=sampled)
-    likely = paper_matching(model, matrices) * (1 + matrices["user_bundle"].sum(0))
+    """Not of the paper: it multiplies each bundle's probability by one more than its sales. While learning,
+    the user's own purchase is not among them."""
+    model, data = learning(matrices, popularity_weight=1.0, sampled_softmax=sampled)
+    sales, taken = matrices["user_bundle"].sum(0), matrices["user_bundle"]
+    likely = paper_matching(model, matrices) * (1 + sales - taken)
     likely /= likely.sum(1, keepdims=True)
     loss = model.loss(MATCHING, torch.arange(USERS), data)
     by_paper = paper.matching_loss_plain_sum(matrices["user_bundle"], likely)
     assert loss.item() == pytest.approx(by_paper, rel=1e-6)  # the logarithm is kept in float32
     model.double().eval()
+    likely = paper_matching(model, matrices) * (1 + sales)
+    likely /= likely.sum(1, keepdims=True)
     with torch.no_grad():
         scores = model.score_bundles(data.histories(torch.arange(USERS)), data.bundle_item)
     np.testing.assert_allclose(scores.softmax(1), likely, rtol=1e-5)

@@ -50,7 +50,7 @@ from tests.growing_shop import (
 from tests.small_shop import pairs_of, row_of
 
 Names = set[tuple[str, str]]
-NOTHING_LEARNED: dict[str, Any] = {"learning_rate": 1e-9, "epochs": 1, "popularity_bias": False}
+NOTHING_LEARNED: dict[str, Any] = {"learning_rate": 1e-9, "epochs": 1, "popularity_weight": 0.0}
 
 
 @pytest.fixture(scope="module")

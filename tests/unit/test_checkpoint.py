@@ -154,9 +154,10 @@ class TestResume:
         def constant(*_: object) -> dict[str, torch.Tensor]:
             return {"ndcg@5": torch.tensor([value["value"]])}
 
-        monkeypatch.setattr("bundlemage.training.exams.MatchingExam.metrics", constant)
-        killed(split, tmp_path / "run", 3, patience=4)
-        _, result = run(split, tmp_path / "run", resume=True, patience=4)
+        monkeypatch.setattr("bundlemage.training.judging.MatchingExam.metrics", constant)
+        settings: dict[str, Any] = {"patience": 4, "select_by": "matching"}
+        killed(split, tmp_path / "run", 3, **settings)
+        _, result = run(split, tmp_path / "run", resume=True, **settings)
         assert (len(result.history), result.best_epoch) == (5, 1)
 
     def test_without_resume_a_run_starts_over(self, split: Split, tmp_path: Path) -> None:

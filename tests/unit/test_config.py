@@ -24,26 +24,23 @@ def test_the_papers_recipe_has_the_papers_hyperparameters() -> None:
     assert (paper.learning_rate, paper.weight_decay) == (0.001, 0.00001)
     assert (paper.dropout, paper.embedding_dim, paper.epochs) == (0.3, 200, 200)
     assert (paper.shared_fraction, paper.mixer, paper.tasks) == (0.5, "gate", "both")
-    assert (paper.schedule, paper.weight_average, paper.popularity_bias) == ("constant", 0, False)
+    assert (paper.schedule, paper.weight_average, paper.popularity_weight) == ("constant", 0, 0)
     assert (paper.pairs_per_bundle, paper.sampled_softmax) == (0, 0), "all pairs, all items"
+    assert (paper.scores, paper.residual, paper.pair_mixer) == ("dot", False, "join")
+    assert (paper.item_popularity_weight, paper.initial_spread, paper.propagation) == (0, 0, 0)
+    assert (paper.generation_weight, paper.item_dropout, paper.every_bundle) == (1, 0, False)
+    assert (paper.select_by, paper.min_steps, paper.batch_size) == ("matching", 1, 2000)
 
 
-def test_the_defaults_are_the_papers_but_for_what_gets_there_sooner() -> None:
-    paper = recipe("youshu/bundlemage-paper")
-    defaults = parse_config(BundleMageConfig, {})
-    assert {name: value for name, value in defaults if value != paper[name]} == {
-        "patience": 50,
-        "learning_rate": 0.004,
-        "weight_average": 0.99,
-        "hide_target": True,
-        "popularity_bias": True,
-        "pairs_per_bundle": 4,
-    }
+@pytest.mark.parametrize("name", ["avg", "sep", "sha", "no-generation", "no-matching"])
+def test_an_ablation_differs_from_the_papers_recipe_in_one_setting(name: str) -> None:
+    paper, ablation = recipe("youshu/bundlemage-paper"), recipe(f"youshu/ablation-{name}")
+    assert len([key for key, value in ablation.items() if value != paper[key]]) == 1
 
 
-def test_our_recipe_for_youshu_is_the_defaults_to_the_last_epoch() -> None:
-    defaults = dict(parse_config(BundleMageConfig, {}))
-    assert recipe("youshu/bundlemage") == defaults | {"patience": 200}
+@pytest.mark.parametrize("name", ["youshu/bundlemage", "youshu-full/bundlemage"])
+def test_our_recipes_for_youshu_are_the_defaults(name: str) -> None:
+    assert recipe(name) == dict(parse_config(BundleMageConfig, {}))
 
 
 @pytest.mark.parametrize("config_class", [ModelConfig, LearnedConfig, BundleMageConfig])

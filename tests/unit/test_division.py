@@ -16,11 +16,16 @@ from bundlemage.models.base import Interactions, Sizes
 from bundlemage.models.bundlemage import BundleMage, BundleMageConfig
 from bundlemage.models.division import ALONE, DividedItems, DividedUsers, Division
 from bundlemage.models.group import Group
+from bundlemage.recipe import Recipe
 
 THREE = 3  # of which some get a row more than others
 SETTINGS: dict[str, dict[str, Any]] = {
     "defaults": {},
-    "equations": {"masking": "row", "loss_weighting": "mean", "popularity_bias": False, "hide_target": False},
+    "learned": {"learn_temperature": True, "popularity_weight": 0.5, "item_popularity_weight": 0.7},
+    "equations": {
+        **Recipe.find("youshu/bundlemage-paper").settings,
+        **{"masking": "row", "loss_weighting": "mean", "embedding_dim": 8},
+    },
 }
 
 

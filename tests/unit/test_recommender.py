@@ -37,7 +37,7 @@ def model(shop: BundleDataset) -> Recommender:
 @pytest.fixture(scope="module")
 def by_items(shop: BundleDataset) -> Recommender:
     """A model for which sales do not count: what is new has none."""
-    return Recommender(**QUICK, popularity_bias=False).fit(shop)
+    return Recommender(**QUICK, popularity_weight=0.0).fit(shop)
 
 
 @pytest.fixture(scope="module")

@@ -213,7 +213,7 @@ class TestAnswers:
         recommender = fitted(shop)
         model = recommender.model
         assert isinstance(model, BundleMage)
-        model.popularity[77] = 25.0
+        model.sales[77] = 1e12
         recommender.use_index(0.5, **SMALL)
         sold = shop.bundles.ids[77]
         found = answers(recommender, include_owned=True)
@@ -230,7 +230,7 @@ class TestAnswers:
 
     def test_new_and_nameless_bundles_are_looked_at_exactly(self, shop: BundleDataset) -> None:
         """Sales left out, so that bundles of one item, whose vectors are the longest, are among the best."""
-        recommender = fitted(shop, popularity_bias=False)
+        recommender = fitted(shop, popularity_weight=0.0)
         items = shop.items.ids
         new = {f"box {item}": [item] for item in items}
         best = recommender.recommend(History(items[:3]), 2, new_bundles=new)

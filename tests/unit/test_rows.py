@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bundlemage.models import losses
 from bundlemage.models.bipartite import Bipartite
-from bundlemage.models.losses import BLOCK_ENTRIES, multinomial_loss
+from bundlemage.models.losses import BLOCK_ENTRIES, Prior, multinomial_loss
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.rows import Hidden, mean_of_rows
 
@@ -166,10 +166,14 @@ class TestSums:
 
 
 def plain_loss(
-    z: Tensor, table: Tensor, positives: Lists, weights: Tensor, bias: Tensor | None = None
+    z: Tensor, table: Tensor, positives: Lists, weights: Tensor, prior: Prior | None = None
 ) -> Tensor:
     """The docstring's formula, a positive at a time, in whatever precision the arguments have."""
-    logits = z @ table.T if bias is None else z @ table.T + bias
+    logits = z @ table.T
+    if prior is not None:
+        logits = logits + prior.bias
+        for row, chosen in enumerate(positives):
+            logits[row, chosen] = logits[row, chosen] + prior.shift[chosen]
     shares = logits.log_softmax(1)
     total = shares.new_zeros(())
     for row, chosen in enumerate(positives):
@@ -190,15 +194,17 @@ class Problem:
         self.table = torch.from_numpy(random.normal(size=(COLUMNS, DIM)) * scale)
         self.weights = torch.from_numpy(random.random(rows) + 0.1)
         self.bias = torch.from_numpy(random.normal(size=COLUMNS) * 2) if biased else None
+        self.shift = torch.from_numpy(-random.random(COLUMNS))
 
     def solve(self, fast: bool, kind: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, and its gradients by both sides."""
         z, table = (side.to(kind).requires_grad_() for side in (self.z, self.table))
-        weights, bias = self.weights.to(kind), None if self.bias is None else self.bias.to(kind)
+        weights = self.weights.to(kind)
+        prior = None if self.bias is None else Prior(self.bias.to(kind), self.shift.to(kind))
         if fast:
-            loss = multinomial_loss(z, table, self.ragged, weights, self.index, bias)
+            loss = multinomial_loss(z, table, self.ragged, weights, self.index, prior)
         else:
-            loss = plain_loss(z, table, self.positives, weights, bias)
+            loss = plain_loss(z, table, self.positives, weights, prior)
         if not loss.requires_grad:
             return loss, torch.zeros_like(z), torch.zeros_like(table)
         by_z, by_table = torch.autograd.grad(loss, (z, table), torch.tensor(1.7, dtype=kind))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bundlemage.models.base import Interactions, Sizes
 from bundlemage.models.bundlemage import BundleMage, BundleMageConfig
-from bundlemage.models.losses import multinomial_loss
+from bundlemage.models.losses import Prior, multinomial_loss
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.sampled import Drawn, Part, Sampler, sampled_loss
 from tests.small_shop import small_shop
@@ -88,13 +88,15 @@ class TestSampler:
 
 
 def slow_loss(
-    z: Tensor, table: Tensor, positives: Lists, drawn: Drawn, weights: Tensor, bias: Tensor
+    z: Tensor, table: Tensor, positives: Lists, drawn: Drawn, weights: Tensor, prior: Prior
 ) -> Tensor:
     """A row at a time: its positives as they are, and of the drawn those that are not among them."""
-    logits, total = z @ table.T + bias, z.new_zeros(())
+    total = z.new_zeros(())
     for row, right in enumerate(positives):
         if not right:
             continue
+        logits = z @ table.T + prior.bias
+        logits[row, right] = logits[row, right] + prior.shift[right]
         others = [place for place, chosen in enumerate(drawn.ids.tolist()) if chosen not in right]
         wrong = logits[row, drawn.ids[others]] - drawn.log_expected[others]
         normaliser = torch.cat([logits[row, right], wrong]).logsumexp(0)
@@ -114,12 +116,12 @@ def assert_same(one: Tensor, other: Tensor, *by: Tensor) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-10)
 
 
-def sides(seed: int, rows: int, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def sides(seed: int, rows: int, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Prior]:
     random = np.random.default_rng(seed)
     z, table = random.normal(size=(rows, DIM)) * scale, random.normal(size=(COLUMNS, DIM)) * scale
-    weights, bias = random.random(rows) + 0.1, random.normal(size=COLUMNS)
-    tensors = [torch.from_numpy(array) for array in (z, table, weights, bias)]
-    return tensors[0].requires_grad_(), tensors[1].requires_grad_(), tensors[2], tensors[3]
+    weights, bias, shift = random.random(rows) + 0.1, *random.normal(size=(2, COLUMNS))
+    tensors = [torch.from_numpy(array) for array in (z, table, weights, bias, shift)]
+    return tensors[0].requires_grad_(), tensors[1].requires_grad_(), tensors[2], Prior(*tensors[3:])
 
 
 class TestLoss:
@@ -128,11 +130,11 @@ class TestLoss:
     def test_with_everything_drawn_it_is_the_exact_one(
         self, lists: Lists, seed: int, scale: float, biased: bool
     ) -> None:
-        z, table, weights, bias = sides(seed, len(lists), scale)
-        given_bias = bias if biased else None
+        z, table, weights, prior = sides(seed, len(lists), scale)
+        given_prior = prior if biased else None
         everyone = Drawn(torch.arange(COLUMNS), torch.zeros(COLUMNS))
-        sampled = sampled_loss(z, table, Ragged.from_lists(lists), everyone, weights, given_bias)
-        exact = multinomial_loss(z, table, Ragged.from_lists(lists), weights, bias=given_bias)
+        sampled = sampled_loss(z, table, Ragged.from_lists(lists), everyone, weights, given_prior)
+        exact = multinomial_loss(z, table, Ragged.from_lists(lists), weights, prior=given_prior)
         assert_same(sampled, exact, z, table)
 
     @given(
@@ -145,11 +147,11 @@ class TestLoss:
     def test_with_some_drawn_it_is_the_formula(
         self, lists: Lists, ids: list[int], seed: int, scale: float
     ) -> None:
-        z, table, weights, bias = sides(seed, len(lists), scale)
+        z, table, weights, prior = sides(seed, len(lists), scale)
         log_expected = torch.from_numpy(np.random.default_rng(seed).normal(size=len(ids)))
         drawn = Drawn(torch.tensor(ids, dtype=torch.int64), log_expected)
-        found = sampled_loss(z, table, Ragged.from_lists(lists), drawn, weights, bias)
-        assert_same(found, slow_loss(z, table, lists, drawn, weights, bias), z, table)
+        found = sampled_loss(z, table, Ragged.from_lists(lists), drawn, weights, prior)
+        assert_same(found, slow_loss(z, table, lists, drawn, weights, prior), z, table)
 
     def test_accidental_hits_do_not_count(self) -> None:
         z, table, weights, _ = sides(1, 2)
@@ -165,13 +167,13 @@ class TestLoss:
 
     @pytest.mark.parametrize("ids", [[], [0, 3]])
     def test_rows_without_positives_add_nothing(self, ids: list[int]) -> None:
-        z, table, weights, bias = sides(2, 3)
+        z, table, weights, prior = sides(2, 3)
         drawn = Drawn(torch.tensor(ids, dtype=torch.int64), torch.zeros(len(ids)))
-        loss = sampled_loss(z, table, Ragged.from_lists([[], [], []]), drawn, weights, bias)
+        loss = sampled_loss(z, table, Ragged.from_lists([[], [], []]), drawn, weights, prior)
         assert loss.item() == 0
         assert not any(side.any() for side in gradients(loss, z, table))
-        mixed = sampled_loss(z, table, Ragged.from_lists([[], [4], []]), drawn, weights, bias)
-        alone = sampled_loss(z[1:2], table, Ragged.from_lists([[4]]), drawn, weights[1:2], bias)
+        mixed = sampled_loss(z, table, Ragged.from_lists([[], [4], []]), drawn, weights, prior)
+        alone = sampled_loss(z[1:2], table, Ragged.from_lists([[4]]), drawn, weights[1:2], prior)
         assert mixed.item() == pytest.approx(alone.item() / 3)
         assert not gradients(mixed, z)[0][[0, 2]].any()
 
@@ -191,7 +193,7 @@ def data() -> Interactions:
 
 def built(data: Interactions, **settings: Any) -> BundleMage:
     torch.manual_seed(0)
-    plain = {"embedding_dim": 8, "dropout": 0.0, "mask_bundles": 0.0, "mask_items": 0.0}
+    plain = {"embedding_dim": 8, "dropout": 0.0, "item_dropout": 0.0, "mask_bundles": 0.0, "mask_items": 0.0}
     sizes = Sizes(len(data.user_item), data.items, len(data.bundle_item))
     model = BundleMage(BundleMageConfig(**(plain | settings)), sizes).double()
     with torch.no_grad():
@@ -216,7 +218,7 @@ class TestBundleMage:
         "settings",
         [
             {},
-            {"hide_target": False, "popularity_bias": False},
+            {"hide_target": False, "popularity_weight": 0.0},
             {"loss_weighting": "mean", "mixer": "average"},
             {"shared_fraction": 0.0, "masking": "row"},
             {"shared_fraction": 1.0},

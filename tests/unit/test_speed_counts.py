@@ -195,7 +195,7 @@ class TestNothingWaits:
             {"tasks": "matching"},
             {"tasks": "generation", "hide_target": False},
             {"loss_weighting": "mean", "schedule": "cosine"},
-            {"popularity_bias": False, "mixer": "average", "weight_average": 0.0},
+            {"popularity_weight": 0.0, "mixer": "average", "weight_average": 0.0},
             {"mask_bundles": 0.0, "mask_items": 0.0, "pairs_per_bundle": 0, "shared_fraction": 1.0},
         ],
     )
@@ -244,7 +244,7 @@ class TestNothingWaits:
     ) -> None:
         counts = {
             len(waiting(watched.recorder.of("validation", epoch)))
-            for watched in (watch(patch, SPLIT, epochs=3), watch(patch, LARGER, epochs=3))
+            for watched in (watch(patch, split, epochs=3, select_by="matching") for split in (SPLIT, LARGER))
             for epoch in range(3)
         }
         assert len(counts) == 1
@@ -260,7 +260,7 @@ class TestNothingGrows:
             # In the first epoch the optimiser makes its memory.
             seen |= {frozenset(calls.items()) for calls in watched.calls_per_step[per_epoch:]}
         assert len(seen) == 2  # one kind of step for each task
-        assert all(sum(times for _, times in step) < 250 for step in seen)
+        assert all(sum(times for _, times in step) < 320 for step in seen)
 
     def test_no_array_of_a_step_is_larger_than_a_table(self, patch: pytest.MonkeyPatch) -> None:
         batch_size, dim = 128, 16
@@ -280,13 +280,13 @@ def softmax_calls(rows: int, catalogue: int, dim: int = 16) -> list[Call]:
         watching.enter_context(recorder)
 
     torch.manual_seed(0)
-    z, table, weights, bias = (
-        torch.randn(size) for size in ((rows, dim), (catalogue, dim), (rows,), (catalogue,))
+    z, table, weights, bias, shift = (
+        torch.randn(size) for size in ((rows, dim), (catalogue, dim), (rows,), (catalogue,), (catalogue,))
     )
     positives = Ragged.from_lists([[row % catalogue, (row + 1) % catalogue] for row in range(rows)])
     with pytest.MonkeyPatch.context() as patch, watching:
         patch.setattr(losses, "kernels_for", none_from_here_on)
-        losses.multinomial_loss(z, table, positives, weights, bias=bias)
+        losses.multinomial_loss(z, table, positives, weights, prior=losses.Prior(bias, shift))
     assert recorder.calls
     return recorder.calls
 
@@ -324,7 +324,10 @@ class TestTheSoftmax:
         assert len(counts) == 1
 
 
-SPARSE: dict[str, Any] = {"sampled_softmax": 12, "batch_size": 8, "pairs_per_bundle": 2, "epochs": 3}
+SPARSE: dict[str, Any] = {
+    **{"sampled_softmax": 12, "batch_size": 8, "pairs_per_bundle": 2, "epochs": 3},
+    "every_bundle": False,
+}
 
 
 def vast_shop(times: int) -> Split:
@@ -437,7 +440,8 @@ class Clock(Observer):
         with patch.context() as context:
             context.setattr(RunFolder, "save", slow)
             context.setattr(loop, "time", self)
-            settings = {"embedding_dim": 4, "batch_size": 5000, "tasks": "matching", "patience": epochs}
+            settings = {"embedding_dim": 4, "batch_size": 5000, "min_steps": 1, "tasks": "matching"}
+            settings |= {"patience": epochs}
             config = make_config("bundlemage", settings | {"epochs": epochs, "device": "cpu"})
             model = build("bundlemage", config, Sizes.of(SPLIT.dataset))
             train(model, config, SPLIT, folder=folder, checkpoint_every=every, observers=[self])

@@ -139,8 +139,8 @@ class TestSeeds:
 class TestBest:
     def test_patience_stops_training(self, split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
         values = Scripted([0.1, 0.3, 0.2, 0.3, 0.25, 0.9])
-        monkeypatch.setattr("bundlemage.training.exams.MatchingExam.metrics", values)
-        _, result = fitted(split, epochs=50, patience=3)
+        monkeypatch.setattr("bundlemage.training.judging.MatchingExam.metrics", values)
+        _, result = fitted(split, epochs=50, patience=3, select_by="matching")
         assert [record.epoch for record in result.history] == [1, 2, 3, 4, 5]
         assert [record.improved for record in result.history] == [True, True, False, False, False]
         assert result.best_epoch == 2
@@ -149,22 +149,23 @@ class TestBest:
         self, split: Split, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         values = Scripted([0.1, 0.3, 0.2, 0.1])
-        monkeypatch.setattr("bundlemage.training.exams.MatchingExam.metrics", values)
-        model, result, keeper = watched(split, epochs=4)
+        monkeypatch.setattr("bundlemage.training.judging.MatchingExam.metrics", values)
+        model, result, keeper = watched(split, epochs=4, select_by="matching")
         assert result.best_epoch == 2
         assert equal(model.state_dict(), keeper.after[1])
         assert not equal(model.state_dict(), keeper.after[3])
 
     @pytest.mark.parametrize("weight_average", [0.0, 0.99])
     def test_the_model_scores_what_its_best_epoch_recorded(self, split: Split, weight_average: float) -> None:
-        model, result = fitted(split, epochs=8, learning_rate=0.01, weight_average=weight_average)
+        settings: dict[str, Any] = {"weight_average": weight_average, "select_by": "matching"}
+        model, result = fitted(split, epochs=8, learning_rate=0.01, **settings)
         recorded = {record.epoch: record.validation[SELECTION_METRIC] for record in result.history}
         assert recorded[result.best_epoch] == max(recorded.values())
         assert validation_value(model, split) == recorded[result.best_epoch]
 
     def test_the_first_of_equal_epochs_wins(self, split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("bundlemage.training.exams.MatchingExam.metrics", Scripted([0.2, 0.2, 0.2]))
-        assert fitted(split, epochs=3)[1].best_epoch == 1
+        monkeypatch.setattr("bundlemage.training.judging.MatchingExam.metrics", Scripted([0.2, 0.2, 0.2]))
+        assert fitted(split, epochs=3, select_by="matching")[1].best_epoch == 1
 
     def test_without_validation_cases_the_last_epoch_stays(self) -> None:
         split = SplitPlan("none").divide(small_shop())
@@ -256,7 +257,8 @@ class TestWhatIsLearned:
 
 class TestObservers:
     def test_observers_hear_of_every_step_and_epoch_and_of_the_end(self, split: Split) -> None:
-        _, result, keeper = watched(split, epochs=2, batch_size=50)
+        settings: dict[str, Any] = {"every_bundle": False, "pairs_per_bundle": 0, "select_by": "matching"}
+        _, result, keeper = watched(split, epochs=2, batch_size=50, **settings)
         users, pairs = len(split.dataset.users), split.train.user_bundle.nnz
         each = ["matching"] * math.ceil(users / 50) + ["generation"] * math.ceil(pairs / 50)
         assert keeper.started == {"epochs": 2, "steps_per_epoch": len(each), "done": ()}

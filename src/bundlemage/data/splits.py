@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -45,11 +45,13 @@ class GenerationCases:
     row for each held-out bundle, and `bundles` says which row a case asks about.
     """
 
-    users: Positions  # [cases]
+    users: Positions  # [cases]; the number of users stands for somebody without a history
     bundles: Positions  # [cases], rows of the three below
     partial: sparse.csr_matrix  # [held-out bundles, items]
     positives: sparse.csr_matrix  # [held-out bundles, items]
     candidates: Positions  # [held-out bundles, width], positives included, padded with PAD
+    known_as: Positions | None = None  # [held-out bundles]; positions of bundles that training knows
+    """For cases made from training bundles: what is to be left out of the users' histories."""
 
     def __len__(self) -> int:
         return len(self.users)
@@ -179,6 +181,43 @@ def hold_out_bundles(
     return _training_part(dataset, ~held_out[bundles], ~held_out), cases
 
 
+VALIDATION_SHARE, MOST_HELD_OUT, USERS_PER_BUNDLE = 0.05, 300, 4
+"""Of the training bundles, how many choose the epoch of generation, and for how many users each."""
+LEAST_BUNDLES = 40
+"""Of a shop with fewer bundles that have two items, none is held out: each is needed to learn from."""
+
+
+def completion_cases(
+    train: BundleDataset, plan: SplitPlan
+) -> tuple[npt.NDArray[np.bool_], GenerationCases] | None:
+    """Some training bundles to be completed while a model learns, and which they are; None for a tiny shop.
+
+    They stay known to matching. A bundle without a buyer is completed for somebody without a history.
+    """
+    random = np.random.default_rng([plan.seed, 0xB0D1E])
+    usable = np.flatnonzero(np.diff(train.bundle_item.indptr) > 1)
+    count = min(MOST_HELD_OUT, round(len(usable) * VALIDATION_SHARE))
+    if len(usable) < LEAST_BUNDLES or not count:
+        return None
+    held_out = np.zeros(len(train.bundles), bool)
+    held_out[random.permutation(usable)[:count]] = True
+    chosen = np.flatnonzero(held_out)
+    buyers = sparse.csc_matrix(train.user_bundle)
+    users, rows = [], []
+    for row, bundle in enumerate(chosen.tolist()):
+        mine = _draw(_row(buyers, bundle).astype(np.intp), USERS_PER_BUNDLE, random)
+        mine = mine if len(mine) else np.array([len(train.users)])
+        users.append(mine)
+        rows.append(np.full(len(mine), row))
+    cases = _completions_of(train, chosen, plan, random)
+    return held_out, replace(
+        cases,
+        users=np.concatenate(users).astype(np.int32),
+        bundles=np.concatenate(rows).astype(np.int32),
+        known_as=chosen.astype(np.int32),
+    )
+
+
 def _choose_bundles(dataset: BundleDataset, share: float, random: Random) -> npt.NDArray[np.bool_]:
     """A random share of the bundles that have items and users, and so can make generation cases."""
     usable = np.flatnonzero(
@@ -257,10 +296,24 @@ def _generation_cases(
     dataset: BundleDataset, held_out: npt.NDArray[np.bool_], plan: SplitPlan, random: Random
 ) -> GenerationCases | None:
     """n items of each held-out bundle to be found among 99 n that are not in it."""
-    positives = plan.positives or positives_by_size(dataset)
     chosen = np.flatnonzero(held_out)
     if not len(chosen):
         return None
+    users, bundles = _pairs(dataset.user_bundle)
+    asked = held_out[bundles]
+    row_of_bundle = np.cumsum(held_out) - 1
+    return replace(
+        _completions_of(dataset, chosen, plan, random),
+        users=users[asked],
+        bundles=row_of_bundle[bundles[asked]].astype(np.int32),
+    )
+
+
+def _completions_of(
+    dataset: BundleDataset, chosen: npt.NDArray[np.intp], plan: SplitPlan, random: Random
+) -> GenerationCases:
+    """What is shown of each chosen bundle, what is to be found and among what; for no user yet."""
+    positives = plan.positives or positives_by_size(dataset)
     hidden, shown, candidates = [], [], []
     everything = np.arange(len(dataset.items))
     for bundle in chosen.tolist():
@@ -269,12 +322,10 @@ def _generation_cases(
         hidden.append(items[:positives])
         shown.append(items[positives:])
         candidates.append(np.concatenate([items[:positives], _draw(others, 99 * positives, random)]))
-    users, bundles = _pairs(dataset.user_bundle)
-    asked = held_out[bundles]
-    row_of_bundle = np.cumsum(held_out) - 1
+    nobody = np.zeros(0, np.int32)
     return GenerationCases(
-        users[asked],
-        row_of_bundle[bundles[asked]].astype(np.int32),
+        nobody,
+        nobody,
         _rows_to_matrix(shown, len(dataset.items)),
         _rows_to_matrix(hidden, len(dataset.items)),
         padded(candidates),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -68,22 +69,43 @@ def generation_metrics(
     model: Model, cases: GenerationCases, data: Interactions, ks: Sequence[int] = DEFAULT_KS
 ) -> PerCase:
     """Per-case metrics of completing the held-out bundles."""
-    device = data.user_item.device
-    users, bundles = _tensor(cases.users, device), _tensor(cases.bundles, device)
-    partial, positives = Ragged.from_csr(cases.partial, device), Ragged.from_csr(cases.positives, device)
-    candidates = _tensor(cases.candidates, device)
-    positives = _columns(positives, candidates)
+    return GenerationExam(cases, data, ks).metrics(model)
 
-    def score(chunk: Tensor) -> tuple[Tensor, Ragged]:
-        held_out = bundles[chunk]
-        histories = data.histories(users[chunk])
-        scores = model.score_items(histories, partial.rows(held_out), data.bundle_item)
-        model.checked("score_items", scores, len(histories), cases.partial.shape[1])
-        asked = candidates[held_out]
-        among = scores.gather(1, asked.clamp(min=0)).masked_fill(asked == PAD, -torch.inf)
-        return among, positives.rows(held_out)
 
-    return _in_chunks(model, len(cases), cases.partial.shape[1], score, ks, device)
+class GenerationExam:
+    """As `MatchingExam`: incomplete bundles to be completed, each for a user."""
+
+    def __init__(self, cases: GenerationCases, data: Interactions, ks: Sequence[int] = DEFAULT_KS) -> None:
+        self.data, self.ks = data.with_nobody, ks
+        self.device = device = data.user_item.device
+        self.users, self.bundles = _tensor(cases.users, device), _tensor(cases.bundles, device)
+        self.partial = Ragged.from_csr(cases.partial, device)
+        self.candidates = _tensor(cases.candidates, device)
+        self.positives = _columns(Ragged.from_csr(cases.positives, device), self.candidates)
+        self.known_as = None if cases.known_as is None else _tensor(cases.known_as, device)
+
+    def metrics(self, model: Model) -> PerCase:
+        return _in_chunks(
+            model,
+            len(self.users),
+            self.data.items,
+            lambda chunk: self._score(model, chunk),
+            self.ks,
+            self.device,
+        )
+
+    def _score(self, model: Model, chunk: Tensor) -> tuple[Tensor, Ragged]:
+        held_out = self.bundles[chunk]
+        histories = self.data.histories(self.users[chunk])
+        if self.known_as is not None:  # nobody owns a bundle that is still being made
+            owned, target = histories.bundles, self.known_as[held_out]
+            histories = replace(histories, bundles=owned.keep(owned.values != target[owned.row_of_entry()]))
+        asked = self.candidates[held_out]
+        scores = model.score_item_candidates(
+            histories, self.partial.rows(held_out), asked.clamp(min=0), self.data.bundle_item
+        )
+        model.checked("score_item_candidates", scores, *asked.shape)
+        return scores.masked_fill(asked == PAD, -torch.inf), self.positives.rows(held_out)
 
 
 def cases_at_a_time(width: int) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -56,6 +57,8 @@ class Interactions:
     bundle_item: Ragged
     items: int
     """How many items there are."""
+    held_out: Tensor | None = None
+    """[bundles] bool: bundles from whose contents generation must not learn, as it is judged by them."""
 
     @classmethod
     def of(cls, dataset: BundleDataset, device: torch.device) -> Interactions:
@@ -70,10 +73,38 @@ class Interactions:
         user_item, user_bundle, bundle_item = (
             rows.to(device) for rows in (self.user_item, self.user_bundle, self.bundle_item)
         )
-        return Interactions(user_item, user_bundle, bundle_item, self.items)
+        held_out = None if self.held_out is None else self.held_out.to(device)
+        return Interactions(user_item, user_bundle, bundle_item, self.items, held_out)
 
     def histories(self, users: Tensor) -> Histories:
         return Histories(self.user_item.rows(users), self.user_bundle.rows(users), users)
+
+    @cached_property
+    def with_nobody(self) -> Interactions:
+        """The same with one more user, the last one, who has nothing."""
+        user_item, user_bundle = (
+            Ragged(rows.values, torch.cat([rows.offsets, rows.offsets[-1:]]))
+            for rows in (self.user_item, self.user_bundle)
+        )
+        return replace(self, user_item=user_item, user_bundle=user_bundle)
+
+    def completion(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """User and bundle of some rows of a phase over `completions` or `user_bundle`.
+
+        Rows after the last pair stand for bundles, one each, completed for nobody: see `with_nobody`.
+        """
+        pairs = len(self.user_bundle.values)
+        if not pairs:
+            return torch.full_like(rows, len(self.user_bundle)), rows
+        users, bundles = self.user_bundle.entries(rows.clamp(max=pairs - 1))
+        is_pair = rows < pairs
+        return torch.where(is_pair, users, len(self.user_bundle)), torch.where(is_pair, bundles, rows - pairs)
+
+    def learned_contents(self) -> Ragged:
+        """What is in the bundles that generation may learn from; the others are empty."""
+        if self.held_out is None:
+            return self.bundle_item
+        return self.bundle_item.keep(~self.held_out[self.bundle_item.row_of_entry()])
 
 
 @dataclass(frozen=True)
@@ -85,7 +116,7 @@ class Factors:
     """What a bundle's score has for everyone alike."""
 
 
-Over = Literal["users", "items", "bundles", "user_item", "user_bundle", "bundle_item"]
+Over = Literal["users", "items", "bundles", "user_item", "user_bundle", "bundle_item", "completions"]
 
 
 @dataclass(frozen=True)
@@ -95,7 +126,8 @@ class Phase:
     name: str
     over: Over
     """`users`, `items`, `bundles`: every one, by its position. `user_bundle` and the other two: every pair,
-    by its index among the entries of that matrix (`Ragged.entries` gives the pair)."""
+    by its index among the entries of that matrix (`Ragged.entries` gives the pair). `completions`: every
+    pair of a user and a bundle, and every bundle without a buyer (`Interactions.completion`)."""
     at_most: int | None = None
     """For pairs: how many of each right side in one epoch, drawn anew each time; all of them if not said."""
 
@@ -196,6 +228,13 @@ class Model(nn.Module, ABC):
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
         """A score for every item as an addition to each row of `partial`."""
         raise UnsupportedError(f"{self.title} does not complete bundles")
+
+    def score_item_candidates(
+        self, histories: Histories, partial: Ragged, candidates: Tensor, contents: Ragged
+    ) -> Tensor:
+        """Scores of some items, by their positions [rows, candidates], as additions to `partial`."""
+        scores = self.score_items(histories, partial, contents)
+        return self.checked("score_items", scores, len(histories), self.sizes.items).gather(1, candidates)
 
     def score_new_bundles(self, histories: Histories, contents: Ragged, new: Ragged) -> Tensor:
         """Scores of bundles that are not in `contents`, as `score_bundles` would give them."""  # [rows, new]

@@ -94,5 +94,5 @@ def _sum_of_all(table: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
     if kernels is None:
         return Ragged(values, offsets).sum_of(table)
     everyone = torch.arange(len(offsets) - 1, device=table.device)
-    found: Tensor = kernels.sum_of_rows(table, values, offsets, everyone, None, None, 0.0, False)[0]
+    found: Tensor = kernels.sum_of_rows(table, values, offsets, everyone, None, None, None, 0.0, False)[0]
     return found

@@ -1,4 +1,8 @@
-"""BundleMage, as in Section "Proposed Method" of the paper. Equations go by the paper's own labels."""
+"""BundleMage, as in Section "Proposed Method" of the paper. Equations go by the paper's own labels.
+
+The settings under "How scores are formed" go beyond the paper: cosines with a temperature, popularity as a
+term of the score, residual layers. The recipe `youshu/bundlemage-paper` switches them off.
+"""
 
 from __future__ import annotations
 
@@ -7,90 +11,50 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bundlemage.errors import UnsupportedError
+from bundlemage.errors import ConfigError, UnsupportedError
 from bundlemage.models.base import Factors, Histories, Interactions, Model, Phase, Sizes
 from bundlemage.models.bipartite import Bipartite
+from bundlemage.models.bundlemage_config import BundleMageConfig
 from bundlemage.models.bundlemage_sampled import SampledLosses
-from bundlemage.models.config import LearnedConfig, ModelConfig
+from bundlemage.models.config import ModelConfig
 from bundlemage.models.division import ALONE, Division
-from bundlemage.models.premix import Mixer, PreMix, feed_forward
+from bundlemage.models.losses import Prior, fitted_weight
+from bundlemage.models.premix import PreMix, feed_forward
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.rows import Hidden, mean_of_rows
-from bundlemage.models.space import Between, OneOf, Space
 
-
-class BundleMageConfig(LearnedConfig):
-    """The paper's settings, but for what gets there sooner (docs/performance.md). Its ablations are settings,
-    too."""
-
-    space: ClassVar[Space] = {
-        **LearnedConfig.space,
-        "embedding_dim": OneOf(64, 128, 200, 300),
-        "dropout": Between(0.0, 0.7),
-        "mask_bundles": Between(0.1, 0.9),
-    }
-
-    learning_rate: float = Field(0.004, gt=0)
-    """Adam's step size. The paper's is 0.001."""
-    weight_average: float = Field(0.99, ge=0, lt=1)
-    """Decay of an exponential moving average of the weights, which is then what is used; 0 for none."""
-    embedding_dim: int = Field(200, ge=2, multiple_of=2)
-    """d, the length of every vector; even, as it is halved inside."""
-    shared_fraction: float = Field(0.5, ge=0, le=1)
-    """How much of an item's two embeddings is one and the same; 0 is the ablation -Sep, 1 is -Sha."""
-    mixer: Mixer = "gate"
-    """How item and bundle history are mixed; `average` is the ablation -Avg."""
-    tasks: Literal["both", "matching", "generation"] = "both"
-    """What is learned; `matching` is the ablation -Lgen, `generation` is -Lmat."""
-    dropout: float = Field(0.3, ge=0, lt=1)
-    """On the user's vector z_u and on the pair's vector z_b^(u)."""
-    mask_bundles: float = Field(0.5, ge=0, le=1)
-    """ρ, how much of a user's bundles is hidden while they are being predicted."""
-    mask_items: float = Field(0.5, ge=0, le=1)
-    """ψ, how much of a bundle's items is hidden while they are being predicted."""
-    masking: Literal["row", "batch"] = "batch"
-    """`row` hides that share of every user and bundle, as the paper says; `batch` hides that share of
-    a batch's entries wherever they fall, as the program behind the paper's tables did."""
-    loss_weighting: Literal["sum", "mean"] = "sum"
-    """`mean` divides by the number of a user's bundles and a bundle's items, as the equations do;
-    `sum` does not, as the program behind the paper's tables did, and measures better."""
-
-    hide_target: bool = True
-    """Whether the bundle that is being completed is left out of its owner's history meanwhile, as a bundle
-    that does not exist yet will be. The program behind the paper's tables left it in; hidden measures better.
-    """
-
-    popularity_bias: bool = True
-    """Whether the logarithm of a bundle's sales is added to its score for everyone. It is not learned: with
-    it the first epoch already ranks like popularity, and what is learned is where a user differs."""
-    pairs_per_bundle: int = Field(4, ge=0)
-    """How many of a bundle's users it is completed for in an epoch, drawn anew each time; 0 for all."""
-    sampled_softmax: int = Field(0, ge=0)
-    """How many items, or bundles, a step compares the right ones with, drawn by popularity; 0 for all. It is
-    for catalogues beyond a million items: a step then touches, and remembers, only the rows it needs."""
+__all__ = ["BundleMage", "BundleMageConfig"]
 
 
 MATCHING = Phase("matching", over="users")
 GENERATION = Phase("generation", over="user_bundle")
+COMPLETIONS = Phase("generation", over="completions")
+Task = Literal["matching", "generation"]
 
 
 class _Table:
     """Vectors to be looked up and multiplied with, again and again while no weight changes."""
 
-    def __init__(self, rows: Tensor) -> None:
+    def __init__(self, rows: Tensor, cosine: bool) -> None:
         self.rows = rows  # [rows, d]
+        self.cosine = cosine
+
+    @cached_property
+    def factors(self) -> Tensor:
+        """The vectors as scores take them: of length one where scores are cosines."""
+        return F.normalize(self.rows, dim=1) if self.cosine else self.rows  # [rows, d]
 
     @cached_property
     def columns(self) -> Tensor:
         """Laid out so, the product with one vector takes a third of the time on a CPU."""
-        return self.rows.T.contiguous()  # [d, rows]
+        return self.factors.T.contiguous()  # [d, rows]
 
     @cached_property
     def mean(self) -> Tensor:
-        return self.rows.mean(0)  # [d]
+        return self.factors.mean(0)  # [d]
 
 
 @dataclass(frozen=True)
@@ -123,26 +87,52 @@ class BundleMage(Model):
         self.item_shared = nn.Parameter(torch.empty(sizes.items, shared))
         self.item_matching = nn.Parameter(torch.empty(sizes.items, dim - shared))
         self.item_generation = nn.Parameter(torch.empty(sizes.items, dim - shared))
-        self.premix = PreMix(dim, config.mixer)
-        self.project_user = nn.Linear(dim, dim // 2)  # W², b²
-        self.project_bundle = nn.Linear(dim, dim // 2)  # W³, b³
-        self.join = feed_forward(dim)  # FNN²
+        self.premix = PreMix(dim, config.mixer, config.residual)
+        if config.pair_mixer == "join":
+            self.project_user = nn.Linear(dim, dim // 2)  # W², b²
+            self.project_bundle = nn.Linear(dim, dim // 2)  # W³, b³
+            self.join = feed_forward(dim)  # FNN²
+        else:
+            self.carry_user = nn.Linear(dim, dim)  # z_u among the vectors of generation
+            self.pair_mix = PreMix(dim, "gate", config.residual)
         self.dropout = nn.Dropout(config.dropout)
-        self.popularity: Tensor
-        if config.popularity_bias:
-            self.register_buffer("popularity", torch.zeros(sizes.bundles))
+        # Of matching and of generation: the logarithms of the temperatures, and the weights of popularity.
+        self.log_temperatures: Tensor
+        self.popularity_weights: Tensor
+        temperatures = torch.tensor([config.temperature, config.generation_temperature]).log()
+        if config.learn_temperature:
+            self.register_parameter("log_temperatures", nn.Parameter(temperatures))
+        else:
+            self.register_buffer("log_temperatures", temperatures, persistent=False)
+        self.register_buffer("popularity_weights", torch.zeros(2))
+        self.sales: Tensor
+        self.item_counts: Tensor
+        self.new_bundle_credit: Tensor
+        self.spread_items: Tensor
+        self.register_buffer("sales", torch.zeros(sizes.bundles))
+        self.register_buffer("item_counts", torch.zeros(sizes.items))  # bundles that hold the item
+        self.register_buffer("new_bundle_credit", torch.zeros(()))  # sales that a new bundle is credited with
+        self.register_buffer("spread_items", torch.zeros(0, dim))  # with `propagation`: the last epoch's E¹
         self._tables: dict[str, _Table] = {}
         self._embedded: tuple[Ragged, _Table] | None = None  # bundles' contents, and their vectors
         self._contents: _Contents | None = None
+        # While learning: what a score has for everyone alike, of each bundle and of each item that is here.
+        self.bundle_prior: Prior | None = None
+        self.item_prior: Prior | None = None
         self.division: Division = ALONE
         self.register_load_state_dict_post_hook(BundleMage._forget)  # type: ignore[no-untyped-call]
         self._initialise()
+        if config.propagation and config.sampled_softmax:
+            raise ConfigError(
+                "propagation walks over all bundles in each step, which sampled_softmax is there to avoid: "
+                "set one of them to 0"
+            )
 
     @torch.no_grad()
     def _initialise(self) -> None:
         dim = self.config.embedding_dim
         # Xavier-normal over the whole [items, d] table, though it is stored in parts.
-        spread = (2.0 / (self.sizes.items + dim)) ** 0.5
+        spread = self.config.initial_spread or (2.0 / (self.sizes.items + dim)) ** 0.5
         for part in (self.item_shared, self.item_matching, self.item_generation):
             part.normal_(0, spread)
         for layer in self.modules():
@@ -161,7 +151,8 @@ class BundleMage(Model):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Each epoch first all matching batches, then all generation batches."""
-        generation = replace(GENERATION, at_most=self.config.pairs_per_bundle or None)
+        pairs = COMPLETIONS if self.config.every_bundle else GENERATION
+        generation = replace(pairs, at_most=self.config.pairs_per_bundle or None)
         return (MATCHING,) * self.matches + (generation,) * self.generates
 
     # ── Representations ──────────────────────────────────────────────────────────────────────────
@@ -179,16 +170,48 @@ class BundleMage(Model):
             return sums / contents.lengths.clamp(min=1)[:, None]
         return contents.mean_of(item_table)
 
+    def matching_table(self) -> Tensor:
+        """E¹, with `propagation` spread over the bundles of training."""  # [items, d]
+        table = self.matching_embeddings()
+        if self.config.propagation:
+            assert self._contents is not None
+            graph, layer, total = self._contents.graph, table, table
+            for _ in range(self.config.propagation):
+                layer = graph.mean_to_right(graph.mean_to_left(layer))
+                total = total + layer
+            table = total / (1 + self.config.propagation)
+        return table
+
     def user_vectors(self, from_items: Tensor, from_bundles: Tensor) -> Tensor:
         """Eq. gate: z_u, of p_u and q_u."""
         z: Tensor = self.dropout(self.premix(from_items, from_bundles))
         return z  # [rows, d]
 
     def pair_vectors(self, users: Tensor, bundles: Tensor) -> Tensor:
-        """Eq. pair_rep: z_b^(u) = FNN²([W²z_u + b²; W³z_b + b³])."""
-        joined = torch.cat([self.project_user(users), self.project_bundle(bundles)], dim=1)
-        z: Tensor = self.dropout(self.join(joined))
-        return z  # [rows, d]
+        """Eq. pair_rep: z_b^(u) = FNN²([W²z_u + b²; W³z_b + b³]), or a mix by a gate."""
+        if self.config.pair_mixer == "join":
+            joined = torch.cat([self.project_user(users), self.project_bundle(bundles)], dim=1)
+            z: Tensor = self.join(joined)
+            z = joined + z if self.config.residual else z
+        else:
+            z = self.pair_mix(self.carry_user(users), bundles)
+        dropped: Tensor = self.dropout(z)
+        return dropped  # [rows, d]
+
+    # ── Scores: cosine / temperature + weight · popularity, or the paper's inner product ─────────
+
+    @property
+    def cosine(self) -> bool:
+        return self.config.scores == "cosine"
+
+    def query(self, z: Tensor, task: Task) -> Tensor:
+        """A vector whose products with `factors` are the scores, but for the bias."""  # [rows, d]
+        if not self.cosine:
+            return z
+        return F.normalize(z, dim=1) * (-self.log_temperatures[_PLACE[task]]).exp()
+
+    def factors(self, table: Tensor) -> Tensor:
+        return F.normalize(table, dim=1) if self.cosine else table  # [rows, d]
 
     # ── Learning ─────────────────────────────────────────────────────────────────────────────────
 
@@ -210,6 +233,8 @@ class BundleMage(Model):
                 "sampled_softmax is for one process: with several, each compares with its share of the whole "
                 "catalogue. Set sampled_softmax=0, or use one worker"
             )
+        if self.config.propagation:
+            raise UnsupportedError("propagation is for one process: set propagation=0, or use one worker")
 
     def divide(self, division: Division) -> None:
         self.division = division
@@ -218,8 +243,20 @@ class BundleMage(Model):
     def observe(self, data: Interactions) -> None:
         own = self.division.own_contents(data.bundle_item)
         self._contents = _Contents(data.bundle_item, Bipartite.of(own, len(self.item_shared)))
-        if self.config.popularity_bias:
-            self.popularity = data.user_bundle.counts(self.sizes.bundles).to(self.item_shared.dtype).log1p()
+        kind = self.item_shared.dtype
+        self.sales = data.user_bundle.counts(self.sizes.bundles).to(kind)
+        self.item_counts = data.learned_contents().counts(self.sizes.items).to(kind)
+        asked = self.config.popularity_weight, self.config.item_popularity_weight
+        weights = [
+            fitted_weight(counts) if weight == "fit" else weight
+            for weight, counts in zip(asked, (self.sales, self.item_counts), strict=True)
+        ]
+        self.popularity_weights = torch.tensor(weights, dtype=kind, device=self.sales.device)
+        own_counts = self.division.own_items(self.item_counts)
+        self.bundle_prior = Prior.of_counts(self.sales, self.popularity_weights[0]) if asked[0] else None
+        self.item_prior = Prior.of_counts(own_counts, self.popularity_weights[1]) if asked[1] else None
+        if len(self.sales):  # until it is fitted, a new bundle is taken for one like the median
+            self.new_bundle_credit = self.sales.median()
         if self.config.sampled_softmax:
             self._of_sample = SampledLosses(self.config.sampled_softmax, self.sizes, data)
 
@@ -235,15 +272,16 @@ class BundleMage(Model):
 
     def matching_loss(self, users: Tensor, data: Interactions) -> Tensor:
         """Eq. matching_loss, for a batch of users."""
-        item_table = self.matching_embeddings()
+        item_table = self.matching_table()
         bundle_table = self.bundle_embeddings(item_table, data.bundle_item)
-        p = self.division.mean_of_items(data, users, item_table)  # Eq. item_rep: p_u = E¹v_u / ‖v_u‖₁
+        # Eq. item_rep: p_u = E¹v_u / ‖v_u‖₁
+        p = self.division.mean_of_items(data, users, item_table, Hidden(self.config.item_dropout))
         # Eq. bundle_rep: q_u = E¹XD⁻¹r̈_u / ‖r̈_u‖₁
         q = mean_of_rows(data.user_bundle, users, bundle_table, self._hidden(self.config.mask_bundles))
-        z = self.user_vectors(p, q)
+        z = self.query(self.user_vectors(p, q), "matching")
         weights = self.matching_weights(users, data)
-        bias = self.popularity if self.config.popularity_bias else None
-        return self.division.loss_over_bundles(z, bundle_table, data, users, weights, bias)
+        factors = self.factors(bundle_table)
+        return self.division.loss_over_bundles(z, factors, data, users, weights, self.bundle_prior)
 
     def matching_weights(self, users: Tensor, data: Interactions) -> Tensor:
         weights = torch.ones_like(users, dtype=self.item_shared.dtype)
@@ -253,26 +291,28 @@ class BundleMage(Model):
 
     def generation_loss(self, pairs: Tensor, data: Interactions) -> Tensor:
         """Eq. generation_loss, for a batch of pairs of a user and a bundle."""
-        users, targets = data.user_bundle.entries(pairs)
-        item_table = self.matching_embeddings()
+        users, targets = data.completion(pairs)
+        data = data.with_nobody
+        item_table = self.matching_table()
         bundle_table = self.bundle_embeddings(item_table, data.bundle_item)
-        p = self.division.mean_of_items(data, users, item_table)
+        p = self.division.mean_of_items(data, users, item_table, Hidden(self.config.item_dropout))
         left_out = targets if self.config.hide_target else None
         q = mean_of_rows(data.user_bundle, users, bundle_table, without=left_out)
         table = self.generation_embeddings()
         # Eq. incomplete_bundle_rep: z_b = E²ẍ_b / ‖ẍ_b‖₁
         hidden = self._hidden(self.config.mask_items)
         partial = self.division.mean_of_contents(data, targets, table, hidden)
-        z = self.pair_vectors(self.user_vectors(p, q), partial)
+        z = self.query(self.pair_vectors(self.user_vectors(p, q), partial), "generation")
         weights = self.generation_weights(users, targets, data)
-        return self.division.loss_over_items(z, table, data, targets, users, weights)
+        prior = self.item_prior
+        return self.division.loss_over_items(z, self.factors(table), data, targets, users, weights, prior)
 
     def generation_weights(self, users: Tensor, targets: Tensor, data: Interactions) -> Tensor:
-        weights = torch.ones_like(users, dtype=self.item_shared.dtype)
+        weights = torch.full_like(users, self.config.generation_weight, dtype=self.item_shared.dtype)
         if self.config.loss_weighting == "mean":
             # A batch is of pairs and the equation's mean is over users: pairs / users evens that out.
-            weights = weights * (len(data.user_bundle.values) / len(data.user_bundle))
-            weights = weights / data.user_bundle.lengths[users]  # 1 / ‖r_u‖₁
+            weights = weights * (len(data.user_bundle.values) / self.sizes.users)
+            weights = weights / data.user_bundle.lengths[users].clamp(min=1)  # 1 / ‖r_u‖₁
             weights = weights / data.bundle_item.lengths[targets].clamp(min=1)  # 1 / ‖x_b‖₁
         return weights
 
@@ -298,23 +338,42 @@ class BundleMage(Model):
         """Outside training nothing changes, so a table is put together only once."""
         table = self._tables.get(name)
         if self.training or table is None:
-            make = self.matching_embeddings if name == "items" else self.generation_embeddings
-            table = self._tables[name] = _Table(make())
+            table = self._tables[name] = _Table(self._rows_of(name), self.cosine)
         return table
+
+    def _rows_of(self, name: Literal["items", "completing items"]) -> Tensor:
+        if name == "completing items":
+            return self.generation_embeddings()
+        return self.spread_items if self.config.propagation else self.matching_embeddings()
+
+    def settle(self, data: Interactions) -> None:
+        if self.config.propagation:
+            self._forget()
+            self.spread_items = self.matching_table()
 
     def _bundle_table(self, contents: Ragged) -> _Table:
         kept = self._embedded
         if self.training or kept is None or kept[0] is not contents:
             rows = self.bundle_embeddings(self._table("items").rows, contents)
-            kept = self._embedded = (contents, _Table(rows))
+            kept = self._embedded = (contents, _Table(rows, self.cosine))
         return kept[1]
 
-    def _bias(self, bundles: int) -> Tensor:
-        """A bundle that came later has had no time to sell, so it is taken for one like the median."""
-        later = bundles - len(self.popularity)
-        if not later or not len(self.popularity):
-            return self.popularity if not later else self.popularity.new_zeros(later)
-        return torch.cat([self.popularity, self.popularity.median().expand(later)])
+    def _bias(self, contents: Ragged, start: int = 0) -> Tensor | None:
+        """What the scores of bundles from `start` on have for everyone alike.
+
+        A bundle that came after training has had no time to sell, so it is credited with some sales.
+        """  # [bundles from start]
+        if not self.config.popularity_weight:
+            return None
+        later = len(contents) - len(self.sales)
+        new = self.new_bundle_credit.expand(later)[max(0, start - len(self.sales)) :]
+        sales = torch.cat([self.sales[start:], new]) if later else self.sales[start:]
+        return self.popularity_weights[0] * sales.log1p()
+
+    def _item_bias(self) -> Tensor | None:
+        if not self.config.item_popularity_weight:
+            return None
+        return self.popularity_weights[1] * self.division.own_items(self.item_counts).log1p()
 
     def _means(self, histories: Histories, contents: Ragged) -> tuple[Tensor, Tensor]:
         """p_u and q_u."""
@@ -334,40 +393,38 @@ class BundleMage(Model):
     def factors_of_bundles(self, contents: Ragged, start: int = 0) -> Factors:
         if start:  # a few that came later do not take the place of the shop's own
             later = contents.rows(torch.arange(start, len(contents), device=contents.device))
-            vectors = self.vectors_of_bundles(later)
+            vectors = self.factors(self.vectors_of_bundles(later))
         else:
-            vectors = self._bundle_table(contents).rows
-        if not self.config.popularity_bias:
-            return Factors(vectors, vectors.new_zeros(len(vectors)))
-        return Factors(vectors, self._bias(len(contents))[start:])
+            vectors = self._bundle_table(contents).factors
+        bias = self._bias(contents, start)
+        return Factors(vectors, vectors.new_zeros(len(vectors)) if bias is None else bias)
 
     def factors_of_people(self, histories: Histories, contents: Ragged) -> Tensor:
         kept = self._embedded
         if kept is not None and kept[0] is contents:
-            return self._encode(histories, contents)
+            return self.query(self._encode(histories, contents), "matching")
         # Of contents that a question brought along, only the bundles that somebody has are embedded.
         held, places = torch.unique(histories.bundles.values, return_inverse=True)
         p = self.division.mean_of_histories(histories, self._table("items").rows)
         q = Ragged(places, histories.bundles.offsets).mean_of(self.vectors_of_bundles(contents.rows(held)))
-        return self.user_vectors(p, q)
+        return self.query(self.user_vectors(p, q), "matching")
 
     def item_share(self, histories: Histories, contents: Ragged) -> Tensor:
         """The mean of g_u over its dimensions."""  # [rows]
         return self.premix.gate(*self._means(histories, contents)).mean(1)
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
-        """Eq. matching_prob before its softmax: (E¹XD⁻¹)ᵀz_u."""
-        z, table = self._encode(histories, contents), self._bundle_table(contents).columns
-        if not self.config.popularity_bias:
-            return z @ table  # [rows, bundles]
-        return torch.addmm(self._bias(table.shape[1]), z, table)
+        """Eq. matching_prob before its softmax: (E¹XD⁻¹)ᵀz_u; or the cosine between the two."""
+        z = self.query(self._encode(histories, contents), "matching")
+        table, bias = self._bundle_table(contents).columns, self._bias(contents)
+        return z @ table if bias is None else torch.addmm(bias, z, table)  # [rows, bundles]
 
     def score_new_bundles(self, histories: Histories, contents: Ragged, new: Ragged) -> Tensor:
         """As `score_bundles`, with only the new ones embedded."""  # [rows, new]
-        scores = self._encode(histories, contents) @ new.mean_of(self._table("items").rows).T
-        if not self.config.popularity_bias:
-            return scores
-        return scores + self._bias(len(contents) + len(new))[len(contents) :]
+        z = self.query(self._encode(histories, contents), "matching")
+        scores = z @ self.factors(new.mean_of(self._table("items").rows)).T
+        bias = self._bias(contents.append(new), len(contents))
+        return scores if bias is None else scores + bias
 
     def encoded(self, people: Histories, contents: Ragged) -> Tensor:
         return self._encode(people, contents)  # z_u [people, d]
@@ -375,27 +432,37 @@ class BundleMage(Model):
     def bundle_fit(
         self, people: Tensor, which: Tensor, bundles: Tensor, contents: Ragged, among: int
     ) -> Tensor:
-        z, table = people[which], self._bundle_table(contents)
-        mean = table.mean if among == len(table.rows) else table.rows[:among].mean(0)
-        fit = (z * (table.rows[bundles] - mean)).sum(1)  # [rows]
-        if not self.config.popularity_bias:
-            return fit
-        bias = self._bias(len(contents))
-        return fit + bias[bundles] - bias[:among].mean()
+        z, table = self.query(people[which], "matching"), self._bundle_table(contents)
+        mean = table.mean if among == len(table.rows) else table.factors[:among].mean(0)
+        fit = (z * (table.factors[bundles] - mean)).sum(1)  # [rows]
+        bias = self._bias(contents)
+        return fit if bias is None else fit + bias[bundles] - bias[:among].mean()
 
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
-        """Eq. reconstruction before its softmax: E²ᵀz_b^(u)."""
-        table = self._table("completing items")
-        z = self.pair_vectors(self._encode(histories, contents), partial.mean_of(table.rows))
-        return z @ table.columns  # [rows, items]
+        """Eq. reconstruction before its softmax: E²ᵀz_b^(u); or the cosine between the two."""
+        z = self._pair_query(self._encode(histories, contents), partial)
+        columns, bias = self._table("completing items").columns, self._item_bias()
+        return z @ columns if bias is None else torch.addmm(bias, z, columns)  # [rows, items]
+
+    def score_item_candidates(
+        self, histories: Histories, partial: Ragged, candidates: Tensor, contents: Ragged
+    ) -> Tensor:
+        return self.division.scores_of(candidates, self.score_items(histories, partial, contents))
+
+    def _pair_query(self, people: Tensor, partial: Ragged) -> Tensor:
+        inside = self.division.mean_of_partial(partial, self._table("completing items").rows)
+        return self.query(self.pair_vectors(people, inside), "generation")
 
     def item_fit(
         self, people: Tensor, which: Tensor, partial: Ragged, items: Tensor, contents: Ragged
     ) -> Tensor:
-        table = self._table("completing items")
-        z = self.pair_vectors(people[which], partial.mean_of(table.rows))
-        return (z * (table.rows[items] - table.mean)).sum(1)  # [rows]
+        table, bias = self._table("completing items"), self._item_bias()
+        fit = (self._pair_query(people[which], partial) * (table.factors[items] - table.mean)).sum(1)
+        return fit if bias is None else fit + bias[items] - bias.mean()  # [rows]
 
     def vectors_of_items(self) -> Tensor:
         """E², by which bundles are completed."""  # [items, d]
         return self._table("completing items").rows
+
+
+_PLACE: dict[Task, int] = {"matching": 0, "generation": 1}

@@ -43,15 +43,18 @@ class SampledLosses:
         item_table = torch.cat([shared, own], dim=1)
         bundle_table = Ragged(items.places[1], contents.offsets).mean_of(item_table)
         taken = Ragged(bundles.places[0], history.bundles.offsets)
-        p = Ragged(items.places[0], history.items.offsets).mean_of(item_table)
+        p = self._seen(model, Ragged(items.places[0], history.items.offsets)).mean_of(item_table)
         q = _masked(model, taken, model.config.mask_bundles).mean_of(bundle_table)
         here = Drawn(bundles.places[1], drawn.log_expected)
-        bias = model.popularity[bundles.ids] if model.config.popularity_bias else None
+        prior = model.bundle_prior
+        prior = None if prior is None else prior.part(bundles.ids)
         weights = model.matching_weights(users, data)
-        return sampled_loss(model.user_vectors(p, q), bundle_table, taken, here, weights, bias)
+        z = model.query(model.user_vectors(p, q), "matching")
+        return sampled_loss(z, model.factors(bundle_table), taken, here, weights, prior)
 
     def generation(self, model: BundleMage, pairs: Tensor, data: Interactions) -> Tensor:
-        users, targets = data.user_bundle.entries(pairs)
+        users, targets = data.completion(pairs)
+        data = data.with_nobody
         history, drawn = data.histories(users), self.items.draw()
         owned = history.bundles
         if model.config.hide_target:
@@ -63,13 +66,20 @@ class SampledLosses:
         item_table = torch.cat([shared, _rows(model.item_matching, items.ids)], dim=1)
         table = torch.cat([shared, _rows(model.item_generation, items.ids)], dim=1)
         bundle_table = Ragged(items.places[1], contents.offsets).mean_of(item_table)
-        p = Ragged(items.places[0], history.items.offsets).mean_of(item_table)
+        p = self._seen(model, Ragged(items.places[0], history.items.offsets)).mean_of(item_table)
         q = Ragged(bundles.places[0], owned.offsets).mean_of(bundle_table)
         whole = Ragged(items.places[2], whole.offsets)
         partial = _masked(model, whole, model.config.mask_items).mean_of(table)
-        z = model.pair_vectors(model.user_vectors(p, q), partial)
+        z = model.query(model.pair_vectors(model.user_vectors(p, q), partial), "generation")
         here = Drawn(items.places[3], drawn.log_expected)
-        return sampled_loss(z, table, whole, here, model.generation_weights(users, targets, data))
+        prior = model.item_prior
+        prior = None if prior is None else prior.part(items.ids)
+        weights = model.generation_weights(users, targets, data)
+        return sampled_loss(z, model.factors(table), whole, here, weights, prior)
+
+    def _seen(self, model: BundleMage, items: Ragged) -> Ragged:
+        """What a step sees of its users' items."""
+        return mask_whole_batch(items, model.config.item_dropout) if model.config.item_dropout else items
 
 
 def _rows(table: Tensor, touched: Tensor) -> Tensor:

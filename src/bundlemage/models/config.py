@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bundlemage.errors import ConfigError
 from bundlemage.models.space import Between, OneOf, Space
 
+SelectBy = Literal["matching", "generation", "both"]
+
 
 class ModelConfig(BaseModel):
     """What every model has."""
@@ -17,9 +19,8 @@ class ModelConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     space: ClassVar[Space] = {}
-    """What `bundlemage tune` searches if not told otherwise: few settings, those that matter most, each with
-    its default among the values. A search is judged by matching alone, so what serves only generation is not
-    in it."""
+    """What `bundlemage tune` searches if not told otherwise: the settings that matter most, each with its
+    default among the values."""
 
     seed: int = Field(0, ge=0, lt=2**32)
     """Everything random follows from it: first weights, order of batches, masks, dropout."""
@@ -39,10 +40,16 @@ class LearnedConfig(ModelConfig):
     epochs: int = Field(200, ge=1)
     """The most passes over the training data."""
     patience: int = Field(50, ge=1)
-    """Stop after this many epochs without a better validation nDCG@5. A small shop has few steps in an
+    """Stop after this many epochs without a better value on validation. A small shop has few steps in an
     epoch and learns nothing visible in the first dozens."""
+    select_by: SelectBy = "both"
+    """Which task's validation cases choose the epoch that is kept: `matching` and `generation` by their
+    nDCG@5, `both` by the mean of the two relative to popularity. For a model that does both tasks; for
+    generation some bundles of the training data are held out."""
     batch_size: int = Field(2000, ge=1)
-    """Users, or (user, bundle) pairs, per step."""
+    """The most users, or (user, bundle) pairs, per step."""
+    min_steps: int = Field(1, ge=1)
+    """The fewest steps of a phase in an epoch: a small shop gets smaller batches."""
     learning_rate: float = Field(0.001, gt=0)
     """Adam's step size."""
     schedule: Literal["constant", "cosine"] = "constant"

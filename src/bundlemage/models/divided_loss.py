@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bundlemage.models.group import Group
-from bundlemage.models.losses import BLOCK_ENTRIES, rows_at_a_time
+from bundlemage.models.losses import BLOCK_ENTRIES, Prior, rows_at_a_time
 from bundlemage.models.ragged import Ragged
 
 
@@ -18,12 +18,12 @@ def divided_multinomial_loss(
     own: Ragged,
     counts: Tensor,
     row_weights: Tensor,
-    bias: Tensor | None,
+    prior: Prior | None,
     group: Group,
 ) -> Tensor:
-    """`multinomial_loss` where `table`, `bias` and the positives `own` are this process's part of the
+    """`multinomial_loss` where `table`, `prior` and the positives `own` are this process's part of the
     catalogue. `counts`: how many positives each row has in all parts. Every process gets the same loss."""
-    total: Tensor = _Divided.apply(z, table, own, counts, row_weights, bias, group)  # type: ignore[no-untyped-call]
+    total: Tensor = _Divided.apply(z, table, own, counts, row_weights, prior, group)  # type: ignore[no-untyped-call]
     return total / max(1, len(z))
 
 
@@ -38,7 +38,7 @@ class _Divided(torch.autograd.Function):
         own: Ragged,
         counts: Tensor,
         weights: Tensor,
-        bias: Tensor | None,
+        prior: Prior | None,
         group: Group,
     ) -> Tensor:
         counts = counts.to(z.dtype)
@@ -53,11 +53,13 @@ class _Divided(torch.autograd.Function):
         for start in range(0, len(z), step):
             some = slice(start, min(start + step, len(z)))
             cells = _product(narrow_table, narrow_z[some].T)  # [catalogue here, block]
-            if bias is not None:
-                cells += bias[:, None]
+            if prior is not None:
+                cells += prior.bias[:, None]
             mine = slice(first[start], first[some.stop])
             here = row[mine] - start
             at, flat = own.values[mine] * cells.shape[1] + here, cells.view(-1)
+            if prior is not None:
+                flat[at] += prior.shift[own.values[mine]]
             weight, count = weights[some], counts[some]
             right += (flat[at] * weight[here]).sum()
             nothing = cells.new_full((cells.shape[1],), -torch.inf)

@@ -13,19 +13,30 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROW_STRIDE = 65_536
-"""Random numbers of a batch's row r begin at r × this. A row that is longer shares some with the next one."""
+from bundlemage.models import rows as plain
+
 TILE = 4
 """Entries of a row that a program looks at together; of twelve ways tried, near the best for both 200 and 400
 columns."""
 UNIT = float(2**44)
 """Gradients are added up in steps of 1 / this, up to half a million either way."""
+_BY_KEY, _BY_ROW, _BY_SEED = map(tl.constexpr, (plain.BY_KEY, plain.BY_ROW, plain.BY_SEED))
+_FIRST_MIX, _SECOND_MIX = map(tl.constexpr, (plain.FIRST_MIX, plain.SECOND_MIX))
+
+
+@triton.jit
+def _chance(seed, row, key):  # type: ignore[no-untyped-def]
+    """`rows.chances`, to the bit."""
+    mixed = key * _BY_KEY + row.to(tl.int64) * _BY_ROW + seed * _BY_SEED
+    mixed = (mixed ^ ((mixed >> 33) & 0x7FFFFFFF)) * _FIRST_MIX
+    mixed = (mixed ^ ((mixed >> 29) & 0x7FFFFFFFF)) * _SECOND_MIX
+    return ((mixed >> 32) & 0xFFFFFF).to(tl.float32) * (1.0 / 16777216.0)
 
 
 @triton.jit(do_not_specialize=["is_mean", "leaves_out"])  # type: ignore[untyped-decorator]
 def _sum_kernel(  # type: ignore[no-untyped-def]
-    out, counts, table, values, offsets, index, without, seed, hidden, dim,
-    is_mean, leaves_out, tile: tl.constexpr, width: tl.constexpr, row_stride: tl.constexpr,
+    out, counts, table, values, keys, offsets, index, without, seed, hidden, dim,
+    is_mean, leaves_out, tile: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     """One program sums one row's vectors, tile entries at a time."""
     row = tl.program_id(0)
@@ -43,8 +54,8 @@ def _sum_kernel(  # type: ignore[no-untyped-def]
         value = tl.load(values + entry, mask=there, other=0)
         there = there & (value != left_out)
         if hidden > 0:
-            chance = tl.rand(chosen_seed, (row * row_stride + entry - begin).to(tl.int32))
-            there = there & (chance >= hidden)
+            key = tl.load(keys + entry, mask=entry < end, other=0)
+            there = there & (_chance(chosen_seed, row, key) >= hidden)
         vectors = tl.load(
             table + value[:, None] * dim + columns[None, :], mask=there[:, None] & inside[None, :], other=0.0
         )
@@ -59,8 +70,8 @@ def _sum_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["leaves_out"])  # type: ignore[untyped-decorator]
 def _spread_kernel(  # type: ignore[no-untyped-def]
-    grid, upstream, counts, values, offsets, index, without, seed, hidden, dim,
-    leaves_out, tile: tl.constexpr, width: tl.constexpr, row_stride: tl.constexpr, unit: tl.constexpr,
+    grid, upstream, counts, values, keys, offsets, index, without, seed, hidden, dim,
+    leaves_out, tile: tl.constexpr, width: tl.constexpr, unit: tl.constexpr,
 ):  # fmt: skip
     """The way back of `_sum_kernel`: one program hands its row's gradient to each of the row's vectors.
 
@@ -82,8 +93,8 @@ def _spread_kernel(  # type: ignore[no-untyped-def]
         value = tl.load(values + entry, mask=there, other=0)
         there = there & (value != left_out)
         if hidden > 0:
-            chance = tl.rand(chosen_seed, (row * row_stride + entry - begin).to(tl.int32))
-            there = there & (chance >= hidden)
+            key = tl.load(keys + entry, mask=entry < end, other=0)
+            there = there & (_chance(chosen_seed, row, key) >= hidden)
         cells = grid + value[:, None] * dim + columns[None, :]
         tl.atomic_add(cells, shares, mask=there[:, None] & inside[None, :], sem="relaxed")
 
@@ -132,6 +143,20 @@ def _softmax_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _shift_kernel(logits, shift, values, offsets, index, stride, chunk: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What is added to the logit of each positive of a row."""
+    row = tl.program_id(0).to(tl.int64)
+    node = tl.load(index + row)
+    begin, end = tl.load(offsets + node), tl.load(offsets + node + 1)
+    for first in range(begin, end, chunk):
+        entry = first + tl.arange(0, chunk)
+        value = tl.load(values + entry, mask=entry < end, other=0)
+        cell = logits + row * stride + value
+        more = tl.load(shift + value, mask=entry < end, other=0.0)
+        tl.store(cell, tl.load(cell, mask=entry < end, other=0.0) + more, mask=entry < end)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _positives_kernel(slopes, values, offsets, index, weights, stride, chunk: tl.constexpr):  # type: ignore[no-untyped-def]
     """−weight at each positive of a row. A row holds an item once, so no two lanes meet."""
     row = tl.program_id(0).to(tl.int64)
@@ -158,7 +183,7 @@ def _or(tensor: Tensor | None, unread: Tensor) -> Tensor:
 
 def sum_of_rows(
     table: Tensor, values: Tensor, offsets: Tensor, index: Tensor, without: Tensor | None,
-    seed: Tensor | None, hidden: float, mean: bool,
+    keys: Tensor | None, seed: Tensor | None, hidden: float, mean: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     table = table.contiguous()
     dim = table.shape[1]
@@ -167,32 +192,32 @@ def sum_of_rows(
     if out.numel():
         width = _width(dim)
         _sum_kernel[(len(index), triton.cdiv(dim, width))](
-            out, counts, table, values, offsets, index, _or(without, index), _or(seed, index), float(hidden),
-            dim, int(mean), int(without is not None), tile=TILE, width=width, row_stride=ROW_STRIDE,
-            num_warps=2,
+            out, counts, table, values, _or(keys, values), offsets, index, _or(without, index),
+            _or(seed, index), float(hidden), dim, int(mean), int(without is not None), tile=TILE,
+            width=width, num_warps=2,
         )  # fmt: skip
     return out, counts
 
 
 def spread_of_rows(
     upstream: Tensor, counts: Tensor, values: Tensor, offsets: Tensor, index: Tensor, without: Tensor | None,
-    seed: Tensor | None, hidden: float, table_rows: int,
+    keys: Tensor | None, seed: Tensor | None, hidden: float, table_rows: int,
 ) -> Tensor:  # fmt: skip
     dim = upstream.shape[1]
     grid = torch.zeros(table_rows, dim, dtype=torch.int64, device=upstream.device)
     if upstream.numel():
         width = _width(dim)
         _spread_kernel[(len(index), triton.cdiv(dim, width))](
-            grid, upstream.contiguous(), counts, values, offsets, index, _or(without, index),
-            _or(seed, index), float(hidden), dim, int(without is not None), tile=TILE, width=width,
-            row_stride=ROW_STRIDE, unit=UNIT, num_warps=2,
+            grid, upstream.contiguous(), counts, values, _or(keys, values), offsets, index,
+            _or(without, index), _or(seed, index), float(hidden), dim, int(without is not None), tile=TILE,
+            width=width, unit=UNIT, num_warps=2,
         )  # fmt: skip
     return grid.mul(1 / UNIT)
 
 
 def multinomial(
-    z: Tensor, table: Tensor, bias: Tensor | None, values: Tensor, offsets: Tensor, index: Tensor,
-    weights: Tensor, entries: int,
+    z: Tensor, table: Tensor, bias: Tensor | None, shift: Tensor | None, values: Tensor, offsets: Tensor,
+    index: Tensor, weights: Tensor, entries: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The products run on bfloat16 inputs and add up in float32; the logits are float32."""
     rows, columns = len(z), len(table)
@@ -212,6 +237,8 @@ def multinomial(
         slopes = torch.empty_like(logits, dtype=torch.bfloat16)
         sparse: tuple[Any, ...] = (values, offsets, index[some], weights[some])
         block = len(logits)
+        if shift is not None:
+            _shift_kernel[(block,)](logits, shift, *sparse[:3], stride, chunk=64, num_warps=2)
         _softmax_kernel[(block,)](
             logits, slopes, losses[some], _or(bias, losses), *sparse, columns, stride, int(bias is not None),
             chunk=2048, num_warps=8,

@@ -3,6 +3,7 @@ and in bounded memory, and the pairwise one of BPR."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,16 +29,63 @@ def multinomial_loss(
     positives: Ragged,
     row_weights: Tensor,
     index: Tensor | None = None,
-    bias: Tensor | None = None,
+    prior: Prior | None = None,
 ) -> Tensor:
-    """The mean over rows r of −weight_r · Σ_p log softmax(table · z_r + bias)_p, over the row's positives p.
+    """The mean over rows r of −weight_r · Σ_p log softmax(table · z_r + prior)_p, over the row's positives p.
 
     With an `index`, row r's positives are row `index[r]` of `positives`. A row without positives adds
-    nothing. The bias is not learned.
+    nothing.
     """
     chosen = torch.arange(len(z), device=z.device) if index is None else index
-    total: Tensor = _Multinomial.apply(z, table, positives, chosen, row_weights, bias)  # type: ignore[no-untyped-call]
+    total: Tensor = _Multinomial.apply(z, table, positives, chosen, row_weights, prior)  # type: ignore[no-untyped-call]
     return total / max(1, len(z))
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What each member of a catalogue has in its score for everyone alike.
+
+    Where a member is a row's positive, `shift` is added: the prior is then what it would be if this very
+    positive had not been counted. A purchase that is to be foretold is in no count either.
+    """
+
+    bias: Tensor  # [catalogue]
+    shift: Tensor  # [catalogue]
+
+    def __deepcopy__(self, memo: object) -> Prior:
+        return self  # never changed, so a model's copy shares it
+
+    @classmethod
+    def of_counts(cls, counts: Tensor, weight: Tensor) -> Prior:
+        """weight · log(1 + count), where each positive is one of the counted."""
+        bias = weight * counts.log1p()
+        return cls(bias, weight * (counts - 1).clamp(min=0).log1p() - bias)
+
+    def part(self, members: slice | Tensor) -> Prior:
+        """Of some members of the catalogue."""
+        return Prior(self.bias[members], self.shift[members])
+
+
+MOST_WEIGHT = 1.5
+
+
+def fitted_weight(counts: Tensor) -> float:
+    """The weight w of log(1 + count) under which the counted choices are most likely, if nothing else is
+    known: softmax(w · log(1 + count)), each choice judged by the count without it. From 0 to `MOST_WEIGHT`.
+
+    About 1 where what was chosen often is chosen again, 0 where everything is chosen once.
+    """
+    counts = counts.double().cpu()
+    if not bool(counts.sum()):
+        return 0.0
+    scores = counts.log1p()
+    chosen = float((counts * (counts - 1).clamp(min=0).log1p()).sum() / counts.sum())
+    low, high = 0.0, MOST_WEIGHT
+    for _ in range(40):  # the likelihood rises as long as a choice expects less than was chosen
+        middle = (low + high) / 2
+        expected = float((scores * (middle * scores).softmax(0)).sum())
+        low, high = (middle, high) if expected < chosen else (low, middle)
+    return low
 
 
 class _Multinomial(torch.autograd.Function):
@@ -52,11 +100,12 @@ class _Multinomial(torch.autograd.Function):
         positives: Ragged,
         index: Tensor,
         weights: Tensor,
-        bias: Tensor | None,
+        prior: Prior | None,
     ) -> Tensor:
+        bias, shift = (None, None) if prior is None else (prior.bias, prior.shift)
         total: Tensor
         total, grad_z, grad_table = _multinomial(
-            z, table, bias, positives.values, positives.offsets, index, weights
+            z, table, bias, shift, positives.values, positives.offsets, index, weights
         )
         ctx.save_for_backward(grad_z, grad_table)
         return total
@@ -68,25 +117,26 @@ class _Multinomial(torch.autograd.Function):
 
 
 @operator(
-    "multinomial(Tensor z, Tensor table, Tensor? bias, Tensor values, Tensor offsets, Tensor index,"
-    " Tensor weights) -> (Tensor, Tensor, Tensor)"
+    "multinomial(Tensor z, Tensor table, Tensor? bias, Tensor? shift, Tensor values, Tensor offsets,"
+    " Tensor index, Tensor weights) -> (Tensor, Tensor, Tensor)"
 )
 def _multinomial(
     z: Tensor,
     table: Tensor,
     bias: Tensor | None,
+    shift: Tensor | None,
     values: Tensor,
     offsets: Tensor,
     index: Tensor,
     weights: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ_r weight_r · (positives_r · log Σ_n exp(z_r · e_n + bias_n) − Σ_p (z_r · e_p + bias_p)), and its
+    """Σ_r weight_r · (positives_r · log Σ_n exp(z_r · e_n + prior_n) − Σ_p (z_r · e_p + prior_p)), and its
     gradients."""
     entries = BLOCK_ENTRIES.get(z.device.type, BLOCK_ENTRIES["cpu"])
     kernels = kernels_for(z)
     if kernels is not None:
         found: tuple[Tensor, Tensor, Tensor] = kernels.multinomial(
-            z, table, bias, values, offsets, index, weights, entries
+            z, table, bias, shift, values, offsets, index, weights, entries
         )
         return found
     positives = Ragged(values, offsets).rows(index)
@@ -110,6 +160,8 @@ def _multinomial(
         here = row[mine] - start
         at = positives.values[mine] * len(block) + here
         flat = cells.view(-1)
+        if shift is not None:
+            flat[at] += shift[positives.values[mine]]
         weight = weights[some]
         total -= (flat[at] * weight[here]).sum()
         highest = cells.amax(0) if shifted else torch.zeros_like(weight)

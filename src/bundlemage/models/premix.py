@@ -1,4 +1,8 @@
-"""PreMix: how a person's item history and bundle history become one vector."""
+"""PreMix: two vectors weighed against each other in each dimension, and a feed-forward layer on the mix.
+
+The paper has it for a person's item history and bundle history. With `pair_mixer="gate"` the same layer also
+mixes a person with an incomplete bundle.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +20,25 @@ def feed_forward(dim: int) -> nn.Sequential:
 
 
 class PreMix(nn.Module):
-    """Eq. gate: g_u = σ(W¹[p_u; q_u] + b¹), z_u = FNN¹(g_u ⊙ p_u + (1 − g_u) ⊙ q_u)."""
+    """Eq. gate: g_u = σ(W¹[p_u; q_u] + b¹), z_u = FNN¹(g_u ⊙ p_u + (1 − g_u) ⊙ q_u).
 
-    def __init__(self, dim: int, mixer: Mixer) -> None:
+    With `residual` the mix itself is added to what FNN¹ makes of it.
+    """
+
+    def __init__(self, dim: int, mixer: Mixer, residual: bool = False) -> None:
         super().__init__()
         self.weigh = nn.Linear(2 * dim, dim) if mixer == "gate" else None  # W¹, b¹
         self.transform = feed_forward(dim)  # FNN¹
+        self.residual = residual
 
     def gate(self, from_items: Tensor, from_bundles: Tensor) -> Tensor:
-        """How far item history speaks, against bundle history, in each dimension."""
+        """The weight of the first vector against the second, in each dimension."""
         if self.weigh is None:  # the ablation "-Avg"
             return torch.full_like(from_items, 0.5)
         return torch.sigmoid(self.weigh(torch.cat([from_items, from_bundles], dim=1)))  # g_u [rows, d]
 
     def forward(self, from_items: Tensor, from_bundles: Tensor) -> Tensor:
         gate = self.gate(from_items, from_bundles)
-        z: Tensor = self.transform(gate * from_items + (1 - gate) * from_bundles)  # z_u [rows, d]
-        return z
+        mix = gate * from_items + (1 - gate) * from_bundles
+        z: Tensor = self.transform(mix)  # z_u [rows, d]
+        return mix + z if self.residual else z

@@ -1,6 +1,6 @@
 """Means over the rows that a batch asks for, with some entries hidden.
 
-What comes out has a size that is known before: nothing waits for a GPU. Hence the operators: on a GPU a
+The size of the result is known beforehand, so nothing waits for a GPU. Hence the operators: on a GPU a
 Triton kernel, elsewhere the plain PyTorch below, which also says what the kernels compute.
 """
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bundlemage.models.accelerated import kernels_for, operator
-from bundlemage.models.ragged import Ragged, mask_each_row, mask_whole_batch, offsets_of
+from bundlemage.models.ragged import Ragged, mask_each_row, offsets_of
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,51 @@ class Hidden:
 
 NOTHING = Hidden()
 
+# The constants of `chances`, as signed 64-bit numbers: odd, with bits that look random.
+BY_KEY, BY_ROW, BY_SEED = -0x61C8864680B583EB, -0x3D4D51C2D82B14B1, 0x27D4EB2F165667C5
+FIRST_MIX, SECOND_MIX = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
+
+
+def chances(seed: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
+    """A random number from 0 to 1 for each entry, by the seed, its row in the batch and its key.
+
+    It does not depend on which other entries there are. So processes that hold different parts of the data,
+    and a CPU and a GPU, all hide the same entries.
+    """  # [entries]
+    mixed = keys * BY_KEY + rows * BY_ROW + seed * BY_SEED  # whole numbers overflow, and that is meant
+    mixed = (mixed ^ ((mixed >> 33) & (2**31 - 1))) * FIRST_MIX
+    mixed = (mixed ^ ((mixed >> 29) & (2**35 - 1))) * SECOND_MIX
+    return ((mixed >> 32) & (2**24 - 1)).float() * (1 / 2**24)
+
 
 def mean_of_rows(
-    rows: Ragged, index: Tensor, table: Tensor, hidden: Hidden = NOTHING, without: Tensor | None = None
+    rows: Ragged,
+    index: Tensor,
+    table: Tensor,
+    hidden: Hidden = NOTHING,
+    without: Tensor | None = None,
+    keys: Tensor | None = None,
 ) -> Tensor:
     """The mean of `table` over the entries of each row that `index` names, zeros where there is none.
 
-    `without` names for each of them one value that does not count.
+    `without` names for each of them one value that does not count. `keys` are what hidden entries are drawn
+    by, where the values are not the ids themselves.
     """  # [index, d]
+    return mean_and_counts(rows, index, table, hidden, without, keys)[0]
+
+
+def mean_and_counts(
+    rows: Ragged,
+    index: Tensor,
+    table: Tensor,
+    hidden: Hidden = NOTHING,
+    without: Tensor | None = None,
+    keys: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `mean_of_rows`, and of how many entries each mean is."""  # [index, d], [index]
     seed = torch.randint(2**31, (1,), device=table.device) if hidden.ratio else None
-    found: Tensor = _MeanOfRows.apply(table, rows, index, without, seed, hidden)  # type: ignore[no-untyped-call]
-    return found
+    means, counts = _MeanOfRows.apply(table, rows, index, without, keys, seed, hidden)  # type: ignore[no-untyped-call]
+    return means, counts
 
 
 class _MeanOfRows(torch.autograd.Function):
@@ -48,20 +82,23 @@ class _MeanOfRows(torch.autograd.Function):
         edges: Ragged,
         index: Tensor,
         without: Tensor | None,
+        keys: Tensor | None,
         seed: Tensor | None,
         hidden: Hidden,
-    ) -> Tensor:
-        found: Tensor
-        found, counts = _mean_of_rows(
-            table, edges.values, edges.offsets, index, without, seed, hidden.ratio, hidden.each_row
+    ) -> tuple[Tensor, Tensor]:
+        means: Tensor
+        counts: Tensor
+        means, counts = _mean_of_rows(
+            table, edges.values, edges.offsets, index, without, keys, seed, hidden.ratio, hidden.each_row
         )
         ctx.edges, ctx.hidden, ctx.table_rows = edges, hidden, len(table)
-        ctx.save_for_backward(counts, index, without, seed)
-        return found
+        ctx.save_for_backward(counts, index, without, keys, seed)
+        ctx.mark_non_differentiable(counts)
+        return means, counts
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None, None]:
-        counts, index, without, seed = ctx.saved_tensors
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
+        counts, index, without, keys, seed = ctx.saved_tensors
         back = _mean_of_rows_back(
             upstream.contiguous(),
             counts,
@@ -69,17 +106,18 @@ class _MeanOfRows(torch.autograd.Function):
             ctx.edges.offsets,
             index,
             without,
+            keys,
             seed,
             ctx.hidden.ratio,
             ctx.hidden.each_row,
             ctx.table_rows,
         )
-        return back, None, None, None, None, None
+        return back, None, None, None, None, None, None
 
 
 @operator(
-    "mean_of_rows(Tensor table, Tensor values, Tensor offsets, Tensor index, Tensor? without, Tensor? seed,"
-    " float ratio, bool each_row) -> (Tensor, Tensor)"
+    "mean_of_rows(Tensor table, Tensor values, Tensor offsets, Tensor index, Tensor? without, Tensor? keys,"
+    " Tensor? seed, float ratio, bool each_row) -> (Tensor, Tensor)"
 )
 def _mean_of_rows(
     table: Tensor,
@@ -87,23 +125,24 @@ def _mean_of_rows(
     offsets: Tensor,
     index: Tensor,
     without: Tensor | None,
+    keys: Tensor | None,
     seed: Tensor | None,
     ratio: float,
     each_row: bool,
 ) -> tuple[Tensor, Tensor]:
     kernels = kernels_for(table)
     if kernels is None or each_row:
-        rows = _look(Ragged(values, offsets), index, without, seed, Hidden(ratio, each_row))
+        rows = _look(Ragged(values, offsets), index, without, keys, seed, Hidden(ratio, each_row))
         return rows.mean_of(table), rows.lengths.int()
     found: tuple[Tensor, Tensor] = kernels.sum_of_rows(
-        table, values, offsets, index, without, seed, ratio, True
+        table, values, offsets, index, without, keys, seed, ratio, True
     )
     return found
 
 
 @operator(
     "mean_of_rows_back(Tensor upstream, Tensor counts, Tensor values, Tensor offsets, Tensor index,"
-    " Tensor? without, Tensor? seed, float ratio, bool each_row, int table_rows) -> Tensor"
+    " Tensor? without, Tensor? keys, Tensor? seed, float ratio, bool each_row, int table_rows) -> Tensor"
 )
 def _mean_of_rows_back(
     upstream: Tensor,
@@ -112,6 +151,7 @@ def _mean_of_rows_back(
     offsets: Tensor,
     index: Tensor,
     without: Tensor | None,
+    keys: Tensor | None,
     seed: Tensor | None,
     ratio: float,
     each_row: bool,
@@ -119,7 +159,7 @@ def _mean_of_rows_back(
 ) -> Tensor:
     kernels = kernels_for(upstream)
     if kernels is None or each_row:
-        rows = _look(Ragged(values, offsets), index, without, seed, Hidden(ratio, each_row))
+        rows = _look(Ragged(values, offsets), index, without, keys, seed, Hidden(ratio, each_row))
         shares = upstream / counts.clamp(min=1)[:, None]
         # Sums for the touched rows alone: with empty rows of a large table they would take much longer.
         values, order = rows.values.sort(stable=True)
@@ -128,18 +168,28 @@ def _mean_of_rows_back(
         back[touched] = Ragged(rows.row_of_entry()[order], offsets_of(times)).sum_of(shares)
         return back
     found: Tensor = kernels.spread_of_rows(
-        upstream, counts, values, offsets, index, without, seed, ratio, table_rows
+        upstream, counts, values, offsets, index, without, keys, seed, ratio, table_rows
     )
     return found
 
 
 def _look(
-    edges: Ragged, index: Tensor, without: Tensor | None, seed: Tensor | None, hidden: Hidden
+    edges: Ragged,
+    index: Tensor,
+    without: Tensor | None,
+    keys: Tensor | None,
+    seed: Tensor | None,
+    hidden: Hidden,
 ) -> Ragged:
     rows = edges.rows(index)
+    row = rows.row_of_entry()
+    counted = torch.ones_like(row, dtype=torch.bool)
     if without is not None:
-        rows = rows.keep(rows.values != without[rows.row_of_entry()])
-    if seed is None:
+        counted &= rows.values != without[row]
+    if seed is not None and not hidden.each_row:
+        by = rows.values if keys is None else Ragged(keys, edges.offsets).rows(index).values
+        counted &= chances(seed, row, by) >= hidden.ratio
+    rows = rows.keep(counted)
+    if seed is None or not hidden.each_row:
         return rows
-    random = torch.Generator(edges.device).manual_seed(int(seed))
-    return (mask_each_row if hidden.each_row else mask_whole_batch)(rows, hidden.ratio, random)
+    return mask_each_row(rows, hidden.ratio, torch.Generator(edges.device).manual_seed(int(seed)))

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bundlemage.models.losses import Prior
 from bundlemage.models.ragged import Ragged
 
 EVENLY = 0.1
@@ -56,15 +57,16 @@ def sampled_loss(
     positives: Ragged,
     drawn: Drawn,
     row_weights: Tensor,
-    bias: Tensor | None = None,
+    prior: Prior | None = None,
 ) -> Tensor:
     """`multinomial_loss` with the sum over the catalogue estimated: a row's positives as they are, and of the
     drawn those that are not among them. Ids of `positives` and `drawn` are rows of `table`."""
     row = positives.row_of_entry()
     right = (F.embedding(row, z) * F.embedding(positives.values, table)).sum(1)  # [entries]
     others = z @ F.embedding(drawn.ids, table).T - drawn.log_expected  # [rows, drawn]
-    if bias is not None:
-        right, others = right + bias[positives.values], others + bias[drawn.ids]
+    if prior is not None:
+        right = right + (prior.bias + prior.shift)[positives.values]
+        others = others + prior.bias[drawn.ids]
     column = torch.full((len(table),), len(drawn.ids), device=z.device)
     column[drawn.ids] = torch.arange(len(drawn.ids), device=z.device)
     hit = torch.zeros(len(z), len(drawn.ids) + 1, dtype=torch.bool, device=z.device)

@@ -17,22 +17,28 @@ class Rows:
             "user_item": data.user_item,
             "user_bundle": data.user_bundle,
             "bundle_item": data.bundle_item,
+            "completions": data.user_bundle,
         }.get(phase.over)
         self.device = data.user_bundle.device
-        self.count = (
-            len(pairs.values)
-            if pairs is not None
-            else {"users": len(data.user_bundle), "items": data.items, "bundles": len(data.bundle_item)}[
-                phase.over
-            ]
-        )
         self.at_most = phase.at_most
-        self.groups: Tensor | None = None
-        if phase.at_most is not None:
-            if pairs is None:
+        self.rows: Tensor | None = None  # those that there are, where not all numbers up to a count
+        self.groups: Tensor | None = None  # the right side of each
+        if pairs is None:
+            if phase.at_most is not None:
                 raise ConfigError(f"the phase {phase.name!r} is over {phase.over}: at_most is for pairs")
-            self.groups = pairs.values.cpu()
-            self.count = int(torch.bincount(self.groups).clamp(max=phase.at_most).sum())
+            counts = {"users": len(data.user_bundle), "items": data.items, "bundles": len(data.bundle_item)}
+            self.count = counts[phase.over]
+        else:
+            right = pairs.values.cpu()
+            if phase.over == "completions":
+                self.rows, right = _completions(data)
+            elif phase.over == "user_bundle" and data.held_out is not None and phase.name == "generation":
+                self.rows = (~data.held_out.cpu()[right]).nonzero()[:, 0]
+                right = right[self.rows]
+            self.count = len(right)
+            if phase.at_most is not None:
+                self.groups = right
+                self.count = int(torch.bincount(right).clamp(max=phase.at_most).sum())
 
         # Memory from which sending does not wait. It was read long ago when the next epoch writes to it.
         self.pinned = (
@@ -45,14 +51,31 @@ class Rows:
         """How many an epoch has."""
         return self.count
 
+    def batch_size(self, most: int, min_steps: int) -> int:
+        """At most `most`, and fewer where an epoch would have less than `min_steps` batches."""
+        return max(1, min(most, -(-self.count // min_steps)))
+
     def shuffled(self, batch_size: int) -> tuple[Tensor, ...]:
         order = torch.randperm(self.count if self.groups is None else len(self.groups))
         if self.groups is not None:
             order = order[_early(self.groups[order], self.at_most or 0)]
+        if self.rows is not None:
+            order = self.rows[order]
         if self.pinned is not None:
             order = self.pinned.copy_(order)
         order = order.to(self.device, non_blocking=True)
         return tuple(order[start : start + batch_size] for start in range(0, self.count, batch_size))
+
+
+def _completions(data: Interactions) -> tuple[Tensor, Tensor]:
+    """The rows of a phase over `completions`, and the bundle of each."""
+    bundles, taken = len(data.bundle_item), data.user_bundle.values.cpu()
+    allowed = data.bundle_item.lengths.cpu() > 0
+    if data.held_out is not None:
+        allowed &= ~data.held_out.cpu()
+    unbought = allowed & (torch.bincount(taken, minlength=bundles) == 0)
+    pairs, alone = allowed[taken].nonzero()[:, 0], unbought.nonzero()[:, 0]
+    return torch.cat([pairs, alone + len(taken)]), torch.cat([taken[pairs], alone])
 
 
 def _early(groups: Tensor, at_most: int) -> Tensor:

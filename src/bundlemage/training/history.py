@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,11 @@ class EpochRecord:
     improved: bool
     """Whether this is the best epoch so far."""
     seconds: float
+    generation: Mapping[str, float] = field(default_factory=dict)
+    """Generation metrics on held-out training bundles; empty where there are none."""
+    value: float | None = None
+    """What the best epoch is chosen by: nDCG@5, or for both tasks times as good as popularity; None where
+    there are no validation cases."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -67,6 +72,8 @@ class TensorBoard(Observer):
             self._writer.add_scalar(f"loss/{phase}", value, record.epoch)
         for metric, value in record.validation.items():
             self._writer.add_scalar(f"validation/{metric.replace('@', '_at_')}", value, record.epoch)
+        for metric, value in record.generation.items():
+            self._writer.add_scalar(f"generation/{metric.replace('@', '_at_')}", value, record.epoch)
 
     def on_end(self) -> None:
         self._writer.close()

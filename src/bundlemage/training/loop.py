@@ -26,8 +26,8 @@ from bundlemage.training.checkpoint import (
     unprefixed,
 )
 from bundlemage.training.devices import memory_kept, repeatable, resolve_device, seed_epoch
-from bundlemage.training.exams import DividedExam
-from bundlemage.training.history import SELECTION_METRIC, EpochRecord, Observer
+from bundlemage.training.history import EpochRecord, Observer
+from bundlemage.training.judging import Judges
 from bundlemage.training.steps import Stepper
 
 MAY_DIFFER_ON_RESUME = frozenset({"epochs", "patience", "device"})
@@ -58,9 +58,10 @@ def train(
     observers: Sequence[Observer] = (),
     division: Division = ALONE,
 ) -> TrainingResult:
-    """Fit `model` to `split.train`; it ends with the weights of the best validation nDCG@5.
+    """Fit `model` to `split.train`; it ends with the weights of the epoch that did best on validation cases,
+    chosen as the setting `select_by` says.
 
-    Without validation cases, or for a model that does not match, the last epoch's weights stay.
+    Without validation cases the last epoch's weights stay.
     With a `folder`, every `checkpoint_every`-th epoch is written there, and `resume` goes on from it; if not
     said, so often that writing takes a twentieth of the time.
     Ctrl-C ends training early and keeps the best weights so far.
@@ -73,14 +74,16 @@ def train(
     started = time.perf_counter()
     if division.group is not None:
         model.divide(division)
-    data = division.part_of(Interactions.of(split.train, torch.device("cpu"))).to(device)
+    judges = Judges.of(model, config, split)
+    whole = replace(Interactions.of(split.train, torch.device("cpu")), held_out=judges.held_out)
+    data = division.part_of(whole).to(device)
     model.to(device)
     model.observe(data)
     progress, interrupted = Progress(), False
     if model.phases:
         if not isinstance(config, LearnedConfig):
             raise TypeError(f"{model.title} learns by steps, so its config must be a LearnedConfig")
-        run = _Run(model, config, split, data, observers, division)
+        run = _Run(model, config, judges, data, observers, division)
         identity = {**config.model_dump(mode="json"), "model": model.name, **_data_identity(split)}
         if folder is not None:
             run.attach(RunFolder(folder), identity, resume, checkpoint_every)
@@ -109,7 +112,7 @@ class _Run:
         self,
         model: Model,
         config: LearnedConfig,
-        split: Split,
+        judges: Judges,
         data: Interactions,
         observers: Sequence[Observer],
         division: Division,
@@ -117,11 +120,13 @@ class _Run:
         self.model, self.config, self.data, self.observers = model, config, data, observers
         self.division = division
         self.leads = division.group is None or division.group.leads
-        asked = split.validation if model.matches else None
-        self.validation = DividedExam(asked, data, division) if asked is not None and len(asked) else None
+        self.judgement = judges.on(data, division)
         # What is evaluated and kept: the moving average of the weights where one is asked for.
         self.scored = copy.deepcopy(model) if config.weight_average else model
         self.rows = {phase: Rows(phase, data) for phase in model.phases}
+        self.batch_sizes = {
+            phase: rows.batch_size(config.batch_size, config.min_steps) for phase, rows in self.rows.items()
+        }
         self.stepper = Stepper(
             model, self.scored, config, data, config.epochs * self.steps_per_epoch, division
         )
@@ -189,7 +194,7 @@ class _Run:
 
     @property
     def steps_per_epoch(self) -> int:
-        return sum(-(-len(rows) // self.config.batch_size) for rows in self.rows.values())
+        return sum(-(-len(rows) // self.batch_sizes[phase]) for phase, rows in self.rows.items())
 
     def go(self) -> bool:
         """Train to the end; True if the user interrupted."""
@@ -216,7 +221,8 @@ class _Run:
 
     def _finished(self) -> bool:
         progress = self.progress
-        waited = progress.epoch - progress.best_epoch
+        # While nothing at all has been found, nothing says that it gets no better.
+        waited = progress.epoch - progress.best_epoch if progress.best_value != 0 else 0
         return progress.epoch >= self.config.epochs or waited >= self.config.patience
 
     def _epoch(self, epoch: int) -> None:
@@ -226,11 +232,11 @@ class _Run:
         with torch.no_grad():
             self.division.keep_alike(self.model, self.scored)
             self.scored.settle(self.data)
-        validation = self._agreed(self._validate())
-        value = validation.get(SELECTION_METRIC)
+        verdict = self._agreed(self.judgement.of(self.scored))
+        value = verdict.value
         improved = value is None or value > self.progress.best_value
-        seconds = time.perf_counter() - started
-        record = EpochRecord(epoch, losses, validation, improved, round(seconds, 4))
+        seconds = round(time.perf_counter() - started, 4)
+        record = EpochRecord(epoch, losses, verdict.matching, improved, seconds, verdict.generation, value)
         self.progress = replace(self.progress, history=(*self.progress.history, record))
         if improved:
             self.best = {name: tensor.clone() for name, tensor in self.scored.state_dict().items()}
@@ -244,7 +250,7 @@ class _Run:
         self.model.train()
         self.stepper.begin_epoch()
         for phase, rows in self.rows.items():
-            for batch in rows.shuffled(self.config.batch_size):
+            for batch in rows.shuffled(self.batch_sizes[phase]):
                 self.stepper.step(phase, batch)
                 for observer in self.observers:
                     observer.on_step(phase.name)
@@ -264,11 +270,6 @@ class _Run:
                 f"Lower learning_rate (now {self.config.learning_rate:g})."
             )
         return losses
-
-    def _validate(self) -> dict[str, float]:
-        if self.validation is None:
-            return {}
-        return self.validation.means(self.scored)
 
     def _checkpoint(self, epoch: int) -> None:
         if self.folder is None or self.checkpoint_every == 0:

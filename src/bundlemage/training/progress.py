@@ -66,6 +66,8 @@ class ProgressBar(Observer):
         self.best = max(self.best, value or 0.0)
         losses = "  ".join(f"{phase} loss {loss:.2f}" for phase, loss in record.losses.items())
         found = "" if value is None else f"  {SELECTION_METRIC} {value:.4f} (best {self.best:.4f})"
+        completed = record.generation.get(SELECTION_METRIC)
+        found += "" if completed is None else f"  completing {completed:.4f}"
         if self.bar is not None:
             # Losses are for whoever has a wide terminal; bar, time and the metric fit into 80 columns.
             brief = "" if value is None else f"{SELECTION_METRIC} {value:.3f}"

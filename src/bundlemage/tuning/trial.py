@@ -73,7 +73,8 @@ class _Watch(Observer):
         self.curve: list[float] = []
 
     def on_epoch(self, record: EpochRecord) -> None:
-        self.curve.append(record.validation[SELECTION_METRIC])
+        assert record.value is not None
+        self.curve.append(record.value)
         if self.report(record.epoch, self.curve[-1]):
             raise _Stop
 
