@@ -37,7 +37,7 @@ class CoHeatConfig(ViewsConfig):
     heating_epochs: int = Field(50, ge=1)
     """T, the epochs in which it does. The publication has the length of the whole training, which a run that
     stops early, or goes on later, does not have (ours)."""
-    agreement: float = Field(0.1, ge=0)
+    agreement: float = Field(0.02, ge=0)
     """λ₁, the weight of alignment and uniformity of the two views."""
 
 

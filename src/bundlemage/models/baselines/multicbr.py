@@ -59,7 +59,7 @@ class MultiCBR(ViewsModel):
     title: ClassVar[str] = "MultiCBR"
     publication: ClassVar[str] = (
         "Ma, He, Wang, Wei, Du, Fu and Chua, MultiCBR: Multi-view Contrastive Learning for Bundle "
-        "Recommendation, ACM TOIS 2024"
+        "Recommendation, TOIS 2024"
     )
     config_class: ClassVar[type[ModelConfig]] = MultiCBRConfig
     config: MultiCBRConfig
