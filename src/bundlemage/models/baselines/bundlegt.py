@@ -20,15 +20,10 @@ class BundleGTConfig(ViewsConfig):
 
     space: ClassVar[Space] = {
         **ViewsConfig.space,
-        "weight_decay": OneOf(0.0, 0.00001, 0.00004, 0.0001),
+        "augmentation": OneOf("none", "edges"),
         "attention_dim": OneOf(8, 16, 32),
         "attention_dropout": Between(0.0, 0.5),
     }
-
-    weight_decay: float = Field(0.00004, ge=0)
-    """Added to the gradient as weight_decay × weight, for every weight in every step."""
-    ego_penalty: float = Field(0.0, ge=0)
-    """Times half the squared length of the batch's own vectors, before they are spread, per pair."""
 
     attention_dim: int = Field(16, ge=1)
     """The length of queries and keys."""
