@@ -327,6 +327,16 @@ class TestVAECF:
         for name, tensor in whole.state_dict().items():
             assert torch.equal(tensor, resumed.state_dict()[name]), name
 
+    def test_the_biases_begin_as_the_logarithm_of_sales_if_asked(
+        self, shop: BundleDataset, data: Interactions
+    ) -> None:
+        usual, asked = self.model(shop), self.model(shop, bundle_bias=True)
+        for model in (usual, asked):
+            model.observe(data)
+        sales = np.asarray(shop.user_bundle.sum(0)).ravel()
+        np.testing.assert_allclose(asked.decoder_bias.detach().numpy(), np.log1p(sales), rtol=1e-6)
+        assert float(usual.decoder_bias.detach().abs().max()) < 0.01
+
     def test_training_hides_bundles_and_draws_the_latent_vector_and_scoring_does_neither(
         self, shop: BundleDataset, data: Interactions
     ) -> None:

@@ -67,17 +67,9 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, table: Tensor, asked: Tensor, offered: Tensor, near: Neighbours, kept: Tensor | None
     ) -> Tensor:
-        heads = asked.shape[1]
         raw = asked.index_select(0, near.row) + offered.index_select(0, near.edges.values)  # [edges, heads]
         logits = F.leaky_relu(raw, SLOPE)
-        if kept is not None:
-            logits = logits.masked_fill(~kept[:, None], -torch.inf)
-        row = near.row[:, None].expand(-1, heads)
-        lowest = torch.finfo(logits.dtype).min  # stays where all of a row is hidden
-        highest = torch.full_like(asked, lowest).scatter_reduce(0, row, logits, "amax")
-        share = (logits - highest.index_select(0, near.row)).exp_()
-        total = near.own.sum_of(share).clamp(min=torch.finfo(share.dtype).tiny)
-        share /= total.index_select(0, near.row)
+        share = _shares(logits, near, kept)
         found = _by_head(near.edges, table, share)
         ctx.near = near
         ctx.save_for_backward(table, raw, share, found)
@@ -90,18 +82,38 @@ class _Attention(torch.autograd.Function):
         heads = share.shape[1]
         upstream = upstream.contiguous()
         grad_table = _by_head(near.seen_by, upstream, share.index_select(0, near.edge_of.values))
-        grad_share = torch.empty_like(share)
-        step = max(1, BLOCK_ENTRIES // max(1, table.shape[1]))
-        for start in range(0, len(share), step):
-            some = slice(start, start + step)
-            product = upstream.index_select(0, near.row[some])
-            product *= table.index_select(0, near.edges.values[some])
-            grad_share[some] = product.view(len(product), heads, -1).sum(2)
+        grad_share = _products(upstream, table, near, heads)
         # Σ_j α_nj · ∂α_nj is the product of what was found with its gradient.
         mean = (found * upstream).view(len(found), heads, -1).sum(2)
         grad_raw = share * (grad_share - mean.index_select(0, near.row))
         grad_raw = torch.where(raw > 0, grad_raw, SLOPE * grad_raw)
         return grad_table, near.own.sum_of(grad_raw), near.edge_of.sum_of(grad_raw), None, None
+
+
+def _shares(logits: Tensor, near: Neighbours, kept: Tensor | None) -> Tensor:
+    """A softmax of each row's edges, head by head; zeros for edges that are hidden."""  # [edges, heads]
+    if kept is not None:
+        logits = logits.masked_fill(~kept[:, None], -torch.inf)
+    heads = logits.shape[1]
+    row = near.row[:, None].expand(-1, heads)
+    lowest = torch.finfo(logits.dtype).min  # stays where all of a row is hidden
+    highest = logits.new_full((len(near.edges), heads), lowest).scatter_reduce(0, row, logits, "amax")
+    share = (logits - highest.index_select(0, near.row)).exp_()
+    total = near.own.sum_of(share).clamp(min=torch.finfo(share.dtype).tiny)
+    share /= total.index_select(0, near.row)
+    return share
+
+
+def _products(left: Tensor, right: Tensor, near: Neighbours, heads: int = 1) -> Tensor:
+    """For each edge the product of its row's vector and its neighbour's, head by head."""  # [edges, heads]
+    found = left.new_empty(len(near.row), heads)
+    step = max(1, BLOCK_ENTRIES // max(1, left.shape[1]))
+    for start in range(0, len(found), step):
+        some = slice(start, start + step)
+        product = left.index_select(0, near.row[some])
+        product *= right.index_select(0, near.edges.values[some])
+        found[some] = product.view(len(product), heads, -1).sum(2)
+    return found
 
 
 def _by_head(edges: Ragged, table: Tensor, weights: Tensor) -> Tensor:
@@ -118,4 +130,46 @@ def attend(
 ) -> Tensor:
     """What each row of `near` makes of its neighbours; zeros for one that has none."""  # [rows, d]
     found: Tensor = _Attention.apply(table, asked, offered, near, kept)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _ProductAttention(torch.autograd.Function):
+    """Row n of the result is Σ_j α_nj · table_j over n's neighbours, with
+    α_n = softmax_j (query_n · key_j)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, queries: Tensor, keys: Tensor, table: Tensor, near: Neighbours, kept: Tensor | None
+    ) -> Tensor:
+        share = product_shares(queries, keys, near, kept)
+        found = near.edges.weighted_sum_of(table, share)
+        ctx.near = near
+        ctx.save_for_backward(queries, keys, table, share, found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        queries, keys, table, share, found = ctx.saved_tensors
+        near: Neighbours = ctx.near
+        upstream = upstream.contiguous()
+        back = near.edge_of.values
+        grad_table = near.seen_by.weighted_sum_of(upstream, share.index_select(0, back))
+        # Σ_j α_nj · ∂α_nj is the product of what was found with its gradient.
+        mean = (found * upstream).sum(1)
+        grad_logit = share * (_products(upstream, table, near)[:, 0] - mean.index_select(0, near.row))
+        grad_queries = near.edges.weighted_sum_of(keys, grad_logit)
+        grad_keys = near.seen_by.weighted_sum_of(queries, grad_logit.index_select(0, back))
+        return grad_queries, grad_keys, grad_table, None, None
+
+
+def product_shares(queries: Tensor, keys: Tensor, near: Neighbours, kept: Tensor | None = None) -> Tensor:
+    """Each edge's weight: a softmax over a row's neighbours of the products of query and key."""  # [edges]
+    return _shares(_products(queries, keys, near), near, kept)[:, 0]
+
+
+def attend_by_product(
+    queries: Tensor, keys: Tensor, table: Tensor, near: Neighbours, kept: Tensor | None = None
+) -> Tensor:
+    """As `attend`, with weights as in a transformer: by the product of a query and a key."""  # [rows, d]
+    found: Tensor = _ProductAttention.apply(queries, keys, table, near, kept)  # type: ignore[no-untyped-call]
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +11,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bundlemage.models.base import Histories, Interactions, Model, Phase, Sizes
+from bundlemage.models.bipartite import Bipartite
 from bundlemage.models.config import LearnedConfig
-from bundlemage.models.losses import pairwise_loss
+from bundlemage.models.losses import multinomial_loss, pairwise_loss
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.sampling import Negatives
 from bundlemage.models.space import OneOf, Space
@@ -120,6 +121,78 @@ class GraphModel(Model):
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
         scores = self.user_vectors[self.known_users(histories)] @ self.bundle_vectors.T  # [rows, bundles]
         return self.with_unnamed(scores, contents)
+
+
+class ViewsConfig(GraphConfig):
+    """What the models have that see users and bundles in several graphs."""
+
+    space: ClassVar[Space] = {**GraphConfig.space, "layers": OneOf(1, 2)}
+
+    layers: int = Field(1, ge=1)
+    """Steps on each graph."""
+    augmentation: Literal["none", "edges", "messages", "noise"] = "none"
+    """What is disturbed while learning: edges left out, numbers of the spread vectors left out, or noise
+    added to these."""
+    disturbance: float = Field(0.2, ge=0, lt=1)
+    """The chance that an edge or number is left out, or the length of the noise."""
+
+
+class ViewsModel(GraphModel):
+    """Vectors of users, items and bundles, and the three graphs between them. A subclass makes its views."""
+
+    config: ViewsConfig
+
+    def __init__(self, config: ViewsConfig, sizes: Sizes, width: int) -> None:
+        super().__init__(config, sizes, width)
+        self.config = config
+        dim = config.embedding_dim
+        self.users = first_vectors(sizes.users, dim)
+        self.items = first_vectors(sizes.items, dim)
+        self.bundles = first_vectors(sizes.bundles, dim)
+
+    def observe(self, data: Interactions) -> None:
+        super().observe(data)
+        self.user_item = Bipartite.of(data.user_item, self.sizes.items)
+        self.user_bundle = Bipartite.of(data.user_bundle, self.sizes.bundles)
+        self.bundle_item = Bipartite.of(data.bundle_item, self.sizes.items)
+
+    def ego_tables(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        return (self.users,), (self.bundles,)
+
+    def spread(self, graph: Bipartite, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """LightGCN's layers, each brought to length one, added up."""
+        left, right = graph.connected(left, right)
+        layers = self.disturbed(graph).layers(left, right, self.config.layers)
+        for one, other in layers[1:]:
+            left = left + F.normalize(self.shaken(one))
+            right = right + F.normalize(self.shaken(other))
+        return left, right
+
+    def disturbed(self, graph: Bipartite) -> Bipartite:
+        """The graph, with edges left out where these are what is disturbed."""
+        if self.training and self.config.augmentation == "edges":
+            return graph.thinned(self.config.disturbance)
+        return graph
+
+    def shaken(self, table: Tensor) -> Tensor:
+        """Spread vectors, changed at random where these are what is disturbed."""
+        if not self.training:
+            return table
+        if self.config.augmentation == "messages":
+            return F.dropout(table, self.config.disturbance)
+        if self.config.augmentation == "noise":
+            noise = F.normalize(torch.rand_like(table)) * self.config.disturbance
+            return table + table.sign() * noise
+        return table
+
+
+def contrastive_loss(one: Tensor, other: Tensor, temperature: float) -> Tensor:
+    """InfoNCE: the mean of −log of a row's share, by exp(cosine / τ), in one view for itself in the other."""
+    rows = torch.arange(len(one) + 1, device=one.device)
+    itself = Ragged(rows[:-1], rows)
+    return multinomial_loss(
+        F.normalize(one) / temperature, F.normalize(other), itself, torch.ones_like(one[:, 0])
+    )
 
 
 def first_vectors(nodes: int, dim: int) -> nn.Parameter:

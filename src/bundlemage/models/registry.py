@@ -14,7 +14,9 @@ from bundlemage.models.base import Model, Sizes
 from bundlemage.models.baselines.bgcn import BGCN
 from bundlemage.models.baselines.bpr import BPR
 from bundlemage.models.baselines.br import BR
+from bundlemage.models.baselines.bundlegt import BundleGT
 from bundlemage.models.baselines.co_occurrence import CoOccurrence
+from bundlemage.models.baselines.coheat import CoHeat
 from bundlemage.models.baselines.crosscbr import CrossCBR
 from bundlemage.models.baselines.dam import DAM
 from bundlemage.models.baselines.ease import Ease
@@ -24,6 +26,7 @@ from bundlemage.models.baselines.gram_smot import GramSmot
 from bundlemage.models.baselines.item_knn import ItemKnn
 from bundlemage.models.baselines.item_popularity import ItemPopularity
 from bundlemage.models.baselines.lightgcn import LightGCN
+from bundlemage.models.baselines.multicbr import MultiCBR
 from bundlemage.models.baselines.ncf import NCF
 from bundlemage.models.baselines.owned_share import OwnedShare
 from bundlemage.models.baselines.popularity import Popularity
@@ -50,6 +53,9 @@ _CLASSES: tuple[type[Model], ...] = (
     # Beyond the paper: for matching, then for generation
     LightGCN,
     CrossCBR,
+    MultiCBR,
+    BundleGT,
+    CoHeat,
     Ease,
     ItemKnn,
     OwnedShare,

@@ -305,8 +305,8 @@ FULL_RANKING: Mapping[str, tuple[Published, ...]] = {
     "youshu": (
         Published("BGCN", "bgcn", _full(0.2390, 0.1392, 0.3425, 0.1673), _SURVEY),
         Published("CrossCBR", "crosscbr", _full(0.2786, 0.1660, 0.3794, 0.1938), _SURVEY),
-        Published("MultiCBR", None, _full(0.2847, 0.1680, 0.3909, 0.1966), "re-runs by others"),
-        Published("BundleGT", None, _full(0.2907, 0.1720, 0.3951, 0.2006), _SURVEY),
+        Published("MultiCBR", "multicbr", _full(0.2847, 0.1680, 0.3909, 0.1966), "re-runs by others"),
+        Published("BundleGT", "bundlegt", _full(0.2907, 0.1720, 0.3951, 0.2006), _SURVEY),
         Published("the best seen anywhere", None, _full(0.2920, 0.1759), "a 2026 draft"),
     )
 }

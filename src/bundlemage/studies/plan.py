@@ -86,14 +86,17 @@ _MORE_MATCHING = _beyond(
     ease="EASE",
     lightgcn="LightGCN",
     crosscbr="CrossCBR",
+    multicbr="MultiCBR",
+    bundlegt="BundleGT",
 )
 _MORE_GENERATION = _beyond(
     co_occurrence="Item co-occurrence", ppmi_svd="PPMI-SVD", ease_items="EASE on bundle-item"
 )
+_ALSO_FULL = ("popularity", "ease", "lightgcn", "crosscbr", "multicbr", "bundlegt")
 _FULL = (
     Entry("bgcn", "BGCN", "paper"),
     Entry("bundlemage", _OUR_TITLE, "ours"),
-    *(entry for entry in _MORE_MATCHING if entry.name in ("popularity", "ease", "lightgcn", "crosscbr")),
+    *(entry for entry in _MORE_MATCHING if entry.name in _ALSO_FULL),
 )
 _POP_NOTE = (
     "The paper's POP row of matching is the mean popularity of a bundle's items; popularity by purchases of "

@@ -38,6 +38,9 @@ class VAECFConfig(LearnedConfig):
     """β at its highest: how much the latent vectors are held to the normal distribution."""
     anneal_steps: int = Field(2000, ge=0)
     """Steps in which β rises from zero to `kl_weight`; 0 begins with `kl_weight`."""
+    bundle_bias: bool = False
+    """Whether the last layer's biases, one for each bundle, begin as the logarithm of its sales (ours), and
+    not near zero."""
 
 
 USERS = Phase("users", over="users")
@@ -79,6 +82,11 @@ class VAECF(Model):
     @property
     def phases(self) -> tuple[Phase, ...]:
         return (USERS,)
+
+    def observe(self, data: Interactions) -> None:
+        if self.config.bundle_bias:
+            with torch.no_grad():
+                self.decoder_bias.copy_(data.user_bundle.counts(self.sizes.bundles).log1p())
 
     def encode(self, bundles: Ragged) -> tuple[Tensor, Tensor]:
         """μ and log σ² of each user's latent vector; the input has length 1 before dropout."""  # [rows, K]

@@ -1,0 +1,95 @@
+"""BundleGT: attention over the items of a bundle, and over the bundles and items of a user."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from bundlemage.models.attention import Neighbours, attend_by_product
+from bundlemage.models.base import Interactions, Sizes
+from bundlemage.models.config import ModelConfig
+from bundlemage.models.graphs import ViewsConfig, ViewsModel
+from bundlemage.models.space import Between, OneOf, Space
+
+
+class BundleGTConfig(ViewsConfig):
+    """The publication's vectors and batches; the sizes of the attention are ours."""
+
+    space: ClassVar[Space] = {
+        **ViewsConfig.space,
+        "augmentation": OneOf("none", "edges"),
+        "attention_dim": OneOf(8, 16, 32),
+        "attention_dropout": Between(0.0, 0.5),
+    }
+
+    attention_dim: int = Field(16, ge=1)
+    """The length of queries and keys."""
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    """The chance that a token is hidden from whoever attends to it, while learning."""
+
+
+class BundleGT(ViewsModel):
+    """A view by bundles (LightGCN on user-bundle) and a strategy-aware view by tokens; scores add up.
+
+    From the publication: items are tokens, with vectors that are spread on the user-item graph; attention
+    makes a bundle's strategy-aware vector of its items, and a user's of the bundles and items that the
+    user has; the user-bundle graph and the pairwise loss. The full text could not be had, so this was
+    decided here: a bundle's query comes from its vector on the user-bundle graph, a user's from the user's
+    vectors on both graphs; one layer and one head; values are the tokens themselves, without a matrix; one
+    softmax over a user's bundles and items together; no feed-forward layer; a user's own vector on
+    the user-item graph is added to what attention finds; zeros for nodes without an edge.
+    """
+
+    name: ClassVar[str] = "bundlegt"
+    title: ClassVar[str] = "BundleGT"
+    publication: ClassVar[str] = (
+        "Wei, Liu, Ma, Wang, Nie and Chua, Strategy-aware Bundle Recommender System, SIGIR 2023"
+    )
+    config_class: ClassVar[type[ModelConfig]] = BundleGTConfig
+    config: BundleGTConfig
+
+    def __init__(self, config: BundleGTConfig, sizes: Sizes) -> None:
+        dim = config.embedding_dim
+        super().__init__(config, sizes, 2 * dim)
+        self.config = config
+        self.bundle_query, self.item_key, self.user_query, self.user_item_key, self.user_bundle_key = (
+            nn.Linear(dim, config.attention_dim, bias=False) for _ in range(5)
+        )
+
+    def observe(self, data: Interactions) -> None:
+        super().observe(data)
+        bundles, items = self.sizes.bundles, self.sizes.items
+        self.tokens_of_bundles = _neighbours(
+            data.bundle_item.row_of_entry(), data.bundle_item.values, bundles, items
+        )
+        # A user's tokens are bundles, and items numbered after them.
+        owners = torch.cat([data.user_bundle.row_of_entry(), data.user_item.row_of_entry()])
+        owned = torch.cat([data.user_bundle.values, data.user_item.values + bundles])
+        self.tokens_of_users = _neighbours(owners, owned, self.sizes.users, bundles + items)
+
+    def propagate(self) -> tuple[Tensor, Tensor]:
+        users_by_bundles, bundles = self.spread(self.user_bundle, self.users, self.bundles)
+        users_by_items, items = self.spread(self.user_item, self.users, self.items)
+        by_strategy = self._attended(
+            self.bundle_query(bundles), self.item_key(items), items, self.tokens_of_bundles
+        )
+        tokens = torch.cat([by_strategy, items])
+        keys = torch.cat([self.user_bundle_key(by_strategy), self.user_item_key(items)])
+        asked = self.user_query(users_by_bundles + users_by_items)
+        users = users_by_items + self._attended(asked, keys, tokens, self.tokens_of_users)
+        # The product of the joined vectors is the sum of the two views' products.
+        return torch.cat([users_by_bundles, users], dim=1), torch.cat([bundles, by_strategy], dim=1)
+
+    def _attended(self, queries: Tensor, keys: Tensor, tokens: Tensor, near: Neighbours) -> Tensor:
+        kept = None
+        if self.training and self.config.attention_dropout:
+            kept = torch.rand(len(near.row), device=near.row.device) >= self.config.attention_dropout
+        # softmax(q · k / √a), as in a transformer
+        return attend_by_product(queries / self.config.attention_dim**0.5, keys, tokens, near, kept)
+
+
+def _neighbours(rows: Tensor, values: Tensor, row_count: int, nodes: int) -> Neighbours:
+    return Neighbours.of(rows, values, torch.arange(len(rows), device=rows.device), row_count, nodes)

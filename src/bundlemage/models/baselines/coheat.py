@@ -1,0 +1,152 @@
+"""CoHeat: a bundle without sales is scored by its items, and the more it has sold the more by its buyers."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from bundlemage.models.base import Histories, Interactions, Phase, Sizes
+from bundlemage.models.config import ModelConfig
+from bundlemage.models.graphs import ViewsConfig, ViewsModel, first_vectors
+from bundlemage.models.ragged import Ragged
+from bundlemage.models.space import Between, OneOf, Space
+
+
+class CoHeatConfig(ViewsConfig):
+    """The publication's design; the values are ours where it is not known what it has."""
+
+    space: ClassVar[Space] = {
+        **ViewsConfig.space,
+        "weight_decay": OneOf(0.0, 0.00001, 0.00004, 0.0001),
+        "highest_temperature": Between(2.0, 500.0, log=True),
+        "agreement": Between(0.005, 1.0, log=True),
+    }
+
+    weight_decay: float = Field(0.00004, ge=0)
+    """Added to the gradient as weight_decay × weight, for every weight in every step."""
+    ego_penalty: float = Field(0.0, ge=0)
+    """Times half the squared length of the batch's own vectors, before they are spread, per pair."""
+
+    highest_temperature: float = Field(20.0, ge=1)
+    """ε: the temperature ψ, by which a bundle's sales are divided, rises from 1 to this."""
+    heating_epochs: int = Field(50, ge=1)
+    """T, the epochs in which it does. The publication has the length of the whole training, which a run that
+    stops early, or goes on later, does not have (ours)."""
+    agreement: float = Field(0.02, ge=0)
+    """λ₁, the weight of alignment and uniformity of the two views."""
+
+
+class CoHeat(ViewsModel):
+    """A pair's score is γ · the product in the history view (user-bundle graph) + (1 − γ) · that in the
+    affiliation view (user-item graph; a bundle is the mean of its items), γ = tanh(sales / ψ).
+
+    ψ rises while learning, so that weight moves from history, which is learned sooner, to affiliation. From
+    the publication: the two views, γ, the heating ψ = ε^(t/T), alignment and uniformity, the pairwise loss.
+    Decided here: layers are brought to length one and added up as in CrossCBR; zeros for nodes without an
+    edge; t runs by steps; with `bundle_bias` a bundle without sales has none, so that it is
+    scored as one with the same items that came after training.
+    """
+
+    name: ClassVar[str] = "coheat"
+    title: ClassVar[str] = "CoHeat"
+    publication: ClassVar[str] = (
+        "Jeon, Lee, Yun and Kang, Cold-start Bundle Recommendation via Popularity-based Coalescence and "
+        "Curriculum Heating, AAAI 2024"
+    )
+    config_class: ClassVar[type[ModelConfig]] = CoHeatConfig
+    config: CoHeatConfig
+
+    def __init__(self, config: CoHeatConfig, sizes: Sizes) -> None:
+        dim = config.embedding_dim
+        super().__init__(config, sizes, 2 * dim)
+        self.config = config
+        self.history_users = first_vectors(sizes.users, dim)
+        # A weight that no gradient moves: it is saved, resumed, and averaged along with the others.
+        self.epochs_done = nn.Parameter(torch.zeros(()), requires_grad=False)
+        self.item_vectors: Tensor
+        self.register_buffer("item_vectors", torch.zeros(sizes.items, dim))
+
+    def observe(self, data: Interactions) -> None:
+        super().observe(data)
+        self.sales = data.user_bundle.counts(self.sizes.bundles)[:, None].to(self.bundles.dtype)
+        self.steps_per_epoch = max(1, -(-len(data.user_bundle.values) // self.config.batch_size))
+
+    def ego_tables(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        return (self.users, self.history_users), (self.bundles,)
+
+    def history_weights(self) -> Tensor:
+        """γ of each bundle as the temperature is now: 0 without sales, and nearer to 1 the more it has."""
+        share = (self.epochs_done / self.config.heating_epochs).clamp(max=1)
+        temperature = (share * math.log(self.config.highest_temperature)).exp()  # ψ = ε^(t/T)
+        return torch.tanh(self.sales / temperature)  # [bundles, 1]
+
+    def views(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Users and bundles by history, then both by affiliation."""
+        history = self.spread(self.user_bundle, self.history_users, self.bundles)
+        users, items = self.spread(self.user_item, self.users, self.items)
+        return history, (users, self.disturbed(self.bundle_item).mean_to_left(items))
+
+    def joined(
+        self, history: tuple[Tensor, Tensor], affiliation: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Vectors whose product is the weighted sum of the two views' products."""
+        weight = self.history_weights()
+        users = torch.cat([history[0], affiliation[0]], dim=1)
+        return users, torch.cat([weight * history[1], (1 - weight) * affiliation[1]], dim=1)
+
+    def propagate(self) -> tuple[Tensor, Tensor]:
+        return self.joined(*self.views())
+
+    def biased(self, users: Tensor, bundles: Tensor) -> tuple[Tensor, Tensor]:
+        if self.bias is None:
+            return users, bundles
+        bias = self.bias * (self.sales > 0)
+        return torch.cat([users, torch.ones_like(users[:, :1])], 1), torch.cat([bundles, bias], 1)
+
+    def loss(self, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
+        users, bundles = data.user_bundle.entries(rows)
+        views = self.views()
+        loss = self.compare(self.biased(*self.joined(*views)), users, bundles)
+        if self.config.agreement:
+            for by_history, by_affiliation, chosen in zip(*views, (users, bundles), strict=True):
+                one, other = (F.normalize(F.embedding(chosen, view)) for view in (by_history, by_affiliation))
+                loss = loss + self.config.agreement * agreement_loss(one, other)
+        if self.training:
+            with torch.no_grad():
+                self.epochs_done.add_(1 / self.steps_per_epoch)
+        return loss
+
+    def settle(self, data: Interactions) -> None:
+        super().settle(data)
+        was_training = self.training
+        self.eval()
+        self.item_vectors.copy_(self.spread(self.user_item, self.users, self.items)[1])
+        self.train(was_training)
+
+    def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
+        """Bundles of training by both views as they sold; those that came later by their items."""
+        users = self.user_vectors[self.known_users(histories)]
+        scores = users @ self.bundle_vectors.T  # [rows, bundles]
+        known, dim = self.sizes.bundles, self.config.embedding_dim
+        if len(contents) == known:
+            return scores
+        later = contents.rows(torch.arange(known, len(contents), device=contents.device))
+        by_items = users[:, dim : 2 * dim] @ later.mean_of(self.item_vectors).T
+        return torch.cat([scores, by_items], dim=1)
+
+
+def agreement_loss(one: Tensor, other: Tensor) -> Tensor:
+    """Alignment and uniformity of two views with rows of length one (Wang and Isola, ICML 2020): the mean of
+    ‖x − y‖² of a row in both, and in each view log of the mean of exp(−2 ‖x − x′‖²) over pairs of rows."""
+    alignment = (one - other).square().sum(1).mean()
+    return alignment + (_uniformity(one) + _uniformity(other)) / 2
+
+
+def _uniformity(rows: Tensor) -> Tensor:
+    # ‖x − x′‖² = 2 − 2 x·x′ for rows of length one
+    return (4 * rows @ rows.T - 4).exp().mean().log()
