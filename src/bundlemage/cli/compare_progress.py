@@ -19,6 +19,7 @@ from bundlemage.studies.render import duration, figure
 from bundlemage.training.history import SELECTION_METRIC, EpochRecord, Observer
 
 SECONDS_BETWEEN_DRAWINGS = 0.2
+WAITING = "waiting"
 
 
 class Progress(CompareObserver):
@@ -61,7 +62,7 @@ class _Line:
     """A cell in the list."""
 
     cell: Cell
-    state: str = "waiting"
+    state: str = WAITING
     style: str = "dim"
     share: float = 0.0
     """How much of it is done, at most 1."""
@@ -92,7 +93,8 @@ class LiveProgress(Progress):
         self.worked += 1
         self._state(cell, f"failed: {message}", "red", 1.0)
         for line in self.lines:  # the other seeds of what failed are not run
-            if line.cell.contender == cell.contender and line.cell.split is cell.split and not line.share:
+            same = line.cell.contender == cell.contender and line.cell.split is cell.split
+            if same and line.state == WAITING:
                 line.state, line.style, line.share = "left out, as it failed", "red", 1.0
         self.say(f"{named(cell)}: failed: {message}")
 
