@@ -212,7 +212,7 @@ def _in_a_process(shared: _Shared, task: _Task, ask: Ask) -> tuple[Outcome, bool
     except OSError:
         raise
     except Exception as error:
-        return explained(error, cell, cache)
+        return explained(error, cell, cache, shared.jobs)
 
 
 # ── When a cell fails ────────────────────────────────────────────────────────────────────────────
@@ -231,12 +231,13 @@ def missing_of(cell: Cell, message: str) -> Missing:
     )
 
 
-def explained(error: Exception, cell: Cell, cache: Cache) -> str:
+def explained(error: Exception, cell: Cell, cache: Cache, jobs: int = 1) -> str:
     """What went wrong, for a reader of the table."""
     if isinstance(error, BundleMageError):
         return str(error)
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
-        return "out of memory: a smaller batch_size or embedding_dim, or a larger machine, may help"
+        fewer = "fewer --jobs, " if jobs > 1 else ""
+        return f"out of memory: {fewer}a smaller batch_size or embedding_dim, or a larger machine, may help"
     # Another package's model may fail in any way; whoever wrote it wants to see where.
     where = cache.note(cell.key, "".join(traceback.format_exception(error)))
     return f"{type(error).__name__}: {error} (more in {where})"

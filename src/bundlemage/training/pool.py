@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar
 
@@ -70,7 +70,7 @@ class Pool(Generic[Task, Result]):
     def __init__(self, jobs: int, work: Work[Task, Result], shared: Any) -> None:
         check_jobs(jobs)
         self.jobs, self.work = jobs, work
-        self._shared = pickle.dumps(shared, pickle.HIGHEST_PROTOCOL)
+        self._shared = bytes(ForkingPickler.dumps(shared))
         self._workers: list[_Worker] = []
 
     def run(
@@ -173,7 +173,7 @@ class _Worker:
             self.process.join(SECONDS_TO_END)
             code = self.process.exitcode
             how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-            memory = ": out of memory?" if how == "SIGKILL" else ""
+            memory = ": out of memory? Fewer --jobs need less" if how == "SIGKILL" else ""
             return "died", Died(f"the process that ran it died ({how}){memory}")
         return kind, content
 
