@@ -94,9 +94,9 @@ class Pool(Generic[Task, Result]):
                 if kind == "ask":
                     worker.reply(answer(worker.task, content))
                     continue
+                task, worker.task = worker.task, None
                 if kind == "error":
                     raise content
-                task, worker.task = worker.task, None
                 if kind == "died":
                     self._workers.remove(worker)
                 yield task, content
