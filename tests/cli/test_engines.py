@@ -83,7 +83,7 @@ def test_an_unknown_engine_and_an_address_without_one_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "train"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("train", "tune")])
 def test_workers_without_a_cluster_are_refused(name: str, model: str, tmp_path: Path) -> None:
     done = run(*commands(model, tmp_path / "out")[name], "--workers", 7, code=2)
     assert "is done by one process, and --workers says 7: add --engine ray" in done.stderr

@@ -15,6 +15,7 @@ import typer
 from bundlemage.cli.options import (
     AsJson,
     Device,
+    Jobs,
     Tables,
     can_be_written,
     ids,
@@ -75,6 +76,7 @@ def compare(
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="The most passes over the data.")] = None,
     device: Device = "auto",
+    jobs: Jobs = 1,
     cache: Annotated[
         Path, typer.Option(metavar="DIR", help="Where results are kept, and found the next time.")
     ] = Path("runs/compare"),
@@ -109,7 +111,8 @@ def compare(
     splits = _splits(locations or ["sample"], key_values(table, "--table"), protocol, split_seed)
     for split in splits:
         show.notes.print(f"{show.described(split.dataset)}; protocol {split.protocol}", soft_wrap=True)
-    found = _run(contenders, splits, numbers, cache, device=device, metric=metric, fresh=fresh)
+    options = {"device": device, "metric": metric, "fresh": fresh, "jobs": jobs}
+    found = _run(contenders, splits, numbers, cache, **options)
     if as_json:
         show.print_json({"command": command_line(), **found.to_json()})
     else:

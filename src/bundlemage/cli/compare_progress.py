@@ -19,6 +19,7 @@ from bundlemage.studies.render import duration, figure
 from bundlemage.training.history import SELECTION_METRIC, EpochRecord, Observer
 
 SECONDS_BETWEEN_DRAWINGS = 0.2
+WAITING = "waiting"
 
 
 class Progress(CompareObserver):
@@ -61,7 +62,7 @@ class _Line:
     """A cell in the list."""
 
     cell: Cell
-    state: str = "waiting"
+    state: str = WAITING
     style: str = "dim"
     share: float = 0.0
     """How much of it is done, at most 1."""
@@ -76,7 +77,8 @@ class LiveProgress(Progress):
         self.started: float | None = None
         """When training first began: what comes before happens once, and says nothing of the time left."""
         self.worked = 0.0
-        """Cells' worth of work done in this process: what the cache had took no time."""
+        """Cells' worth of work done by this command: what the cache had took no time."""
+        self.last_drawing = 0.0
         self.live = Live(self._drawn(), console=self.console, auto_refresh=False, transient=True)
         self.live.start()
 
@@ -92,23 +94,25 @@ class LiveProgress(Progress):
         self.worked += 1
         self._state(cell, f"failed: {message}", "red", 1.0)
         for line in self.lines:  # the other seeds of what failed are not run
-            if line.cell.contender == cell.contender and line.cell.split is cell.split and not line.share:
+            same = line.cell.contender == cell.contender and line.cell.split is cell.split
+            if same and line.state == WAITING:
                 line.state, line.style, line.share = "left out, as it failed", "red", 1.0
         self.say(f"{named(cell)}: failed: {message}")
 
     def on_end(self) -> None:
         self.live.stop()
 
-    def _state(self, cell: Cell, state: str, style: str, share: float = 0.0) -> None:
+    def _state(self, cell: Cell, state: str, style: str, share: float = 0.0, *, draw: bool = True) -> None:
         line = next(line for line in self.lines if line.cell is cell)
         line.state, line.style, line.share = state, style, share
-        self.draw()
+        if draw:
+            self.last_drawing = time.monotonic()
+            self.live.update(self._drawn(), refresh=True)
 
     def training(self, cell: Cell, state: str, share: float) -> None:
-        self._state(cell, state, "cyan", min(share, 0.99))
-
-    def draw(self) -> None:
-        self.live.update(self._drawn(), refresh=True)
+        """Where many run at a time, not every epoch is drawn: those that train wait meanwhile."""
+        due = time.monotonic() - self.last_drawing >= SECONDS_BETWEEN_DRAWINGS
+        self._state(cell, state, "cyan", min(share, 0.99), draw=due)
 
     def _drawn(self) -> RenderableType:
         grid = Table.grid(padding=(0, 2))
@@ -150,15 +154,11 @@ class _Epochs(Observer):
     def on_start(self, *, epochs: int, steps_per_epoch: int, done: Sequence[EpochRecord]) -> None:
         self.epochs, self.before, self.started = epochs, len(done), time.monotonic()
         self.progress.started = self.progress.started or self.started
-        self.best, self.drawn = 0.0, 0.0
+        self.best = 0.0
 
     def on_epoch(self, record: EpochRecord) -> None:
         self.best = max(self.best, record.validation.get(SELECTION_METRIC, 0.0))
-        now = time.monotonic()
-        if now - self.drawn < SECONDS_BETWEEN_DRAWINGS:
-            return
-        self.drawn = now
-        each = (now - self.started) / max(1, record.epoch - self.before)
+        each = (time.monotonic() - self.started) / max(1, record.epoch - self.before)
         found = f", validation {SELECTION_METRIC} {figure(self.best)}" if record.validation else ""
         left = duration(each * (self.epochs - record.epoch))
         state = f"epoch {record.epoch} of {self.epochs}{found}, at most {left} left"

@@ -55,6 +55,23 @@ Workers = Annotated[
 ]
 
 
+def at_least_one(jobs: int) -> int:
+    """Refuse `--jobs 0` in one line, before anything is read."""
+    if jobs < 1:
+        raise ConfigError(f"--jobs {jobs}: at least one must run at a time")
+    return jobs
+
+
+Jobs = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        callback=at_least_one,
+        help="How many models are trained at a time, each in a process of its own on the same device.",
+    ),
+]
+
+
 def label(location: str) -> str:
     """A location as it may be shown: an address may have a password in it."""
     if not may_hold_a_password(location):

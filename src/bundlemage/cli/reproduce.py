@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bundlemage.cli.options import AsJson, Device, ids, seed_list
+from bundlemage.cli.options import AsJson, Device, Jobs, ids, seed_list
 from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def reproduce(
         str, typer.Option(metavar="TEXT", help="A sentence for the report on how it was made.")
     ] = "",
     device: Device = "auto",
+    jobs: Jobs = 1,
     as_json: AsJson = False,
 ) -> None:
     """Rebuild the paper's tables, figures and case studies on a dataset, and write a report.
@@ -86,8 +87,9 @@ def reproduce(
         require_plots()
         check_writable(output)
     numbers = seed_list(seeds or ("0" if is_sample else "0,1,2"))
+    left_out = tuple(dict.fromkeys(ids(skip)))
     wishes = Wishes(
-        dataset, data, numbers, cache, device, epochs, only_cached, tuple(dict.fromkeys(ids(skip))), note
+        dataset, data, numbers, cache, device, epochs, only_cached, left_out, note=note, jobs=jobs
     )
     findings = _gathered(wishes)
     for missing in findings.missing:

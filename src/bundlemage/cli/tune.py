@@ -16,6 +16,7 @@ from bundlemage.cli.options import (
     Location,
     Tables,
     Workers,
+    at_least_one,
     key_values,
     label,
     only_given,
@@ -26,6 +27,7 @@ from bundlemage.errors import BundleMageError, ConfigError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from bundlemage.engines.base import Engine
     from bundlemage.models.space import Domain
     from bundlemage.recipe import Recipe
     from bundlemage.tuning.study import Search, Study
@@ -71,6 +73,15 @@ def tune(
     ] = None,
     split_seed: Annotated[int | None, typer.Option(help="The seed of the split, where one is drawn.")] = None,
     table: Tables = None,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            callback=at_least_one,
+            help="How many trials run at a time, each in a process of its own on the same device. With more "
+            "than one, what is tried depends on which trial ends first, so a search does not repeat exactly.",
+        ),
+    ] = 1,
     engine_name: EngineName = "local",
     address: Address = None,
     workers: Workers = None,
@@ -84,10 +95,9 @@ def tune(
     killed at any time: the same command with --resume goes on. Ctrl-C ends early and keeps what is there.
     """
     from bundlemage.cli import show, stages
-    from bundlemage.cli.engines import chosen_engine
     from bundlemage.recipe import Recipe
 
-    engine = chosen_engine(engine_name, address, workers, "tuning")
+    engine = _engine(engine_name, address, workers, jobs)
     search = _search(
         Recipe.find(recipe) if recipe else Recipe(),
         model,
@@ -116,6 +126,21 @@ def tune(
         raise typer.Exit(130)
     if found.best is None:
         raise BundleMageError(f"every trial failed. The first one: {found.trials[0].reason}")
+
+
+def _engine(name: str, address: str | None, workers: int | None, jobs: int) -> Engine:
+    """The same number has two names: --jobs are processes of this machine, --workers those of a cluster."""
+    from bundlemage.engines.base import engine
+
+    if name == "ray" and jobs > 1:
+        raise ConfigError(
+            f"--jobs {jobs} is for this machine: on Ray, --workers says how many trials run at a time"
+        )
+    if name == "local" and workers is not None and workers > 1:
+        raise ConfigError(
+            f"--workers {workers} is for a cluster: add --engine ray, or use --jobs {workers} on this machine"
+        )
+    return engine(name, address=address, workers=jobs if name == "local" else workers)
 
 
 def _search(

@@ -61,4 +61,4 @@ class LocalEngine(Engine):
     def tune(self, search: Search, progress: Progress = in_silence) -> Study:
         from bundlemage.tuning.optuna import tune
 
-        return tune(search, progress)
+        return tune(search, progress, self.workers)

@@ -22,6 +22,7 @@ from bundlemage.models.base import Model
 from bundlemage.training.devices import resolve_device
 from bundlemage.training.history import Observer
 from bundlemage.training.loop import TrainingResult
+from bundlemage.training.pool import end_with_the_command
 
 SECONDS_FOR_REASONS = 2.0
 """When a process has ended badly, so long the others may say why."""
@@ -100,7 +101,7 @@ def _killed(processes: Sequence[Any]) -> list[str]:
 def _process(
     job: TrainingJob, rank: int, size: int, port: int, backend: str, device: str, events: Any
 ) -> None:
-    threading.Thread(target=_end_with_the_command, daemon=True).start()
+    threading.Thread(target=end_with_the_command, daemon=True).start()
     try:
         with _member(rank, size, port, backend, device):
             train_part(job, device, [Teller(events.put)])
@@ -112,14 +113,6 @@ def _process(
             error = ClusterError(f"a training process failed ({what}); {GO_ON}")
         events.put(("error", {"error": error}))
         raise SystemExit(2) from None
-
-
-def _end_with_the_command() -> None:
-    """Whoever resumes a command that was killed must not meet its processes still at work."""
-    command = multiprocessing.parent_process()
-    assert command is not None
-    command.join()
-    os._exit(1)
 
 
 @contextmanager

@@ -149,16 +149,36 @@ def find_or_run(
     fresh: bool = False,
 ) -> tuple[Outcome, bool]:
     """A cell's outcome, and whether it was in the cache. `begin` is called when it has to be run."""
-    found = None if fresh else cache.load(cell.key)
-    if found is not None:
-        return replace(found, label=cell.contender.label), True
+    found = None if fresh else find(cell, cache)
+    return (found, True) if found is not None else run(cell, cache, device, begin, fresh=fresh)
+
+
+def find(cell: Cell, cache: Cache) -> Outcome | None:
+    """A cell's outcome, if it is in the cache."""
+    found = cache.load(cell.key)
+    return None if found is None else replace(found, label=cell.contender.label)
+
+
+def run(
+    cell: Cell,
+    cache: Cache,
+    device: str,
+    begin: Callable[[], Sequence[Observer]],
+    *,
+    fresh: bool = False,
+    jobs: int = 1,
+) -> tuple[Outcome, bool]:
+    """A cell's outcome, and whether somebody else has put it into the cache in the meantime.
+
+    `jobs` is how many cells run at a time, for the record.
+    """
     with cache.working(cell.key) as folder:  # whoever else works on this cell is waited for
         found = None if fresh else cache.load(cell.key, quiet=True)
         from_cache = found is not None
         if found is None:
             if fresh:
                 RunFolder(folder).discard()
-            found = _fit_and_test(cell, folder, device, begin())
+            found = replace(_fit_and_test(cell, folder, device, begin()), jobs=jobs)
             cache.save(cell.key, found)
             RunFolder(folder).discard()
     return replace(found, label=cell.contender.label), from_cache

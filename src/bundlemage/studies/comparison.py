@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from itertools import islice
 from typing import Any
 
-import torch
-
 from bundlemage.data.splits import Split
-from bundlemage.errors import BundleMageError, ConfigError
+from bundlemage.errors import ConfigError
 from bundlemage.studies.cache import Cache
-from bundlemage.studies.cells import Cell, Contender, find_or_run, split_key
+from bundlemage.studies.cells import Cell, Contender, split_key
 from bundlemage.studies.outcome import CASE_METRICS, TASKS, Missing, Outcome
+from bundlemage.studies.running import CompareObserver, missing_of, run_cells
 from bundlemage.studies.standings import DataFacts, Row, Spread, Table, case_groups, make_table
-from bundlemage.training.history import Observer
 
 __all__ = [
+    "Asked",
     "CompareObserver",
     "Comparison",
     "DataFacts",
@@ -27,27 +25,8 @@ __all__ = [
     "Table",
     "check_metric",
     "compare",
+    "compare_together",
 ]
-
-
-class CompareObserver:
-    """Told how a comparison goes on. Override what is of interest."""
-
-    def on_plan(self, cells: Sequence[Cell]) -> None:
-        """Before anything runs."""
-
-    def on_begin(self, cell: Cell) -> Sequence[Observer]:
-        """A cell that is not in the cache begins; what is returned observes its training."""
-        return ()
-
-    def on_done(self, cell: Cell, outcome: Outcome, from_cache: bool) -> None:
-        pass
-
-    def on_failure(self, cell: Cell, message: str) -> None:
-        pass
-
-    def on_end(self) -> None:
-        """After the last cell, also when interrupted."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +65,15 @@ class Comparison:
         )
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What is to be compared: every contender on every split with every seed."""
+
+    contenders: Sequence[Contender]
+    splits: Sequence[Split]
+    seeds: Sequence[int] = (0,)
+
+
 def compare(
     contenders: Sequence[Contender],
     splits: Sequence[Split],
@@ -96,47 +84,63 @@ def compare(
     observer: CompareObserver | None = None,
     metric: str = "ndcg@5",
     fresh: bool = False,
+    jobs: int = 1,
 ) -> Comparison:
     """Every contender on every split with every seed; what the cache knows is not run again.
 
     A contender to which the seed does not matter runs with the first one only. One that fails keeps
-    its row, and the rest goes on.
+    its row, and the rest goes on. With several `jobs` so many run at a time, each in a process of its own.
     """
+    asked = Asked(contenders, splits, seeds)
+    options: dict[str, Any] = {"cache": cache, "device": device, "observer": observer}
+    return compare_together([asked], metric=metric, fresh=fresh, jobs=jobs, **options)[0]
+
+
+def compare_together(
+    asked: Sequence[Asked],
+    *,
+    cache: Cache,
+    device: str = "auto",
+    observer: CompareObserver | None = None,
+    metric: str = "ndcg@5",
+    fresh: bool = False,
+    jobs: int = 1,
+) -> list[Comparison]:
+    """Several comparisons, whose cells are run as one plan: no process waits until one of them is done."""
     check_metric(metric)
-    _check(contenders, splits, seeds)
-    watch = observer or CompareObserver()
-    cells, skipped = _plan(contenders, splits, seeds)
-    outcomes: list[Outcome] = []
-    failures: list[Missing] = []
-    watch.on_plan(cells)
-    try:
-        for cell in cells:
-            if any(_same(missing, cell) for missing in failures):
-                continue  # what failed with one seed would fail with the next
-            message = None
-            try:
-                begin = partial(watch.on_begin, cell)
-                outcome, from_cache = find_or_run(cell, cache, device, begin, fresh=fresh)
-            except OSError:  # of the disk, not of the model
-                raise
-            except Exception as error:
-                message = _explained(error, cell, cache)
-                failures.append(_missing(cell, message))
-                watch.on_failure(cell, message)
-            else:
-                outcomes.append(outcome)
-                watch.on_done(cell, outcome, from_cache)
-    finally:
-        watch.on_end()
-    facts = tuple(map(DataFacts.of, splits))
+    for one in asked:
+        _check(one.contenders, one.splits, one.seeds)
+    plans = [_plan(one.contenders, one.splits, one.seeds) for one in asked]
+    every = [cell for cells, _ in plans for cell in cells]
+    ended = iter(
+        run_cells(every, cache, device, observer or CompareObserver(), fresh=fresh, jobs=jobs)
+        if every
+        else ()
+    )
+    return [
+        _tabulated(one, metric, list(islice(ended, len(cells))), skipped)
+        for one, (cells, skipped) in zip(asked, plans, strict=True)
+    ]
+
+
+def _tabulated(
+    asked: Asked, metric: str, ended: Sequence[Outcome | Missing | None], skipped: Sequence[Missing]
+) -> Comparison:
+    outcomes = tuple(one for one in ended if isinstance(one, Outcome))
+    failures = tuple(one for one in ended if isinstance(one, Missing))
+    facts = tuple(map(DataFacts.of, asked.splits))
     tables = tuple(
         table
-        for fact, split in zip(facts, splits, strict=True)
+        for fact, split in zip(facts, asked.splits, strict=True)
         for task in TASKS
-        if (table := make_table(fact, task, metric, contenders, outcomes, failures, case_groups(split, task)))
+        if (
+            table := make_table(
+                fact, task, metric, asked.contenders, outcomes, failures, case_groups(split, task)
+            )
+        )
         is not None
     )
-    return Comparison(metric, facts, tables, tuple(outcomes), tuple(failures), tuple(skipped))
+    return Comparison(metric, facts, tables, outcomes, failures, tuple(skipped))
 
 
 def check_metric(metric: str) -> None:
@@ -185,33 +189,7 @@ def _plan(
                 askable, seeded = True, True
             if not askable:
                 asked = "generation" if split.generation and not split.test else "matching"
-                skipped.append(_missing(first, f"this split asks {asked} alone, which it does not do"))
+                skipped.append(missing_of(first, f"this split asks {asked} alone, which it does not do"))
             else:
                 cells += [Cell(contender, split, seed) for seed in (seeds if seeded else seeds[:1])]
     return cells, skipped
-
-
-def _missing(cell: Cell, message: str) -> Missing:
-    split = cell.split
-    return Missing(
-        cell.contender.label,
-        cell.contender.model,
-        split.dataset.name,
-        split.protocol,
-        split_key(split),
-        message,
-    )
-
-
-def _same(missing: Missing, cell: Cell) -> bool:
-    return missing.label == cell.contender.label and missing.split == split_key(cell.split)
-
-
-def _explained(error: Exception, cell: Cell, cache: Cache) -> str:
-    if isinstance(error, BundleMageError):
-        return str(error)
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
-        return "out of memory: a smaller batch_size or embedding_dim, or a larger machine, may help"
-    # Another package's model may fail in any way; whoever wrote it wants to see where.
-    where = cache.note(cell.key, "".join(traceback.format_exception(error)))
-    return f"{type(error).__name__}: {error} (more in {where})"

@@ -7,6 +7,7 @@ from bundlemage.data.readers import pathak
 from bundlemage.studies import figures, plan
 from bundlemage.studies.document import Block, Picture, Section
 from bundlemage.studies.findings import Findings, FoundTable
+from bundlemage.studies.render import measured_beside
 
 DATASET_TITLES = {"youshu": "Youshu", "netease": "NetEase", "steam": "Steam", SAMPLE: "the sample shop"}
 
@@ -41,11 +42,15 @@ def figure_section(findings: Findings) -> Section:
         drawn = figures.training_curves("curves", f"Training on {name}", curves)
         caption = "Validation nDCG@5 by epoch, first seed. The dot is the epoch whose weights are tested."
         blocks.append(Picture(drawn, caption))
-    points = _points(next((found for found in tables.values() if found.plan.task == "matching"), None))
+    timed = next((found for found in tables.values() if found.plan.task == "matching"), None)
+    points = _points(timed)
     machines = {outcome.device for outcome in findings.outcomes if outcome.matching is not None}
     if len(points) > 1 and len(machines) == 1:  # seconds of different machines do not compare
         drawn = figures.time_and_accuracy("time", f"Training time and accuracy on {name}", points)
-        blocks.append(Picture(drawn, "What accuracy costs: training time and test nDCG@5 of matching."))
+        caption = "What accuracy costs: training time and test nDCG@5 of matching."
+        if timed and timed.table and (beside := measured_beside(timed.table)):
+            caption += f" The time was {beside}."
+        blocks.append(Picture(drawn, caption))
     return Section("figures", "Figures", tuple(blocks))
 
 

@@ -20,7 +20,7 @@ from bundlemage.recommender import Recommender
 from bundlemage.studies import cases, plan
 from bundlemage.studies.cache import Cache
 from bundlemage.studies.cells import Cell, Contender, fitted
-from bundlemage.studies.comparison import CompareObserver, Comparison, compare
+from bundlemage.studies.comparison import Asked, CompareObserver, Comparison, compare_together
 from bundlemage.studies.outcome import Outcome
 from bundlemage.studies.standings import DataFacts, Table, case_groups, make_table
 from bundlemage.training.checkpoint import RunFolder
@@ -43,6 +43,8 @@ class Wishes:
     skip: tuple[str, ...] = ()
     note: str = ""
     """What a reader should know of this run."""
+    jobs: int = 1
+    """How many models are trained at a time."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +108,7 @@ def gather(wishes: Wishes, observer: CompareObserver | None = None) -> Findings:
     parts = plan.read_parts(wishes.dataset, wishes.folder)
     shown = "DATA" if wishes.folder is None else f"DATA/{wishes.folder.resolve().name}"
     cache = Cache(wishes.cache)
-    watch = observer or CompareObserver()
-    comparisons = {
-        name: found
-        for name, part in parts.items()
-        if (found := _compared([one for one in plans if one.part == name], part, wishes, cache, watch))
-    }
+    comparisons = _compared(plans, parts, wishes, cache, observer)
     tables = tuple(_found_table(one, parts[one.part], comparisons.get(one.part), wishes) for one in plans)
     dataset, source = _described_by(parts)
     whole = dataset is not None and dataset.name != pathak.PARTIAL_NAME
@@ -140,9 +137,25 @@ def gather(wishes: Wishes, observer: CompareObserver | None = None) -> Findings:
 
 
 def _compared(
-    plans: Sequence[plan.TablePlan], part: plan.Part, wishes: Wishes, cache: Cache, observer: CompareObserver
-) -> Comparison | None:
-    """Every model of a part's tables, each once."""
+    plans: Sequence[plan.TablePlan],
+    parts: Mapping[str, plan.Part],
+    wishes: Wishes,
+    cache: Cache,
+    observer: CompareObserver | None,
+) -> dict[str, Comparison]:
+    """Every model of each part's tables, each once. Parts of which nothing is to be run are left out."""
+    asked = {
+        name: one
+        for name, part in parts.items()
+        if (one := _asked([table for table in plans if table.part == name], part, wishes, cache))
+    }
+    found = compare_together(
+        [*asked.values()], cache=cache, device=wishes.device, observer=observer, jobs=wishes.jobs
+    )
+    return dict(zip(asked, found, strict=True))
+
+
+def _asked(plans: Sequence[plan.TablePlan], part: plan.Part, wishes: Wishes, cache: Cache) -> Asked | None:
     if part.split is None:
         return None
     possible = [one for one in plans if plan.why_not(one, part) is None]
@@ -150,11 +163,7 @@ def _compared(
     contenders = [plan.contender(name, recipes, wishes.epochs) for name, recipes in names.items()]
     if wishes.only_cached:
         contenders = [one for one in contenders if _cached(one, part.split, wishes.seeds, cache)]
-    if not contenders:
-        return None
-    return compare(
-        contenders, [part.split], wishes.seeds, cache=cache, device=wishes.device, observer=observer
-    )
+    return Asked(contenders, [part.split], wishes.seeds) if contenders else None
 
 
 def _cached(contender: Contender, split: Split, seeds: Sequence[int], cache: Cache) -> bool:

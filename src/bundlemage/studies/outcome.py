@@ -53,6 +53,8 @@ class Outcome:
     torch: str
     date: str
     """When it was done, in UTC."""
+    jobs: int = 1
+    """How many cells ran at a time: beside others, seconds are no measure of speed."""
     curve: Sequence[float] = ()
     """Validation nDCG@5 after each epoch."""
     cases: Mapping[str, PerCase] = field(default_factory=dict, compare=False, repr=False)

@@ -59,8 +59,8 @@ def heading(table: Table) -> str:
     return f"{table.dataset}, {table.protocol}: {table.task}"
 
 
-def legend(table: Table) -> str:
-    """What bold and the mark mean, as plain text."""
+def legend(table: Table, *, times: bool = True) -> str:
+    """What bold and the mark mean, as plain text, and how far to trust the times where they are shown."""
     seeds = max(len(row.seeds) for row in table.rows)
     parts = ["Bold: the best of a column."]
     if seeds > 1:
@@ -73,7 +73,18 @@ def legend(table: Table) -> str:
             f"{LIKE}: cannot be told from the best by {table.metric} "
             f"(paired t-test over {table.cases:,} cases{together}{averaged}; Holm-corrected, p ≥ {level})."
         )
+    if times and (beside := measured_beside(table)):
+        parts.append(f"fit: {beside}.")
     return " ".join(parts)
+
+
+def measured_beside(table: Table) -> str:
+    """How the seconds of a table were measured; nothing if each run had the machine to itself."""
+    jobs = sorted({count for row in table.rows for count in row.jobs})
+    if not jobs or jobs == [1]:
+        return ""
+    count = f"{jobs[0]} to {jobs[-1]}" if len(jobs) > 1 else f"{jobs[0]}"
+    return f"measured with {count} runs at a time, so it is no measure of speed"
 
 
 def described(facts: DataFacts) -> str:

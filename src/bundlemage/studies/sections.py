@@ -161,9 +161,10 @@ def _table_section(found: FoundTable, findings: Findings) -> Section:
                 groups.append("published")
     heads = ("model", *map(_heading, one.metrics), "fit")
     machines = {outcome.device for outcome in findings.outcomes if getattr(outcome, one.task) is not None}
-    if len(machines) > 1:  # seconds of different machines do not compare
+    times = len(machines) <= 1  # seconds of different machines do not compare
+    if not times:
         heads, rows = heads[:-1], [row[:-1] for row in rows]
-    blocks.append(Grid(one.key, heads, tuple(rows), tuple(groups), _legend(found)))
+    blocks.append(Grid(one.key, heads, tuple(rows), tuple(groups), _legend(found, times)))
     if sources:
         blocks.append(Text(f"Published figures: {'; '.join(sources)}."))
     blocks += [Text(f"{entry.title}: {entry.remark}.", "soft") for entry in entries if entry.remark]
@@ -222,8 +223,8 @@ def _published_row(published: paper.Published, one: plan.TablePlan) -> tuple[Cel
     return (Cell(published.title, hint=published.source), *cells, Cell(NONE))
 
 
-def _legend(found: FoundTable) -> str:
-    parts = [legend(found.table)] if found.table else []
+def _legend(found: FoundTable, times: bool) -> str:
+    parts = [legend(found.table, times=times)] if found.table else []
     if found.plan.beside:
         whose = "the paper's" if found.plan.beside == "the paper" else "the published"
         parts.append(

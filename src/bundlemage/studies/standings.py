@@ -47,6 +47,8 @@ class Row:
     """False for a row that is not significantly worse than the leading one."""
     fit_seconds: float | None = None
     """Mean over the seeds."""
+    jobs: tuple[int, ...] = ()
+    """How many runs there were at a time when the seconds were measured; several if it was not always so."""
     memory: int | None = None
     """The most of all seeds, in bytes."""
     failure: str | None = None
@@ -54,7 +56,7 @@ class Row:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Row:
         metrics = content["metrics"] and {name: Spread(**value) for name, value in content["metrics"].items()}
-        lists = {name: tuple(content[name]) for name in ("seeds", "best")}
+        lists = {name: tuple(content[name]) for name in ("seeds", "best", "jobs") if name in content}
         return cls(**{**content, **lists, "metrics": metrics})
 
 
@@ -189,6 +191,7 @@ def _summed(found: Sequence[Outcome], task: str) -> Row:
         seeds=tuple(outcome.seed for outcome in found),
         metrics=metrics,
         fit_seconds=fmean(outcome.fit_seconds for outcome in found),
+        jobs=tuple(sorted({outcome.jobs for outcome in found})),
         memory=max(memory, default=None),
     )
 
