@@ -247,9 +247,10 @@ class BundleMage(Model):
         self.sales = data.user_bundle.counts(self.sizes.bundles).to(kind)
         self.item_counts = data.learned_contents().counts(self.sizes.items).to(kind)
         asked = self.config.popularity_weight, self.config.item_popularity_weight
+        fits = [fitted_weight(counts) for counts in (self.sales, self.item_counts)]
         weights = [
-            fitted_weight(counts) if weight == "fit" else weight
-            for weight, counts in zip(asked, (self.sales, self.item_counts), strict=True)
+            weight * fit if self.config.fit_popularity else weight
+            for weight, fit in zip(asked, fits, strict=True)
         ]
         self.popularity_weights = torch.tensor(weights, dtype=kind, device=self.sales.device)
         own_counts = self.division.own_items(self.item_counts)

@@ -66,12 +66,9 @@ class Prior:
         return Prior(self.bias[members], self.shift[members])
 
 
-MOST_WEIGHT = 1.5
-
-
 def fitted_weight(counts: Tensor) -> float:
     """The weight w of log(1 + count) under which the counted choices are most likely, if nothing else is
-    known: softmax(w · log(1 + count)), each choice judged by the count without it. From 0 to `MOST_WEIGHT`.
+    known: softmax(w · log(1 + count)), each choice judged by the count without it. From 0 to 1.
 
     About 1 where what was chosen often is chosen again, 0 where everything is chosen once.
     """
@@ -80,7 +77,7 @@ def fitted_weight(counts: Tensor) -> float:
         return 0.0
     scores = counts.log1p()
     chosen = float((counts * (counts - 1).clamp(min=0).log1p()).sum() / counts.sum())
-    low, high = 0.0, MOST_WEIGHT
+    low, high = 0.0, 1.0
     for _ in range(40):  # the likelihood rises as long as a choice expects less than was chosen
         middle = (low + high) / 2
         expected = float((scores * (middle * scores).softmax(0)).sum())

@@ -202,7 +202,7 @@ def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Obs
     started = time.perf_counter()
     found = case_metrics(recommender.model, split, Interactions.of(split.train, where), KS)
     scores = {task: means(values) for task, values in found.items()}
-    best = training.history[training.best_epoch - 1].validation if training.best_epoch else {}
+    best = _validation(training.history[training.best_epoch - 1]) if training.best_epoch else {}
     return Outcome(
         label=contender.label,
         model=contender.model,
@@ -216,7 +216,7 @@ def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Obs
         matching_cases=len(split.test) if split.test else 0,
         generation=scores.get("generation"),
         generation_cases=len(split.generation) if split.generation else 0,
-        validation=dict(best),
+        validation=best,
         epochs=len(training.history),
         best_epoch=training.best_epoch,
         fit_seconds=round(training.seconds + resumed.seconds, 3),
@@ -233,6 +233,15 @@ def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Obs
         ],
         cases={task: _kept(values) for task, values in found.items()},
     )
+
+
+def _validation(record: EpochRecord) -> dict[str, float]:
+    """The metrics of the chosen epoch, those of generation by names of their own, and what chose it."""
+    found = {
+        **record.validation,
+        **{f"generation {name}": value for name, value in record.generation.items()},
+    }
+    return found if record.value is None else {**found, "value": record.value}
 
 
 def fitted(
