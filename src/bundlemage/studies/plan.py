@@ -79,6 +79,8 @@ def _beyond(**titles: str) -> list[Entry]:
 
 
 _OUR_TITLE = "BundleMage, our settings"
+ENSEMBLE = "bundlemage-ensemble"
+_ENSEMBLE_TITLE = "BundleMage, four averaged"
 _MORE_MATCHING = _beyond(
     popularity="Popularity, by purchases of the bundle",
     owned_share="Share of the bundle's items owned",
@@ -96,6 +98,7 @@ _ALSO_FULL = ("popularity", "ease", "lightgcn", "crosscbr", "multicbr", "bundleg
 _FULL = (
     Entry("bgcn", "BGCN", "paper"),
     Entry("bundlemage", _OUR_TITLE, "ours"),
+    Entry(ENSEMBLE, _ENSEMBLE_TITLE, "ours"),
     *(entry for entry in _MORE_MATCHING if entry.name in _ALSO_FULL),
 )
 _POP_NOTE = (
@@ -173,9 +176,11 @@ def table_plans(dataset: str) -> tuple[TablePlan, ...]:
 
 
 def _with_ours(entries: Sequence[Entry]) -> list[Entry]:
-    """The paper's rows, and the package's own settings of BundleMage beside the same figures."""
+    """The paper's rows, and the package's own settings of BundleMage, one of it and several, beside the same
+    figures."""
     last = entries[-1]
-    return [*entries, replace(last, name="bundlemage", title=_OUR_TITLE)]
+    ours = (("bundlemage", _OUR_TITLE), (ENSEMBLE, _ENSEMBLE_TITLE))
+    return [*entries, *(replace(last, name=name, title=title) for name, title in ours)]
 
 
 def _full_plan(dataset: str) -> TablePlan:
@@ -236,7 +241,7 @@ def _partial_plans() -> list[TablePlan]:
 def recipe_of(name: str, recipes: str) -> str | None:
     """The recipe that a row is run by; None for a model with its defaults."""
     own = [f"{recipes}/{name}"]
-    if name == "bundlemage-paper" or name.startswith("ablation-"):
+    if name in ("bundlemage-paper", ENSEMBLE) or name.startswith("ablation-"):
         own.append(f"{_PAPERS_RECIPES}/{name}")
     return next((candidate for candidate in own if candidate in recipe_names()), None)
 
@@ -248,7 +253,7 @@ def contender(name: str, recipes: str, epochs: int | None = None) -> Contender:
         made = Contender(name, name)
     else:
         recipe = Recipe.find(found)
-        made = Contender(name, recipe.model, recipe.settings)
+        made = Contender(name, recipe.model, recipe.settings, recipe.ensemble)
     if epochs is not None and "epochs" in model_class(made.model).config_class.model_fields:
         made = made.with_settings({"epochs": epochs})
     return made

@@ -41,7 +41,8 @@ WORK_PER_WRITING = 19
 class TrainingResult:
     history: tuple[EpochRecord, ...]
     best_epoch: int
-    """The epoch whose weights the model now has; 0 for a model that learns nothing by steps."""
+    """The epoch whose weights the model now has, of an ensemble its first member; 0 for a model that learns
+    nothing by steps. `history.kept` has it of each member."""
     seconds: float
     device: str
     interrupted: bool = False
