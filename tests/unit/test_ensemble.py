@@ -18,7 +18,7 @@ from scipy.special import log_softmax
 from bundlemage import History, Recommender, SplitPlan, sample_shop
 from bundlemage.artifact import load_artifact
 from bundlemage.card import model_card
-from bundlemage.errors import BundleMageError, CheckpointError, ConfigError, UnsupportedError
+from bundlemage.errors import CheckpointError, ConfigError, NoModelYetError, UnsupportedError
 from bundlemage.live import Live, Question
 from bundlemage.models.base import Histories, Model
 from bundlemage.models.ensemble import Ensemble
@@ -35,7 +35,7 @@ from tests.small_shop import QUICK, small_shop
 from tests.unit.test_live import owned_by, stock_of
 
 SETTINGS: dict[str, Any] = QUICK | {"learning_rate": 0.02, "seed": 5}
-CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
 NEW = {"spring": ["g0001", "g0005", "g0007"]}
 SOMEONE = History(items=["g0002", "g0011"], bundles=["b0004"])
 
@@ -158,6 +158,11 @@ class TestScores:
             ]
             assert torch.allclose(cosines[0], torch.stack(cosines[1:]).mean(0), **CLOSE)
 
+    def test_candidates_are_scored_alone_where_members_do_so(self) -> None:
+        two = Recommender("ncf", ensemble=2, epochs=1, device="cpu").fit(small_shop(), progress=False)
+        assert two.model.scores_candidates_apart
+        assert two.calibration is not None
+
     def test_what_members_cannot_do_an_ensemble_cannot(self) -> None:
         two = Recommender("bpr", ensemble=2, epochs=1, device="cpu").fit(small_shop(), progress=False)
         assert two.model.title == "BPR × 2"
@@ -247,7 +252,7 @@ class TestTraining:
         assert one.training is not None
         assert (one.training.interrupted, len(one.history)) == (True, 1)
         assert not isinstance(one.model, Ensemble)
-        with pytest.raises(BundleMageError, match="before the first epoch"):
+        with pytest.raises(NoModelYetError, match="before the first epoch"):
             Recommender(ensemble=2, **SETTINGS).fit(
                 small_shop(), observers=[Epochs(1, KeyboardInterrupt)], progress=False
             )

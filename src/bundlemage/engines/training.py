@@ -15,7 +15,7 @@ from bundlemage.data.load import read
 from bundlemage.data.shards import LAYOUT, Layout
 from bundlemage.data.splits import Split
 from bundlemage.engines.base import Engine, from_anywhere
-from bundlemage.errors import BundleMageError, ConfigError
+from bundlemage.errors import ConfigError, NoModelYetError
 from bundlemage.models.base import Model, Sizes
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.division import DividedItems, DividedUsers, Division
@@ -68,7 +68,7 @@ class TrainingJob:
         """The best weights, from the folder to a whole model."""
         folder = RunFolder(self.folder)
         if interrupted and not folder.holds_progress():
-            raise BundleMageError("interrupted before the first checkpoint was written: no model")
+            raise NoModelYetError("interrupted before the first checkpoint was written: no model")
         _, progress, best = folder.load()
         assert best is not None
         model.load_state_dict(best)

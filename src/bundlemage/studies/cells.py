@@ -23,7 +23,7 @@ from bundlemage import __version__
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.data.vocabulary import Vocabulary
-from bundlemage.errors import BundleMageError, CheckpointError, ConfigError
+from bundlemage.errors import CheckpointError, ConfigError, NoModelYetError
 from bundlemage.evaluation.protocols import means
 from bundlemage.evaluation.results import case_metrics
 from bundlemage.models.base import Interactions, Model
@@ -275,11 +275,8 @@ def fitted(
         except CheckpointError:  # damaged: what it held is lost, but not the study
             RunFolder(folder).discard()
             fit()
-    except BundleMageError as error:
-        # Interrupted before the first epoch was done, which for a study is no failure of the model.
-        if isinstance(error.__context__, KeyboardInterrupt):
-            raise KeyboardInterrupt from None
-        raise
+    except NoModelYetError:  # for a study that is no failure of the model
+        raise KeyboardInterrupt from None
     if recommender.training is not None and recommender.training.interrupted:
         raise KeyboardInterrupt
     return recommender

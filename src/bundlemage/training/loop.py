@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from bundlemage.data.splits import Split
-from bundlemage.errors import BundleMageError, CheckpointError
+from bundlemage.errors import BundleMageError, CheckpointError, NoModelYetError
 from bundlemage.models.base import Interactions, Model
 from bundlemage.models.config import LearnedConfig, ModelConfig
 from bundlemage.models.division import ALONE, Division
@@ -212,7 +212,7 @@ class _Run:
         except KeyboardInterrupt:
             interrupted = True
             if self.best is None:
-                raise BundleMageError("interrupted before the first epoch was finished: no model") from None
+                raise NoModelYetError("interrupted before the first epoch was finished: no model") from None
         finally:
             for observer in self.observers:
                 observer.on_end()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bundlemage.data.splits import Split
-from bundlemage.errors import BundleMageError, CheckpointError
+from bundlemage.errors import CheckpointError, NoModelYetError
 from bundlemage.models.base import Model, Sizes
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ensemble import joined, member_configs
@@ -57,11 +57,8 @@ def train_members(
                 checkpoint_every=checkpoint_every,
                 observers=observers if alone else [_Member(observers, number, members)],
             )
-        except (KeyboardInterrupt, BundleMageError) as error:
-            by_the_user = isinstance(error, KeyboardInterrupt) or isinstance(
-                error.__context__, KeyboardInterrupt
-            )
-            if not done or not by_the_user:
+        except (KeyboardInterrupt, NoModelYetError):
+            if not done:
                 raise
             interrupted = True
             break
