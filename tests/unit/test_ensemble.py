@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from rich.console import Console
 from scipy.special import log_softmax
 
 from bundlemage import History, Recommender, SplitPlan, sample_shop
@@ -29,7 +31,8 @@ from bundlemage.studies.cache import FORMAT, Cache
 from bundlemage.studies.cells import Cell, Contender, run_cell, split_key
 from bundlemage.studies.plan import table_plans
 from bundlemage.training.checkpoint import RunFolder
-from bundlemage.training.history import EpochRecord, Observer, kept
+from bundlemage.training.history import EpochRecord, Observer, TensorBoard, kept
+from bundlemage.training.progress import ProgressBar
 from tests.cli.run import TINY, run, run_json
 from tests.small_shop import QUICK, small_shop
 from tests.unit.test_live import owned_by, stock_of
@@ -199,6 +202,26 @@ class TestTraining:
         assert seen.trained == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
         Recommender(**SETTINGS).fit(small_shop(), observers=[seen := Epochs()], progress=False)
         assert seen.told == []
+
+    def test_a_terminal_says_which_member_it_is(self) -> None:
+        shown = StringIO()
+        bar = ProgressBar(Console(file=shown, force_terminal=True, width=120))
+        Recommender(ensemble=2, **SETTINGS).fit(small_shop(), observers=[bar], progress=False)
+        assert "member 1 of 2" in shown.getvalue()
+        assert "member 2 of 2" in shown.getvalue()
+
+    def test_tensorboard_has_each_member(self, tmp_path: Path) -> None:
+        pytest.importorskip("tensorboard")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        Recommender(ensemble=2, **SETTINGS).fit(
+            small_shop(), observers=[TensorBoard(tmp_path)], progress=False
+        )
+        written: dict[str, int] = {}
+        for file in tmp_path.iterdir():
+            events = EventAccumulator(str(file)).Reload()
+            written |= {tag: len(events.Scalars(tag)) for tag in events.Tags()["scalars"]}
+        assert written["member-1/loss/matching"] == written["member-2/loss/matching"] == 3
 
     @pytest.mark.parametrize("after", [0, 1])
     def test_a_killed_run_goes_on_with_the_member_that_it_was_at(

@@ -162,8 +162,10 @@ export function trainingWords(records) {
   const seconds = records.reduce((sum, record) => sum + record.seconds, 0);
   const took = seconds < 90 ? `${figure(seconds, 2)} seconds` : `${Math.round(seconds / 60)} minutes`;
   const members = new Set(records.map((record) => record.member ?? 1)).size;
-  if (members > 1)
-    return `${plural(records.length, "epoch")} of ${members} members in ${took}; the curves are the first member's.`;
+  if (members > 1) {
+    const epochs = plural(records.length, "epoch");
+    return `${epochs} of ${members} members in ${took}; the curves are the first member's.`;
+  }
   const best = bestEpoch(records);
   const chosen = best ? `; epoch ${best} was the best on validation and is the one that serves` : "";
   return `${plural(records.length, "epoch")} in ${took}${chosen}.`;
