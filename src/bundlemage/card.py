@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bundlemage.data.dataset import BundleDataset
-from bundlemage.training.history import SELECTION_METRIC, EpochRecord
+from bundlemage.training.history import SELECTION_METRIC, EpochRecord, kept
 
 
 def model_card(
@@ -63,9 +63,17 @@ def _metrics(metrics: dict[str, Any]) -> str:
 
 
 def _training(history: Sequence[EpochRecord]) -> str:
-    kept = [record for record in history if record.improved]
-    if not kept:
+    records = kept(history)
+    if not records:
         return ""
-    value = kept[-1].validation.get(SELECTION_METRIC)
-    chosen = f" (validation {SELECTION_METRIC} {value:.4f})" if value is not None else ""
-    return f"\nTrained for {len(history)} epochs; the weights are those of epoch {kept[-1].epoch}{chosen}.\n"
+    if len(records) == 1:
+        chosen = f"the weights are those of epoch {_epoch(records[0])}"
+    else:
+        each = "; ".join(f"of member {record.member} epoch {_epoch(record)}" for record in records)
+        chosen = f"it is the mean of {len(records)} members, and the weights are those {each}"
+    return f"\nTrained for {len(history)} epochs; {chosen}.\n"
+
+
+def _epoch(record: EpochRecord) -> str:
+    value = record.validation.get(SELECTION_METRIC)
+    return f"{record.epoch}" + ("" if value is None else f" (validation {SELECTION_METRIC} {value:.4f})")

@@ -155,6 +155,10 @@ class OutOfTimeError(BundleMageError):
     """A search ended without an answer in the time that it was given."""
 
 
+class NoModelYetError(BundleMageError):
+    """Training was interrupted by the user before there was anything to keep."""
+
+
 class ArtifactError(BundleMageError):
     """A saved model is missing, cut short, altered, or of another format version."""
 

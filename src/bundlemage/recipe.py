@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -26,6 +26,8 @@ class Recipe:
     model: str = "bundlemage"
     settings: Mapping[str, Any] = field(default_factory=dict)
     split: Mapping[str, Any] = field(default_factory=dict)
+    ensemble: int = 1
+    """How many members are trained and averaged."""
 
     @classmethod
     def find(cls, text: str) -> Recipe:
@@ -50,7 +52,7 @@ class Recipe:
             raise ConfigError(f"recipe {path} cannot be read: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"recipe {path} is not valid TOML: {error}") from None
-        known = {"model": str, "settings": dict, "split": dict}
+        known = {"model": str, "ensemble": int, "settings": dict, "split": dict}
         for key, value in content.items():
             if key not in known:
                 raise ConfigError(f"recipe {path}: unknown key {key!r}; the keys are: {', '.join(known)}")
@@ -60,10 +62,10 @@ class Recipe:
 
     def changed(self, settings: Mapping[str, Any], split: Mapping[str, Any]) -> Recipe:
         """The same with some things set otherwise."""
-        return Recipe(self.model, {**self.settings, **settings}, {**self.split, **split})
+        return replace(self, settings={**self.settings, **settings}, split={**self.split, **split})
 
     def recommender(self) -> Recommender:
-        return Recommender(self.model, **self.settings)
+        return Recommender(self.model, ensemble=self.ensemble, **self.settings)
 
     def plan(self) -> SplitPlan:
         for key in self.split:

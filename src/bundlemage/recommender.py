@@ -32,8 +32,9 @@ from bundlemage.evaluation.results import Evaluation, evaluate
 from bundlemage.filters import Filter
 from bundlemage.models.base import Histories, Interactions, Model, Sizes
 from bundlemage.models.config import ModelConfig
+from bundlemage.models.ensemble import build_ensemble, check_ensemble, members_of
 from bundlemage.models.ragged import Ragged
-from bundlemage.models.registry import build, make_config
+from bundlemage.models.registry import make_config
 from bundlemage.ranking import Ranking
 from bundlemage.retrieval.guard import LEAST_BUNDLES, IndexReport, built
 from bundlemage.retrieval.index import BundleIndex
@@ -41,11 +42,10 @@ from bundlemage.shop import History, Id, NewBundles, Recommendation, Shop, Trade
 from bundlemage.training.devices import resolve_device
 from bundlemage.training.history import EpochRecord, Observer
 from bundlemage.training.loop import TrainingResult, train
+from bundlemage.training.members import Trainer, train_members
 from bundlemage.training.progress import bar_for_people
 
 Row = TypeVar("Row")
-Trainer = Callable[..., TrainingResult]
-"""As `training.loop.train`: it gives a model its weights."""
 Sales: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """How often each item and each bundle was sold."""
 
@@ -53,9 +53,15 @@ Sales: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 class Recommender:
     """A model together with the shop it was fitted to."""
 
-    def __init__(self, model: str = "bundlemage", **settings: Any) -> None:
+    def __init__(self, model: str = "bundlemage", *, ensemble: int = 1, **settings: Any) -> None:
+        """A model by its name, with settings of its own; with `ensemble`, so many of it, averaged.
+
+        Members of an ensemble differ in the seed. N of them take N times as long to train and to answer.
+        """
         self.model_name = model
         self.config: ModelConfig = make_config(model, settings)
+        check_ensemble(ensemble, model)
+        self.ensemble = ensemble
         self.plan = SplitPlan()
         self.protocol = "none"
         self.metrics: dict[str, Any] = {}
@@ -90,11 +96,12 @@ class Recommender:
         """
         split = _split(data, plan)
         self.plan, self.protocol = split.plan, split.protocol
-        model = build(self.model_name, self.config, Sizes.of(split.dataset))
-        self.training = trainer(
-            model,
+        model, self.training = train_members(
+            self.model_name,
             self.config,
             split,
+            self.ensemble,
+            trainer,
             folder=folder,
             resume=resume,
             checkpoint_every=checkpoint_every,
@@ -435,6 +442,7 @@ class Recommender:
         """Write the model with its ids, catalogue and histories as one folder."""
         config = {
             "model": self.model_name,
+            "ensemble": members_of(self.model),
             "settings": self.config.model_dump(mode="json"),
             "protocol": self.protocol,
             "split": asdict(self.plan),
@@ -469,7 +477,9 @@ class Recommender:
     def _of(
         cls, artifact: Artifact, path: Path, device: str, users: int, sales: Sales | None = None
     ) -> Recommender:
-        loaded = cls(artifact.config["model"], **{**artifact.config["settings"], "device": device})
+        members = artifact.config.get("ensemble", 1)  # models of earlier versions are single ones
+        settings = {**artifact.config["settings"], "device": device}
+        loaded = cls(artifact.config["model"], ensemble=members, **settings)
         loaded.plan = SplitPlan(**artifact.config["split"])
         loaded.protocol = artifact.config["protocol"]
         loaded.metrics = artifact.metrics
@@ -477,7 +487,8 @@ class Recommender:
         audience = artifact.config.get("audience")  # models of earlier versions have none
         loaded._calibration = None if audience is None else Calibration(**audience)
         where, dataset = resolve_device(device), artifact.dataset
-        model = build(loaded.model_name, loaded.config, replace(Sizes.of(dataset), users=users))
+        sizes = replace(Sizes.of(dataset), users=users)
+        model = build_ensemble(loaded.model_name, loaded.config, sizes, members)
         try:
             model.load_state_dict(artifact.weights)
         except RuntimeError as error:

@@ -17,7 +17,10 @@ from bundlemage.training.checkpoint import RunFolder
 from tests.cli.run import run
 from tests.small_shop import small_shop
 
-WITHOUT = "bgcn,bpr,br,bundlemage,bundlemage-paper,crosscbr,dam,efm,gram-smot,lightgcn,ncf,vae-cf"
+WITHOUT = (
+    "bgcn,bpr,br,bundlemage,bundlemage-ensemble,bundlemage-paper,crosscbr,dam,efm,gram-smot,lightgcn,ncf,"
+    "vae-cf"
+)
 
 
 def descendants(parent: int) -> set[int]:

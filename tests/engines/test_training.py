@@ -120,6 +120,21 @@ def test_two_processes_learn_what_one_learns(
     assert_same(found, one_process, split)
 
 
+def test_two_processes_train_the_members_of_an_ensemble_one_after_another(
+    split: Split, tmp_path: Path, layout: Path
+) -> None:
+    recipe = replace(RECIPE, ensemble=2)
+    job = TrainingJob(str(layout), recipe, tmp_path / "run")
+    trainer = trainer_of(engine("local", workers=2), job)
+    seen = Seen()
+    found = recipe.recommender().fit(
+        split, folder=job.folder, progress=False, trainer=trainer, observers=[seen]
+    )
+    assert seen.epochs == [1, 2, 3, 4, 5] * 2
+    assert sorted(path.name for path in job.folder.iterdir()) == ["member-1", "member-2"]
+    assert_same(found, recipe.recommender().fit(split, progress=False), split)
+
+
 def test_a_run_goes_on_with_another_number_of_processes(
     split: Split, one_process: Recommender, tmp_path: Path
 ) -> None:

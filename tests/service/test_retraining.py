@@ -109,6 +109,16 @@ def asked(split: Split) -> Names:
     return {(split.dataset.users[user], split.dataset.bundles[bundle]) for user, bundle in pairs}
 
 
+def test_an_ensemble_is_replaced_by_one_of_as_many_members(file_store: Store, tmp_path: Path) -> None:
+    open_early(file_store, early_model(tmp_path / "shop", ensemble=2))
+    sell(file_store)
+    outcome = retrain(file_store, force=True)
+    assert outcome.path is not None
+    model = Recommender.load(outcome.path, device="cpu")
+    assert model.ensemble == 2
+    assert model.model.title == "BundleMage × 2"
+
+
 # ── Who wins ─────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -150,6 +150,10 @@ class _Epochs(Observer):
 
     def __init__(self, progress: LiveProgress, cell: Cell) -> None:
         self.progress, self.cell = progress, cell
+        self.member, self.members = 1, 1
+
+    def on_member(self, number: int, of: int) -> None:
+        self.member, self.members = number, of
 
     def on_start(self, *, epochs: int, steps_per_epoch: int, done: Sequence[EpochRecord]) -> None:
         self.epochs, self.before, self.started = epochs, len(done), time.monotonic()
@@ -160,9 +164,13 @@ class _Epochs(Observer):
         self.best = max(self.best, record.validation.get(SELECTION_METRIC, 0.0))
         each = (time.monotonic() - self.started) / max(1, record.epoch - self.before)
         found = f", validation {SELECTION_METRIC} {figure(self.best)}" if record.validation else ""
-        left = duration(each * (self.epochs - record.epoch))
-        state = f"epoch {record.epoch} of {self.epochs}{found}, at most {left} left"
-        self.progress.training(self.cell, state, record.epoch / self.epochs)
+        to_come = self.epochs - record.epoch + self.epochs * (self.members - self.member)
+        whose = f"member {self.member} of {self.members}, " if self.members > 1 else ""
+        state = (
+            f"{whose}epoch {record.epoch} of {self.epochs}{found}, at most {duration(each * to_come)} left"
+        )
+        done = self.member - 1 + record.epoch / self.epochs
+        self.progress.training(self.cell, state, done / self.members)
 
 
 def progress_for(console: Console) -> Progress:

@@ -131,15 +131,24 @@ def comparison_table(found: Comparison, columns: Sequence[str]) -> RenderableTyp
 
 
 def curve(history: Sequence[EpochRecord], metric: str) -> RenderableType:
-    """Validation over the epochs as a line of bars."""
-    values = [record.validation[metric] for record in history if metric in record.validation]
+    """Validation over the epochs as a line of bars; a line for each member of an ensemble."""
+    members: dict[int, list[float]] = {}
+    for record in history:
+        if metric in record.validation:
+            members.setdefault(record.member, []).append(record.validation[metric])
+    if len(members) == 1:
+        return _bars(f"validation {metric}", *members.values())
+    return Group(*(_bars(f"member {member} {metric}", values) for member, values in members.items()))
+
+
+def _bars(name: str, values: Sequence[float]) -> Text:
     if len(values) < 2:
         return Text("")
     width = max(2, min(out.width - 50, 60, len(values)))  # the line has some 50 characters of text
     picked = [values[round(step * (len(values) - 1) / (width - 1))] for step in range(width)]
     low, high = min(picked), max(picked)
     bars = "".join(BARS[round((value - low) / ((high - low) or 1) * (len(BARS) - 1))] for value in picked)
-    return Text(f"validation {metric}  {values[0]:.4f} {bars} {values[-1]:.4f}  (best {max(values):.4f})")
+    return Text(f"{name}  {values[0]:.4f} {bars} {values[-1]:.4f}  (best {max(values):.4f})")
 
 
 def bundle_cards(dataset: BundleDataset, answers: Sequence[Recommendation]) -> RenderableType:

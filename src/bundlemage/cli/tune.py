@@ -148,6 +148,8 @@ def _search(
 ) -> Search:
     from bundlemage.tuning.study import Search
 
+    if recipe.ensemble != 1:
+        raise ConfigError("a study tries single models: leave 'ensemble' out of the recipe")
     start = dict(recipe.settings)
     seed = fixed.pop("seed", start.pop("seed", 0))
     return Search(

@@ -190,7 +190,7 @@ class _Cases:
         """Users so many at a time, and how many each stands for. Those who bought something are few in some
         shops and tell most, so they get half of the room or more."""
         width = max(1, len(self.data.bundle_item))
-        slow = type(self.model).score_candidates is not Model.score_candidates
+        slow = self.model.scores_candidates_apart
         room = max(1, (SLOW_SCORES if slow else SCORES) // width)
         buyers, others = np.flatnonzero(self.took), np.flatnonzero(~self.took)
         for_buyers = min(len(buyers), max(room // 2, room - len(others), 1))

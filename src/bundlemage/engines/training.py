@@ -15,18 +15,18 @@ from bundlemage.data.load import read
 from bundlemage.data.shards import LAYOUT, Layout
 from bundlemage.data.splits import Split
 from bundlemage.engines.base import Engine, from_anywhere
-from bundlemage.errors import BundleMageError, ConfigError
+from bundlemage.errors import ConfigError, NoModelYetError
 from bundlemage.models.base import Model, Sizes
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.division import DividedItems, DividedUsers, Division
 from bundlemage.models.group import Group
 from bundlemage.models.registry import build
 from bundlemage.recipe import Recipe
-from bundlemage.recommender import Trainer
 from bundlemage.training import loop
 from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.history import EpochRecord, Observer
 from bundlemage.training.loop import TrainingResult
+from bundlemage.training.members import Trainer
 
 ITEM_TABLES = ("auto", "replicated", "sharded")
 COPIES = 5
@@ -68,7 +68,7 @@ class TrainingJob:
         """The best weights, from the folder to a whole model."""
         folder = RunFolder(self.folder)
         if interrupted and not folder.holds_progress():
-            raise BundleMageError("interrupted before the first checkpoint was written: no model")
+            raise NoModelYetError("interrupted before the first checkpoint was written: no model")
         _, progress, best = folder.load()
         assert best is not None
         model.load_state_dict(best)
@@ -87,9 +87,17 @@ def trainer_of(by: Engine, job: TrainingJob) -> Trainer:
             "several processes hand the model over by a checkpoint: leave --checkpoint-every out"
         )
 
-    def train(model: Model, *_: Any, observers: Sequence[Observer] = (), **__: Any) -> TrainingResult:
+    def train(
+        model: Model,
+        config: ModelConfig,
+        *_: Any,
+        folder: Path | None = None,
+        observers: Sequence[Observer] = (),
+        **__: Any,
+    ) -> TrainingResult:
         model.check_divisible()
-        return by.train(job, model, observers)
+        recipe = job.recipe.changed({"seed": config.seed}, {})  # a member of an ensemble has its own
+        return by.train(replace(job, recipe=recipe, folder=folder or job.folder), model, observers)
 
     return train
 
@@ -157,6 +165,9 @@ class Teller(Observer):
 
     def __init__(self, tell: Callable[[Event], None]) -> None:
         self.tell, self.steps, self.last = tell, 0, 0.0
+
+    def on_member(self, number: int, of: int) -> None:
+        self.tell(("on_member", {"number": number, "of": of}))
 
     def on_start(self, *, epochs: int, steps_per_epoch: int, done: Sequence[EpochRecord]) -> None:
         started = {"epochs": epochs, "steps_per_epoch": steps_per_epoch, "done": [*done]}

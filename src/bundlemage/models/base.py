@@ -198,6 +198,11 @@ class Model(nn.Module, ABC):
             here = division.rows_of(len(whole))
             setattr(self, name, nn.Parameter(whole.detach()[here.start : here.stop].clone()))
 
+    @property
+    def scores_candidates_apart(self) -> bool:
+        """Whether `score_candidates` is less work than to score every bundle, because it scores no others."""
+        return type(self).score_candidates is not Model.score_candidates
+
     def observe(self, data: Interactions) -> None:
         """Take from the training data what no gradient teaches: counts, closed forms."""
 

@@ -77,9 +77,10 @@ def retrain(
 ) -> Retrained:
     """Train the model that serves anew on what the store holds, and publish it if it is not worse.
 
-    It keeps its settings but for those given, and goes into the folder `models`, or beside the one that
-    serves. It may be worse by `tolerance`. `force` publishes whatever the comparison says, and without one
-    where fewer than `min_cases` users can be asked about. Raises `BusyError` where another is at it.
+    It keeps its settings but for those given, and its number of members. It goes into the folder `models`, or
+    beside the one that serves. It may be worse by `tolerance`. `force` publishes whatever the comparison
+    says, and without one where fewer than `min_cases` users can be asked about. Raises `BusyError` where
+    another is at it.
     """
     if not tolerance >= 0:
         raise ConfigError(f"the tolerance is {tolerance!r}; it must be a number from 0 up")
@@ -103,7 +104,9 @@ class _Retraining:
         self.record = _published(store)
         self.serving = load_published(self.record, str(settings.get("device", "auto")))
         self.candidate = Recommender(
-            self.serving.model_name, **{**self.serving.config.model_dump(mode="json"), **settings}
+            self.serving.model_name,
+            ensemble=self.serving.ensemble,
+            **{**self.serving.config.model_dump(mode="json"), **settings},
         )
         self.folder = _writable(Path(self.record.path).parent if models is None else Path(models))
 

@@ -23,11 +23,12 @@ from bundlemage import __version__
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.data.vocabulary import Vocabulary
-from bundlemage.errors import BundleMageError, CheckpointError, ConfigError
+from bundlemage.errors import CheckpointError, ConfigError, NoModelYetError
 from bundlemage.evaluation.protocols import means
 from bundlemage.evaluation.results import case_metrics
 from bundlemage.models.base import Interactions, Model
 from bundlemage.models.config import ModelConfig
+from bundlemage.models.ensemble import check_ensemble
 from bundlemage.models.registry import make_config, model_class, model_names
 from bundlemage.recipe import Recipe
 from bundlemage.recommender import Recommender
@@ -37,7 +38,7 @@ from bundlemage.studies.machine import PeakMemory, device_in_words
 from bundlemage.studies.outcome import CASE_METRICS, KS, Outcome, PerCase
 from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.devices import resolve_device
-from bundlemage.training.history import SELECTION_METRIC, EpochRecord, Observer
+from bundlemage.training.history import SELECTION_METRIC, EpochRecord, Observer, mean_validation
 
 
 @dataclass(frozen=True)
@@ -48,16 +49,18 @@ class Contender:
     model: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What differs from the defaults; `seed` and `device` are the cell's business."""
+    ensemble: int = 1
+    """How many members are trained and averaged."""
 
     @classmethod
     def parse(cls, text: str) -> Contender:
         """From a model's name, a recipe's path (`mine/wide.toml` is called `wide`), or a recipe's name."""
         if text.endswith(".toml"):
             recipe = Recipe.find(text)
-            return cls(PurePath(text).stem, recipe.model, recipe.settings)
+            return cls(PurePath(text).stem, recipe.model, recipe.settings, recipe.ensemble)
         if "/" in text and text not in model_names():
             recipe = Recipe.find(text)
-            return cls(text, recipe.model, recipe.settings)
+            return cls(text, recipe.model, recipe.settings, recipe.ensemble)
         model_class(text)  # an unknown name, or a model that cannot be loaded, is refused here
         return cls(text, text)
 
@@ -65,7 +68,13 @@ class Contender:
         return replace(self, settings={**self.settings, **settings})
 
     def config(self, seed: int = 0, device: str = "auto") -> ModelConfig:
-        return make_config(self.model, {**self.settings, "seed": seed, "device": device})
+        """The settings for a seed of the study; of an ensemble those of its first member.
+
+        Members count on from there, so ensembles of two seeds have no member in common.
+        """
+        check_ensemble(self.ensemble, self.model)
+        first = seed * self.ensemble
+        return make_config(self.model, {**self.settings, "seed": first, "device": device})
 
     def abilities(self) -> Abilities:
         """Whether it matches, generates, learns, and whether the seed matters to it."""
@@ -87,6 +96,8 @@ class Cell:
         """
         settings = self.contender.config(self.seed).model_dump(mode="json", exclude={"device"})
         parts = [FORMAT, self.contender.model, settings, split_key(self.split)]
+        if self.contender.ensemble != 1:  # results from before there were ensembles stay found
+            parts.append({"ensemble": self.contender.ensemble})
         kind = model_class(self.contender.model)
         if kind.__module__.partition(".")[0] != "bundlemage":
             parts.append(_source(kind))
@@ -196,13 +207,14 @@ def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Obs
     where = resolve_device(config.device)
     _warm_up(str(where))
     memory, resumed = PeakMemory(where), _Resumed()
-    recommender = fitted(contender.model, config, split, folder, [*observers, resumed])
+    recommender = fitted(
+        contender.model, config, split, folder, [*observers, resumed], ensemble=contender.ensemble
+    )
     training = recommender.training
     assert training is not None
     started = time.perf_counter()
     found = case_metrics(recommender.model, split, Interactions.of(split.train, where), KS)
     scores = {task: means(values) for task, values in found.items()}
-    best = _validation(training.history[training.best_epoch - 1]) if training.best_epoch else {}
     return Outcome(
         label=contender.label,
         model=contender.model,
@@ -216,7 +228,7 @@ def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Obs
         matching_cases=len(split.test) if split.test else 0,
         generation=scores.get("generation"),
         generation_cases=len(split.generation) if split.generation else 0,
-        validation=best,
+        validation=mean_validation(training.history),
         epochs=len(training.history),
         best_epoch=training.best_epoch,
         fit_seconds=round(training.seconds + resumed.seconds, 3),
@@ -229,26 +241,24 @@ def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Obs
         curve=[
             round(record.validation[SELECTION_METRIC], 5)
             for record in training.history
-            if SELECTION_METRIC in record.validation
+            if SELECTION_METRIC in record.validation and contender.ensemble == 1
         ],
+        ensemble=contender.ensemble,
         cases={task: _kept(values) for task, values in found.items()},
     )
 
 
-def _validation(record: EpochRecord) -> dict[str, float]:
-    """The metrics of the chosen epoch, those of generation by names of their own, and what chose it."""
-    found = {
-        **record.validation,
-        **{f"generation {name}": value for name, value in record.generation.items()},
-    }
-    return found if record.value is None else {**found, "value": record.value}
-
-
 def fitted(
-    model: str, config: ModelConfig, split: Split, folder: Path, observers: Sequence[Observer]
+    model: str,
+    config: ModelConfig,
+    split: Split,
+    folder: Path,
+    observers: Sequence[Observer],
+    *,
+    ensemble: int = 1,
 ) -> Recommender:
     """Fitted to the end, going on from a checkpoint where there is a sound one."""
-    recommender = Recommender(model, **config.model_dump())
+    recommender = Recommender(model, ensemble=ensemble, **config.model_dump())
 
     def fit() -> None:
         recommender.fit(
@@ -265,11 +275,8 @@ def fitted(
         except CheckpointError:  # damaged: what it held is lost, but not the study
             RunFolder(folder).discard()
             fit()
-    except BundleMageError as error:
-        # Interrupted before the first epoch was done, which for a study is no failure of the model.
-        if isinstance(error.__context__, KeyboardInterrupt):
-            raise KeyboardInterrupt from None
-        raise
+    except NoModelYetError:  # for a study that is no failure of the model
+        raise KeyboardInterrupt from None
     if recommender.training is not None and recommender.training.interrupted:
         raise KeyboardInterrupt
     return recommender
@@ -278,10 +285,19 @@ def fitted(
 class _Resumed(Observer):
     """How long the epochs took that an earlier, cut-off process had done."""
 
-    seconds = 0.0
+    def __init__(self) -> None:
+        self.member = 1
+        self.each: dict[int, float] = {}
+
+    def on_member(self, number: int, of: int) -> None:
+        self.member = number
 
     def on_start(self, *, epochs: int, steps_per_epoch: int, done: Sequence[EpochRecord]) -> None:
-        self.seconds = sum(record.seconds for record in done)
+        self.each[self.member] = sum(record.seconds for record in done)
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.each.values())
 
 
 def _kept(values: Mapping[str, Tensor]) -> PerCase:

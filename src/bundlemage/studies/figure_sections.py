@@ -57,6 +57,7 @@ def figure_section(findings: Findings) -> Section:
 def _short(entry: plan.Entry) -> str:
     names = {
         "bundlemage": "BundleMage",
+        plan.ENSEMBLE: "BundleMage × 4",
         "bundlemage-paper": "BundleMage (paper)",
         "item-popularity": "Item popularity",
         "owned-share": "Owned share",

@@ -269,7 +269,7 @@ def _case(split: Split, recipes: str, wishes: Wishes, cache: Cache) -> FoundCase
     if recommender is None:
         config = chosen.config(cell.seed, wishes.device)
         with cache.working(f"case-{cell.key}") as run:
-            recommender = fitted(chosen.model, config, split, run, bar_for_people())
+            recommender = fitted(chosen.model, config, split, run, bar_for_people(), ensemble=chosen.ensemble)
             recommender.save(folder, overwrite=folder.exists())
             RunFolder(run).discard()
     label = f"BundleMage, seed {cell.seed}, {len(recommender.history)} epochs"

@@ -40,9 +40,12 @@ class Outcome:
     generation: Mapping[str, float] | None
     generation_cases: int
     validation: Mapping[str, float]
-    """Of the epoch whose weights were kept; empty for a model that learns nothing by steps."""
+    """Of the epoch whose weights were kept, of an ensemble the mean of its members'; empty for a model that
+    learns nothing by steps."""
     epochs: int
+    """Of an ensemble, of all its members together."""
     best_epoch: int
+    """Of an ensemble, its first member's."""
     fit_seconds: float
     evaluate_seconds: float
     memory: int | None
@@ -56,9 +59,17 @@ class Outcome:
     jobs: int = 1
     """How many cells ran at a time: beside others, seconds are no measure of speed."""
     curve: Sequence[float] = ()
-    """Validation nDCG@5 after each epoch."""
+    """Validation nDCG@5 after each epoch; empty for an ensemble, whose members have one each."""
+    ensemble: int = 1
+    """How many members were trained and averaged."""
     cases: Mapping[str, PerCase] = field(default_factory=dict, compare=False, repr=False)
     """task → metric of CASE_METRICS → a value for each case. Not part of the JSON."""
+
+    @property
+    def shown_settings(self) -> dict[str, Any]:
+        """The settings that say which model it is: without seed and device, with `ensemble` if it is one."""
+        shown = {key: value for key, value in self.settings.items() if key not in ("seed", "device")}
+        return shown if self.ensemble == 1 else {"ensemble": self.ensemble, **shown}
 
     def to_json(self) -> dict[str, Any]:
         plain = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "cases"}

@@ -21,7 +21,7 @@ STUDIES = (*paper.DATASETS, SAMPLE)
 MATCHING_PART, GENERATION_PART, FULL_PART, NAMES_PART = "authors/mat", "authors/gen", "bgcn", "pathak"
 _LAST_PART = {"steam": NAMES_PART}
 """What a dataset is published as besides the authors' splits; the others have a split for full ranking."""
-SECTIONS = ("matching", "generation", "ablations", "full-ranking", "cases")
+SECTIONS = ("matching", "generation", "ablations", "parts", "full-ranking", "cases")
 """What can be left out, besides single models."""
 
 _PAPERS_RECIPES = "youshu"
@@ -78,7 +78,9 @@ def _beyond(**titles: str) -> list[Entry]:
     return [Entry(name.replace("_", "-"), title, "beyond") for name, title in titles.items()]
 
 
-_OUR_TITLE = "BundleMage, our settings"
+_OUR_TITLE = "BundleMage"
+ENSEMBLE = "bundlemage-ensemble"
+_ENSEMBLE_TITLE = "BundleMage, four averaged"
 _MORE_MATCHING = _beyond(
     popularity="Popularity, by purchases of the bundle",
     owned_share="Share of the bundle's items owned",
@@ -96,6 +98,7 @@ _ALSO_FULL = ("popularity", "ease", "lightgcn", "crosscbr", "multicbr", "bundleg
 _FULL = (
     Entry("bgcn", "BGCN", "paper"),
     Entry("bundlemage", _OUR_TITLE, "ours"),
+    Entry(ENSEMBLE, _ENSEMBLE_TITLE, "ours"),
     *(entry for entry in _MORE_MATCHING if entry.name in _ALSO_FULL),
 )
 _POP_NOTE = (
@@ -165,6 +168,8 @@ def table_plans(dataset: str) -> tuple[TablePlan, ...]:
             "What generation loses without a part of the model; -Lmat learns no matching.",
         ),
     ]
+    if dataset == _PAPERS_RECIPES:
+        plans += _parts_plans()
     if sample:
         return tuple(replace(one, beside="") for one in plans)
     if dataset == "steam":
@@ -172,10 +177,64 @@ def table_plans(dataset: str) -> tuple[TablePlan, ...]:
     return (*plans, _full_plan(dataset))
 
 
+_PARTS = (
+    ("without-cosine", "inner products instead of cosines"),
+    ("without-residual", "no residual"),
+    ("without-popularity", "no popularity in the scores"),
+    ("with-join", "user and bundle joined, no gate"),
+    ("without-item-dropout", "no dropout of a user's items"),
+    ("with-small-spread", "first vectors with Xavier's spread"),
+    ("matching-alone", "matching alone"),
+    ("generation-alone", "generation alone"),
+    ("shared-nothing", "nothing shared"),
+    ("shared-all", "all shared"),
+    ("with-200-dimensions", "200 dimensions"),
+    ("with-propagation", "with propagation"),
+    ("with-learned-temperature", "with learned temperatures"),
+)
+"""BundleMage's defaults with one change each, and what a table calls it."""
+_IN_FULL_RANKING = ("without-cosine", "without-residual", "without-popularity", "matching-alone")
+
+
+def _parts_plans() -> list[TablePlan]:
+    """What each part of BundleMage is worth that the paper's model has not."""
+    ours = Entry("bundlemage", _OUR_TITLE, "ours")
+    entries = [Entry(name, f"… {title}", "ours") for name, title in _PARTS]
+    return [
+        TablePlan(
+            f"parts-{key}",
+            f"What the parts are worth: {key}",
+            "parts",
+            part,
+            task,
+            _PAPERS_RECIPES,
+            metrics,
+            metric,
+            (ours, *(entry for entry in entries if keeps(entry.name))),
+            "BundleMage's defaults with one change each.",
+            beside="",
+        )
+        for key, part, task, metrics, metric, keeps in (
+            ("matching", MATCHING_PART, "matching", paper.METRICS, "ndcg@5", "generation-alone".__ne__),
+            ("generation", GENERATION_PART, "generation", paper.METRICS, "ndcg@5", "matching-alone".__ne__),
+            (
+                "full ranking",
+                FULL_PART,
+                "matching",
+                paper.FULL_METRICS,
+                "recall@20",
+                _IN_FULL_RANKING.__contains__,
+            ),
+        )
+    ]
+
+
 def _with_ours(entries: Sequence[Entry]) -> list[Entry]:
-    """The paper's rows, and the package's own settings of BundleMage beside the same figures."""
+    """The paper's rows, and the package's own settings of BundleMage, one of it and several, beside the same
+    figures."""
     last = entries[-1]
-    return [*entries, replace(last, name="bundlemage", title=_OUR_TITLE)]
+    ours = (("bundlemage", _OUR_TITLE), (ENSEMBLE, _ENSEMBLE_TITLE))
+    return [*entries, *(replace(last, name=name, title=title) for name, title in ours)]
 
 
 def _full_plan(dataset: str) -> TablePlan:
@@ -236,7 +295,7 @@ def _partial_plans() -> list[TablePlan]:
 def recipe_of(name: str, recipes: str) -> str | None:
     """The recipe that a row is run by; None for a model with its defaults."""
     own = [f"{recipes}/{name}"]
-    if name == "bundlemage-paper" or name.startswith("ablation-"):
+    if name in ("bundlemage-paper", ENSEMBLE) or name.startswith("ablation-"):
         own.append(f"{_PAPERS_RECIPES}/{name}")
     return next((candidate for candidate in own if candidate in recipe_names()), None)
 
@@ -248,7 +307,7 @@ def contender(name: str, recipes: str, epochs: int | None = None) -> Contender:
         made = Contender(name, name)
     else:
         recipe = Recipe.find(found)
-        made = Contender(name, recipe.model, recipe.settings)
+        made = Contender(name, recipe.model, recipe.settings, recipe.ensemble)
     if epochs is not None and "epochs" in model_class(made.model).config_class.model_fields:
         made = made.with_settings({"epochs": epochs})
     return made

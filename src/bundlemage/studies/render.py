@@ -287,8 +287,7 @@ def _html_settings(comparison: Comparison) -> list[str]:
     """Every setting of every contender, folded away."""
     shown = {}
     for outcome in comparison.outcomes:
-        settings = {key: value for key, value in outcome.settings.items() if key not in ("seed", "device")}
-        lines = "\n".join(f"{key} = {value!r}" for key, value in settings.items()) or "none"
+        lines = "\n".join(f"{key} = {value!r}" for key, value in outcome.shown_settings.items()) or "none"
         shown[outcome.label] = (
             f"<details><summary>{escape(outcome.label)}</summary>"
             f"<pre>{escape(f'model {outcome.model}')}\n{escape(lines)}</pre></details>"

@@ -149,7 +149,8 @@ def _table_section(found: FoundTable, findings: Findings) -> Section:
         return Section(one.key, one.title, tuple(blocks))
     entries = one.entries
     if found.reason is not None:  # what the paper has is all there is
-        entries = tuple(entry for entry in entries if entry.group != "beyond" and entry.name != "bundlemage")
+        own = ("bundlemage", plan.ENSEMBLE)
+        entries = tuple(entry for entry in entries if entry.group != "beyond" and entry.name not in own)
     rows = [_row(entry, found.table, one, NONE if found.reason else NOT_RUN) for entry in entries]
     groups: list[str] = [entry.group for entry in entries]
     sources: list[str] = []
@@ -294,10 +295,9 @@ def _how(findings: Findings) -> Section:
     blocks.append(Points(tuple(told)))
     settings: dict[str, tuple[str, ...]] = {}
     for one in findings.outcomes:
-        shown = {key: value for key, value in one.settings.items() if key not in ("seed", "device")}
         settings[f"{one.label} on {one.dataset}, {one.protocol}"] = (
             f"model = {one.model}",
-            *(f"{key} = {value!r}" for key, value in shown.items()),
+            *(f"{key} = {value!r}" for key, value in one.shown_settings.items()),
         )
     if settings:
         lines = [line for title, body in settings.items() for line in (f"[{title}]", *body, "")]

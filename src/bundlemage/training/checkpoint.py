@@ -39,6 +39,7 @@ class Progress:
 
 class RunFolder:
     """`run.json` says what is being trained, `last.safetensors` how far, `best-N.safetensors` the winner.
+    Each member of an ensemble has these in a folder `member-N` of its own.
 
     `history.jsonl` is for people and plots; resuming does not read it.
     """
@@ -61,11 +62,25 @@ class RunFolder:
         for start in ("run.", "last.", "best-", "history."):
             for file in [*self.path.glob(f"{start}*"), *self.path.glob(f".{start}*.tmp")]:
                 file.unlink()
+        for member in self.members():
+            member.discard()
         if self.path.is_dir() and not any(self.path.iterdir()):
             self.path.rmdir()
 
     def holds_progress(self) -> bool:
         return (self.path / "last.safetensors").exists()
+
+    def member(self, number: int) -> RunFolder:
+        """The folder of one member of an ensemble, counted from 1."""
+        return RunFolder(self.path / f"member-{number}")
+
+    def members(self) -> list[RunFolder]:
+        """The folders of members that have begun; none for the run of a single model."""
+        return [RunFolder(path.parent) for path in sorted(self.path.glob("member-*/run.json"))]
+
+    def can_go_on(self) -> bool:
+        """Whether anything in here can be gone on with: of a single model, or of a member."""
+        return any(folder.holds_progress() for folder in (self, *self.members()))
 
     def check_identity(self, identity: Mapping[str, Any], may_differ: frozenset[str]) -> None:
         """Refuse to go on with other settings or other data than the run began with."""

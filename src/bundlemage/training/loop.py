@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from bundlemage.data.splits import Split
-from bundlemage.errors import BundleMageError, CheckpointError
+from bundlemage.errors import BundleMageError, CheckpointError, NoModelYetError
 from bundlemage.models.base import Interactions, Model
 from bundlemage.models.config import LearnedConfig, ModelConfig
 from bundlemage.models.division import ALONE, Division
@@ -41,7 +41,8 @@ WORK_PER_WRITING = 19
 class TrainingResult:
     history: tuple[EpochRecord, ...]
     best_epoch: int
-    """The epoch whose weights the model now has; 0 for a model that learns nothing by steps."""
+    """The epoch whose weights the model now has, of an ensemble its first member; 0 for a model that learns
+    nothing by steps. `history.kept` has it of each member."""
     seconds: float
     device: str
     interrupted: bool = False
@@ -211,7 +212,7 @@ class _Run:
         except KeyboardInterrupt:
             interrupted = True
             if self.best is None:
-                raise BundleMageError("interrupted before the first epoch was finished: no model") from None
+                raise NoModelYetError("interrupted before the first epoch was finished: no model") from None
         finally:
             for observer in self.observers:
                 observer.on_end()

@@ -33,6 +33,12 @@ class ProgressBar(Observer):
     def __init__(self, console: Console) -> None:
         self.console = console
         self.bar: Progress | None = None
+        self.whose = ""
+
+    def on_member(self, number: int, of: int) -> None:
+        self.whose = f"member {number} of {of}"
+        if not (self.console.is_terminal or self.console.is_jupyter):
+            self.console.print(self.whose)
 
     def on_start(self, *, epochs: int, steps_per_epoch: int, done: Sequence[EpochRecord]) -> None:
         self.epochs, self.steps_per_epoch = epochs, max(1, steps_per_epoch)
@@ -44,7 +50,7 @@ class ProgressBar(Observer):
             return
         self.on_end()  # of processes that died, and whose work others go on with
         self.bar = Progress(
-            TextColumn("training"),
+            TextColumn(self.whose or "training"),
             BarColumn(bar_width=12),
             MofNCompleteColumn(),
             TextColumn("epochs"),
@@ -76,7 +82,8 @@ class ProgressBar(Observer):
         elif time.monotonic() - self.last_line >= SECONDS_BETWEEN_LINES:
             self.last_line = time.monotonic()
             self.console.print(
-                f"epoch {record.epoch} of {self.epochs}: {losses}{found}  {record.seconds:.1f} s"
+                f"{self.whose + ', ' if self.whose else ''}epoch {record.epoch} of {self.epochs}: "
+                f"{losses}{found}  {record.seconds:.1f} s"
             )
 
     def on_end(self) -> None:

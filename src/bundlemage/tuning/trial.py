@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bundlemage.data.splits import Split
-from bundlemage.errors import BundleMageError, ConfigError
+from bundlemage.errors import BundleMageError, ConfigError, NoModelYetError
 from bundlemage.evaluation.protocols import MatchingExam, means
 from bundlemage.models.base import Interactions, Model, Sizes
 from bundlemage.models.registry import build, make_config
@@ -45,10 +45,9 @@ def judge(model_name: str, settings: Mapping[str, Any], split: Split, report: Re
         value = _fit(model_name, settings, split, watch)
     except _Stop:
         value, stopped = max(watch.curve), True
+    except NoModelYetError:  # that is the user's wish and no failure
+        raise KeyboardInterrupt from None
     except Exception as error:
-        # The loop says so where it had no epoch yet to keep; that is the user's wish and no failure.
-        if isinstance(error.__context__, KeyboardInterrupt):
-            raise KeyboardInterrupt from None
         reason = str(error) if isinstance(error, BundleMageError) else f"{type(error).__name__}: {error}"
     seconds = round(time.perf_counter() - started, 4)
     return Judged(value, tuple(watch.curve), seconds, stopped, reason)

@@ -114,7 +114,13 @@ function against(mine, theirs, name) {
 
 // ── Training ─────────────────────────────────────────────────────────────────────────────────────
 
-export function training(records) {
+/** Of an ensemble the first member: each has a curve of its own, and they look alike. */
+function firstMember(records) {
+  return records.filter((record) => (record.member ?? 1) === 1);
+}
+
+export function training(all) {
+  const records = firstMember(all);
   if (records.length < 2)
     return emptyBox(
       "No curve to draw",
@@ -155,6 +161,11 @@ export function trainingWords(records) {
   if (!records.length) return "";
   const seconds = records.reduce((sum, record) => sum + record.seconds, 0);
   const took = seconds < 90 ? `${figure(seconds, 2)} seconds` : `${Math.round(seconds / 60)} minutes`;
+  const members = new Set(records.map((record) => record.member ?? 1)).size;
+  if (members > 1) {
+    const epochs = plural(records.length, "epoch");
+    return `${epochs} of ${members} members in ${took}; the curves are the first member's.`;
+  }
   const best = bestEpoch(records);
   const chosen = best ? `; epoch ${best} was the best on validation and is the one that serves` : "";
   return `${plural(records.length, "epoch")} in ${took}${chosen}.`;
