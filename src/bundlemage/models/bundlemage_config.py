@@ -91,6 +91,10 @@ class BundleMageConfig(LearnedConfig):
     selling, 0 where every bundle is bought once."""
     item_popularity_weight: Weight = "fit"
     """The same of an item in generation, times log(1 + bundles that hold it)."""
+    new_bundle_credit: Annotated[float, Field(ge=0, allow_inf_nan=False)] | Literal["fit", "median"] = "fit"
+    """How many sales a bundle that came after training is credited with. `fit` finds the number that ranks
+    new bundles best and costs the known ones little, by holding bundles out of the training data; `median`
+    takes each for a bundle like the median."""
     initial_spread: float = Field(0.03, ge=0)
     """Standard deviation of the first item vectors; 0 for Xavier's, as in the program behind the paper."""
     propagation: int = Field(0, ge=0)
