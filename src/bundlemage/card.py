@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bundlemage.data.dataset import BundleDataset
+from bundlemage.training.credit import NewBundleCredit
 from bundlemage.training.history import SELECTION_METRIC, EpochRecord, kept
 
 
@@ -15,6 +16,7 @@ def model_card(
     dataset: BundleDataset,
     metrics: dict[str, Any],
     history: Sequence[EpochRecord],
+    credit: NewBundleCredit | None = None,
 ) -> str:
     """What this model is, what it was trained on, how good it is, and how to use it."""
     settings = "\n".join(f"| `{key}` | {value} |" for key, value in sorted(config["settings"].items()))
@@ -29,7 +31,7 @@ with seed {config["split"]["seed"]} says which of the pairs were learned from an
 {notes}
 ## How good it is
 {_metrics(metrics)}
-{_training(history)}
+{_training(history)}{"" if credit is None else f"{chr(10)}{credit}{chr(10)}"}
 ## Settings
 | setting | value |
 |---|---|

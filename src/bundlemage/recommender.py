@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
@@ -39,6 +39,7 @@ from bundlemage.ranking import Ranking
 from bundlemage.retrieval.guard import LEAST_BUNDLES, IndexReport, built
 from bundlemage.retrieval.index import BundleIndex
 from bundlemage.shop import History, Id, NewBundles, Recommendation, Shop, Trade, User, best
+from bundlemage.training.credit import NewBundleCredit, find_credit
 from bundlemage.training.devices import resolve_device
 from bundlemage.training.history import EpochRecord, Observer
 from bundlemage.training.loop import TrainingResult, train
@@ -69,6 +70,7 @@ class Recommender:
         self.training: TrainingResult | None = None
         self._fitted: tuple[Model, Shop] | None = None
         self._calibration: Calibration | Split | None = None
+        self._credit: NewBundleCredit | Split | None = None
         self._built: BundleIndex | None = None
 
     # ── Fitting ──────────────────────────────────────────────────────────────────────────────────
@@ -110,11 +112,14 @@ class Recommender:
         self.history = self.training.history
         self._fitted = (model, Shop(split.dataset, resolve_device(self.config.device)))
         self._calibration = calibration or split
+        self._credit = split if model.credits_new_bundles else None
         return self
 
     def evaluate(self, split: Split) -> Evaluation:
         """The model on a split's test cases. Histories come from the split's training part."""
         self.check_same_shop(split)
+        if split.new_bundles is not None:
+            self.settle_credit()
         return evaluate(self.model, split, Interactions.of(split.train, self.shop.device))
 
     def check_same_shop(self, split: Split) -> None:
@@ -155,6 +160,25 @@ class Recommender:
             self._calibration = calibrate(self.model, self._calibration, self.shop.device)
         return self._calibration
 
+    @property
+    def new_bundle_credit(self) -> NewBundleCredit | None:
+        """What a bundle that came after training is credited with; None where scores have no term for sales,
+        and for models of earlier versions.
+
+        Worked out when it is first needed: here, before saving, and before the first question about bundles
+        that training did not know. It trains a small model on matching alone.
+        """
+        if isinstance(self._credit, Split):
+            epochs = 0 if self.training is None else self.training.best_epoch
+            found = find_credit(self.model_name, self.config, self._credit, self.shop.device, epochs=epochs)
+            self.model.credit_new_bundles(found.sales)
+            self._credit = found
+        return self._credit
+
+    def settle_credit(self) -> None:
+        """See to it that the model credits new bundles as `new_bundle_credit` says."""
+        _ = self.new_bundle_credit
+
     # ── Asking ───────────────────────────────────────────────────────────────────────────────────
 
     def recommend(
@@ -164,14 +188,26 @@ class Recommender:
         *,
         where: Filter | None = None,
         new_bundles: NewBundles | None = None,
+        expected_sales: Mapping[str, float] | None = None,
+        sells_like: Mapping[str, Id] | None = None,
         include_owned: bool = False,
     ) -> list[Recommendation]:
         """The k bundles that fit a user best, of those that the user has not and that `where` lets through.
 
-        `new_bundles` are further candidates that the shop had not at training: id → item ids.
+        `new_bundles` are further candidates that the shop had not at training: id → item ids. Each is ranked
+        as if it had sold as often as `new_bundle_credit` says, unless you know better: `expected_sales` has
+        a number of sales for some of them, `sells_like` a bundle of the shop that sold as often.
+
+        >>> model.recommend("u0007", new_bundles={"box": ["g0022", "g0401"]}, sells_like={"box": "b0013"})
         """
         return self.recommend_many(
-            [user], k, where=where, new_bundles=new_bundles, include_owned=include_owned
+            [user],
+            k,
+            where=where,
+            new_bundles=new_bundles,
+            expected_sales=expected_sales,
+            sells_like=sells_like,
+            include_owned=include_owned,
         )[0]
 
     def recommend_many(
@@ -181,17 +217,22 @@ class Recommender:
         *,
         where: Filter | None = None,
         new_bundles: NewBundles | None = None,
+        expected_sales: Mapping[str, float] | None = None,
+        sells_like: Mapping[str, Id] | None = None,
         include_owned: bool = False,
     ) -> list[list[Recommendation]]:
         """`recommend` for many at a time. For all users of a shop there is `recommend_all`."""
         self.check_matches()
         new = {str(name): items for name, items in (new_bundles or {}).items()}
+        expected = self.shop.expectations(self.model, new, expected_sales or {}, sells_like or {})
+        if new:
+            self.settle_credit()
         candidates, index = self.shop.bundles(where, new), self._index
 
         def questions() -> Iterator[Questions]:
             for batch in self._in_batches(users, k, len(candidates.ids) if index is None else index.width):
                 self._check_known(batch)
-                yield Questions(*self.shop.encode(batch, new))
+                yield Questions(*self.shop.encode(batch, new, expected))
 
         found = rankings(self.model, questions(), candidates, k, include_owned=include_owned, index=index)
         return [answers for ranking in found for answers in best(ranking, candidates)]
@@ -440,6 +481,7 @@ class Recommender:
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the model with its ids, catalogue and histories as one folder."""
+        credit = self.new_bundle_credit
         config = {
             "model": self.model_name,
             "ensemble": members_of(self.model),
@@ -447,6 +489,7 @@ class Recommender:
             "protocol": self.protocol,
             "split": asdict(self.plan),
             "audience": None if self.calibration is None else asdict(self.calibration),
+            "new_bundle_credit": None if credit is None else credit.to_json(),
         }
         artifact = Artifact(
             config=config,
@@ -454,7 +497,7 @@ class Recommender:
             dataset=self.dataset,
             metrics=self.metrics,
             history="".join(record.to_line() for record in self.history),
-            card=model_card(self.model.title, config, self.dataset, self.metrics, self.history),
+            card=model_card(self.model.title, config, self.dataset, self.metrics, self.history, credit),
         )
         save_artifact(artifact, Path(path), overwrite=overwrite)
         return Path(path)
@@ -486,6 +529,8 @@ class Recommender:
         loaded.history = tuple(map(EpochRecord.from_line, artifact.history.splitlines()))
         audience = artifact.config.get("audience")  # models of earlier versions have none
         loaded._calibration = None if audience is None else Calibration(**audience)
+        credit = artifact.config.get("new_bundle_credit")
+        loaded._credit = None if credit is None else NewBundleCredit.from_json(credit)
         where, dataset = resolve_device(device), artifact.dataset
         sizes = replace(Sizes.of(dataset), users=users)
         model = build_ensemble(loaded.model_name, loaded.config, sizes, members)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,8 +17,8 @@ from torch import Tensor
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.errors import ConfigError
 from bundlemage.filters import Filter, Shelf
-from bundlemage.models.base import Histories, Interactions
-from bundlemage.models.ragged import Ragged
+from bundlemage.models.base import Histories, Interactions, Model
+from bundlemage.models.ragged import Contents, Ragged
 from bundlemage.ranking import Ranker, Ranking
 
 Id: TypeAlias = str | int
@@ -39,6 +40,8 @@ class History:
 
 User: TypeAlias = Id | History
 NewBundles: TypeAlias = Mapping[str, Sequence[Id]]
+ExpectedSales: TypeAlias = Mapping[str, float]
+"""Of new bundles, by their names."""
 
 
 @dataclass(frozen=True)
@@ -243,14 +246,42 @@ class Shop:
             raise ConfigError(f"items are a list of ids, not one text: write [{items!r}]")
         return sorted(set(self.dataset.items.positions(map(str, items)).tolist()))
 
-    def encode(self, users: Sequence[User], new: NewBundles | None = None) -> tuple[Histories, Ragged]:
+    def expectations(
+        self,
+        model: Model,
+        new: NewBundles,
+        expected_sales: Mapping[str, float],
+        sells_like: Mapping[str, Id],
+    ) -> ExpectedSales:
+        """How often new bundles are expected to sell, as numbers, or as a bundle of the shop has sold."""
+        expected: dict[str, float] = {}
+        if expected_sales or sells_like:
+            sales = model.known_sales()  # of a model that goes by sales, else a message
+            check_expected_sales(expected_sales)
+            for name in (*expected_sales, *sells_like):
+                if name not in new:
+                    raise ConfigError(f"{name!r} is expected to sell, but is not among the new bundles")
+                if name in expected_sales and name in sells_like:
+                    raise ConfigError(f"give either the expected sales of {name!r} or what it sells like")
+            expected = {str(name): float(count) for name, count in expected_sales.items()}
+            for name, like in sells_like.items():
+                expected[name] = float(sales[self.dataset.bundles.position(str(like))])
+        return expected
+
+    def encode(
+        self,
+        users: Sequence[User],
+        new: NewBundles | None = None,
+        expected: ExpectedSales | None = None,
+    ) -> tuple[Histories, Ragged]:
         """Histories as positions, and the contents of the shop's, the new and the nameless bundles.
 
-        New bundles come right after the shop's own, nameless ones of the histories last.
+        New bundles come right after the shop's own, nameless ones of the histories last. `expected` says how
+        often some of the new ones will sell.
         """
         if not any(isinstance(user, History) for user in users) and not new:
             return self.known(cast(Sequence[Id], users)), self.interactions.bundle_item
-        contents = _Contents(self, new or {})
+        contents = _Contents(self, new or {}, expected or {})
         items: list[Iterable[int]] = []
         bundles: list[Iterable[int]] = []
         positions: list[int] = []
@@ -271,10 +302,19 @@ class Shop:
         )
         return histories, contents.ragged()
 
-    def appended(self, more: tuple[tuple[int, ...], ...]) -> Ragged:
-        """The contents of the shop's bundles and these."""
-        contents = self.interactions.bundle_item
-        return self._with_more.get(more, lambda: contents.append(Ragged.from_lists(more, self.device)))
+    def appended(self, more: tuple[tuple[int, ...], ...], expected: tuple[float | None, ...] = ()) -> Ragged:
+        """The contents of the shop's bundles and these; of the first of these, what they should sell."""
+
+        def together() -> Ragged:
+            later = Ragged.from_lists(more, self.device)
+            if any(count is not None for count in expected):
+                sales = torch.full((len(more),), torch.nan, device=self.device)
+                said = [math.nan if count is None else count for count in expected]
+                sales[: len(said)] = torch.tensor(said, device=self.device)
+                later = Contents.of(later, sales)
+            return self.interactions.bundle_item.append(later)
+
+        return self._with_more.get((more, expected), together)
 
     def _shares(self, sales: npt.NDArray[np.int64]) -> Tensor:
         return torch.from_numpy((sales / max(1, sales.sum())).astype(np.float32)).to(self.device)
@@ -283,11 +323,12 @@ class Shop:
 class _Contents:
     """The contents of bundles, growing by those that questions bring along."""
 
-    def __init__(self, shop: Shop, new: NewBundles) -> None:
+    def __init__(self, shop: Shop, new: NewBundles, expected: ExpectedSales) -> None:
         self.shop = shop
         self.known = len(shop.dataset.bundles)
         self.added = [shop.item_positions(items) for items in new.values()]
         self.places = {name: self.known + number for number, name in enumerate(new)}
+        self.expected = tuple(expected.get(name) for name in new) if expected else ()
 
     def positions(self, bundles: Sequence[Id | Sequence[Id]]) -> list[int]:
         if isinstance(bundles, str):
@@ -306,7 +347,15 @@ class _Contents:
     def ragged(self) -> Ragged:
         if not self.added:
             return self.shop.interactions.bundle_item
-        return self.shop.appended(tuple(map(tuple, self.added)))
+        return self.shop.appended(tuple(map(tuple, self.added)), self.expected)
+
+
+def check_expected_sales(expected: Mapping[str, float]) -> None:
+    """Numbers of sales, or a message."""
+    for name, count in expected.items():
+        is_number = isinstance(count, int | float | np.number) and not isinstance(count, bool)
+        if not is_number or not (math.isfinite(count) and count >= 0):
+            raise ConfigError(f"the expected sales of {name!r} are {count!r}; expected a number of 0 or more")
 
 
 def _row(matrix: Any, row: int) -> list[int]:

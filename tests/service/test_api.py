@@ -279,6 +279,38 @@ def test_a_bundle_put_is_recommended_to_a_fitting_user_at_once(own: httpx.Client
     assert "planted" not in ids(own.get(f"/v1/users/{SOMEONE}/bundles", params={"k": 100}))
 
 
+def test_a_new_bundle_ranks_as_it_is_expected_to_sell(own: httpx.Client) -> None:
+    items = ["g0004", "g0022", "g0401"]
+
+    def score() -> float:
+        asked = {"user_id": SOMEONE, "where": {"among": ["launch"]}}
+        return float(ok(own.post("/v1/recommend", json=asked))["bundles"][0]["score"])
+
+    put = ok(own.put("/v1/bundles/launch", json={"items": items}), 201)
+    assert (put["expected_sales"], put["sells_like"]) == (None, None)
+    plain = score()
+    put = ok(own.put("/v1/bundles/launch", json={"items": items, "expected_sales": 5000}))
+    assert (put["expected_sales"], put["sells_like"]) == (5000, None)
+    assert ok(own.get("/v1/bundles/launch")) == put
+    high = score()
+    assert high > 2 * plain
+    changed = ok(own.patch("/v1/bundles/launch", json={"expected_sales": None, "sells_like": "b0013"}))
+    assert (changed["expected_sales"], changed["sells_like"]) == (None, "b0013")
+    assert score() < high
+    for body, words in (
+        ({"expected_sales": -1}, "greater than or equal to 0"),
+        ({"expected_sales": "many"}, "should be a number"),
+        ({"expected_sales": 3, "sells_like": "b0013"}, "give either 'expected_sales' or 'sells_like'"),
+        ({"sells_like": "nowhere"}, "nowhere"),
+        ({"sells_like": "launch"}, "like itself"),
+    ):
+        refused = own.put("/v1/bundles/launch", json={"items": items, **body})
+        assert refused.status_code == 422
+        assert words in refused.text
+    assert own.patch("/v1/bundles/launch", json={"expected_sales": 3}).status_code == 422  # it sells like one
+    assert ok(own.get("/v1/bundles/launch")) == changed
+
+
 def test_a_bundle_that_is_changed_is_judged_by_what_is_in_it_now(own: httpx.Client) -> None:
     answer = ok(own.get(f"/v1/users/{SOMEONE}/bundles", params={"k": 100, "details": True}))["bundles"]
     best, worst = answer[0], answer[-1]

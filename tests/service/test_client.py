@@ -355,6 +355,11 @@ def test_the_catalogue(client: Client) -> None:
     assert client.bundles(tag="Fresh").total == 1
     fitting: Any = {"items": items}
     assert "new-bundle" in {one.id for one in client.recommend(fitting, k=100)}
+    assert (bundle.expected_sales, bundle.sells_like) == (None, None)
+    said = client.put_bundle("new-bundle", items, expected_sales=40)
+    assert (said.expected_sales, said.sells_like) == (40, None)
+    said = client.put_bundle("new-bundle", items, sells_like="b0013")
+    assert (said.expected_sales, said.sells_like) == (None, "b0013")
     client.withdraw_bundle("new-bundle")
     assert "new-bundle" not in {one.id for one in client.recommend(fitting, k=100)}
     assert client.bundle("new-bundle").withdrawn

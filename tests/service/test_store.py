@@ -483,3 +483,29 @@ def test_some_fields_are_changed_and_the_others_stay(shop: Store) -> None:
     with pytest.raises(UnknownThingsError):
         shop.change_bundle("room", {"items": ("nothing",)})
     assert shop.catalogue(before.version) == since
+
+
+def test_what_a_bundle_is_expected_to_sell_is_kept(store: Store) -> None:
+    store.put_item(Item("lamp"))
+    store.put_bundle(Bundle("old", ("lamp",)))
+    number, like = (
+        Bundle("number", ("lamp",), expected_sales=12.5),
+        Bundle("like", ("lamp",), sells_like="old"),
+    )
+    for bundle in (number, like):
+        store.put_bundle(bundle)
+    found = {bundle.id: bundle for bundle in store.catalogue().bundles}
+    assert (found["number"], found["like"]) == (number, like)
+    assert store.change_bundle("like", {"sells_like": None, "expected_sales": 3.0}) == Bundle(
+        "like", ("lamp",), expected_sales=3.0
+    )
+    for wrong, words in (
+        (Bundle("x", ("lamp",), expected_sales=-1.0), "the expected sales of bundle 'x' is -1.0"),
+        (Bundle("x", ("lamp",), expected_sales=1.0, sells_like="old"), "both 'expected_sales' and"),
+        (Bundle("x", ("lamp",), sells_like="x"), "sell like itself"),
+    ):
+        with pytest.raises(UnstorableError, match=words):
+            store.put_bundle(wrong)
+    with pytest.raises(UnknownThingsError, match="none"):
+        store.put_bundle(Bundle("x", ("lamp",), sells_like="none"))
+    assert "x" not in {bundle.id for bundle in store.catalogue().bundles}

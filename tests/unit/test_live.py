@@ -328,3 +328,57 @@ def test_a_snapshot_goes_as_soon_as_another_has_its_place(live: Live) -> None:
         assert [each() for each in gone] == [None] * 3
     finally:
         gc.enable()
+
+
+class TestExpectedSales:
+    """A bundle that is newer than the model is ranked by what it is expected to sell."""
+
+    ITEMS = ("g0004", "g0022", "g0401")
+
+    def scores(self, live: Live, *bundles: Bundle) -> dict[str, float]:
+        after = live.after(CatalogueChange(live.stock.version + 1, [], list(bundles)))
+        answer = ask(after, owned_by(live.recommender.dataset, "u0007"), 10_000)
+        return {found.id: found.score for found in answer.found}
+
+    def new(self, name: str = "box", **said: Any) -> Bundle:
+        return Bundle(name, self.ITEMS, **said)
+
+    def test_more_sales_rank_higher_and_nothing_said_is_the_credit(self, live: Live) -> None:
+        plain = self.scores(live, self.new())["box"]
+        scores = [self.scores(live, self.new(expected_sales=count))["box"] for count in (0.0, 9.0, 900.0)]
+        assert scores == sorted(set(scores))
+        credit = float(live.model.state_dict()["new_bundle_credit"])
+        assert self.scores(live, self.new(expected_sales=credit))["box"] == pytest.approx(plain, rel=1e-4)
+
+    def test_a_bundle_sells_like_another(self, live: Live) -> None:
+        sales = live.model.known_sales()
+        best = live.recommender.dataset.bundles[int(sales.argmax())]
+        by_number = self.scores(live, self.new(expected_sales=float(sales.max())))["box"]
+        assert self.scores(live, self.new(sells_like=best))["box"] == pytest.approx(by_number)
+        chain = self.scores(live, self.new(sells_like="other"), self.new("other", sells_like=best))
+        assert chain["box"] == pytest.approx(chain["other"])
+        loop = self.scores(live, self.new(sells_like="other"), self.new("other", sells_like="box"))
+        plain = self.scores(live, self.new(), self.new("other"))
+        assert loop["box"] == pytest.approx(plain["box"])
+
+    def test_it_can_be_taken_back(self, live: Live) -> None:
+        plain = self.scores(live, self.new())
+        high = live.after(CatalogueChange(live.stock.version + 1, [], [self.new(expected_sales=900.0)]))
+        assert self.scores(high, self.new()) == pytest.approx(plain)
+        assert self.scores(high)["box"] > plain["box"]
+
+    def test_of_a_bundle_that_has_sold_its_sales_count(self, live: Live) -> None:
+        name = next(iter(self.scores(live)))
+        known = replace(live.stock.bundles[name], expected_sales=9e9)
+        assert self.scores(live, known) == pytest.approx(self.scores(live))
+
+    def test_contents_that_stay_are_not_embedded_again(self, live: Live) -> None:
+        with_box = live.after(CatalogueChange(2, [], [self.new(expected_sales=9.0)]))
+        again = with_box.after(CatalogueChange(3, [], [replace(self.new(expected_sales=9.0), price=3.0)]))
+        assert again.shop.interactions is with_box.shop.interactions
+
+    def test_a_model_that_does_not_go_by_sales_passes_it_over(self) -> None:
+        shop = sample_shop().dataset
+        plain = Recommender(embedding_dim=8, epochs=1, popularity_weight=0.0, device="cpu")
+        live = Live(plain.fit(shop, progress=False), stock_of(shop))
+        assert self.scores(live, self.new(expected_sales=9e9)) == self.scores(live, self.new())

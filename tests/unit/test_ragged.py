@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from bundlemage.models.ragged import Ragged, mask_each_row, mask_whole_batch
+from bundlemage.models.ragged import Contents, Ragged, mask_each_row, mask_whole_batch
 
 COLUMNS = 7
 RATIOS = [0.0, 0.1, 0.25, 0.3, 0.5, 0.75, 0.9, 1.0]
@@ -157,3 +157,52 @@ class TestMasks:
                 torch.manual_seed(seed)
                 drawn.append(rows_of(mask(many, 0.5)))
             assert drawn[0] == drawn[1] != drawn[2]
+
+
+sales = st.one_of(st.none(), st.integers(0, 99).map(float))
+said = st.lists(st.tuples(st.lists(st.integers(0, COLUMNS - 1), max_size=6, unique=True), sales), max_size=8)
+Said = list[tuple[list[int], float | None]]
+
+
+def contents_of(rows: Said) -> Contents:
+    expected = torch.tensor([math.nan if count is None else count for _, count in rows])
+    return Contents.of(Ragged.from_lists([row for row, _ in rows]), expected)
+
+
+def said_of(contents: Ragged) -> Said:
+    assert isinstance(contents, Contents)
+    counts = [None if math.isnan(count) else count for count in contents.expected_sales.tolist()]
+    return list(zip(rows_of(contents), counts, strict=True))
+
+
+class TestContents:
+    """Rows with what is expected of them, against lists of both."""
+
+    @given(said, st.data())
+    @settings(deadline=None)
+    def test_rows_bring_along_what_is_said_of_them(self, rows: Said, data: st.DataObject) -> None:
+        chosen = data.draw(st.lists(st.integers(0, len(rows) - 1))) if rows else []
+        found = contents_of(rows).rows(torch.tensor(chosen, dtype=torch.int64))
+        assert said_of(found) == [rows[number] for number in chosen]
+
+    @given(said, said)
+    @settings(deadline=None)
+    def test_append_keeps_what_is_said_of_both(self, first: Said, second: Said) -> None:
+        assert said_of(contents_of(first).append(contents_of(second))) == first + second
+
+    @given(rows, said)
+    @settings(deadline=None)
+    def test_nothing_is_said_of_plain_rows(self, plain: Lists, rows: Said) -> None:
+        silent: Said = [(row, None) for row in plain]
+        assert said_of(Ragged.from_lists(plain).append(contents_of(rows))) == silent + rows
+        assert said_of(contents_of(rows).append(Ragged.from_lists(plain))) == rows + silent
+        assert type(Ragged.from_lists(plain).append(Ragged.from_lists(plain))) is Ragged
+
+    @given(said)
+    @settings(deadline=None)
+    def test_other_places_and_other_entries_change_nothing_of_it(self, rows: Said) -> None:
+        contents = contents_of(rows)
+        assert said_of(contents.to(torch.device("cpu"))) == rows
+        none = contents.keep(torch.zeros(len(contents.values), dtype=torch.bool))
+        assert said_of(none) == [([], count) for _, count in rows]
+        assert Contents.of(contents) is contents

@@ -385,3 +385,46 @@ class TestAnyData:
         assert pairs_of(split.train.user_bundle) <= pairs_of(shop.user_bundle)
         for cases in (split.validation, split.test):
             check_cases(split, cases)
+
+
+class TestNewBundles:
+    def test_both_protocols_learn_from_the_same_and_ask_of_new_or_of_known(self, shop: BundleDataset) -> None:
+        new, known = (SplitPlan(name).divide(shop) for name in ("new-bundles", "new-bundles-known"))
+        assert (new.protocol, known.protocol) == ("new-bundles", "new-bundles-known")
+        assert new.train.fingerprint() == known.train.fingerprint()
+        assert new.new_bundles is not None
+        assert known.new_bundles is not None
+        cold = set(new.new_bundles.tolist())
+        assert cold == set(known.new_bundles.tolist())
+        assert len(cold) == 2 * (len(shop.bundles) // 10)
+        sold = set(new.train.user_bundle.indices.tolist())
+        assert not sold & cold
+        assert (new.train.bundle_item != shop.bundle_item).nnz == 0
+        assert new.test is not None
+        assert known.test is not None
+        assert new.test.candidates is None
+        assert set(new.test.positives.indices.tolist()) < cold
+        assert not set(known.test.positives.indices.tolist()) & cold
+
+    def test_whoever_has_three_known_bundles_is_asked_about_one(self, shop: BundleDataset) -> None:
+        split = SplitPlan("new-bundles-known").divide(shop)
+        assert split.test is not None
+        assert split.new_bundles is not None
+        cold = set(split.new_bundles.tolist())
+        have = {
+            user: {bundle for owner, bundle in pairs_of(shop.user_bundle) if owner == user} - cold
+            for user in range(len(shop.users))
+        }
+        asked = dict(zip(split.test.users.tolist(), rows_of(split.test.positives), strict=True))
+        learned = rows_of(split.train.user_bundle)
+        assert set(asked) == {user for user, bundles in have.items() if len(bundles) > 2}
+        for user, bundles in have.items():
+            wanted = asked.get(user, set())
+            assert len(wanted) == (len(bundles) > 2)
+            assert learned[user] == bundles - wanted
+
+    def test_validation_ranks_new_bundles_among_themselves(self, shop: BundleDataset) -> None:
+        split, cold = SplitPlan("new-bundles").divide(shop), SplitPlan("cold-bundles").divide(shop)
+        assert split.validation is not None
+        assert cold.validation is not None
+        assert split.validation.fingerprint() == cold.validation.fingerprint()

@@ -14,6 +14,7 @@ import pytest
 from bundlemage.data.splits import SplitPlan
 from bundlemage.errors import CheckpointError, ConfigError, MissingExtraError
 from bundlemage.models.base import Sizes
+from bundlemage.models.baselines.crosscbr import CrossCBRConfig
 from bundlemage.models.bundlemage import BundleMageConfig
 from bundlemage.models.config import LearnedConfig
 from bundlemage.models.registry import MODELS, build, make_config
@@ -68,7 +69,9 @@ def test_a_space_is_narrowed_replaced_and_fixed() -> None:
         "patience": Between(5, 9),
     }
     space = chosen_space(BundleMageConfig, given, {"batch_size": 64})
-    assert space["learning_rate"] == Between(0.001, 0.01, log=True)  # as the class counts it
+    assert space["learning_rate"] == Between(0.001, 0.01)
+    narrowed = chosen_space(CrossCBRConfig, {"contrast": Between(0.01, 0.1)}, {})
+    assert narrowed["contrast"] == Between(0.01, 0.1, log=True)  # as the class counts it
     assert space["dropout"] == OneOf(0.0, 0.5)
     assert space["patience"] == Between(5, 9)
     assert "batch_size" not in space

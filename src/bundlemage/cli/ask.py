@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bundlemage.cli.options import Address, AsJson, Device, EngineName, ModelFolder, Workers, ids
+from bundlemage.cli.options import Address, AsJson, Device, EngineName, ModelFolder, Workers, ids, key_values
 from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 FILTERS = "What may be shown"
 ALL = "Everyone at once"
+NEW = "Bundles that came after training"
 
 KnownUser = Annotated[str | None, typer.Option("--user", metavar="ID", help="A user of the training data.")]
 HistoryItems = Annotated[
@@ -115,6 +116,33 @@ def recommend(
             rich_help_panel=ALL,
         ),
     ] = None,
+    new_bundle: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--new-bundle",
+            metavar="NAME=ID,ID",
+            help="A bundle that the shop had not at training, by its items. Repeatable.",
+            rich_help_panel=NEW,
+        ),
+    ] = None,
+    expected_sales: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--expected-sales",
+            metavar="NAME=NUMBER",
+            help="Rank a new bundle as if it had sold so often. Repeatable.",
+            rich_help_panel=NEW,
+        ),
+    ] = None,
+    sells_like: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sells-like",
+            metavar="NAME=ID",
+            help="Rank a new bundle as if it had sold as often as this bundle of the shop. Repeatable.",
+            rich_help_panel=NEW,
+        ),
+    ] = None,
     index: Annotated[
         bool, typer.Option("--index", help="Search millions of bundles by an index (FAISS), not one by one.")
     ] = False,
@@ -147,6 +175,8 @@ def recommend(
     if everyone or output is not None or overwrite or resume:
         if user is not None or history_items or history_bundles:
             raise ConfigError("give one user or --all, not both")
+        if new_bundle or expected_sales or sells_like:
+            raise ConfigError("new bundles are for one user at a time: leave --all out")
         if not everyone or output is None:
             raise ConfigError(
                 "--all and --output FILE.parquet go together, or --all and --output FOLDER: everyone's "
@@ -176,12 +206,33 @@ def recommend(
     model = Recommender.load(folder, device=device)
     if recall is not None:
         show.notes.print(str(model.use_index(recall)), soft_wrap=True)
-    answers = model.recommend(someone, k, where=where, include_owned=include_owned)
+    new = {name: ids([inside]) for name, inside in key_values(new_bundle, "--new-bundle").items()}
+    answers = model.recommend(
+        someone,
+        k,
+        where=where,
+        new_bundles=new,
+        expected_sales=_numbers(expected_sales),
+        sells_like=key_values(sells_like, "--sells-like"),
+        include_owned=include_owned,
+    )
     if as_json:
         show.print_json({"user": user, "bundles": [asdict(answer) for answer in answers]})
         return
     describe(model, someone)
-    show.out.print(show.bundle_cards(model.dataset, answers) if answers else _none_left("bundle", where))
+    show.out.print(show.bundle_cards(model.dataset, answers, new) if answers else _none_left("bundle", where))
+
+
+def _numbers(expected: list[str] | None) -> dict[str, float]:
+    found = {}
+    for name, text in key_values(expected, "--expected-sales").items():
+        try:
+            found[name] = float(text)
+        except ValueError:
+            raise ConfigError(
+                f"--expected-sales {name}={text!r}: expected a number of sales, 0 or more"
+            ) from None
+    return found
 
 
 def _recall(index: bool, least: float | None) -> float | None:

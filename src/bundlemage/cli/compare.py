@@ -62,7 +62,8 @@ def compare(
     protocol: Annotated[
         list[str] | None,
         typer.Option(
-            help="auto (the data's own split, else paper), paper, full or cold-bundles. Repeatable."
+            help="auto (the data's own split, else paper), paper, full, cold-bundles, new-bundles or "
+            "new-bundles-known. Repeatable."
         ),
     ] = None,
     split_seed: Annotated[int, typer.Option(help="The seed of the split, where one is drawn.")] = 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -151,20 +151,26 @@ def _bars(name: str, values: Sequence[float]) -> Text:
     return Text(f"{name}  {values[0]:.4f} {bars} {values[-1]:.4f}  (best {max(values):.4f})")
 
 
-def bundle_cards(dataset: BundleDataset, answers: Sequence[Recommendation]) -> RenderableType:
-    """Recommended bundles as cards with what is in them."""
-    return Columns([_bundle_card(dataset, answer) for answer in answers], equal=True, expand=False)
+def bundle_cards(
+    dataset: BundleDataset, answers: Sequence[Recommendation], new: Mapping[str, Sequence[str]] | None = None
+) -> RenderableType:
+    """Recommended bundles as cards with what is in them; `new` ones are not in the data."""
+    cards = [_bundle_card(dataset, answer, (new or {}).get(answer.id)) for answer in answers]
+    return Columns(cards, equal=True, expand=False)
 
 
-def _bundle_card(dataset: BundleDataset, answer: Recommendation) -> Panel:
-    position = dataset.bundles.position(answer.id)
-    row = dataset.bundle_item
-    items = row.indices[row.indptr[position] : row.indptr[position + 1]].tolist()
+def _bundle_card(dataset: BundleDataset, answer: Recommendation, new: Sequence[str] | None) -> Panel:
+    if new is None:
+        position = dataset.bundles.position(answer.id)
+        row = dataset.bundle_item
+        items = row.indices[row.indptr[position] : row.indptr[position + 1]].tolist()
+    else:
+        items = dataset.items.positions(new).tolist()
     lines = [f"• {plain(item_name(dataset, item))}" for item in items[:6]]
     if len(items) > 6:
         lines.append(f"  and {len(items) - 6:,} more")
-    details = []
-    if dataset.catalogue is not None:
+    details = ["[bold]new[/]"] if new is not None else []
+    if dataset.catalogue is not None and new is None:
         price, discount = (
             dataset.catalogue.bundles[name][position].as_py() for name in ("price", "discount")
         )

@@ -53,7 +53,10 @@ def train(
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
     protocol: Annotated[
         str | None,
-        typer.Option(help="auto (the data's own split, else paper), paper, full, cold-bundles, or none."),
+        typer.Option(
+            help="auto (the data's own split, else paper), paper, full, cold-bundles, new-bundles, "
+            "new-bundles-known, or none."
+        ),
     ] = None,
     split_seed: Annotated[int | None, typer.Option(help="The seed of the split, where one is drawn.")] = None,
     calibrated_as: Annotated[
@@ -150,6 +153,10 @@ def train(
     )
     training = recommender.training
     assert training is not None
+    if recommender.model.credits_new_bundles:
+        with show.notes.status("finding how new bundles are to be ranked, by holding some out"):
+            credit = recommender.new_bundle_credit
+        show.notes.print(str(credit), soft_wrap=True)
     with show.notes.status("evaluating and saving"):
         rows = evaluate_beside_popularity(recommender, split)
         recommender.metrics = {"test": [row.to_json() for row in rows]}

@@ -69,7 +69,11 @@ def tune(
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
     protocol: Annotated[
-        str | None, typer.Option(help="auto (the data's own split, else paper), paper, full or cold-bundles.")
+        str | None,
+        typer.Option(
+            help="auto (the data's own split, else paper), paper, full, cold-bundles, new-bundles or "
+            "new-bundles-known."
+        ),
     ] = None,
     split_seed: Annotated[int | None, typer.Option(help="The seed of the split, where one is drawn.")] = None,
     table: Tables = None,

@@ -161,6 +161,10 @@ class Bundle:
     withdrawn: bool
     recommendable: bool
     """Whether it can be recommended now."""
+    expected_sales: float | None = None
+    """How often it is expected to sell, if that was said."""
+    sells_like: str | None = None
+    """The bundle that it is expected to sell like, if one was named."""
 
 
 @dataclass(frozen=True)

@@ -276,16 +276,24 @@ class Client:
         price: float | None = None,
         discount: float | None = None,
         tags: Sequence[str] = (),
+        expected_sales: float | None = None,
+        sells_like: Id | None = None,
     ) -> Bundle:
-        """Add a bundle of items of the catalogue, or replace one. It may be in the very next answer."""
-        body = {"items": ids("items", items), "title": title, "price": price, "discount": discount}
+        """Add a bundle of items of the catalogue, or replace one. It may be in the very next answer.
+
+        While it is newer than the model, it is ranked as if it had sold `expected_sales` times, or as often
+        as the bundle that it `sells_like`; if neither is said, as the model credits every new bundle.
+        """
+        body: dict[str, Any] = {"items": ids("items", items), "title": title, "price": price}
+        body |= {"discount": discount, "expected_sales": expected_sales}
+        body |= {"sells_like": None if sells_like is None else str(sells_like)}
         answer = self._transport.ask(
             "PUT", _path("bundles", bundle), body={**body, "tags": listed("tags", tags)}
         )
         return self._made(Bundle, answer)
 
     def change_bundle(self, bundle: Id, **changes: Any) -> Bundle:
-        """Change some of `items`, `title`, `price`, `discount` and `tags`, and leave the rest."""
+        """Change some of `items`, `title`, `price`, `discount`, `tags`, `expected_sales` and `sells_like`."""
         return self._made(Bundle, self._transport.ask("PATCH", _path("bundles", bundle), body=changes))
 
     def withdraw_bundle(self, bundle: Id) -> None:

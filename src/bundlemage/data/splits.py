@@ -66,7 +66,9 @@ class GenerationCases:
         return digest.hexdigest()
 
 
-PROTOCOLS = ("auto", "paper", "full", "cold-bundles", "none")
+COLD_PROTOCOLS = ("cold-bundles", "new-bundles", "new-bundles-known")
+"""Those in whose validation and test some bundles are new."""
+PROTOCOLS = ("auto", "paper", "full", *COLD_PROTOCOLS, "none")
 """`auto` takes the split that the files define, or else `paper`."""
 
 
@@ -100,6 +102,8 @@ class SplitPlan:
                 return _full_ranking(dataset, self, random)
             case "cold-bundles":
                 return _cold_bundles(dataset, self, random)
+            case "new-bundles" | "new-bundles-known":
+                return _new_bundles(dataset, self, random)
             case "none":
                 return Split(dataset, dataset, None, None, None, "none", self)
         return _paper(dataset, self, random)
@@ -118,6 +122,8 @@ class Split:
     """How it was made, e.g. `paper`, `authors`, `bgcn`, `cold-bundles`, `none`."""
     plan: SplitPlan = SplitPlan()
     """How to make it again from the same data; `auto` finds a split that the files define."""
+    new_bundles: Positions | None = None
+    """Bundles that training knows by their items alone, to be scored as if they had come after it."""
 
 
 def _paper(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
@@ -154,19 +160,48 @@ def _full_ranking(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Sp
 def _cold_bundles(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
     """A tenth of the bundles is new at test time and another tenth at validation: known by their items,
     taken by nobody yet. Candidates are all bundles that are new at that time."""
-    draw = random.permutation(len(dataset.bundles))
-    tenth = max(1, len(draw) // 10)
-    is_test, is_tune = np.zeros(len(draw), bool), np.zeros(len(draw), bool)
-    is_test[draw[:tenth]], is_tune[draw[tenth : 2 * tenth]] = True, True
+    is_tune, is_test = _two_tenths(dataset, random)
     users, bundles = _pairs(dataset.user_bundle)
     seen = ~(is_test | is_tune)
     # Their items are known, as for a bundle that a shop has just put together.
-    train = _training_part(dataset, seen[bundles], np.ones(len(draw), bool))
+    train = _training_part(dataset, seen[bundles], np.ones(len(seen), bool))
     validation, test = (
         _all_bundles(dataset, users[cold[bundles]], bundles[cold[bundles]], np.flatnonzero(cold))
         for cold in (is_tune, is_test)
     )
     return Split(dataset, train, validation, test, None, "cold-bundles", plan)
+
+
+def _new_bundles(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
+    """New bundles as in `_cold_bundles`, among all bundles that the user has not in training.
+
+    `new-bundles` tests the purchases of new bundles. `new-bundles-known` learns from the same and tests one
+    purchase of a known bundle of each user who has three: what crediting new bundles costs there. Validation
+    ranks the new bundles among themselves, as a model is credited for them only after its epoch is chosen.
+    """
+    is_tune, is_test = _two_tenths(dataset, random)
+    users, bundles = _pairs(dataset.user_bundle)
+    known = ~(is_test | is_tune)[bundles]
+    count = np.bincount(users[known], minlength=len(dataset.users))[users]
+    held_out = known & (count > 2) & (_rank_in_user(users, known, random) == 0)
+    train = _training_part(dataset, known & ~held_out, np.ones(len(is_test), bool))
+    tune = is_tune[bundles]
+    validation = _all_bundles(dataset, users[tune], bundles[tune], np.flatnonzero(is_tune))
+    asked = held_out if plan.protocol == "new-bundles-known" else is_test[bundles]
+    test = _all_bundles(dataset, users[asked], bundles[asked])
+    new = np.flatnonzero(is_test | is_tune).astype(np.int32)
+    return Split(dataset, train, validation, test, None, plan.protocol, plan, new)
+
+
+def _two_tenths(
+    dataset: BundleDataset, random: Random
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """The bundles that are new at validation, and those that are new at test."""
+    draw = random.permutation(len(dataset.bundles))
+    tenth = max(1, len(draw) // 10)
+    is_test, is_tune = np.zeros(len(draw), bool), np.zeros(len(draw), bool)
+    is_test[draw[:tenth]], is_tune[draw[tenth : 2 * tenth]] = True, True
+    return is_tune, is_test
 
 
 def hold_out_bundles(

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from bundlemage.answering import rows_at_a_time
 from bundlemage.data.dataset import binary_matrix
-from bundlemage.data.splits import PAD, Split
+from bundlemage.data.splits import COLD_PROTOCOLS, PAD, Split
 from bundlemage.models.base import Histories, Interactions, Model
-from bundlemage.models.ragged import Ragged
+from bundlemage.models.ragged import Contents, Ragged
 from bundlemage.ranking import top
 
 Numbers = npt.NDArray[np.float64]
@@ -67,7 +67,13 @@ def new_log_probabilities(
     model: Model, histories: Histories, contents: Ragged, new: Ragged, less: Tensor | None = None
 ) -> Tensor:
     """Of bundles that the shop does not have yet, each beside those that it has. `less` is the normaliser,
-    where it is known already."""  # [rows, new]
+    where it is known already.
+
+    A forecast takes such a bundle for one that sells like the median. What ranks new bundles best
+    (`new_bundle_credit`) is more than most of them will sell.
+    """  # [rows, new]
+    if model.credits_new_bundles and len(sales := model.known_sales()):
+        new = Contents.of(new, sales.median().expand(len(new)))
     scores = model.score_new_bundles(histories, contents, new)
     model.checked("score_new_bundles", scores, len(histories), len(new))
     return scores - (normaliser(model, histories, contents) if less is None else less)
@@ -174,7 +180,7 @@ class _Cases:
         sizes = np.diff(split.train.bundle_item.indptr)
         candidates = np.flatnonzero(sizes)  # a bundle without items has a score that says nothing
         self.new: Ragged | None = None
-        if split.protocol == "cold-bundles" and validation.candidates is not None:
+        if split.protocol in COLD_PROTOCOLS and validation.candidates is not None:
             candidates = np.intersect1d(candidates, validation.candidates[validation.candidates != PAD])
             self.new = self.data.bundle_item.rows(torch.from_numpy(candidates).to(device))
         self.candidates = torch.from_numpy(candidates).to(device)  # [candidates]

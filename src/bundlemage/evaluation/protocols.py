@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bundlemage.data.dataset import Positions
 from bundlemage.data.splits import PAD, GenerationCases, MatchingCases
 from bundlemage.evaluation.metrics import DEFAULT_KS, ranking_metrics
 from bundlemage.models.base import Interactions, Model
@@ -21,21 +22,33 @@ PerCase = dict[str, Tensor]
 
 
 def matching_metrics(
-    model: Model, cases: MatchingCases, data: Interactions, ks: Sequence[int] = DEFAULT_KS
+    model: Model,
+    cases: MatchingCases,
+    data: Interactions,
+    ks: Sequence[int] = DEFAULT_KS,
+    new: Positions | None = None,
 ) -> PerCase:
     """Per-case metrics of matching. `data` is the training data: histories come from it.
 
-    Without fixed candidates every bundle is ranked but those the user has in training.
+    Without fixed candidates every bundle is ranked but those the user has in training. Of these, a model that
+    credits new bundles with sales scores the `new` ones as such.
     """
-    return MatchingExam(cases, data, ks).metrics(model)
+    return MatchingExam(cases, data, ks, new).metrics(model)
 
 
 class MatchingExam:
     """The cases on the data's device, to be asked of one model after another, or of one that is learning."""
 
-    def __init__(self, cases: MatchingCases, data: Interactions, ks: Sequence[int] = DEFAULT_KS) -> None:
+    def __init__(
+        self,
+        cases: MatchingCases,
+        data: Interactions,
+        ks: Sequence[int] = DEFAULT_KS,
+        new: Positions | None = None,
+    ) -> None:
         self.data, self.ks = data, ks
         self.device = data.user_item.device
+        self.new = None if new is None else _tensor(new, self.device)
         self.users = _tensor(cases.users, self.device)
         self.positives = Ragged.from_csr(cases.positives, self.device)
         self.candidates = None if cases.candidates is None else _tensor(cases.candidates, self.device)
@@ -62,6 +75,8 @@ class MatchingExam:
             return scores.masked_fill(asked == PAD, -torch.inf), wanted
         scores = model.score_bundles(histories, contents)
         model.checked("score_bundles", scores, len(histories), len(contents))
+        if self.new is not None and model.credits_new_bundles:
+            scores[:, self.new] = model.score_new_bundles(histories, contents, contents.rows(self.new))
         return scores.masked_fill(histories.bundles.as_mask(scores.shape[1]), -torch.inf), wanted
 
 

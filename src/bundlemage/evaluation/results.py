@@ -55,7 +55,7 @@ def case_metrics(
     """Task → metric → a value for each test case, for the tasks that the split asks and the model does."""
     found = {}
     if split.test and model.matches:
-        found["matching"] = matching_metrics(model, split.test, data, ks)
+        found["matching"] = matching_metrics(model, split.test, data, ks, split.new_bundles)
     if split.generation and model.generates:
         found["generation"] = generation_metrics(model, split.generation, data, ks)
     return found

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 import torch
 from scipy import sparse
+from torch import Tensor
 
 from bundlemage.data.dataset import BundleDataset, binary_matrix
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.models.base import Interactions
+from bundlemage.models.ragged import Contents
 from bundlemage.store.records import Bundle
 
 
@@ -26,17 +29,35 @@ class Layout:
 
     dataset: BundleDataset
     device: torch.device
+    sales: Tensor | None = None  # [bundles of training]
+    """How often the model knows its own bundles to have sold; None where it does not go by that."""
+    expected: Mapping[str, float | str] = field(default_factory=dict)
+    """What bundles are expected to sell: a number, or the name of another that they sell like. It counts for
+    those that came later."""
 
     @classmethod
-    def of(cls, trained: BundleDataset, bundles: Mapping[str, Bundle], device: torch.device) -> Layout:
+    def of(
+        cls,
+        trained: BundleDataset,
+        bundles: Mapping[str, Bundle],
+        device: torch.device,
+        sales: Tensor | None = None,
+    ) -> Layout:
         later = sorted(name for name in bundles if name not in trained.bundles)
         names = (*trained.bundles, *later)
         items = trained.items.known_positions
         rows = [_row(bundles[name], items) if name in bundles else [] for name in names]
-        return cls(_dataset(trained, names, *_entries(rows)), device)
+        expected = {name: said for name, bundle in bundles.items() if (said := _said(bundle)) is not None}
+        return cls(_dataset(trained, names, *_entries(rows)), device, sales, expected)
 
     def after(self, bundles: Iterable[Bundle]) -> Layout:
-        """With these bundles new or changed; the very same where none has other contents than before."""
+        """With these bundles new or changed; the very same where none has other contents, or is expected to
+        sell otherwise, than before."""
+        bundles = list(bundles)
+        said = {bundle.id: _said(bundle) for bundle in bundles}
+        if any(self.expected.get(name) != value for name, value in said.items()):
+            expected = {name: value for name, value in {**self.expected, **said}.items() if value is not None}
+            return replace(self, expected=expected).after(bundles)
         dataset = self.dataset
         items, places = dataset.items.known_positions, dataset.bundles.known_positions
         changed: dict[int, list[int]] = {}
@@ -62,12 +83,47 @@ class Layout:
                 np.concatenate([dataset.bundle_item.indices[kept], members, new_members]),
             ),
             self.device,
+            self.sales,
+            self.expected,
         )
 
     @cached_property
     def interactions(self) -> Interactions:
         """One object as long as the contents stay: by it a model knows that it need not embed them again."""
-        return Interactions.of(self.dataset, self.device)
+        found = Interactions.of(self.dataset, self.device)
+        expected = self._expected_sales()
+        if expected is None:
+            return found
+        return replace(found, bundle_item=Contents.of(found.bundle_item, expected))
+
+    def _expected_sales(self) -> Tensor | None:
+        """What is expected of each bundle that came later; nan where nothing is said."""  # [bundles]
+        if self.sales is None:
+            return None
+        places = self.dataset.bundles.known_positions
+        later = [name for name in self.expected if name in places and places[name] >= len(self.sales)]
+        if not later:
+            return None
+        found = torch.full((len(places),), torch.nan, device=self.device)
+        found[[places[name] for name in later]] = torch.tensor(
+            [self._sales_of(name, self.sales) for name in later], device=self.device
+        )
+        return found
+
+    def _sales_of(self, name: str, sales: Tensor) -> float:
+        """From one bundle to the next that it sells like, until a number is found; nan if none is."""
+        places = self.dataset.bundles.known_positions
+        passed: set[str] = set()
+        while name not in passed:
+            place = places.get(name, len(sales))
+            if place < len(sales):
+                return float(sales[place])
+            passed.add(name)
+            said = self.expected.get(name)
+            if not isinstance(said, str):
+                return math.nan if said is None else said
+            name = said
+        return math.nan  # they sell like each other
 
     @cached_property
     def filled(self) -> dict[str, int]:
@@ -88,6 +144,10 @@ class Layout:
 def _row(bundle: Bundle, items: Mapping[str, int]) -> list[int]:
     """What is in a bundle, as far as the model knows it."""
     return sorted({items[name] for name in bundle.items if name in items})
+
+
+def _said(bundle: Bundle) -> float | str | None:
+    return bundle.sells_like if bundle.expected_sales is None else bundle.expected_sales
 
 
 def _entries(

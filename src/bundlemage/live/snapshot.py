@@ -71,7 +71,9 @@ class Live:
             )
         self.recommender = recommender
         self.model = recommender.model
-        layout = Layout.of(recommender.dataset, stock.bundles, recommender.shop.device)
+        recommender.settle_credit()  # a loaded model has been through it
+        known = self.model.known_sales().cpu() if self.model.credits_new_bundles else None
+        layout = Layout.of(recommender.dataset, stock.bundles, recommender.shop.device, known)
         bundles, items = len(layout.dataset.bundles), len(layout.dataset.items)
         nothing = Trade(
             np.zeros(items, np.int64),

@@ -248,6 +248,34 @@ class Model(nn.Module, ABC):
             :, len(contents) :
         ]
 
+    # ── What a bundle that came after training is credited with, having had no time to sell ──────
+
+    @property
+    def credits_new_bundles(self) -> bool:
+        """Whether scores go by sales, so that a new bundle is credited with some; then the three below hold.
+
+        Such a model reads `Contents.expected_sales`, and has the settings `tasks` and `new_bundle_credit`.
+        """
+        return False
+
+    def credit_new_bundles(self, sales: float) -> None:
+        """From here on credit each new bundle, of which nothing else is said, with so many sales."""
+        raise self._no_credit()
+
+    def known_sales(self) -> Tensor:
+        """How often each bundle of training was sold there."""  # [bundles]
+        raise self._no_credit()
+
+    def popularity_bias(self, sales: Tensor) -> Tensor:
+        """What bundles that sold so often have in their scores, for everyone alike."""  # as `sales`
+        raise self._no_credit()
+
+    def _no_credit(self) -> UnsupportedError:
+        return UnsupportedError(
+            f"the scores of {self.title}, as it is configured, have no term for sales: it cannot go by how "
+            "often a new bundle is expected to sell"
+        )
+
     def encoded(self, people: Histories, contents: Ragged) -> Any:
         """People as the two methods below take them: whoever is asked about often is encoded once."""
         return people

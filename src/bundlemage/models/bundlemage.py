@@ -23,7 +23,7 @@ from bundlemage.models.config import ModelConfig
 from bundlemage.models.division import ALONE, Division
 from bundlemage.models.losses import Prior, fitted_weight
 from bundlemage.models.premix import PreMix, feed_forward
-from bundlemage.models.ragged import Ragged
+from bundlemage.models.ragged import Contents, Ragged
 from bundlemage.models.rows import Hidden, mean_of_rows
 
 __all__ = ["BundleMage", "BundleMageConfig"]
@@ -256,8 +256,11 @@ class BundleMage(Model):
         own_counts = self.division.own_items(self.item_counts)
         self.bundle_prior = Prior.of_counts(self.sales, self.popularity_weights[0]) if asked[0] else None
         self.item_prior = Prior.of_counts(own_counts, self.popularity_weights[1]) if asked[1] else None
-        if len(self.sales):  # until it is fitted, a new bundle is taken for one like the median
-            self.new_bundle_credit = self.sales.median()
+        credit = self.config.new_bundle_credit
+        if not isinstance(credit, str):
+            self.credit_new_bundles(credit)
+        elif len(self.sales):  # until it is fitted, a new bundle is taken for one like the median
+            self.credit_new_bundles(float(self.sales.median()))
         if self.config.sampled_softmax:
             self._of_sample = SampledLosses(self.config.sampled_softmax, self.sizes, data)
 
@@ -362,13 +365,32 @@ class BundleMage(Model):
     def _bias(self, contents: Ragged, start: int = 0) -> Tensor | None:
         """What the scores of bundles from `start` on have for everyone alike.
 
-        A bundle that came after training has had no time to sell, so it is credited with some sales.
+        A bundle that came after training has had no time to sell, so it is credited with some sales: those
+        that are expected of it, if somebody says so.
         """  # [bundles from start]
         if not self.config.popularity_weight:
             return None
         later = len(contents) - len(self.sales)
         new = self.new_bundle_credit.expand(later)[max(0, start - len(self.sales)) :]
         sales = torch.cat([self.sales[start:], new]) if later else self.sales[start:]
+        if isinstance(contents, Contents):
+            expected = contents.expected_sales[start:].to(sales)
+            sales = torch.where(expected.isnan(), sales, expected)
+        return self.popularity_bias(sales)
+
+    @property
+    def credits_new_bundles(self) -> bool:
+        return self.matches and bool(self.config.popularity_weight)
+
+    def credit_new_bundles(self, sales: float) -> None:
+        self.new_bundle_credit = self.sales.new_tensor(sales)
+
+    def known_sales(self) -> Tensor:
+        if not self.credits_new_bundles:
+            raise self._no_credit()
+        return self.sales
+
+    def popularity_bias(self, sales: Tensor) -> Tensor:
         return self.popularity_weights[0] * sales.log1p()
 
     def _item_bias(self) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -92,6 +92,10 @@ class BundleMageConfig(LearnedConfig):
     """Whether these two are multiplied by the weight, from 0 to 1, under which the training data is most
     likely by popularity alone: about 1 where good sellers go on selling, 0 where every bundle is bought once.
     """
+    new_bundle_credit: Annotated[float, Field(ge=0, allow_inf_nan=False)] | Literal["fit", "median"] = "fit"
+    """How many sales a bundle that came after training is credited with. `fit` finds the number that ranks
+    new bundles best and costs the known ones little, by holding bundles out of the training data; `median`
+    takes each for a bundle like the median."""
     initial_spread: float = Field(0.06, ge=0)
     """Standard deviation of the first item vectors; 0 for Xavier's, as in the program behind the paper."""
     propagation: int = Field(0, ge=0)

@@ -50,6 +50,22 @@ class Ensemble(Model):
     def scores_candidates_apart(self) -> bool:
         return self._first.scores_candidates_apart
 
+    # Members learn from the same sales, so they credit a new bundle with the same.
+
+    @property
+    def credits_new_bundles(self) -> bool:
+        return self._first.credits_new_bundles
+
+    def credit_new_bundles(self, sales: float) -> None:
+        for member in self._each:
+            member.credit_new_bundles(sales)
+
+    def known_sales(self) -> Tensor:
+        return self._first.known_sales()
+
+    def popularity_bias(self, sales: Tensor) -> Tensor:
+        return self._first.popularity_bias(sales)
+
     @property
     def _first(self) -> Model:
         return self._each[0]

@@ -68,6 +68,8 @@ class Ragged:
 
     def append(self, other: Ragged) -> Ragged:
         """The rows of this one followed by those of the other."""
+        if isinstance(other, Contents):
+            return Contents.of(self).append(other)
         offsets = torch.cat([self.offsets, other.offsets[1:] + self.offsets[-1]])
         return Ragged(torch.cat([self.values, other.values]), offsets)
 
@@ -112,6 +114,36 @@ class Ragged:
         mask = torch.zeros(len(self), columns, dtype=torch.bool, device=self.device)
         mask[self.row_of_entry(), self.values] = True
         return mask
+
+
+@dataclass(frozen=True)
+class Contents(Ragged):
+    """Bundles by their items, some of them with a word on how often they are expected to sell."""
+
+    expected_sales: Tensor  # [rows]; nan: nothing is said of it
+
+    @classmethod
+    def of(cls, bundles: Ragged, expected_sales: Tensor | None = None) -> Contents:
+        """These bundles, with what is said of each; if not given, what was said before, or nothing."""
+        if expected_sales is None:
+            if isinstance(bundles, Contents):
+                return bundles
+            expected_sales = torch.full((len(bundles),), torch.nan, device=bundles.device)
+        return cls(bundles.values, bundles.offsets, expected_sales)
+
+    def to(self, device: torch.device) -> Contents:
+        return Contents.of(super().to(device), self.expected_sales.to(device))
+
+    def rows(self, index: Tensor) -> Contents:
+        return Contents.of(super().rows(index), self.expected_sales[index])
+
+    def keep(self, entries: Tensor) -> Contents:
+        return Contents.of(super().keep(entries), self.expected_sales)
+
+    def append(self, other: Ragged) -> Contents:
+        further = Contents.of(other)
+        joined = super().append(Ragged(other.values, other.offsets))
+        return Contents.of(joined, torch.cat([self.expected_sales, further.expected_sales]))
 
 
 def offsets_of(lengths: Tensor) -> Tensor:

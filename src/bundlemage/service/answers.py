@@ -124,6 +124,12 @@ class BundleOut(Out):
     recommendable: bool = Field(
         description="Whether it can be recommended now: sold, as are all its items, and the model knows one."
     )
+    expected_sales: float | None = Field(
+        default=None, description="How often it is expected to sell, if that was said."
+    )
+    sells_like: str | None = Field(
+        default=None, description="The bundle that it is expected to sell like, if one was named."
+    )
 
 
 class ItemPage(Out):
@@ -297,6 +303,8 @@ def bundle_out(bundle: Bundle, live: Live) -> BundleOut:
         items=parts(bundle, live),
         withdrawn=bundle.withdrawn,
         recommendable=live.recommendable(bundle),
+        expected_sales=bundle.expected_sales,
+        sells_like=bundle.sells_like,
     )
 
 

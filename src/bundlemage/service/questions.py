@@ -201,6 +201,14 @@ class BundleIn(Body):
         default=None, description="0.2 is 20% off."
     )
     tags: list[Tag] = Field(default=[], max_length=100)
+    expected_sales: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False), ANumber] | None = Field(
+        default=None,
+        description="How often it is expected to sell. While it is newer than the model, it is ranked so; "
+        "left out, it is ranked by what the model credits every new bundle with.",
+    )
+    sells_like: Id | None = Field(
+        default=None, description="In place of a number: a bundle that sells as often."
+    )
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -215,6 +223,12 @@ class BundleIn(Body):
             ]
         }
     )
+
+    @model_validator(mode="after")
+    def _one_expectation(self) -> BundleIn:
+        if self.expected_sales is not None and self.sells_like is not None:
+            raise ValueError("give either 'expected_sales' or 'sells_like', and not both")
+        return self
 
 
 class ItemChange(ItemIn):

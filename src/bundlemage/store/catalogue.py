@@ -59,6 +59,8 @@ def put_item(connection: Connection, item: Item, only_new: bool) -> bool:
 def put_bundle(connection: Connection, bundle: Bundle, only_new: bool) -> bool:
     check_bundle(bundle)
     check_known(connection, "item", bundle.items)
+    if bundle.sells_like is not None:
+        check_known(connection, "bundle", [bundle.sells_like])
     new = _put(connection, "bundle", bundle_values(bundle), only_new)
     connection.execute(delete(bundle_item).where(bundle_item.c.bundle_id == bundle.id))
     contents = [
@@ -154,6 +156,8 @@ def bundle_values(bundle: Bundle) -> dict[str, Any]:
         "discount": bundle.discount,
         "tags": bundle.tags,
         "withdrawn": bundle.withdrawn,
+        "expected_sales": bundle.expected_sales,
+        "sells_like": bundle.sells_like,
     }
 
 
@@ -162,4 +166,14 @@ def _item(row: Row[Any]) -> Item:
 
 
 def _bundle(row: Row[Any], contents: Iterable[str]) -> Bundle:
-    return Bundle(row.id, tuple(contents), row.title, row.price, row.discount, tuple(row.tags), row.withdrawn)
+    return Bundle(
+        row.id,
+        tuple(contents),
+        row.title,
+        row.price,
+        row.discount,
+        tuple(row.tags),
+        row.withdrawn,
+        row.expected_sales,
+        row.sells_like,
+    )

@@ -52,6 +52,16 @@ def check_bundle(bundle: Bundle) -> None:
     _check_number(f"the price of bundle {bundle.id!r}", bundle.price)
     check_ids("item", bundle.items)
     _check_number(f"the discount of bundle {bundle.id!r}", bundle.discount, 1)
+    _check_number(f"the expected sales of bundle {bundle.id!r}", bundle.expected_sales)
+    if bundle.sells_like is not None:
+        check_ids("bundle", [bundle.sells_like])
+        if bundle.sells_like == bundle.id:
+            raise UnstorableError(f"bundle {bundle.id!r} is said to sell like itself. Name another one")
+        if bundle.expected_sales is not None:
+            raise UnstorableError(
+                f"bundle {bundle.id!r} has both 'expected_sales' and 'sells_like'. Give one of them, and "
+                "nothing for the other"
+            )
     if len(set(bundle.items)) < len(bundle.items):
         twice = next(item for item in bundle.items if bundle.items.count(item) > 1)
         raise UnstorableError(f"bundle {bundle.id!r} has the item {twice!r} twice. Name each item once")

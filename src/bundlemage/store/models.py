@@ -101,6 +101,8 @@ bundles = Table(
     Column("tags", Json, nullable=False),
     Column("withdrawn", Boolean, nullable=False),
     Column("version", BigInteger, nullable=False, index=True),
+    Column("expected_sales", Double),
+    Column("sells_like", name_type()),
 )
 
 bundle_item = Table(

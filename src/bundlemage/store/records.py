@@ -34,6 +34,10 @@ class Bundle:
     """A fraction: 0.2 is 20% off."""
     tags: tuple[str, ...] = ()
     withdrawn: bool = False
+    expected_sales: float | None = None
+    """How often it is expected to sell: it is ranked so by a model that is older than it."""
+    sells_like: str | None = None
+    """In place of a number, a bundle that sells as often."""
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,8 @@ def split_key(split: Split) -> str:
     cases = [
         part.fingerprint() if part else None for part in (split.validation, split.test, split.generation)
     ]
-    found = hashlib.sha256(json.dumps([split.train.fingerprint(), *cases]).encode()).hexdigest()
+    new = [] if split.new_bundles is None else [split.new_bundles.tolist()]
+    found = hashlib.sha256(json.dumps([split.train.fingerprint(), *cases, *new]).encode()).hexdigest()
     _SPLIT_KEYS[id(split)] = (weakref.ref(split), found)
     return found
 
@@ -212,6 +213,8 @@ def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Obs
     )
     training = recommender.training
     assert training is not None
+    if split.new_bundles is not None:
+        recommender.settle_credit()
     started = time.perf_counter()
     found = case_metrics(recommender.model, split, Interactions.of(split.train, where), KS)
     scores = {task: means(values) for task, values in found.items()}

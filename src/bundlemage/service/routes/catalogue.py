@@ -132,6 +132,8 @@ async def put_bundle(
         body.price,
         body.discount,
         tuple(dict.fromkeys(body.tags)),
+        expected_sales=body.expected_sales,
+        sells_like=body.sells_like,
     )
     new = await service.in_thread(service.store.put_bundle, given, only_new=if_none_match is not None)
     response.status_code = 201 if new else 200

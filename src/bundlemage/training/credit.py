@@ -1,0 +1,240 @@
+"""How many sales a bundle is credited with that came after training, found by holding bundles out.
+
+A score has a term for sales, and a new bundle has none yet. With too few it is shown to nobody; with too many
+it crowds out the bundles that people do buy. So some bundles of the training data are made new: a model that
+has not seen them sell is asked where the people who bought them would have found them, under one credit after
+another, and where others would have found a known bundle that they bought.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from bundlemage.data.dataset import BundleDataset, binary_matrix
+from bundlemage.data.splits import MatchingCases, Split, SplitPlan
+from bundlemage.evaluation.metrics import ranking_metrics
+from bundlemage.evaluation.protocols import cases_at_a_time
+from bundlemage.models.base import Interactions, Model, Sizes
+from bundlemage.models.config import LearnedConfig, ModelConfig
+from bundlemage.models.ragged import Ragged
+from bundlemage.models.registry import build, make_config
+from bundlemage.training.loop import train
+
+K = 20
+CREDITS = 25
+"""How many credits are tried, from the median of all bundles' sales to the highest."""
+MOST_LOST = 0.02
+"""How much of their nDCG the known bundles may lose to new ones, at most."""
+LEAST_BUNDLES = 40
+"""Of a shop with fewer bundles that have a buyer, none is held out: each is needed to learn from."""
+HELD_OUT, MOST_HELD_OUT = 0.1, 500
+MOST_CASES = 2_000
+FEWEST_EPOCHS = 3
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Found:
+    """How well bundles are found under one credit: means over the cases of new and of known bundles."""
+
+    new_ndcg: float
+    new_recall: float
+    known_ndcg: float
+    known_recall: float
+
+
+@dataclass(frozen=True)
+class NewBundleCredit:
+    """What a new bundle is credited with, and what that is worth on bundles held out of training."""
+
+    sales: float
+    median: float
+    """Of the sales of all bundles in training: the credit where none is fitted."""
+    reason: str
+    """In a sentence, where the number comes from."""
+    held_out: int = 0
+    """How many bundles were made new."""
+    cases: int = 0
+    """How many people were asked about new bundles, and as many or fewer about known ones."""
+    at_credit: Found | None = None
+    at_median: Found | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any]) -> NewBundleCredit:
+        found = {
+            name: None if saved[name] is None else Found(**saved[name]) for name in ("at_credit", "at_median")
+        }
+        return cls(**{**saved, **found})
+
+    def __str__(self) -> str:
+        """For the model card."""
+        text = f"A new bundle is ranked as if it had sold {self.sales:,.4g} times: {self.reason}."
+        if self.at_credit is not None and self.at_median is not None:
+            here, there = self.at_credit, self.at_median
+            text += (
+                f" On {self.held_out:,} bundles held out of training, nDCG@{K} of new bundles is "
+                f"{here.new_ndcg:.4f} (Recall@{K} {here.new_recall:.4f}) and of known ones "
+                f"{here.known_ndcg:.4f} ({here.known_recall:.4f}); credited with the median of all bundles' "
+                f"sales, {self.median:,.4g}, they are {there.new_ndcg:.4f} ({there.new_recall:.4f}) and "
+                f"{there.known_ndcg:.4f} ({there.known_recall:.4f})."
+            )
+        return text
+
+
+def find_credit(
+    name: str, config: ModelConfig, split: Split, device: torch.device, *, epochs: int
+) -> NewBundleCredit:
+    """The credit for a model of this name and config, trained on `split.train` for so many epochs.
+
+    It follows from the training data and the seed alone. The model must be one that credits new bundles
+    (`Model.credits_new_bundles`); a probe of the same kind is trained, on matching alone.
+    """
+    sales = np.bincount(split.train.user_bundle.indices, minlength=len(split.train.bundles))
+    median = float(torch.from_numpy(sales).median()) if len(sales) else 0.0  # as the model takes it
+    asked = getattr(config, "new_bundle_credit", "fit")
+    if asked == "median":
+        return NewBundleCredit(median, median, "the median of all bundles' sales, as the settings say")
+    if asked != "fit":
+        return NewBundleCredit(float(asked), median, "as the settings say")
+    held = _HeldOut.of(split.train, np.random.default_rng([config.seed, 0xC2ED17]))
+    if isinstance(held, str):
+        return NewBundleCredit(median, median, f"the median of all bundles' sales, as {held}")
+    probe, data = _trained_probe(name, config, held, device, epochs)
+    new = held.bundles.copy()
+    if split.new_bundles is not None:  # new to the model itself, so they will be credited beside these
+        new[split.new_bundles] = True
+    grid = np.expm1(np.linspace(np.log1p(median), np.log1p(sales.max()), CREDITS))
+    of_new = _metrics(probe, held.new, data, new, grid)
+    of_known = _metrics(probe, held.known, data, new, grid)
+    chosen = best_credit(of_new[f"ndcg@{K}"], of_known[f"ndcg@{K}"])
+
+    def found(place: int) -> Found:
+        return Found(
+            *(float(metrics[f"{name}@{K}"][place]) for metrics in (of_new, of_known) for name in _NAMES)
+        )
+
+    return NewBundleCredit(
+        float(grid[chosen]),
+        median,
+        f"what ranks new bundles best while known ones lose at most {MOST_LOST:.0%} of their nDCG@{K}",
+        int(held.bundles.sum()),
+        len(held.new),
+        found(chosen),
+        found(0),
+    )
+
+
+_NAMES = ("ndcg", "recall")
+
+
+def best_credit(of_new: npt.NDArray[np.float64], of_known: npt.NDArray[np.float64]) -> int:
+    """The place of the credit that is best for new and known bundles together, each by its own measure.
+
+    New ones are measured by the best that any credit does for them, known ones by what they have at the
+    lowest credit, the first. One that costs the known too much is never chosen.
+    """
+    new = of_new / max(of_new.max(), 1e-12)
+    known = of_known / max(of_known[0], 1e-12)
+    allowed = of_known >= (1 - MOST_LOST) * of_known[0]
+    return int(np.argmax(np.where(allowed, new + known, -np.inf)))
+
+
+@dataclass(frozen=True)
+class _HeldOut:
+    """Training data without some purchases, and the questions that these are the answers to."""
+
+    train: BundleDataset
+    bundles: Flags  # [bundles], those made new
+    new: MatchingCases
+    known: MatchingCases
+
+    @classmethod
+    def of(cls, train: BundleDataset, random: np.random.Generator) -> _HeldOut | str:
+        """Or why it cannot be done, in words."""
+        matrix = train.user_bundle
+        users = np.repeat(np.arange(matrix.shape[0], dtype=np.int32), np.diff(matrix.indptr))
+        bought = matrix.indices
+        filled = np.diff(train.bundle_item.indptr) > 0
+        usable = np.flatnonzero((np.bincount(bought, minlength=len(filled)) > 0) & filled)
+        if len(usable) < LEAST_BUNDLES:
+            return f"fewer than {LEAST_BUNDLES} bundles have a buyer, too few to hold any out"
+        chosen = np.zeros(len(filled), bool)
+        count = min(MOST_HELD_OUT, round(len(usable) * HELD_OUT))
+        chosen[random.permutation(usable)[:count]] = True
+        is_new = chosen[bought]
+        buyers = random.permutation(np.unique(users[is_new]))[:MOST_CASES]
+        # One known purchase of those who have another beside it, so that something of them is learned.
+        order = np.lexsort((random.random(len(users)), is_new, users))
+        first = order[np.searchsorted(users, np.unique(users))]
+        others = np.bincount(users[~is_new], minlength=matrix.shape[0])
+        first = first[others[users[first]] > 1]
+        first = np.sort(random.permutation(first)[: len(buyers)])
+        if not len(first):
+            return "hardly anyone has bought two bundles, so that what known ones lose cannot be measured"
+        kept = ~is_new
+        kept[first] = False
+        return cls(
+            train.with_interactions(user_bundle=binary_matrix(users[kept], bought[kept], matrix.shape)),
+            chosen,
+            _cases(users, bought, is_new & np.isin(users, buyers), len(filled)),
+            _cases(users, bought, np.isin(np.arange(len(users)), first), len(filled)),
+        )
+
+
+def _cases(
+    users: npt.NDArray[np.int32], bundles: npt.NDArray[np.int32], pairs: Flags, width: int
+) -> MatchingCases:
+    asked, case = np.unique(users[pairs], return_inverse=True)
+    return MatchingCases(asked, binary_matrix(case, bundles[pairs], (len(asked), width)), None)
+
+
+def _trained_probe(
+    name: str, config: ModelConfig, held: _HeldOut, device: torch.device, epochs: int
+) -> tuple[Model, Interactions]:
+    settings = config.model_dump()
+    settings |= {"tasks": "matching", "new_bundle_credit": "median", "device": str(device)}
+    if isinstance(config, LearnedConfig):
+        settings["epochs"] = max(FEWEST_EPOCHS, epochs)
+    simpler = make_config(name, settings)
+    probe = build(name, simpler, Sizes.of(held.train))
+    if train(probe, simpler, SplitPlan("none").divide(held.train)).interrupted:
+        raise KeyboardInterrupt
+    return probe, Interactions.of(held.train, device)
+
+
+def _metrics(
+    probe: Model, cases: MatchingCases, data: Interactions, new: Flags, grid: npt.NDArray[np.float64]
+) -> dict[str, npt.NDArray[np.float64]]:
+    """The means of each metric over the cases, under each credit: the bias of new bundles is all that a
+    credit changes, so they are scored once."""
+    device = data.user_bundle.device
+    users = torch.from_numpy(cases.users.astype(np.int64)).to(device)
+    positives = Ragged.from_csr(cases.positives, device)
+    places = torch.from_numpy(np.flatnonzero(new)).to(device)
+    empty = data.bundle_item.lengths == 0  # cannot be sold
+    totals: dict[str, Tensor] = {}
+    probe.eval()
+    with torch.inference_mode():
+        weights = probe.popularity_bias(torch.from_numpy(grid).to(probe.known_sales()))  # [credits]
+        for rows in torch.split(torch.arange(len(users), device=device), cases_at_a_time(len(new))):
+            histories = data.histories(users[rows])
+            scores = probe.score_bundles(histories, data.bundle_item)
+            probe.checked("score_bundles", scores, len(rows), len(new))
+            scores = scores.masked_fill(histories.bundles.as_mask(len(new)) | empty, -torch.inf)
+            without = scores[:, places] - probe.popularity_bias(probe.known_sales()[places])
+            for number, weight in enumerate(weights):
+                scores[:, places] = without + weight
+                for name, values in ranking_metrics(scores, positives.rows(rows), (K,)).items():
+                    total = totals.setdefault(name, values.new_zeros(len(grid)))
+                    total[number] += values.sum()
+    return {name: (total / len(users)).cpu().numpy() for name, total in totals.items()}
