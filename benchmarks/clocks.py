@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from benchmarks.setting import Setting
-from bundlemage.training.history import SELECTION_METRIC, EpochRecord, Observer
+from bundlemage.training.history import EpochRecord, Observer
 
 
 class Enough(Exception):  # noqa: N818, it is no error
@@ -86,26 +86,3 @@ class FirstSteps(Observer):
     @property
     def made(self) -> str:
         return f"first {sum(map(len, self.seconds.values()))} of {self.steps_per_epoch} steps, scaled"
-
-
-class Target(Observer):
-    """Ends training when validation is good enough, or when it took too long."""
-
-    def __init__(self, value: float, started: float, limit: float) -> None:
-        self.value, self.started, self.limit = value, started, limit
-        self.curve: list[float] = []
-        self.seconds: float | None = None
-        """From the start of the process to when it was known."""
-
-    def on_epoch(self, record: EpochRecord) -> None:
-        self.curve.append(record.validation[SELECTION_METRIC])
-        passed = time.time() - self.started
-        if self.curve[-1] >= self.value:
-            self.seconds = passed
-            raise Enough
-        if passed > self.limit:
-            raise Enough
-
-    @property
-    def best(self) -> str:
-        return f"{max(self.curve, default=0.0):.4f} in {len(self.curve)} epochs"

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.clocks import Enough, EpochClock, FirstSteps, Target
+from benchmarks.clocks import Enough, EpochClock, FirstSteps
 from benchmarks.figures import Figure
 from benchmarks.generated import generated_data
 from benchmarks.products import LAYOUTS, Layout, Softmax, products_seconds
@@ -29,15 +29,17 @@ from bundlemage.recommender import Recommender
 from bundlemage.training.history import EpochRecord, Observer
 
 RECIPE = "youshu/bundlemage"
+FULL_RANKING = "youshu-full/bundlemage"
 SEEDS = (0, 1, 2)
-ACCURACY = 0.44
-"""Validation nDCG@5 on Youshu, for the time to accuracy."""
-LONGEST = 900.0
-"""Seconds after which the time to accuracy is given up."""
+EPOCHS = 12
+"""For the time to accuracy on Youshu: the defaults, stopped after so many epochs."""
 MANY_STEPS = 100_000
 """With more users than this an epoch has hundreds of steps."""
 TINY = {"embedding_dim": 8, "batch_size": 256}
-FULL = {"pairs_per_bundle": 0, "sampled_softmax": 0}
+FULL = {
+    **{"pairs_per_bundle": 0, "every_bundle": False, "select_by": "matching", "sampled_softmax": 0},
+    **{"embedding_dim": 200, "batch_size": 2000, "min_steps": 1},
+}
 """Every pair, against every candidate: the epoch of the paper, whatever the defaults leave out of one. Only
 such epochs can be set against the authors' program, against bare products, or against each other in size."""
 SAMPLED = {"sampled_softmax": 4096}
@@ -176,66 +178,71 @@ def memory_figures(setting: Setting, cpu: str = "", cuda: str = "") -> list[Figu
 
 
 def accuracy(setting: Setting) -> list[Figure]:
-    """Seconds from the start of a process until validation nDCG@5 is first known to be good enough."""
-    target = Target(0.05 if setting.tiny else ACCURACY, setting.started, LONGEST)
+    """Seconds from the start of a process until a model of few epochs is trained and tested."""
     recipe = Recipe.find(setting.recipe) if setting.recipe else Recipe()
-    small = {**TINY, "epochs": 60} if setting.tiny else {}
+    small = {**TINY, "epochs": 2} if setting.tiny else {"epochs": EPOCHS}
     changed = recipe.changed({**small, "device": setting.device}, {})
     split = youshu(setting, "authors/mat")
-    with suppress(Enough):
-        changed.recommender().fit(split, observers=[target], progress=False)
-    if target.seconds is None:
-        raise RuntimeError(f"validation nDCG@5 {target.value} was not reached: {target.best}")
-    name = f"cold start to validation nDCG@5 ≥ {target.value:g}"
-    note = f"{target.curve[-1]:.4f} after epoch {len(target.curve)}; {setting.recipe or 'default settings'}"
+    recommender = changed.recommender().fit(split, progress=False)
+    found = recommender.evaluate(split).matching or {}
+    seconds = time.time() - setting.started
+    assert recommender.training is not None
+    note = f"{len(recommender.history)} epochs, the best was {recommender.training.best_epoch}; "
+    note += setting.recipe or "default settings"
     return [
-        Figure(name, target.seconds, "s", setting.wanted(cpu="≤ 360"), note),
-        Figure("epochs until then", len(target.curve)),
+        Figure("cold start to a tested model", seconds, "s", setting.wanted(cpu="≤ 240"), note),
+        Figure("its test nDCG@5", found["ndcg@5"], "", "" if setting.tiny else "≥ 0.53"),
         *memory_figures(setting),
     ]
 
 
 def whole(setting: Setting) -> list[Figure]:
-    """The recipe of Youshu from beginning to end: for matching and for generation, with three seeds each."""
+    """The recipes of Youshu from beginning to end: matching, full ranking, generation, three seeds each."""
     small = {**TINY, "epochs": 2} if setting.tiny else {}
-    recipe = Recipe.find(RECIPE).changed({**small, "device": setting.device}, {})
     figures = []
-    for task, part in (("matching", "authors/mat"), ("generation", "authors/gen")):
+    for title, task, part, name in (
+        ("matching", "matching", "authors/mat", RECIPE),
+        ("generation", "generation", "authors/gen", RECIPE),
+        ("full ranking", "matching", "bgcn", FULL_RANKING),
+    ):
+        recipe = Recipe.find(name).changed({**small, "device": setting.device}, {})
         split = youshu(setting, part)
         tested: list[dict[str, float]] = []
         for seed in SEEDS:
             clock, began = EpochClock(setting), time.perf_counter()
             recommender = recipe.changed({"seed": seed}, {}).recommender()
             recommender.fit(split, observers=[clock], progress=False)
-            setting.synchronise()
-            seconds = time.perf_counter() - began
             tested.append(recommender.evaluate(split).to_json()[task])
-            if seed == SEEDS[0]:
-                figures += _times(setting, task, seconds, clock)
-        figures += _test_figures(setting, task, tested)
+            setting.synchronise()
+            figures += _times(setting, title, seed, time.perf_counter() - began, clock)
+        figures += _test_figures(setting, title, tested)
     return [*figures, *memory_figures(setting)]
 
 
-def _times(setting: Setting, task: str, seconds: float, clock: EpochClock) -> list[Figure]:
-    epochs, first = len(clock.training), task == "matching"
-    evaluated = f"{epochs} epochs of {clock.steps_per_epoch} steps, each evaluated"
-    if first:
+def _times(setting: Setting, title: str, seed: int, seconds: float, clock: EpochClock) -> list[Figure]:
+    """Of the first training, which starts the GPU and compiles kernels, and of the second."""
+    if seed not in SEEDS[:2] or (seed == SEEDS[0] and title != "matching"):
+        return []
+    epochs = len(clock.training)
+    evaluated = f"{epochs} epochs of {clock.steps_per_epoch} steps, each validated, and the test"
+    if seed == SEEDS[0]:
         evaluated += "; the first training of its process"
+        return [Figure(f"{title}: first training and test", seconds, "s", note=evaluated)]
     return [
-        Figure(f"{task}: in all", seconds, "s", setting.wanted(cuda="< 12") if first else "", evaluated),
+        Figure(f"{title}: training and test", seconds, "s", setting.wanted(cuda="≤ 6"), evaluated),
         Figure(
-            f"{task}: training",
+            f"{title}: training",
             sum(clock.training) / epochs,
             "s/epoch",
-            setting.wanted(cuda="≤ 0.04") if first else "",
-            f"mean; the median is {median(clock.training):.4g}",
+            note=f"mean; the median is {median(clock.training):.4g}",
         ),
     ]
 
 
 _ACCURACY_WANTED = {
-    "matching": {"ndcg@5": "≥ 0.505", "recall@20": "≥ 0.855"},
-    "generation": {"ndcg@5": "≥ 0.475", "ndcg@20": "≥ 0.615"},
+    "matching": {"ndcg@5": "≥ 0.538", "ndcg@20": "≥ 0.595"},
+    "generation": {"ndcg@5": "≥ 0.525", "ndcg@20": "≥ 0.66"},
+    "full ranking": {"recall@20": "≥ 0.302", "ndcg@20": "≥ 0.181"},
 }
 
 
