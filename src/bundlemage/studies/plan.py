@@ -193,6 +193,7 @@ _PARTS = (
     ("with-learned-temperature", "with learned temperatures"),
 )
 """BundleMage's defaults with one change each, and what a table calls it."""
+_LONG = {"full": "full ranking"}
 _IN_FULL_RANKING = ("without-cosine", "without-residual", "without-popularity", "matching-alone")
 
 
@@ -203,7 +204,7 @@ def _parts_plans() -> list[TablePlan]:
     return [
         TablePlan(
             f"parts-{key}",
-            f"What the parts are worth: {key}",
+            f"What the parts are worth: {_LONG.get(key, key)}",
             "parts",
             part,
             task,
