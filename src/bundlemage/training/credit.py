@@ -106,16 +106,20 @@ def find_credit(
         return NewBundleCredit(median, median, "the median of all bundles' sales, as the settings say")
     if asked != "fit":
         return NewBundleCredit(float(asked), median, "as the settings say")
-    held = _HeldOut.of(split.train, np.random.default_rng([config.seed, 0xC2ED17]))
+    random = np.random.default_rng([config.seed, 0xC2ED17])
+    held = _HeldOut.of(split.train, random)
     if isinstance(held, str):
         return NewBundleCredit(median, median, f"the median of all bundles' sales, as {held}")
     probe, data = _trained_probe(name, config, held, device, epochs)
-    new = held.bundles.copy()
-    if split.new_bundles is not None:  # new to the model itself, so they will be credited beside these
-        new[split.new_bundles] = True
+    new, absent = held.bundles.copy(), np.zeros_like(held.bundles)
+    if split.new_bundles is not None:
+        # New to the model itself. So many are to compete here as will then, and the others are not there yet.
+        others = random.permutation(split.new_bundles)
+        beside = max(0, len(others) - int(held.bundles.sum()))
+        new[others[:beside]], absent[others[beside:]] = True, True
     grid = np.expm1(np.linspace(np.log1p(median), np.log1p(sales.max()), CREDITS))
-    of_new = _metrics(probe, held.new, data, new, grid)
-    of_known = _metrics(probe, held.known, data, new, grid)
+    of_new = _metrics(probe, held.new, data, new, absent, grid)
+    of_known = _metrics(probe, held.known, data, new, absent, grid)
     chosen = best_credit(of_new[f"ndcg@{K}"], of_known[f"ndcg@{K}"])
 
     def found(place: int) -> Found:
@@ -213,7 +217,12 @@ def _trained_probe(
 
 
 def _metrics(
-    probe: Model, cases: MatchingCases, data: Interactions, new: Flags, grid: npt.NDArray[np.float64]
+    probe: Model,
+    cases: MatchingCases,
+    data: Interactions,
+    new: Flags,
+    absent: Flags,
+    grid: npt.NDArray[np.float64],
 ) -> dict[str, npt.NDArray[np.float64]]:
     """The means of each metric over the cases, under each credit: the bias of new bundles is all that a
     credit changes, so they are scored once."""
@@ -221,7 +230,7 @@ def _metrics(
     users = torch.from_numpy(cases.users.astype(np.int64)).to(device)
     positives = Ragged.from_csr(cases.positives, device)
     places = torch.from_numpy(np.flatnonzero(new)).to(device)
-    empty = data.bundle_item.lengths == 0  # cannot be sold
+    hidden = (data.bundle_item.lengths == 0) | torch.from_numpy(absent).to(device)  # cannot be sold
     totals: dict[str, Tensor] = {}
     probe.eval()
     with torch.inference_mode():
@@ -230,7 +239,7 @@ def _metrics(
             histories = data.histories(users[rows])
             scores = probe.score_bundles(histories, data.bundle_item)
             probe.checked("score_bundles", scores, len(rows), len(new))
-            scores = scores.masked_fill(histories.bundles.as_mask(len(new)) | empty, -torch.inf)
+            scores = scores.masked_fill(histories.bundles.as_mask(len(new)) | hidden, -torch.inf)
             without = scores[:, places] - probe.popularity_bias(probe.known_sales()[places])
             for number, weight in enumerate(weights):
                 scores[:, places] = without + weight
