@@ -88,6 +88,7 @@ _MORE_MATCHING = _beyond(
     ease="EASE",
     lightgcn="LightGCN",
     crosscbr="CrossCBR",
+    crosscbr_tuned="CrossCBR, tuned anew",
     multicbr="MultiCBR",
     bundlegt="BundleGT",
 )
@@ -193,8 +194,6 @@ _PARTS = (
     ("with-learned-temperature", "with learned temperatures"),
 )
 """BundleMage's defaults with one change each, and what a table calls it."""
-_LONG = {"full": "full ranking"}
-_IN_FULL_RANKING = ("without-cosine", "without-residual", "without-popularity", "matching-alone")
 
 
 def _parts_plans() -> list[TablePlan]:
@@ -204,7 +203,7 @@ def _parts_plans() -> list[TablePlan]:
     return [
         TablePlan(
             f"parts-{key}",
-            f"What the parts are worth: {_LONG.get(key, key)}",
+            f"What the parts are worth: {key}",
             "parts",
             part,
             task,
@@ -218,14 +217,6 @@ def _parts_plans() -> list[TablePlan]:
         for key, part, task, metrics, metric, keeps in (
             ("matching", MATCHING_PART, "matching", paper.METRICS, "ndcg@5", "generation-alone".__ne__),
             ("generation", GENERATION_PART, "generation", paper.METRICS, "ndcg@5", "matching-alone".__ne__),
-            (
-                "full ranking",
-                FULL_PART,
-                "matching",
-                paper.FULL_METRICS,
-                "recall@20",
-                _IN_FULL_RANKING.__contains__,
-            ),
         )
     ]
 
