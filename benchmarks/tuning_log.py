@@ -17,7 +17,8 @@ def main(studies: Annotated[list[Path], typer.Argument(help="Folders of `bundlem
     for folder in studies:
         study = json.loads((folder / "study.json").read_text(encoding="utf-8"))
         trials = [
-            json.loads(file.read_text(encoding="utf-8")) for file in sorted((folder / "trials").glob("*.json"))
+            json.loads(file.read_text(encoding="utf-8"))
+            for file in sorted((folder / "trials").glob("*.json"))
         ]
         typer.echo("\n".join(section(folder.name, study, trials)))
 

@@ -6,8 +6,7 @@ term of the score, residual layers. The recipe `youshu/bundlemage-paper` switche
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -25,6 +24,7 @@ from bundlemage.models.losses import Prior, fitted_weight
 from bundlemage.models.premix import PreMix, feed_forward
 from bundlemage.models.ragged import Contents, Ragged
 from bundlemage.models.rows import Hidden, mean_of_rows
+from bundlemage.models.tables import KnownContents, Table
 
 __all__ = ["BundleMage", "BundleMageConfig"]
 
@@ -33,39 +33,6 @@ MATCHING = Phase("matching", over="users")
 GENERATION = Phase("generation", over="user_bundle")
 COMPLETIONS = Phase("generation", over="completions")
 Task = Literal["matching", "generation"]
-
-
-class _Table:
-    """Vectors to be looked up and multiplied with, again and again while no weight changes."""
-
-    def __init__(self, rows: Tensor, cosine: bool) -> None:
-        self.rows = rows  # [rows, d]
-        self.cosine = cosine
-
-    @cached_property
-    def factors(self) -> Tensor:
-        """The vectors as scores take them: of length one where scores are cosines."""
-        return F.normalize(self.rows, dim=1) if self.cosine else self.rows  # [rows, d]
-
-    @cached_property
-    def columns(self) -> Tensor:
-        """Laid out so, the product with one vector takes a third of the time on a CPU."""
-        return self.factors.T.contiguous()  # [d, rows]
-
-    @cached_property
-    def mean(self) -> Tensor:
-        return self.factors.mean(0)  # [d]
-
-
-@dataclass(frozen=True)
-class _Contents:
-    """What is in the bundles of training, and for each item whose row is here, the bundles that hold it."""
-
-    whole: Ragged
-    graph: Bipartite
-
-    def __deepcopy__(self, memo: object) -> _Contents:
-        return self  # never changed, so a model's copy shares it
 
 
 class BundleMage(Model):
@@ -113,9 +80,9 @@ class BundleMage(Model):
         self.register_buffer("item_counts", torch.zeros(sizes.items))  # bundles that hold the item
         self.register_buffer("new_bundle_credit", torch.zeros(()))  # sales that a new bundle is credited with
         self.register_buffer("spread_items", torch.zeros(0, dim))  # with `propagation`: the last epoch's E¹
-        self._tables: dict[str, _Table] = {}
-        self._embedded: tuple[Ragged, _Table] | None = None  # bundles' contents, and their vectors
-        self._contents: _Contents | None = None
+        self._tables: dict[str, Table] = {}
+        self._embedded: tuple[Ragged, Table] | None = None  # bundles' contents, and their vectors
+        self._contents: KnownContents | None = None
         # While learning: what a score has for everyone alike, of each bundle and of each item that is here.
         self.bundle_prior: Prior | None = None
         self.item_prior: Prior | None = None
@@ -242,7 +209,7 @@ class BundleMage(Model):
 
     def observe(self, data: Interactions) -> None:
         own = self.division.own_contents(data.bundle_item)
-        self._contents = _Contents(data.bundle_item, Bipartite.of(own, len(self.item_shared)))
+        self._contents = KnownContents(data.bundle_item, Bipartite.of(own, len(self.item_shared)))
         kind = self.item_shared.dtype
         self.sales = data.user_bundle.counts(self.sizes.bundles).to(kind)
         self.item_counts = data.learned_contents().counts(self.sizes.items).to(kind)
@@ -338,11 +305,11 @@ class BundleMage(Model):
 
     # What is kept is looked up once and put in place whole, so that several threads may ask.
 
-    def _table(self, name: Literal["items", "completing items"]) -> _Table:
+    def _table(self, name: Literal["items", "completing items"]) -> Table:
         """Outside training nothing changes, so a table is put together only once."""
         table = self._tables.get(name)
         if self.training or table is None:
-            table = self._tables[name] = _Table(self._rows_of(name), self.cosine)
+            table = self._tables[name] = Table(self._rows_of(name), self.cosine)
         return table
 
     def _rows_of(self, name: Literal["items", "completing items"]) -> Tensor:
@@ -355,11 +322,11 @@ class BundleMage(Model):
             self._forget()
             self.spread_items = self.matching_table()
 
-    def _bundle_table(self, contents: Ragged) -> _Table:
+    def _bundle_table(self, contents: Ragged) -> Table:
         kept = self._embedded
         if self.training or kept is None or kept[0] is not contents:
             rows = self.bundle_embeddings(self._table("items").rows, contents)
-            kept = self._embedded = (contents, _Table(rows, self.cosine))
+            kept = self._embedded = (contents, Table(rows, self.cosine))
         return kept[1]
 
     def _bias(self, contents: Ragged, start: int = 0) -> Tensor | None:
