@@ -45,6 +45,10 @@ class Division:
         """Bundles by those of their items whose rows are here, numbered as these are."""
         return contents
 
+    def item_sales(self, data: Interactions) -> Tensor:
+        """How many users have each item, whoever holds their items."""  # [items]
+        return data.user_item.counts(data.items)
+
     def mean_of_histories(self, people: Histories, table: Tensor) -> Tensor:
         """The mean of each person's items."""  # [people, d]
         return people.items.mean_of(table)
@@ -137,6 +141,9 @@ class DividedUsers(Division):
     def cases_of(self, users: Tensor) -> Tensor:
         return self._mine(users)
 
+    def item_sales(self, data: Interactions) -> Tensor:
+        return self._group.add_(super().item_sales(data))
+
     # Vectors are worked out for the whole batch, which is cheap, so that masks and dropout are drawn as one
     # process would draw them. The rows of other users are wrong then, and not looked at.
 
@@ -205,6 +212,11 @@ class DividedItems(Division):
 
     def own_contents(self, contents: Ragged) -> Ragged:
         return _within(contents, self.items)
+
+    def item_sales(self, data: Interactions) -> Tensor:
+        sales = data.user_item.offsets.new_zeros(data.items)
+        sales[self.items.start : self.items.stop] = data.user_item.counts(len(self.items))
+        return self._group.add_(sales)
 
     def mean_of_histories(self, people: Histories, table: Tensor) -> Tensor:
         assert people.users is not None

@@ -74,7 +74,7 @@ class Judgement:
         self.tasks = ("matching", "generation") if judges.select_by == "both" else (judges.select_by,)
         self.popularity: dict[str, float] = {}
         if self.matching is not None and self.generation is not None:
-            self.popularity = self._popularity(data)
+            self.popularity = self._popularity(data, division)
 
     def of(self, model: Model) -> Verdict:
         matching = {} if self.matching is None else self.matching.means(model)
@@ -97,12 +97,13 @@ class Judgement:
             times *= max(value, FLOOR) / max(self.popularity[task], FLOOR)
         return float(times ** (1 / len(found)))
 
-    def _popularity(self, data: Interactions) -> dict[str, float]:
+    def _popularity(self, data: Interactions, division: Division) -> dict[str, float]:
         assert self.matching is not None
         assert self.generation is not None
         sizes = Sizes(len(data.user_bundle), data.items, len(data.bundle_item))
         rival = Popularity(parse_config(ModelConfig, {}), sizes).to(data.user_bundle.device)
-        rival.observe(replace(data, bundle_item=data.learned_contents()))
+        rival.bundle_counts.copy_(data.user_bundle.counts(sizes.bundles))
+        rival.item_counts.copy_(division.item_sales(data))
         found = {"matching": self.matching.means(rival), "generation": self.generation.means(rival)}
         return {task: metrics[SELECTION_METRIC] for task, metrics in found.items()}
 
