@@ -69,8 +69,7 @@ def test_the_best_can_be_trained_as_the_last_line_says(tmp_path: Path) -> None:
     found = run_json("tune", "-o", study, *QUICK, "--trials", 2, "--seed", 5, "--resume")
     trained = run_json("train", "-o", tmp_path / "model", "--recipe", study / "best.toml", "--device", "cpu")
     assert found["recipe"] == str(study / "best.toml")
-    assert found["metric"] == "ndcg@5 relative to popularity"
-    assert trained["validation"]["value"] == found["best"]["value"]
+    assert trained["validation"]["ndcg@5"] == found["best"]["value"]
     assert trained["best_epoch"] == found["best"]["best_epoch"]
 
 

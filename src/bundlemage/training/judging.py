@@ -52,15 +52,6 @@ class Judges:
             return cls(matching)
         return cls(matching, chosen[1], torch.from_numpy(chosen[0]), select_by)
 
-    @property
-    def metric(self) -> str:
-        """What the value of an epoch is called."""
-        if self.generation is None or self.select_by == "matching":
-            return SELECTION_METRIC
-        if self.matching is None or self.select_by == "generation":
-            return f"{SELECTION_METRIC} of completing"
-        return f"{SELECTION_METRIC} relative to popularity"
-
     def on(self, data: Interactions, division: Division) -> Judgement:
         return Judgement(self, data, division)
 

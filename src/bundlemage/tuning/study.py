@@ -57,13 +57,13 @@ class Trial:
     state: Literal["complete", "pruned", "failed"]
     """`pruned`: stopped early, as it was worse than half of the trials before it were at the same epoch."""
     value: float | None
-    """The best value on validation, by the study's `metric`; None where it failed."""
+    """The best validation nDCG@5; None where it failed."""
     epochs: int
     """How many were run; 0 for a model that does not learn by steps."""
     best_epoch: int
     seconds: float
     curve: tuple[float, ...] = ()
-    """The value on validation after each epoch."""
+    """Validation nDCG@5 after each epoch."""
     reason: str | None = None
     """Why it failed."""
 
@@ -93,8 +93,6 @@ class Study:
     few trials to tell, or scikit-learn is not installed."""
     warnings: tuple[Problem, ...] = ()
     """Of the data."""
-    metric: str = SELECTION_METRIC
-    """What trials are judged by on validation; it follows from the setting `select_by`."""
 
     @property
     def ranked(self) -> list[Trial]:
@@ -115,7 +113,7 @@ class Study:
         return {
             "study": str(self.folder),
             "model": self.model,
-            "metric": self.metric,
+            "metric": SELECTION_METRIC,
             "recipe": str(self.recipe) if self.best else None,
             "best": self.best.to_json() if self.best else None,
             "importance": dict(self.importance) if self.importance else None,
