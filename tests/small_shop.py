@@ -17,6 +17,12 @@ Rows = Sequence[Iterable[int]]
 QUICK: dict[str, Any] = {"embedding_dim": 16, "batch_size": 64, "min_steps": 1, "epochs": 3, "device": "cpu"}
 """Settings with which training on `small_shop` takes a moment."""
 
+PLAIN: dict[str, Any] = {
+    **{"scores": "dot", "residual": False, "initial_spread": 0.0, "item_dropout": 0.0},
+    **{"fit_popularity": False, "learning_rate": 0.004, "dropout": 0.3, "mask_bundles": 0.5},
+}
+"""A model like the paper's, with sales as a part of its scores: for tests of what is done with scores."""
+
 
 def small_shop(**settings: Any) -> BundleDataset:
     size = {"items_per_user": 8.0, "bundles_per_user": 4.0, "items_per_bundle": 5.0}

@@ -18,7 +18,7 @@ from bundlemage import BundleDataset, Catalogue, Filter, Recommender, SplitPlan
 from bundlemage.designer.campaign import choice, plan
 from bundlemage.designer.campaign.settings import CampaignSummary
 from bundlemage.errors import BundleMageError, CheckpointError, ConfigError, UnknownIdError
-from tests.small_shop import QUICK, dataset_of, small_shop
+from tests.small_shop import PLAIN, QUICK, dataset_of, small_shop
 
 
 def with_stock(dataset: BundleDataset, stock: Any) -> BundleDataset:
@@ -30,7 +30,7 @@ def with_stock(dataset: BundleDataset, stock: Any) -> BundleDataset:
 
 
 def fitted(dataset: BundleDataset, plan: str = "none") -> Recommender:
-    return Recommender(**QUICK).fit(dataset, SplitPlan(plan), progress=False)
+    return Recommender(**QUICK | PLAIN).fit(dataset, SplitPlan(plan), progress=False)
 
 
 @pytest.fixture(scope="module")

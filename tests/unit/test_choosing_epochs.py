@@ -105,7 +105,7 @@ class TestWhatIsLearnedFrom:
         filled = (data.bundle_item.lengths > 0).nonzero()[:, 0].tolist()
         held_out = torch.zeros(len(data.bundle_item), dtype=torch.bool)
         held_out[filled[::7]] = True
-        data = Interactions(data.user_item, data.user_bundle, data.bundle_item, data.items, held_out)
+        data = Interactions(data.user_item, data.user_bundle, data.bundle_item, data.items, held_out=held_out)
         rows = Rows(Phase("generation", over="completions", at_most=2), data)
         (batch,) = rows.shuffled(10**6)
         users, bundles = data.completion(batch)

@@ -120,7 +120,7 @@ def test_the_key_holds_what_the_result_follows_from(split: Split) -> None:
     assert split.generation is not None
     generation = replace(split.generation, users=split.generation.users[::-1].copy())
     others = [
-        Cell(SMALL.with_settings({"dropout": 0.1}), split, 0),
+        Cell(SMALL.with_settings({"dropout": 0.2}), split, 0),
         Cell(SMALL, split, 1),
         Cell(SMALL, SplitPlan(seed=1).divide(small_shop()), 0),
         Cell(SMALL, replace(split, test=split.validation), 0),

@@ -122,6 +122,8 @@ def test_the_page_is_sound_and_every_table_is_there(youshu_report: Path) -> None
         "generation",
         "ablation-matching",
         "ablation-generation",
+        "parts-matching",
+        "parts-generation",
         "bias",
         "full-ranking",
     }
@@ -137,7 +139,7 @@ def test_page_and_markdown_say_the_same(youshu_report: Path, youshu: Findings) -
     page = " ".join(Checker((youshu_report / "index.html").read_text(encoding="utf-8")).words)
     text = (youshu_report / "report.md").read_text(encoding="utf-8")
     made = report.build(youshu)
-    assert len(made.grids()) == text.count("\n| ---") == 7
+    assert len(made.grids()) == text.count("\n| ---") == 9
     figures = [
         part
         for grid in made.grids()
@@ -173,7 +175,7 @@ def test_each_table_has_the_command_that_makes_it(youshu: Findings, youshu_data:
     text = document.markdown(report.build(youshu))
     assert "bundlemage compare DATA/youshu/authors/mat --seeds 0,1 --epochs 1" in text
     assert "youshu/bundlemage-paper" in text
-    assert text.count("```sh") == 7, "one for statistics, five tables, and the report"
+    assert text.count("```sh") == 9, "one for statistics, seven tables, and the report"
     assert str(youshu_data.parent) not in text, "where the data lies is nobody's business"
 
 

@@ -19,7 +19,7 @@ from bundlemage.models.base import Histories
 from bundlemage.models.bundlemage import BundleMage
 from bundlemage.retrieval.guard import IndexReport
 from bundlemage.shop import Shop
-from tests.small_shop import QUICK, dataset_of, small_shop
+from tests.small_shop import PLAIN, QUICK, dataset_of, small_shop
 
 BUNDLES = 2_000
 SMALL: dict[str, Any] = {"least_bundles": 1}
@@ -32,7 +32,7 @@ def shop() -> BundleDataset:
 
 def fitted(dataset: BundleDataset, **settings: Any) -> Recommender:
     """A model whose vectors tell bundles apart: after an epoch or two, sales alone would rank."""
-    recommender = Recommender(**QUICK | {"epochs": 1} | settings)
+    recommender = Recommender(**QUICK | PLAIN | {"epochs": 1} | settings)
     recommender.fit(dataset, SplitPlan("none"), progress=False)
     model = recommender.model
     assert isinstance(model, BundleMage)
@@ -72,7 +72,7 @@ def true_scores(recommender: Recommender) -> np.ndarray[Any, Any]:
     mixed = gate * p + (1 - gate) * q
     inner = np.maximum(mixed @ weights["premix.transform.0.weight"].T + weights["premix.transform.0.bias"], 0)
     z = inner @ weights["premix.transform.2.weight"].T + weights["premix.transform.2.bias"]
-    scores: np.ndarray[Any, Any] = z @ bundles.T + weights["popularity"]
+    scores: np.ndarray[Any, Any] = z @ bundles.T + np.log1p(weights["sales"])
     return scores
 
 
@@ -112,6 +112,16 @@ class TestRecall:
         assert report.recall == pytest.approx(hits / best.size, abs=1e-9)
         assert 0.9 <= report.recall < 1
         assert report.kind == "ivf-flat"
+
+    def test_cosines_are_searched_too(self, shop: BundleDataset) -> None:
+        """The defaults: what an index finds is most of what an exact search finds."""
+        recommender = Recommender(**QUICK).fit(shop, SplitPlan("none"), progress=False)
+        exact = answers(recommender)
+        report = recommender.use_index(0.9, **SMALL)
+        found = answers(recommender)
+        hits = sum(len(exact[user].keys() & found[user].keys()) for user in exact)
+        assert report.recall >= 0.9
+        assert hits >= 0.9 * sum(map(len, exact.values()))
 
     def test_more_effort_finds_more(self, shop: BundleDataset) -> None:
         recommender = fitted(shop)

@@ -193,13 +193,12 @@ def _summary(found: Study, location: str) -> Iterator[RenderableType]:
     from rich.table import Table
 
     from bundlemage.cli import show
-    from bundlemage.training.history import SELECTION_METRIC
 
     states = [trial.state for trial in found.trials]
     counts = f"{len(states)} trials, {states.count('pruned')} stopped early, {states.count('failed')} failed"
     table = Table(title=f"{show.plain(found.model)}: the best of {counts}", title_justify="left")
     table.add_column("trial", justify="right")
-    table.add_column(f"validation {SELECTION_METRIC}", justify="right")
+    table.add_column(f"validation {found.metric}", justify="right")
     table.add_column("epochs", justify="right")
     table.add_column("settings")
     for trial in found.ranked[:BEST]:

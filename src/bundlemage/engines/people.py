@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -114,7 +114,7 @@ def spread(people: People, count: int, places: int = 16) -> Histories:
 class Sample(Interactions):
     """Some users in place of all. They keep their numbers, as some models look people up by these."""
 
-    numbers: Tensor | None = None
+    numbers: Tensor | None = field(default=None, kw_only=True)
 
     def histories(self, users: Tensor) -> Histories:
         numbers = None if self.numbers is None else self.numbers[users]

@@ -147,7 +147,7 @@ class PartScorer:
             some = model.shop.checked(spread(self.people, INDEX_USERS))
             shop = model.shop.interactions
             model.shop.interactions = Sample(
-                some.items, some.bundles, shop.bundle_item, shop.items, some.users
+                some.items, some.bundles, shop.bundle_item, shop.items, numbers=some.users
             )
             self.about_index = str(model.use_index(job.least_recall))
         return model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
@@ -57,7 +57,7 @@ class Interactions:
     bundle_item: Ragged
     items: int
     """How many items there are."""
-    held_out: Tensor | None = None
+    held_out: Tensor | None = field(default=None, kw_only=True)
     """[bundles] bool: bundles from whose contents generation must not learn, as it is judged by them."""
 
     @classmethod
@@ -74,7 +74,7 @@ class Interactions:
             rows.to(device) for rows in (self.user_item, self.user_bundle, self.bundle_item)
         )
         held_out = None if self.held_out is None else self.held_out.to(device)
-        return Interactions(user_item, user_bundle, bundle_item, self.items, held_out)
+        return Interactions(user_item, user_bundle, bundle_item, self.items, held_out=held_out)
 
     def histories(self, users: Tensor) -> Histories:
         return Histories(self.user_item.rows(users), self.user_bundle.rows(users), users)

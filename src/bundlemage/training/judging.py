@@ -52,6 +52,12 @@ class Judges:
             return cls(matching)
         return cls(matching, chosen[1], torch.from_numpy(chosen[0]), select_by)
 
+    @property
+    def metric(self) -> str:
+        """What `Verdict.value` is, in words."""
+        both = self.select_by == "both" and self.matching is not None and self.generation is not None
+        return "times popularity" if both else SELECTION_METRIC
+
     def on(self, data: Interactions, division: Division) -> Judgement:
         return Judgement(self, data, division)
 

@@ -13,7 +13,7 @@ from bundlemage.data.splits import Split
 from bundlemage.errors import ConfigError, MissingExtraError
 from bundlemage.models.base import Sizes
 from bundlemage.models.registry import build, make_config, model_class
-from bundlemage.training.history import SELECTION_METRIC
+from bundlemage.training.judging import Judges
 from bundlemage.tuning.folder import StudyFolder
 from bundlemage.tuning.space import chosen_space, first_point
 from bundlemage.tuning.study import Progress, Search, Study, Trial
@@ -37,6 +37,7 @@ class Session:
         self.folder = StudyFolder(search.output)
         self.folder.check(search.resume)
         self.split = self._read()
+        self.metric = Judges.of(self.smallest, make_config(search.model, self.fixed), self.split).metric
         self.trials = {trial.number: trial for trial in self.folder.open(self._identity())}
         warm_up = max(2, self.epochs // 10)
         self.adviser = Adviser(self.space, self.first, search.seed, warm_up, [*self.trials.values()])
@@ -51,7 +52,8 @@ class Session:
             raise ConfigError("the seed of a search is its own setting, not one of the model's")
         config_class = model_class(search.model).config_class
         usual = make_config(search.model, {**search.start, **search.settings})
-        must_match(build(search.model, usual, Sizes(1, 1, 1)))
+        self.smallest = build(search.model, usual, Sizes(1, 1, 1))
+        must_match(self.smallest)
         self.space = chosen_space(config_class, search.space, search.settings)
         if not self.space:
             raise ConfigError(
@@ -88,7 +90,7 @@ class Session:
             "settings": self._kept(),
             "space": {name: domain.to_json() for name, domain in self.space.items()},
             "split": asdict(self.search.plan),
-            "metric": SELECTION_METRIC,
+            "metric": self.metric,
             "training data": self.split.train.fingerprint(),
             "validation data": validation.fingerprint(),
         }
@@ -144,7 +146,7 @@ class Session:
         if self.best is not before:
             self._keep_best()
         self.adviser.tell(trial)
-        self.say(f"trial {number + 1} of {self.search.trials}: {described(trial)}")
+        self.say(f"trial {number + 1} of {self.search.trials}: {described(trial, self.metric)}")
 
     def _keep_best(self) -> None:
         assert self.best is not None
@@ -153,7 +155,7 @@ class Session:
         self.folder.keep_best(self.search.model, kept, asdict(self.search.plan))
 
     def say(self, what: str) -> None:
-        best = "" if self.best is None else f"best {SELECTION_METRIC} {self.best.value:.4f}"
+        best = "" if self.best is None else f"best {self.metric} {self.best.value:.4f}"
         self.progress("; ".join(filter(None, (what, best))), len(self.trials), self.search.trials)
 
     def study(self, interrupted: bool = False) -> Study:
@@ -170,13 +172,14 @@ class Session:
             interrupted,
             importance,
             self.warnings,
+            self.metric,
         )
 
 
-def described(trial: Trial) -> str:
+def described(trial: Trial, metric: str) -> str:
     """A trial that ended, in a few words."""
     if trial.value is None:
         return f"failed, {trial.reason}"
     after = f" after {trial.epochs} epochs" if trial.epochs else ""
     stopped = ", stopped early" if trial.state == "pruned" else ""
-    return f"{SELECTION_METRIC} {trial.value:.4f}{after}{stopped}"
+    return f"{metric} {trial.value:.4f}{after}{stopped}"

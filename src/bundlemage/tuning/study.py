@@ -57,13 +57,13 @@ class Trial:
     state: Literal["complete", "pruned", "failed"]
     """`pruned`: stopped early, as it was worse than half of the trials before it were at the same epoch."""
     value: float | None
-    """The best validation nDCG@5; None where it failed."""
+    """The best value on validation cases, as `Study.metric` says; None where it failed."""
     epochs: int
     """How many were run; 0 for a model that does not learn by steps."""
     best_epoch: int
     seconds: float
     curve: tuple[float, ...] = ()
-    """Validation nDCG@5 after each epoch."""
+    """The value after each epoch."""
     reason: str | None = None
     """Why it failed."""
 
@@ -93,6 +93,8 @@ class Study:
     few trials to tell, or scikit-learn is not installed."""
     warnings: tuple[Problem, ...] = ()
     """Of the data."""
+    metric: str = SELECTION_METRIC
+    """What a trial's value is: nDCG@5, or for both tasks how many times as good as popularity."""
 
     @property
     def ranked(self) -> list[Trial]:
@@ -113,7 +115,7 @@ class Study:
         return {
             "study": str(self.folder),
             "model": self.model,
-            "metric": SELECTION_METRIC,
+            "metric": self.metric,
             "recipe": str(self.recipe) if self.best else None,
             "best": self.best.to_json() if self.best else None,
             "importance": dict(self.importance) if self.importance else None,
