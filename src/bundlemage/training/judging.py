@@ -54,12 +54,9 @@ class Judges:
 
     @property
     def metric(self) -> str:
-        """What the value of an epoch is called."""
-        if self.generation is None or self.select_by == "matching":
-            return SELECTION_METRIC
-        if self.matching is None or self.select_by == "generation":
-            return f"{SELECTION_METRIC} of completing"
-        return f"{SELECTION_METRIC} relative to popularity"
+        """What `Verdict.value` is, in words."""
+        both = self.select_by == "both" and self.matching is not None and self.generation is not None
+        return "times popularity" if both else SELECTION_METRIC
 
     def on(self, data: Interactions, division: Division) -> Judgement:
         return Judgement(self, data, division)

@@ -37,8 +37,7 @@ class Session:
         self.folder = StudyFolder(search.output)
         self.folder.check(search.resume)
         self.split = self._read()
-        config = make_config(search.model, self.settings(self.first))
-        self.metric = Judges.of(build(search.model, config, Sizes(1, 1, 1)), config, self.split).metric
+        self.metric = Judges.of(self.smallest, make_config(search.model, self.fixed), self.split).metric
         self.trials = {trial.number: trial for trial in self.folder.open(self._identity())}
         warm_up = max(2, self.epochs // 10)
         self.adviser = Adviser(self.space, self.first, search.seed, warm_up, [*self.trials.values()])
@@ -53,7 +52,8 @@ class Session:
             raise ConfigError("the seed of a search is its own setting, not one of the model's")
         config_class = model_class(search.model).config_class
         usual = make_config(search.model, {**search.start, **search.settings})
-        must_match(build(search.model, usual, Sizes(1, 1, 1)))
+        self.smallest = build(search.model, usual, Sizes(1, 1, 1))
+        must_match(self.smallest)
         self.space = chosen_space(config_class, search.space, search.settings)
         if not self.space:
             raise ConfigError(

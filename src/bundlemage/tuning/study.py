@@ -57,13 +57,13 @@ class Trial:
     state: Literal["complete", "pruned", "failed"]
     """`pruned`: stopped early, as it was worse than half of the trials before it were at the same epoch."""
     value: float | None
-    """The best value on validation, by the study's `metric`; None where it failed."""
+    """The best value on validation cases, as `Study.metric` says; None where it failed."""
     epochs: int
     """How many were run; 0 for a model that does not learn by steps."""
     best_epoch: int
     seconds: float
     curve: tuple[float, ...] = ()
-    """The value on validation after each epoch."""
+    """The value after each epoch."""
     reason: str | None = None
     """Why it failed."""
 
@@ -94,7 +94,7 @@ class Study:
     warnings: tuple[Problem, ...] = ()
     """Of the data."""
     metric: str = SELECTION_METRIC
-    """What trials are judged by on validation; it follows from the setting `select_by`."""
+    """What a trial's value is: nDCG@5, or for both tasks how many times as good as popularity."""
 
     @property
     def ranked(self) -> list[Trial]:
