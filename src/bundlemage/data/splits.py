@@ -204,18 +204,6 @@ def _two_tenths(
     return is_tune, is_test
 
 
-def hold_out_bundles(
-    dataset: BundleDataset, plan: SplitPlan, seed: int
-) -> tuple[BundleDataset, GenerationCases | None]:
-    """A dataset without a tenth of its bundles, and the cases that complete those: for choosing settings of
-    generation on training data alone."""
-    random = np.random.default_rng(seed)
-    held_out = _choose_bundles(dataset, 0.1, random)
-    cases = _generation_cases(dataset, held_out, plan, random)
-    _, bundles = _pairs(dataset.user_bundle)
-    return _training_part(dataset, ~held_out[bundles], ~held_out), cases
-
-
 VALIDATION_SHARE, MOST_HELD_OUT, USERS_PER_BUNDLE = 0.05, 300, 4
 """Of the training bundles, how many choose the epoch of generation, and for how many users each."""
 LEAST_BUNDLES = 40

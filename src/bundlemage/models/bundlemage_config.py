@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bundlemage.models.config import LearnedConfig
+from bundlemage.models.config import LearnedConfig, SelectBy
 from bundlemage.models.premix import Mixer
 from bundlemage.models.space import Between, OneOf, Space
 
@@ -34,6 +34,10 @@ class BundleMageConfig(LearnedConfig):
     """The most passes over the training data."""
     patience: int = Field(12, ge=1)
     """Stop after this many epochs without a better value on validation."""
+    select_by: SelectBy = "both"
+    """Which task's validation cases choose the epoch that is kept: `matching` and `generation` by their
+    nDCG@5, `both` by the mean of the two relative to popularity. For generation some bundles of the training
+    data are held out."""
     batch_size: int = Field(1024, ge=1)
     """The most users, or (user, bundle) pairs, per step."""
     min_steps: int = Field(8, ge=1)

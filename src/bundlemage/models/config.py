@@ -42,10 +42,8 @@ class LearnedConfig(ModelConfig):
     patience: int = Field(50, ge=1)
     """Stop after this many epochs without a better value on validation. A small shop has few steps in an
     epoch and learns nothing visible in the first dozens."""
-    select_by: SelectBy = "both"
-    """Which task's validation cases choose the epoch that is kept: `matching` and `generation` by their
-    nDCG@5, `both` by the mean of the two relative to popularity. For a model that does both tasks; for
-    generation some bundles of the training data are held out."""
+    select_by: SelectBy = "matching"
+    """Which task's validation cases choose the epoch that is kept."""
     batch_size: int = Field(2000, ge=1)
     """The most users, or (user, bundle) pairs, per step."""
     min_steps: int = Field(1, ge=1)
