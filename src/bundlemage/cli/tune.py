@@ -198,7 +198,7 @@ def _summary(found: Study, location: str) -> Iterator[RenderableType]:
     counts = f"{len(states)} trials, {states.count('pruned')} stopped early, {states.count('failed')} failed"
     table = Table(title=f"{show.plain(found.model)}: the best of {counts}", title_justify="left")
     table.add_column("trial", justify="right")
-    table.add_column(f"validation {found.metric}", justify="right", max_width=17)
+    table.add_column(f"validation {found.metric}", justify="right")
     table.add_column("epochs", justify="right")
     table.add_column("settings")
     for trial in found.ranked[:BEST]:
