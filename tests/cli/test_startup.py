@@ -8,7 +8,6 @@ from pathlib import Path
 
 from tests.cli.run import TINY, run
 
-
 MOST_MODULES = 450
 """Typer and rich alone bring about 300. The time of a start follows from how many modules it reads."""
 
