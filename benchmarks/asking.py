@@ -11,10 +11,10 @@ from benchmarks.figures import Figure
 from benchmarks.generated import generated_recommender
 from benchmarks.setting import Setting
 from benchmarks.training import memory_figures
-from bundlemage.data.sample import ShopSize
-from bundlemage.filters import Filter
+from bundlemage.core.filters import Filter
+from bundlemage.core.shop import History
 from bundlemage.recommender import Recommender
-from bundlemage.shop import History
+from bundlemage.sample_shop.generate import ShopSize
 
 K = 20
 DIM = 200

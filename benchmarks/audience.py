@@ -75,7 +75,7 @@ def main(
 ) -> None:
     """Train on Youshu without some bundles, foretell who will take those, and look who did."""
     from bundlemage.cli.options import seed_list
-    from bundlemage.data.load import read
+    from bundlemage.readers.load import read
 
     folder = youshu_folder(str(data) if data else None)
     if folder is None:
@@ -134,9 +134,9 @@ def foretold(recommender: Recommender, split: Split, bundles: npt.NDArray[np.int
     """The chance of each user to take each bundle, by the histories of training."""  # [users, bundles]
     import torch
 
-    from bundlemage.answering import rows_at_a_time
-    from bundlemage.bulk import slices
-    from bundlemage.designer.chances import new_log_probabilities
+    from bundlemage.campaigns.chances import new_log_probabilities
+    from bundlemage.core.answering import rows_at_a_time
+    from bundlemage.core.bulk import slices
     from bundlemage.models.base import Interactions
 
     model, device, calibration = recommender.model, recommender.shop.device, recommender.calibration

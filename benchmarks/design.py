@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bundlemage import Recommender, sample_shop
-from bundlemage.data.load import read
-from bundlemage.data.sample import Tastes
+from bundlemage.core.shop import User
 from bundlemage.errors import BundleMageError, ImpossibleDesignError, OutOfTimeError
-from bundlemage.shop import User
+from bundlemage.readers.load import read
+from bundlemage.sample_shop.generate import Tastes
 from tests.designing import (
     Judge,
     Request,

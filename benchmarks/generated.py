@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bundlemage.data.sample import ShopSize, sample_shop
+from bundlemage.sample_shop.generate import ShopSize, sample_shop
 
 if TYPE_CHECKING:
     from benchmarks.setting import Setting
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def generated_data(size: ShopSize, setting: Setting) -> BundleDataset:
     """A shop to train on."""
-    from bundlemage.artifact import load_artifact
+    from bundlemage.artifact.files import load_artifact
 
     return load_artifact(_folder(size, 2, setting)).dataset
 
@@ -49,7 +49,7 @@ def generate(size: ShopSize, dim: int, folder: Path) -> None:
     """Write a shop of this size with a model's first weights."""
     import torch
 
-    from bundlemage.artifact import Artifact, save_artifact
+    from bundlemage.artifact.files import Artifact, save_artifact
     from bundlemage.data.splits import SplitPlan
     from bundlemage.models.base import Interactions, Sizes
     from bundlemage.models.registry import build, make_config

@@ -10,9 +10,9 @@ import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bundlemage.data.load import read
 from bundlemage.engines.base import engine
 from bundlemage.engines.training import TrainingJob, trainer_of
+from bundlemage.readers.load import read
 from bundlemage.recipe import Recipe
 from bundlemage.recommender import Recommender
 

@@ -23,14 +23,14 @@ from rich.console import Console
 from rich.table import Table
 
 from bundlemage import BundleDataset, Recommender
+from bundlemage.core.filters import Filter
+from bundlemage.core.ranking import Ranking
+from bundlemage.core.shop import Shop
 from bundlemage.data.dataset import binary_matrix
 from bundlemage.data.vocabulary import Vocabulary
-from bundlemage.filters import Filter
 from bundlemage.models.base import Histories, Sizes
 from bundlemage.models.bundlemage import BundleMage
 from bundlemage.models.registry import build
-from bundlemage.ranking import Ranking
-from bundlemage.shop import Shop
 
 GENRES = 200
 ITEMS = 100_000

@@ -30,7 +30,7 @@ def make(users: int, folder: Path) -> None:
     import numpy as np
     import torch
 
-    from bundlemage.artifact import Artifact, save_artifact
+    from bundlemage.artifact.files import Artifact, save_artifact
     from bundlemage.data.dataset import BundleDataset, binary_matrix
     from bundlemage.data.splits import SplitPlan
     from bundlemage.data.vocabulary import Vocabulary

@@ -68,8 +68,8 @@ class Setting:
 
 def youshu(setting: Setting, part: str) -> Split:
     """A split of Youshu, such as `authors/mat`; on tiny sizes the sample shop, unless a folder was named."""
-    from bundlemage.data.load import read
     from bundlemage.data.splits import SplitPlan
+    from bundlemage.readers.load import read
 
     if setting.tiny and setting.data is None:
         return SplitPlan("paper").divide(read("sample").dataset)

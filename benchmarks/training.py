@@ -18,7 +18,6 @@ from benchmarks.generated import generated_data
 from benchmarks.products import LAYOUTS, Layout, Softmax, products_seconds
 from benchmarks.setting import Setting, peak_bytes, peak_gpu_bytes, youshu
 from bundlemage.data.dataset import BundleDataset
-from bundlemage.data.sample import NETEASE, ShopSize
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.models.base import Sizes
 from bundlemage.models.bundlemage import BundleMageConfig
@@ -26,6 +25,7 @@ from bundlemage.models.config import ModelConfig
 from bundlemage.models.registry import build, make_config
 from bundlemage.recipe import Recipe
 from bundlemage.recommender import Recommender
+from bundlemage.sample_shop.generate import NETEASE, ShopSize
 from bundlemage.training.history import EpochRecord, Observer
 
 RECIPE = "youshu/bundlemage"

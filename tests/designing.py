@@ -20,11 +20,11 @@ import torch
 from scipy import optimize, sparse
 
 from bundlemage import History, Recommender, SplitPlan, sample_shop
+from bundlemage.core.shop import User
 from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, Catalogue, empty_catalogue
-from bundlemage.data.sample import Tastes
 from bundlemage.models.base import Histories
 from bundlemage.models.ragged import Ragged
-from bundlemage.shop import User
+from bundlemage.sample_shop.generate import Tastes
 from tests.small_shop import dataset_of
 
 Request: TypeAlias = dict[str, Any]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bundlemage import Recommender
-from bundlemage.artifact import artifact_version
+from bundlemage.artifact.files import artifact_version
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import SplitPlan
 from bundlemage.store.records import Interaction, ModelRecord

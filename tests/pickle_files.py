@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from bundlemage.data.readers.unpickle import safe_load
 from bundlemage.errors import DataError
+from bundlemage.readers.unpickle import safe_load
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 

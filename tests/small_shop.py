@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from bundlemage.data.dataset import BundleDataset, binary_matrix
-from bundlemage.data.sample import sample_shop
 from bundlemage.data.vocabulary import Vocabulary
+from bundlemage.sample_shop.generate import sample_shop
 
 Rows = Sequence[Iterable[int]]
 

@@ -14,16 +14,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bundlemage.core.filters import Filter
+    from bundlemage.core.shop import History, Recommendation
     from bundlemage.data.dataset import BundleDataset, Catalogue
-    from bundlemage.data.load import read
-    from bundlemage.data.readers.frames import read_frames
-    from bundlemage.data.readers.sql import read_sql
-    from bundlemage.data.sample import sample_shop
     from bundlemage.data.splits import Split, SplitPlan
     from bundlemage.errors import BundleMageError, ImpossibleDesignError
-    from bundlemage.filters import Filter
+    from bundlemage.readers.frames import read_frames
+    from bundlemage.readers.load import read
+    from bundlemage.readers.sql import read_sql
     from bundlemage.recommender import Recommender
-    from bundlemage.shop import History, Recommendation
+    from bundlemage.sample_shop.generate import sample_shop
 
 __version__ = "0.1.0"
 
@@ -32,17 +32,17 @@ _HOME = {
     "BundleDataset": "bundlemage.data.dataset",
     "BundleMageError": "bundlemage.errors",
     "Catalogue": "bundlemage.data.dataset",
-    "Filter": "bundlemage.filters",
-    "History": "bundlemage.shop",
+    "Filter": "bundlemage.core.filters",
+    "History": "bundlemage.core.shop",
     "ImpossibleDesignError": "bundlemage.errors",
-    "Recommendation": "bundlemage.shop",
+    "Recommendation": "bundlemage.core.shop",
     "Recommender": "bundlemage.recommender",
     "Split": "bundlemage.data.splits",
     "SplitPlan": "bundlemage.data.splits",
-    "read": "bundlemage.data.load",
-    "read_frames": "bundlemage.data.readers.frames",
-    "read_sql": "bundlemage.data.readers.sql",
-    "sample_shop": "bundlemage.data.sample",
+    "read": "bundlemage.readers.load",
+    "read_frames": "bundlemage.readers.frames",
+    "read_sql": "bundlemage.readers.sql",
+    "sample_shop": "bundlemage.sample_shop.generate",
 }
 
 __all__ = [

@@ -12,33 +12,33 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bundlemage.answering import Questions, rankings, rows_at_a_time
-from bundlemage.artifact import Artifact, load_artifact, load_without_users, save_artifact
-from bundlemage.bulk import record_batches, slices
-from bundlemage.card import model_card
+from bundlemage.artifact.card import model_card
+from bundlemage.artifact.files import Artifact, load_artifact, load_without_users, save_artifact
+from bundlemage.campaigns.audience import forecast
+from bundlemage.campaigns.chances import Calibration, calibrate
+from bundlemage.campaigns.forecasts import BundleForecast
+from bundlemage.campaigns.run import Ask, run_campaign
+from bundlemage.campaigns.settings import CampaignSummary, campaign_settings, campaign_users
+from bundlemage.core.answering import Questions, rankings, rows_at_a_time
+from bundlemage.core.bulk import record_batches, slices
+from bundlemage.core.filters import Filter
+from bundlemage.core.ranking import Ranking
+from bundlemage.core.shop import History, Id, NewBundles, Recommendation, Shop, Trade, User, best
 from bundlemage.data.dataset import BundleDataset
-from bundlemage.data.readers.source import Source
 from bundlemage.data.splits import Split, SplitPlan
-from bundlemage.designer.audience import forecast
 from bundlemage.designer.brief import Brief, Wishes
-from bundlemage.designer.campaign.run import Ask, run_campaign
-from bundlemage.designer.campaign.settings import CampaignSummary, campaign_settings, campaign_users
-from bundlemage.designer.chances import Calibration, calibrate
 from bundlemage.designer.design import Designs, design
 from bundlemage.designer.explain import Explanation, explain_bundles, explain_item
-from bundlemage.designer.forecasts import BundleForecast
 from bundlemage.errors import ArtifactError, BundleMageError, ConfigError, UnsupportedError
 from bundlemage.evaluation.results import Evaluation, evaluate
-from bundlemage.filters import Filter
 from bundlemage.models.base import Histories, Interactions, Model, Sizes
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ensemble import build_ensemble, check_ensemble, members_of
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.registry import make_config
-from bundlemage.ranking import Ranking
+from bundlemage.readers.source import Source
 from bundlemage.retrieval.guard import LEAST_BUNDLES, IndexReport, built
 from bundlemage.retrieval.index import BundleIndex
-from bundlemage.shop import History, Id, NewBundles, Recommendation, Shop, Trade, User, best
 from bundlemage.training.credit import NewBundleCredit, find_credit
 from bundlemage.training.devices import resolve_device
 from bundlemage.training.history import EpochRecord, Observer

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from bundlemage.data.dataset import BundleDataset
-from bundlemage.data.load import read
-from bundlemage.data.sample import TableFormat, sample_shop, write_shop
+from bundlemage.readers.load import read
+from bundlemage.sample_shop.generate import TableFormat, sample_shop, write_shop
 from tests.cli.run import TINY, run_json
 from tests.published_files import write_bgcn, write_generation, write_matching, write_pathak
 from tests.real_data import real_data

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bundlemage.data.public_data import PUBLIC_DATA
+from bundlemage.downloads.public_data import PUBLIC_DATA
 from tests.cli.run import run, run_json
 from tests.published_files import write_bgcn
 from tests.real_data import real_data

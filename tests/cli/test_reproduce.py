@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bundlemage.data.load import SAMPLE
+from bundlemage.readers.load import SAMPLE
 from tests.cli.run import run
 from tests.published_files import write_matching
 from tests.unit.test_report import skipped

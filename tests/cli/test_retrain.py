@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bundlemage.artifact import artifact_version
+from bundlemage.artifact.files import artifact_version
 from bundlemage.store.repository import Store
 from tests.cli.run import run, run_json
 from tests.growing_shop import USERS, early_model, late_model, open_early, open_late, record_of, sell

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bundlemage.artifact import FILES, MANIFEST
+from bundlemage.artifact.files import FILES, MANIFEST
 from bundlemage.models.bundlemage import BundleMageConfig
 from tests.docs.blocks import ROOT, Shell, blocks
 

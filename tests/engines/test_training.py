@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from bundlemage import Recommender
-from bundlemage.data.load import read
 from bundlemage.data.shards import write_layout
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.engines.base import Engine, engine
 from bundlemage.engines.training import TrainingJob, trainer_of
 from bundlemage.errors import CheckpointError, ClusterError, ConfigError, DataError, UnsupportedError
 from bundlemage.models.base import Interactions
+from bundlemage.readers.load import read
 from bundlemage.recipe import Recipe
 from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.history import EpochRecord, Observer

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from bundlemage.data.sample import write_shop
 from bundlemage.engines.base import Engine, engine
 from bundlemage.models.space import Between, OneOf
 from bundlemage.recipe import Recipe
+from bundlemage.sample_shop.generate import write_shop
 from bundlemage.tuning.study import Search, Study, Trial
 from tests.small_shop import dataset_of
 

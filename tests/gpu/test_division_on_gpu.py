@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bundlemage.data.load import read
 from bundlemage.data.splits import SplitPlan
 from bundlemage.engines.base import engine
 from bundlemage.engines.training import TrainingJob, trainer_of
+from bundlemage.readers.load import read
 from bundlemage.recipe import Recipe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

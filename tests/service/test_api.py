@@ -12,8 +12,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from bundlemage.core.shop import History, Recommendation
 from bundlemage.recommender import Recommender
-from bundlemage.shop import History, Recommendation
 from tests.service.running import Inside, copied, ids, inside, ok, problem, wait_until
 
 SOMEONE = "u0007"

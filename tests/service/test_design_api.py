@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
+from bundlemage.core.shop import History
 from bundlemage.designer import conflict
 from bundlemage.designer.brief import Brief, Wishes
 from bundlemage.recommender import Recommender
 from bundlemage.service import app
 from bundlemage.service.design_questions import DesignIn
 from bundlemage.service.routes import design
-from bundlemage.shop import History
 from tests.service.running import Inside, copied, inside, ok, problem, wait_until
 
 SOMEONE = "u0007"

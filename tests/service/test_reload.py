@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bundlemage.artifact import artifact_version
+from bundlemage.artifact.files import artifact_version
 from bundlemage.data.folders import swap_in
 from bundlemage.errors import ArtifactError
 from bundlemage.live import record_of

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from bundlemage import Recommender
-from bundlemage.artifact import artifact_version
+from bundlemage.artifact.files import artifact_version
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.dataset import binary_matrix as matrix
 from bundlemage.data.splits import Split, SplitPlan

@@ -17,7 +17,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import create_engine, insert, inspect, make_url
 
 from bundlemage.errors import StoreError
-from bundlemage.store.engine import Database
+from bundlemage.store.connections import Database
 from bundlemage.store.migrate import VERSION_TABLE, upgrade
 from bundlemage.store.models import metadata, served
 from bundlemage.store.records import Bundle, Interaction, Item, ModelRecord

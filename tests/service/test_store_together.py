@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import func, select
 
 from bundlemage.errors import StoreError
-from bundlemage.store.engine import Database
+from bundlemage.store.connections import Database
 from bundlemage.store.migrate import LOCK_NUMBER
 from bundlemage.store.records import Bundle, Interaction, Item, Owned, Recorded
 from bundlemage.store.repository import Store
@@ -22,7 +22,7 @@ from tests.small_shop import dataset_of, small_shop
 
 BEGINNING = """
 import sys, time
-from bundlemage.store.engine import Database
+from bundlemage.store.connections import Database
 from bundlemage.store.migrate import LOCK_NUMBER
 from bundlemage.store.records import Bundle, Interaction, Item
 from bundlemage.store.repository import Store

@@ -15,8 +15,8 @@ import pytest
 from sqlalchemy import make_url
 
 from bundlemage.errors import StoreError
-from bundlemage.store import answers, engine
-from bundlemage.store.engine import Database
+from bundlemage.store import answers, connections
+from bundlemage.store.connections import Database
 from bundlemage.store.records import Item, Served
 from bundlemage.store.repository import Store
 
@@ -26,8 +26,8 @@ OLD = datetime.now(UTC) - timedelta(days=40)
 @pytest.fixture
 def hasty(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """A store that waits for a second where others wait for several."""
-    monkeypatch.setattr(engine, "_LOCK_SECONDS", 1)
-    monkeypatch.setattr(engine, "_STATEMENT_SECONDS", 2)
+    monkeypatch.setattr(connections, "_LOCK_SECONDS", 1)
+    monkeypatch.setattr(connections, "_STATEMENT_SECONDS", 2)
     store = Store.open(postgres_url)
     yield store
     store.close()
@@ -79,7 +79,7 @@ def test_a_statement_that_takes_too_long_is_ended_in_words(hasty: Store) -> None
 def test_more_who_write_than_there_are_connections_are_told_so(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "_STATEMENT_SECONDS", 1)
+    monkeypatch.setattr(connections, "_STATEMENT_SECONDS", 1)
     database = Database(postgres_url)
     taken = [database.write() for _ in range(15)]
     for one in taken:

@@ -16,8 +16,8 @@ import httpx
 import psycopg
 import pytest
 
+from bundlemage.core.shop import History
 from bundlemage.recommender import Recommender
-from bundlemage.shop import History
 from bundlemage.store.repository import Store
 from tests.service.running import command, ids, inside, new_key, ok, problem, wait_until
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from bundlemage import History, Recommender, SplitPlan
-from bundlemage.artifact import FORMAT_VERSION, MANIFEST, load_artifact
+from bundlemage.artifact.files import FORMAT_VERSION, MANIFEST, load_artifact
 from bundlemage.data.folders import _exchange
 from bundlemage.errors import ArtifactError
 from tests.small_shop import QUICK, dataset_of, pairs_of, small_shop
@@ -315,7 +315,7 @@ class TestInterruptedSaving:
     def test_no_half_folder_appears(
         self, model: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
     ) -> None:
-        monkeypatch.setattr("bundlemage.artifact.pq.write_table", failing_after(calls, pq.write_table))
+        monkeypatch.setattr("bundlemage.artifact.files.pq.write_table", failing_after(calls, pq.write_table))
         with pytest.raises(Killed):
             model.save(tmp_path / "model")
         assert list(tmp_path.iterdir()) == []
@@ -325,7 +325,7 @@ class TestInterruptedSaving:
         self, model: Recommender, saved: Path, monkeypatch: pytest.MonkeyPatch, calls: int
     ) -> None:
         before = contents(saved)
-        monkeypatch.setattr("bundlemage.artifact.pq.write_table", failing_after(calls, pq.write_table))
+        monkeypatch.setattr("bundlemage.artifact.files.pq.write_table", failing_after(calls, pq.write_table))
         with pytest.raises(Killed):
             model.save(saved, overwrite=True)
         assert contents(saved) == before
@@ -337,7 +337,7 @@ class TestInterruptedSaving:
         def full(file: Path) -> dict[str, Any]:
             raise OSError("no space left on device")
 
-        monkeypatch.setattr("bundlemage.artifact._seal", full)
+        monkeypatch.setattr("bundlemage.artifact.files._seal", full)
         with pytest.raises(OSError, match="no space"):
             model.save(tmp_path / "model")
         assert list(tmp_path.iterdir()) == []

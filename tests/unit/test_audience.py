@@ -15,19 +15,19 @@ from torch import Tensor
 
 from benchmarks.audience import auc, lift
 from bundlemage import Recommender, SplitPlan
-from bundlemage.artifact import load_artifact, save_artifact
-from bundlemage.bulk import slices
+from bundlemage.artifact.files import load_artifact, save_artifact
+from bundlemage.campaigns import chances as module
+from bundlemage.campaigns.audience import forecast
+from bundlemage.campaigns.chances import Calibration, calibrate, logistic
+from bundlemage.campaigns.forecasts import BundleForecast
+from bundlemage.core.bulk import slices
+from bundlemage.core.shop import Shop, Trade
 from bundlemage.data.dataset import BundleDataset, binary_matrix
 from bundlemage.data.splits import MatchingCases, Split
-from bundlemage.designer import chances as module
-from bundlemage.designer.audience import forecast
-from bundlemage.designer.chances import Calibration, calibrate, logistic
-from bundlemage.designer.forecasts import BundleForecast
 from bundlemage.errors import ConfigError, UnknownIdError, UnsupportedError
 from bundlemage.models.base import Histories, Interactions, Model, Sizes
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.registry import make_config
-from bundlemage.shop import Shop, Trade
 from tests.cli.run import run, run_json
 from tests.small_shop import QUICK, dataset_of, row_of, small_shop
 

@@ -16,8 +16,8 @@ from benchmarks.measurements import MEASUREMENTS, NAMES
 from benchmarks.products import LAYOUTS, Layout, Softmax, Step
 from benchmarks.speed import app
 from benchmarks.training import softmaxes
-from bundlemage.data.sample import sample_shop
 from bundlemage.models.registry import make_config
+from bundlemage.sample_shop.generate import sample_shop
 
 
 def bench(*options: object) -> Result:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from bundlemage.data.load import check
-from bundlemage.data.readers import tables
 from bundlemage.errors import DataError
+from bundlemage.readers import tables
+from bundlemage.readers.load import check
 from tests.broken import BROKEN, Broken
 from tests.shop_files import GOOD, ITEMS, parquet, write
 

@@ -20,10 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bundlemage import History, Recommendation, Recommender, SplitPlan
-from bundlemage.bulk import SCHEMA, slices, write_parquet
+from bundlemage.core.bulk import SCHEMA, slices, write_parquet
+from bundlemage.core.filters import Filter
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.errors import ConfigError, UnknownIdError, UnsupportedError
-from bundlemage.filters import Filter
 from bundlemage.models.base import Histories
 from bundlemage.models.ragged import Ragged
 from tests.small_shop import QUICK, dataset_of, datasets, small_shop
@@ -45,7 +45,7 @@ def model(request: pytest.FixtureRequest, shop: BundleDataset) -> Recommender:
 @pytest.fixture(autouse=True)
 def few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a small shop needs several batches, the last one a short one."""
-    monkeypatch.setattr("bundlemage.answering.ROWS_AT_A_TIME", 7)
+    monkeypatch.setattr("bundlemage.core.answering.ROWS_AT_A_TIME", 7)
 
 
 def by_user(batches: Iterator[pa.RecordBatch]) -> dict[str, list[dict[str, Any]]]:
@@ -225,7 +225,7 @@ SLOWLY = """
 import sys, time
 from pathlib import Path
 from bundlemage import Recommender
-from bundlemage.bulk import write_parquet
+from bundlemage.core.bulk import write_parquet
 from tests.small_shop import small_shop
 
 model = Recommender("popularity", device="cpu").fit(small_shop())
@@ -251,7 +251,7 @@ class TestFile:
     def test_row_groups_are_written_as_they_fill(
         self, model: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("bundlemage.bulk.ROWS_IN_A_GROUP", 50)
+        monkeypatch.setattr("bundlemage.core.bulk.ROWS_IN_A_GROUP", 50)
         seen: list[bool] = []
 
         def watched() -> Iterator[pa.RecordBatch]:

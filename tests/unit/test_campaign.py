@@ -15,8 +15,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from benchmarks.campaign import faults, rows_of
 from bundlemage import BundleDataset, Catalogue, Filter, Recommender, SplitPlan
-from bundlemage.designer.campaign import choice, plan
-from bundlemage.designer.campaign.settings import CampaignSummary
+from bundlemage.campaigns import choice, plan
+from bundlemage.campaigns.settings import CampaignSummary
 from bundlemage.errors import BundleMageError, CheckpointError, ConfigError, UnknownIdError
 from tests.small_shop import PLAIN, QUICK, dataset_of, small_shop
 

@@ -18,11 +18,11 @@ from bundlemage.data.dataset import (
     Catalogue,
     empty_catalogue,
 )
-from bundlemage.data.readers import pathak
 from bundlemage.data.splits import GenerationCases, Split, SplitPlan, padded
 from bundlemage.models.base import Histories, Model, Sizes
 from bundlemage.models.config import ModelConfig, parse_config
 from bundlemage.models.ragged import Ragged
+from bundlemage.readers import pathak
 from bundlemage.studies import cases
 from bundlemage.studies.cases import LEAST_ITEMS, case_study, fair_split
 from tests.small_shop import dataset_of, matrix_of, small_shop

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bundlemage import SplitPlan
-from bundlemage.data.sample import sample_shop
 from bundlemage.data.splits import LEAST_BUNDLES, Split, completion_cases
 from bundlemage.models.base import Interactions, Phase, Sizes
 from bundlemage.models.losses import fitted_weight
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.registry import build, make_config
 from bundlemage.models.rows import Hidden, chances, mean_of_rows
+from bundlemage.sample_shop.generate import sample_shop
 from bundlemage.training.batches import Rows
 from bundlemage.training.history import EpochRecord
 from bundlemage.training.judging import FLOOR, Judges

@@ -250,7 +250,7 @@ class TestSaying:
         assert self.score(model) == before
 
     def test_a_forecast_takes_a_new_bundle_for_one_like_the_median(self, model: Recommender) -> None:
-        from bundlemage.designer.chances import new_log_probabilities
+        from bundlemage.campaigns.chances import new_log_probabilities
 
         data, credit = model.shop.interactions, credit_of(model)
         new, people = data.bundle_item.rows(torch.tensor([3])), data.histories(torch.tensor([0]))

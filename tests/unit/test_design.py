@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bundlemage import History, Recommender, SplitPlan
-from bundlemage.data.load import read
+from bundlemage.core.shop import Shop, User
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.designer.brief import Method
 from bundlemage.errors import (
@@ -21,7 +21,7 @@ from bundlemage.errors import (
     UnknownIdError,
     UnsupportedError,
 )
-from bundlemage.shop import Shop, User
+from bundlemage.readers.load import read
 from tests.designing import (
     Goods,
     Judge,

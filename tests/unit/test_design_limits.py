@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from bundlemage import History, Recommender
+from bundlemage.core.shop import Shop
 from bundlemage.data.dataset import Catalogue
 from bundlemage.designer.brief import MOST_ITEMS, Method
 from bundlemage.errors import ImpossibleDesignError, MissingExtraError, UnknownIdError
-from bundlemage.shop import Shop
 from tests.designing import small_sample
 
 METHODS: tuple[Method, ...] = ("greedy", "beam", "exact")

@@ -11,12 +11,12 @@ import torch.distributed as dist
 import torch.multiprocessing as processes
 from torch import Tensor
 
-from bundlemage.data.sample import sample_shop
 from bundlemage.models.base import Interactions, Sizes
 from bundlemage.models.bundlemage import BundleMage, BundleMageConfig
 from bundlemage.models.division import ALONE, DividedItems, DividedUsers, Division
 from bundlemage.models.group import Group
 from bundlemage.recipe import Recipe
+from bundlemage.sample_shop.generate import sample_shop
 
 THREE = 3  # of which some get a row more than others
 SETTINGS: dict[str, dict[str, Any]] = {

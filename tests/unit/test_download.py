@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from bundlemage.data import download as module
-from bundlemage.data.download import Download, Watcher, download
-from bundlemage.data.fetched import SOURCES, fetch, orders
-from bundlemage.data.public_data import PUBLIC_DATA, PublicData, PublicFile, hosts, public_data
-from bundlemage.data.web import DownloadError, check_address
+from bundlemage.downloads import download as module
+from bundlemage.downloads.download import Download, Watcher, download
+from bundlemage.downloads.fetched import SOURCES, fetch, orders
+from bundlemage.downloads.public_data import PUBLIC_DATA, PublicData, PublicFile, hosts, public_data
+from bundlemage.downloads.web import DownloadError, check_address
 from bundlemage.errors import ConfigError
 from tests.web_server import Web, serving
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from bundlemage import History, Recommender, SplitPlan
+from bundlemage.core.filters import Filter, Shelf
+from bundlemage.core.shop import Kept
 from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, Catalogue
 from bundlemage.errors import ConfigError, UnknownIdError
-from bundlemage.filters import Filter, Shelf
-from bundlemage.shop import Kept
 from tests.small_shop import dataset_of
 
 ALL = 1000

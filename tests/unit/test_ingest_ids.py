@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bundlemage.data.readers.ids import encode, read_ids
 from bundlemage.data.vocabulary import canonical_order
 from bundlemage.engines.ray import ingest_ids as ids
+from bundlemage.readers.ids import encode, read_ids
 
 texts = st.one_of(
     st.lists(st.integers(-(10**18) + 1, 10**18 - 1).map(str), min_size=1),

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bundlemage import Filter, Recommender, sample_shop
+from bundlemage.core.shop import History, Recommendation
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.errors import UnknownIdError, UnsupportedError
 from bundlemage.live import EMPTY, Answer, HistoryKnown, Live, Question, Stock
-from bundlemage.shop import History, Recommendation
 from bundlemage.store.records import Bundle, CatalogueChange, Item, Owned, Sales
 
 

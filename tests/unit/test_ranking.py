@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from bundlemage.core.ranking import Ranker, Ranking, top
 from bundlemage.models.ragged import Ragged
-from bundlemage.ranking import Ranker, Ranking, top
 
 FEW = st.sampled_from([-torch.inf, -2.5, 0.0, 1.0, 1e-30, 7.0])
 """So few values that there are ties everywhere."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bundlemage.data.readers import bgcn
+from bundlemage.readers import bgcn
 from tests.published_files import pairs, problems, write_bgcn
 
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from bundlemage.data.dataset import BundleDataset
-from bundlemage.data.readers.frames import read_frames
 from bundlemage.errors import DataError
+from bundlemage.readers.frames import read_frames
 
 Columns = dict[str, list[Any]]
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs
 
-from bundlemage.data.load import check, read
-from bundlemage.data.readers.places import place
-from bundlemage.data.readers.tables import survey
 from bundlemage.errors import DataError
+from bundlemage.readers.load import check, read
+from bundlemage.readers.places import place
+from bundlemage.readers.tables import survey
 from tests.parted_tables import SHOP, in_parts, write_parts
 from tests.shop_files import with_files
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bundlemage.data.readers import authors, bgcn, pathak
 from bundlemage.data.splits import PAD
+from bundlemage.readers import authors, bgcn, pathak
 from tests.published_files import (
     BUNDLES,
     HELD_OUT,

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 import sqlalchemy
 
-from bundlemage.data.readers import sql
-from bundlemage.data.readers.frames import read_frames
-from bundlemage.data.readers.sql import matches, read_sql
 from bundlemage.errors import DataError, MissingExtraError
+from bundlemage.readers import sql
+from bundlemage.readers.frames import read_frames
+from bundlemage.readers.sql import matches, read_sql
 from tests.postgres_server import PASSWORD
 
 ANN, BOB = uuid.UUID(int=1), uuid.UUID(int=2)

@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset
-from bundlemage.data.load import check
-from bundlemage.data.readers import tables
-from bundlemage.data.readers.frames import read_frames
-from bundlemage.data.readers.sql import read_sql
+from bundlemage.readers import tables
+from bundlemage.readers.frames import read_frames
+from bundlemage.readers.load import check
+from bundlemage.readers.sql import read_sql
 from tests.shop_files import BUNDLES, GOOD, ITEMS, parquet, write
 
 Pairs = Sequence[tuple[Any, Any]]

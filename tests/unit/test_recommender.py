@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from bundlemage import History, Recommendation, Recommender, SplitPlan
-from bundlemage.artifact import load_artifact, save_artifact
+from bundlemage.artifact.files import load_artifact, save_artifact
+from bundlemage.core.shop import User
 from bundlemage.data.dataset import BundleDataset
-from bundlemage.data.readers.source import Source
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import ArtifactError, BundleMageError, ConfigError, UnknownIdError, UnsupportedError
 from bundlemage.models.base import Histories, Interactions, Model
 from bundlemage.models.ragged import Ragged
-from bundlemage.shop import User
+from bundlemage.readers.source import Source
 from tests.small_shop import QUICK, dataset_of, row_of, small_shop
 
 ALL = 10_000
@@ -150,7 +150,7 @@ class TestMany:
     def test_many_at_a_time_equal_one_at_a_time(
         self, model: Recommender, shop: BundleDataset, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("bundlemage.answering.ROWS_AT_A_TIME", 4)
+        monkeypatch.setattr("bundlemage.core.answering.ROWS_AT_A_TIME", 4)
         users: list[User] = [
             *shop.users.ids[:9],
             History(items=["g0001"]),
@@ -168,7 +168,7 @@ class TestMany:
     def test_completing_many_equals_completing_one(
         self, model: Recommender, shop: BundleDataset, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("bundlemage.answering.ROWS_AT_A_TIME", 4)
+        monkeypatch.setattr("bundlemage.core.answering.ROWS_AT_A_TIME", 4)
         users: list[User] = [*shop.users.ids[:6], History(items=["g0001"]), History()]
         cases = [(user, list(shop.items.ids[number : 2 * number])) for number, user in enumerate(users)]
         for case, answers in zip(cases, model.complete_many(cases, 6), strict=True):

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bundlemage.data.load import SAMPLE
-from bundlemage.data.readers import pathak
 from bundlemage.errors import ConfigError
 from bundlemage.models.registry import model_names
+from bundlemage.readers import pathak
+from bundlemage.readers.load import SAMPLE
 from bundlemage.recipe import recipe_names
 from bundlemage.studies import document, findings, paper, plan, report
 from bundlemage.studies.cells import Cell as StudyCell

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from bundlemage import History, Recommender, SplitPlan
+from bundlemage.core.filters import Filter
+from bundlemage.core.shop import Shop
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.errors import ConfigError, MissingExtraError, RecallError, UnsupportedError
-from bundlemage.filters import Filter
 from bundlemage.models.base import Histories
 from bundlemage.models.bundlemage import BundleMage
 from bundlemage.retrieval.guard import IndexReport
-from bundlemage.shop import Shop
 from tests.small_shop import PLAIN, QUICK, dataset_of, small_shop
 
 BUNDLES = 2_000

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from bundlemage.data.sample import GENRE_PACK, NETEASE, SampleShop, sample_shop
 from bundlemage.data.statistics import dissimilarity
 from bundlemage.errors import ConfigError
+from bundlemage.sample_shop.generate import GENRE_PACK, NETEASE, SampleShop, sample_shop
 
 Floats = NDArray[np.float64]
 CHANCE = 1 / np.log2(np.arange(2, 7)) @ np.ones(5) / 100  # nDCG@5 of one positive among 100, at random
@@ -119,7 +119,7 @@ class TestDeterminism:
         assert other.catalogue != shop.dataset.catalogue
 
     def test_another_process_same_shop(self, shop: SampleShop) -> None:
-        program = "from bundlemage.data.sample import sample_shop; print(sample_shop().dataset.fingerprint())"
+        program = "import bundlemage; print(bundlemage.sample_shop().dataset.fingerprint())"
         environment = os.environ | {"PYTHONHASHSEED": "12345"}
         run = subprocess.run(
             [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True

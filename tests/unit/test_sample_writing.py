@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from bundlemage.data.dataset import ITEM_SCHEMA, BundleDataset
-from bundlemage.data.sample import sample_shop, write_shop
 from bundlemage.errors import ConfigError
+from bundlemage.sample_shop.generate import sample_shop, write_shop
 
 COLUMNS = {
     "user_item": ["user_id", "item_id"],

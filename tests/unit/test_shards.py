@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bundlemage.data.dataset import BundleDataset
-from bundlemage.data.load import check, read
-from bundlemage.data.sample import sample_shop
 from bundlemage.data.shards import LAYOUT, Layout, digests_of, write_layout
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import ConfigError, DataError
+from bundlemage.readers.load import check, read
+from bundlemage.sample_shop.generate import sample_shop
 from tests.small_shop import datasets, small_shop
 
 

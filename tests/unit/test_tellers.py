@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.console import Console
 
-from bundlemage.engines.training import Event, Teller, show
 from bundlemage.training.history import EpochRecord, Observer
 from bundlemage.training.progress import ProgressBar
+from bundlemage.training.relay import Event, Teller, show
 
 RECORD = EpochRecord(1, {"matching": 2.0}, {"ndcg@5": 0.5}, True, 0.1)
 

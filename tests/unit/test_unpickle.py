@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
-from bundlemage.data.readers.unpickle import safe_load
 from bundlemage.errors import DataError
+from bundlemage.readers.unpickle import safe_load
 from tests.pickle_files import PROTOCOLS, a_matrix_with, load, refusal
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()

@@ -12,9 +12,9 @@ from bundlemage.cli.options import Address, AsJson, Device, EngineName, ModelFol
 from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
-    from bundlemage.filters import Filter
+    from bundlemage.core.filters import Filter
+    from bundlemage.core.shop import User
     from bundlemage.recommender import Recommender
-    from bundlemage.shop import User
 
 FILTERS = "What may be shown"
 ALL = "Everyone at once"
@@ -295,7 +295,7 @@ def filter_of(
     in_stock: bool,
 ) -> Filter | None:
     """None where nothing is asked for, so that data without a catalogue needs none."""
-    from bundlemage.filters import Filter
+    from bundlemage.core.filters import Filter
 
     where = Filter(
         exclude=ids(exclude),
@@ -313,7 +313,7 @@ def _none_left(kind: str, where: Filter | None) -> str:
 
 
 def who(user: str | None, items: list[str] | None, bundles: list[str] | None) -> User:
-    from bundlemage.shop import History
+    from bundlemage.core.shop import History
 
     if user is not None and (items or bundles):
         raise ConfigError("give --user or a history, not both")

@@ -13,7 +13,7 @@ from bundlemage.cli.options import Address, AsJson, Device, EngineName, ModelFol
 from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
-    from bundlemage.designer.campaign.settings import CampaignSummary
+    from bundlemage.campaigns.settings import CampaignSummary
 
 LIMITS = "Limits that all users share"
 

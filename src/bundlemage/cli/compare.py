@@ -236,8 +236,8 @@ def _splits(
     locations: Sequence[str], tables: dict[str, str], protocols: Sequence[str] | None, seed: int
 ) -> list[Split]:
     from bundlemage.cli import show
-    from bundlemage.data.load import read
     from bundlemage.data.splits import SplitPlan
+    from bundlemage.readers.load import read
 
     plans = [SplitPlan(protocol, seed) for protocol in dict.fromkeys(protocols or ["auto"])]
     found: list[tuple[str, Split]] = []

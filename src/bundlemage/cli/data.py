@@ -107,7 +107,7 @@ def ingest(
 def stats(location: Location = "sample", table: Tables = None, as_json: AsJson = False) -> None:
     """The paper's dataset table, its popularity-bias figure, and how alike item and bundle tastes are."""
     from bundlemage.cli import show
-    from bundlemage.data.load import read
+    from bundlemage.readers.load import read
 
     with show.notes.status(f"reading {label(location)}"):
         source = read(location, key_values(table, "--table"))
@@ -169,8 +169,8 @@ def sample(
     from typing import get_args
 
     from bundlemage.cli import show
-    from bundlemage.data.sample import TableFormat, sample_shop, write_shop
     from bundlemage.errors import ConfigError
+    from bundlemage.sample_shop.generate import TableFormat, sample_shop, write_shop
 
     if format not in get_args(TableFormat):
         raise ConfigError(f"unknown format {format!r}; the formats are: {', '.join(get_args(TableFormat))}")

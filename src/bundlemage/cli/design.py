@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from rich.panel import Panel
     from rich.table import Table
 
+    from bundlemage.core.shop import User
     from bundlemage.designer.design import Design, DesignedItem, Designs
     from bundlemage.designer.explain import Explanation
     from bundlemage.recommender import Recommender
-    from bundlemage.shop import User
 
 RULES = "What must hold"
 WISHES = "What is wished for"

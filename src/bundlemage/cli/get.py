@@ -12,8 +12,8 @@ import typer
 from bundlemage.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from bundlemage.data.fetched import Fetched
-    from bundlemage.data.public_data import ByHand, PublicData
+    from bundlemage.downloads.fetched import Fetched
+    from bundlemage.downloads.public_data import ByHand, PublicData
 
 
 def get(
@@ -36,8 +36,8 @@ def get(
     """Fetch public data: resumed where it broke off, verified, never half a file. Without NAME: a list."""
     from bundlemage.cli import show
     from bundlemage.cli.get_progress import FetchedFiles
-    from bundlemage.data.fetched import fetch
-    from bundlemage.data.public_data import public_data
+    from bundlemage.downloads.fetched import fetch
+    from bundlemage.downloads.public_data import public_data
 
     if name == "list":
         _list(as_json)
@@ -100,7 +100,7 @@ def _list(as_json: bool) -> None:
     from rich.table import Table
 
     from bundlemage.cli import show
-    from bundlemage.data.public_data import PUBLIC_DATA
+    from bundlemage.downloads.public_data import PUBLIC_DATA
 
     if as_json:
         show.print_json({"data": [_described(data) for data in PUBLIC_DATA.values()]})

@@ -15,7 +15,7 @@ from rich.progress import (
 )
 
 from bundlemage.cli import show
-from bundlemage.data.fetched import Fetched, FetchWatcher, Order
+from bundlemage.downloads.fetched import Fetched, FetchWatcher, Order
 
 
 class FetchedFiles(FetchWatcher):

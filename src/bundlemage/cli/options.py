@@ -76,7 +76,7 @@ def label(location: str) -> str:
     """A location as it may be shown: an address may have a password in it."""
     if not may_hold_a_password(location):
         return location
-    from bundlemage.data.readers import sql
+    from bundlemage.readers import sql
 
     return "the database" if sql.matches(location) else "the object store"
 

@@ -16,8 +16,8 @@ from bundlemage.engines.base import Progress
 from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
+    from bundlemage.core.filters import Filter
     from bundlemage.engines.scoring import ScoringJob
-    from bundlemage.filters import Filter
 
 
 def job(
@@ -111,7 +111,7 @@ def check_replaceable(file: Path, *, overwrite: bool) -> None:
 
 
 def _one_file(job: ScoringJob) -> dict[str, int]:
-    from bundlemage.bulk import write_parquet
+    from bundlemage.core.bulk import write_parquet
     from bundlemage.recommender import Recommender
 
     check_replaceable(job.output, overwrite=job.overwrite)

@@ -11,7 +11,7 @@ from bundlemage.cli.options import AsJson, Device, ModelFolder, ids
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from bundlemage.designer.forecasts import BundleForecast
+    from bundlemage.campaigns.forecasts import BundleForecast
 
 
 def score_bundle(

@@ -190,7 +190,7 @@ def database_url(given: str | None, model: Path | None) -> str:
 
 def _sample_model() -> Path:
     """The model of the sample shop, trained at the first start."""
-    from bundlemage.artifact import artifact_version
+    from bundlemage.artifact.files import artifact_version
     from bundlemage.cli.train import train
 
     folder = SAMPLE / "model"

@@ -16,10 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from bundlemage.core.shop import Recommendation
     from bundlemage.data.dataset import BundleDataset
     from bundlemage.errors import Problem
     from bundlemage.evaluation.results import Evaluation
-    from bundlemage.shop import Recommendation
     from bundlemage.studies.comparison import Table as Comparison
     from bundlemage.training.history import EpochRecord
 

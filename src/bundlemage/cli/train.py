@@ -24,8 +24,8 @@ from bundlemage.cli.options import (
 from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
+    from bundlemage.campaigns.chances import Calibration
     from bundlemage.data.splits import Split, SplitPlan
-    from bundlemage.designer.chances import Calibration
     from bundlemage.training.loop import TrainingResult
 
 
@@ -217,7 +217,7 @@ def _summary(training: TrainingResult) -> dict[str, Any]:
 
 def _check_output(output: Path, checkpoints: Path, resume: bool, overwrite: bool) -> None:
     """Nothing that is stored is lost unless asked for, and that is known before an hour of training."""
-    from bundlemage.artifact import check_replaceable
+    from bundlemage.artifact.files import check_replaceable
     from bundlemage.cli import show
     from bundlemage.errors import ArtifactError, CheckpointError
     from bundlemage.training.checkpoint import RunFolder
@@ -249,7 +249,7 @@ def _check_output(output: Path, checkpoints: Path, resume: bool, overwrite: bool
 
 def _read_split(location: str, tables: dict[str, str], plan: SplitPlan) -> Split:
     from bundlemage.cli import show
-    from bundlemage.data.load import read
+    from bundlemage.readers.load import read
 
     with show.notes.status(f"reading {label(location)}"):
         source = read(location, tables)

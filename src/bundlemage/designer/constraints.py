@@ -11,10 +11,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from bundlemage.core.filters import Mask, Shelf
 from bundlemage.designer.brief import MOST_ITEMS, Brief
 from bundlemage.designer.money import UNITS, to_pay
 from bundlemage.errors import ConfigError, Rule
-from bundlemage.filters import Mask, Shelf
 
 Items: TypeAlias = tuple[int, ...]
 Integers: TypeAlias = npt.NDArray[np.int64]

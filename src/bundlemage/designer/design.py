@@ -10,6 +10,7 @@ from typing import Any, overload
 import numpy as np
 import torch
 
+from bundlemage.core.shop import Shop
 from bundlemage.designer.brief import Brief
 from bundlemage.designer.conflict import refuse_impossible
 from bundlemage.designer.constraints import Items, Rules
@@ -23,7 +24,6 @@ from bundlemage.designer.waiting import Deadline
 from bundlemage.errors import OutOfTimeError
 from bundlemage.models.base import Histories, Model
 from bundlemage.models.ragged import Ragged
-from bundlemage.shop import Shop
 
 REASONS = 1.0
 """The least time for reasons, in seconds."""

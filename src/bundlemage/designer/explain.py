@@ -10,12 +10,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from bundlemage.core.shop import Shop
 from bundlemage.designer.constraints import Items
 from bundlemage.designer.waiting import Deadline
 from bundlemage.errors import ConfigError, UnsupportedError
 from bundlemage.models.base import Histories, Model
 from bundlemage.models.ragged import Ragged
-from bundlemage.shop import Shop
 
 MOST_LEFT_OUT = 2000
 """Of items, and of bundles: the work grows with the square of their number."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bundlemage.core.filters import Mask
 from bundlemage.designer.constraints import NO_LIMIT, Integers, Items, Rules
 from bundlemage.designer.objective import Floats, Objective
 from bundlemage.designer.waiting import Deadline
-from bundlemage.filters import Mask
 
 WIDTH = 8
 """How many bundles a beam follows at once."""

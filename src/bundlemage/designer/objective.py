@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bundlemage.answering import rows_at_a_time
+from bundlemage.core.answering import rows_at_a_time
+from bundlemage.core.filters import Mask, Shelf
+from bundlemage.core.ranking import top
 from bundlemage.designer.brief import Brief
 from bundlemage.designer.constraints import Integers, Items
-from bundlemage.filters import Mask, Shelf
 from bundlemage.models.base import Histories, Model
 from bundlemage.models.ragged import Ragged
-from bundlemage.ranking import top
 
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 

@@ -9,11 +9,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from bundlemage.data.load import SAMPLE
 from bundlemage.errors import ConfigError
+from bundlemage.readers.load import SAMPLE
 
 if TYPE_CHECKING:
-    from bundlemage.designer.campaign.settings import CampaignSummary
+    from bundlemage.campaigns.settings import CampaignSummary
     from bundlemage.engines.campaigning import CampaignJob
     from bundlemage.engines.evaluating import EvaluationJob
     from bundlemage.engines.ingesting import Ingested, IngestJob

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bundlemage.designer.campaign.limits import Whole
-from bundlemage.designer.campaign.offer import Asked, Offer
-from bundlemage.designer.campaign.run import Ask
-from bundlemage.designer.campaign.settings import CampaignSummary, campaign_settings
+from bundlemage.campaigns.limits import Whole
+from bundlemage.campaigns.offer import Asked, Offer
+from bundlemage.campaigns.run import Ask
+from bundlemage.campaigns.settings import CampaignSummary, campaign_settings
+from bundlemage.core.filters import Filter
 from bundlemage.engines.base import Progress, in_silence
-from bundlemage.filters import Filter
 from bundlemage.recommender import Recommender
 
 

@@ -8,8 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from bundlemage.data.load import SAMPLE, read
-from bundlemage.data.readers.source import Source
 from bundlemage.data.splits import GenerationCases, MatchingCases, Split
 from bundlemage.engines.base import Progress, in_silence
 from bundlemage.engines.people import trained_on
@@ -18,6 +16,8 @@ from bundlemage.evaluation.protocols import PerCase, cases_at_a_time
 from bundlemage.evaluation.results import Evaluation, case_metrics
 from bundlemage.measure import beside_popularity
 from bundlemage.models.base import Interactions
+from bundlemage.readers.load import SAMPLE, read
+from bundlemage.readers.source import Source
 from bundlemage.recommender import Recommender
 
 Task: TypeAlias = Literal["matching", "generation"]

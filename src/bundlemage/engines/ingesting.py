@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bundlemage.data.digests import fingerprint
-from bundlemage.data.load import check, read
 from bundlemage.data.shards import SHARD_ROWS, Layout, check_output, write_layout
 from bundlemage.engines.base import Progress, in_silence
 from bundlemage.errors import Problem
+from bundlemage.readers.load import check, read
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from bundlemage.engines.base import Engine, Progress, in_silence
 
 if TYPE_CHECKING:
-    from bundlemage.designer.campaign.settings import CampaignSummary
+    from bundlemage.campaigns.settings import CampaignSummary
     from bundlemage.engines.campaigning import CampaignJob
     from bundlemage.engines.evaluating import EvaluationJob
     from bundlemage.engines.ingesting import Ingested, IngestJob

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from bundlemage.artifact import artifact_version
+from bundlemage.artifact.files import artifact_version
 from bundlemage.data.parts import Part, read_part, rows_of
 from bundlemage.data.shards import Layout
 from bundlemage.errors import ArtifactError

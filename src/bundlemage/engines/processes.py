@@ -16,13 +16,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from bundlemage.engines.training import Event, Teller, TrainingJob, show, train_part
+from bundlemage.engines.training import TrainingJob, train_part
 from bundlemage.errors import BundleMageError, ClusterError, ConfigError
 from bundlemage.models.base import Model
 from bundlemage.training.devices import resolve_device
 from bundlemage.training.history import Observer
 from bundlemage.training.loop import TrainingResult
 from bundlemage.training.pool import end_with_the_command
+from bundlemage.training.relay import Event, Teller, show
 
 SECONDS_FOR_REASONS = 2.0
 """When a process has ended badly, so long the others may say why."""

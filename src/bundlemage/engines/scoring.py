@@ -9,8 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bundlemage.artifact import artifact_version, load_without_users, verify_artifact
-from bundlemage.bulk import record_batches, write_parquet
+from bundlemage.artifact.files import artifact_version, load_without_users, verify_artifact
+from bundlemage.core.bulk import record_batches, write_parquet
+from bundlemage.core.filters import Filter
 from bundlemage.data.digests import fingerprint
 from bundlemage.data.shards import Layout
 from bundlemage.engines.answers import AnswersFolder
@@ -25,7 +26,6 @@ from bundlemage.engines.people import (
     trained_on,
 )
 from bundlemage.errors import ArtifactError, BundleMageError, ClusterError, ConfigError
-from bundlemage.filters import Filter
 from bundlemage.recommender import Recommender, Sales
 
 PART_USERS = 50_000

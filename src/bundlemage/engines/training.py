@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bundlemage.data.load import read
 from bundlemage.data.shards import LAYOUT, Layout
 from bundlemage.data.splits import Split
 from bundlemage.engines.base import Engine, from_anywhere
@@ -21,10 +19,11 @@ from bundlemage.models.config import ModelConfig
 from bundlemage.models.division import DividedItems, DividedUsers, Division
 from bundlemage.models.group import Group
 from bundlemage.models.registry import build
+from bundlemage.readers.load import read
 from bundlemage.recipe import Recipe
 from bundlemage.training import loop
 from bundlemage.training.checkpoint import RunFolder
-from bundlemage.training.history import EpochRecord, Observer
+from bundlemage.training.history import Observer
 from bundlemage.training.loop import TrainingResult
 from bundlemage.training.members import Trainer
 
@@ -33,7 +32,6 @@ COPIES = 5
 """Of each table while it is trained: weights, gradient, Adam's two memories, the moving average."""
 ROOM = 0.5
 """The share of a process's memory that replicated tables may take."""
-SECONDS_BETWEEN_STEPS = 0.5
 
 
 @dataclass(frozen=True)
@@ -153,40 +151,3 @@ def _sharded(job: TrainingJob, config: ModelConfig, items: int, group: Group) ->
     else:
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // group.size
     return items * width * 4 * COPIES > ROOM * there
-
-
-# ── What goes on, told to whoever looks on in another process ────────────────────────────────────────
-
-Event = tuple[str, dict[str, Any]]
-
-
-class Teller(Observer):
-    """Tells what it sees to a queue; steps only now and then."""
-
-    def __init__(self, tell: Callable[[Event], None]) -> None:
-        self.tell, self.steps, self.last = tell, 0, 0.0
-
-    def on_member(self, number: int, of: int) -> None:
-        self.tell(("on_member", {"number": number, "of": of}))
-
-    def on_start(self, *, epochs: int, steps_per_epoch: int, done: Sequence[EpochRecord]) -> None:
-        started = {"epochs": epochs, "steps_per_epoch": steps_per_epoch, "done": [*done]}
-        self.tell(("on_start", started))
-
-    def on_step(self, phase: str) -> None:
-        self.steps += 1
-        if time.monotonic() - self.last >= SECONDS_BETWEEN_STEPS:
-            self.tell(("on_step", {"phase": phase, "times": self.steps}))
-            self.steps, self.last = 0, time.monotonic()
-
-    def on_epoch(self, record: EpochRecord) -> None:
-        self.steps = 0
-        self.tell(("on_epoch", {"record": record}))
-
-
-def show(event: Event, observers: Sequence[Observer]) -> None:
-    name, what = event
-    times = what.pop("times", 1)
-    for observer in observers:
-        for _ in range(times):
-            getattr(observer, name)(**what)

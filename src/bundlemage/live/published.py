@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bundlemage.artifact import artifact_version, describe_artifact
+from bundlemage.artifact.files import artifact_version, describe_artifact
 from bundlemage.errors import ArtifactError
 from bundlemage.recommender import Recommender
 from bundlemage.store.records import ModelRecord

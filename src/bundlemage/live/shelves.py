@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bundlemage.core.filters import Facts, Mask, Shelf
 from bundlemage.data.vocabulary import Vocabulary
-from bundlemage.filters import Facts, Mask, Shelf
 from bundlemage.store.records import Bundle, Item
 
 

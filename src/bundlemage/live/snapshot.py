@@ -12,22 +12,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bundlemage.answering import Questions, nearest, rankings, rows_at_a_time
-from bundlemage.bulk import slices
-from bundlemage.designer.audience import forecast
+from bundlemage.campaigns.audience import forecast
+from bundlemage.campaigns.forecasts import BundleForecast
+from bundlemage.core.answering import Questions, nearest, rankings, rows_at_a_time
+from bundlemage.core.bulk import slices
+from bundlemage.core.filters import Filter
+from bundlemage.core.shop import Recommendation, Shelves, Shop, Trade, best
 from bundlemage.designer.brief import Brief
 from bundlemage.designer.design import Designs, design
 from bundlemage.designer.explain import Explanation, explain_bundles, explain_item
-from bundlemage.designer.forecasts import BundleForecast
 from bundlemage.errors import UnknownIdError, UnsupportedError
-from bundlemage.filters import Filter
 from bundlemage.live.layout import Layout
 from bundlemage.live.shelves import RecordShelf
 from bundlemage.live.stock import Stock
 from bundlemage.models.base import Histories
 from bundlemage.models.ragged import Ragged
 from bundlemage.recommender import Recommender
-from bundlemage.shop import Recommendation, Shelves, Shop, Trade, best
 from bundlemage.store.records import Bundle, CatalogueChange, Item, Owned, Sales
 
 NO_SALES = Sales({}, {})

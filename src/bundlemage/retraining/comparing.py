@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bundlemage.answering import rows_at_a_time
+from bundlemage.core.answering import rows_at_a_time
 from bundlemage.data.splits import Split
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.evaluation.metrics import DEFAULT_KS, ranking_metrics

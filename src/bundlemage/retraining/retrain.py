@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bundlemage.artifact import artifact_version
+from bundlemage.artifact.files import artifact_version
 from bundlemage.data.splits import Split
 from bundlemage.errors import ArtifactError, ConfigError, SupersededError, UnsupportedError
 from bundlemage.evaluation.results import Evaluation

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bundlemage.answering import Questions, exact_ranking, rows_at_a_time
-from bundlemage.bulk import slices
+from bundlemage.core.answering import Questions, exact_ranking, rows_at_a_time
+from bundlemage.core.bulk import slices
+from bundlemage.core.ranking import Ranking
+from bundlemage.core.shop import Shop
 from bundlemage.errors import ConfigError, RecallError
 from bundlemage.models.base import Histories, Model
-from bundlemage.ranking import Ranking
 from bundlemage.retrieval.index import MEASURED_AT, BundleIndex, faiss_or_fail
-from bundlemage.shop import Shop
 
 LEAST_BUNDLES = 20_000
 """With fewer, a look at each is the faster answer for one person. (For many at once an index still gains.)"""

@@ -18,12 +18,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bundlemage.answering import Questions, exact_ranking, rows_at_a_time
+from bundlemage.core.answering import Questions, exact_ranking, rows_at_a_time
+from bundlemage.core.ranking import Ranker, Ranking, top
+from bundlemage.core.shop import FILTERS_KEPT, Kept, Shop
 from bundlemage.errors import MissingExtraError
 from bundlemage.models.base import Factors, Histories, Model
 from bundlemage.models.ragged import Ragged
-from bundlemage.ranking import Ranker, Ranking, top
-from bundlemage.shop import FILTERS_KEPT, Kept, Shop
 
 MEASURED_AT = 10
 """Recall is measured among the ten best."""

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from bundlemage.core.shop import Recommendation
 from bundlemage.live import Live
-from bundlemage.shop import Recommendation
 from bundlemage.store.records import Bundle, Item
 
 

@@ -19,7 +19,7 @@ from bundlemage.errors import ArtifactError, BusyError, ConfigError, StoreError
 from bundlemage.live import record_of
 from bundlemage.recommender import Recommender
 from bundlemage.service import problems
-from bundlemage.service.engine import Engine, Serving
+from bundlemage.service.answerer import Engine, Serving
 from bundlemage.service.metrics import Metrics
 from bundlemage.service.middleware import Frame
 from bundlemage.service.routes import catalogue, design, health, models, pages, recommend, session, users

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from bundlemage.campaigns.forecasts import BundleForecast
 from bundlemage.designer.design import Design, DesignedItem, Designs
 from bundlemage.designer.explain import Explanation, Reason
-from bundlemage.designer.forecasts import BundleForecast
 from bundlemage.service.answers import ANSWERED, FOR, Answered, ForSomeone, Out, Part, shown
 
 IN_A_DESIGN = 10

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from bundlemage.filters import Filter
+from bundlemage.core.filters import Filter
 from bundlemage.store.checks import LONGEST_ID, fault_of_id
 from bundlemage.store.records import Owned
 

@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from bundlemage.errors import BusyError, StoreError
-from bundlemage.store.engine import Database
+from bundlemage.store.connections import Database
 
 
 @contextmanager

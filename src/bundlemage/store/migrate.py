@@ -13,7 +13,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, func, inspect, select
 
 from bundlemage.errors import StoreError
-from bundlemage.store.engine import Database
+from bundlemage.store.connections import Database
 from bundlemage.store.models import metadata
 
 VERSION_TABLE: Final = "bundlemage_version"

@@ -11,7 +11,7 @@ from typing import Any, Final
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.store import access, answers, catalogue, erasure, histories, training_data
 from bundlemage.store.alone import alone
-from bundlemage.store.engine import Database
+from bundlemage.store.connections import Database
 from bundlemage.store.migrate import bring_up_to_date
 from bundlemage.store.records import (
     Bundle,

@@ -10,9 +10,9 @@ import pyarrow as pa
 from sqlalchemy import Connection, Select, Table, select
 
 from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, empty_catalogue
-from bundlemage.data.readers.frames import read_frames
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import StoreError
+from bundlemage.readers.frames import read_frames
 from bundlemage.store.catalogue import next_version
 from bundlemage.store.checks import check_ids
 from bundlemage.store.dialect import count_rows, insert_many

@@ -16,10 +16,10 @@ import torch
 from scipy.stats import rankdata
 
 from bundlemage.data.dataset import BundleDataset
-from bundlemage.data.readers import pathak
 from bundlemage.data.splits import PAD, GenerationCases, Split
 from bundlemage.models.base import Interactions, Model
 from bundlemage.models.ragged import Ragged
+from bundlemage.readers import pathak
 
 PEOPLE = 3
 TASTE_TAGS = 3

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bundlemage.data.load import SAMPLE
-from bundlemage.data.readers import pathak
+from bundlemage.readers import pathak
+from bundlemage.readers.load import SAMPLE
 from bundlemage.studies import figures, plan
 from bundlemage.studies.document import Block, Picture, Section
 from bundlemage.studies.findings import Findings, FoundTable

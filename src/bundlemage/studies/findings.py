@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from bundlemage.data.dataset import BundleDataset
-from bundlemage.data.load import SAMPLE, read
-from bundlemage.data.public_data import public_data
-from bundlemage.data.readers import pathak
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.data.statistics import dataset_table, dissimilarity, popularity_bias
+from bundlemage.downloads.public_data import public_data
 from bundlemage.errors import ArtifactError
+from bundlemage.readers import pathak
+from bundlemage.readers.load import SAMPLE, read
 from bundlemage.recommender import Recommender
 from bundlemage.studies import cases, plan
 from bundlemage.studies.cache import Cache

@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bundlemage.data.load import SAMPLE, read
-from bundlemage.data.public_data import public_data
-from bundlemage.data.readers import pathak
 from bundlemage.data.splits import Split, SplitPlan
+from bundlemage.downloads.public_data import public_data
 from bundlemage.errors import ConfigError, DataError
 from bundlemage.models.registry import model_class
+from bundlemage.readers import pathak
+from bundlemage.readers.load import SAMPLE, read
 from bundlemage.recipe import Recipe, recipe_names
 from bundlemage.studies import paper
 from bundlemage.studies.cells import Contender

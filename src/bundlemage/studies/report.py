@@ -13,8 +13,8 @@ from typing import Any
 
 from bundlemage import __version__
 from bundlemage.data.folders import swap_in
-from bundlemage.data.load import SAMPLE
 from bundlemage.errors import ConfigError
+from bundlemage.readers.load import SAMPLE
 from bundlemage.studies import document, sections, summary
 from bundlemage.studies.document import Document, Points, Text
 from bundlemage.studies.figure_sections import DATASET_TITLES

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from bundlemage.data.splits import Split
-from bundlemage.engines.training import Teller, show
 from bundlemage.errors import BundleMageError
 from bundlemage.studies.cache import Cache
 from bundlemage.studies.cells import Cell, Contender, find, find_or_run, run, split_key
 from bundlemage.studies.outcome import Missing, Outcome
 from bundlemage.training.history import Observer
 from bundlemage.training.pool import Ask, Died, Pool, check_jobs
+from bundlemage.training.relay import Teller, show
 
 
 class CompareObserver:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bundlemage.data.load import SAMPLE
+from bundlemage.readers.load import SAMPLE
 from bundlemage.studies import paper, plan
 from bundlemage.studies.case_sections import case_section
 from bundlemage.studies.document import (

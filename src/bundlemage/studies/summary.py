@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bundlemage.data.load import SAMPLE
-from bundlemage.data.readers import pathak
+from bundlemage.readers import pathak
+from bundlemage.readers.load import SAMPLE
 from bundlemage.studies.document import words
 from bundlemage.studies.findings import Findings, FoundTable
 from bundlemage.studies.render import figure

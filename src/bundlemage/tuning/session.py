@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from bundlemage.data.load import read
 from bundlemage.data.splits import Split
 from bundlemage.errors import ConfigError, MissingExtraError
 from bundlemage.models.base import Sizes
 from bundlemage.models.registry import build, make_config, model_class
+from bundlemage.readers.load import read
 from bundlemage.training.judging import Judges
 from bundlemage.tuning.folder import StudyFolder
 from bundlemage.tuning.space import chosen_space, first_point

@@ -9,7 +9,7 @@ from bundlemage.engines.base import Engine, Progress, in_silence
 from bundlemage.engines.ray.cluster import Cluster
 
 if TYPE_CHECKING:
-    from bundlemage.designer.campaign.settings import CampaignSummary
+    from bundlemage.campaigns.settings import CampaignSummary
     from bundlemage.engines.campaigning import CampaignJob
     from bundlemage.engines.evaluating import EvaluationJob
     from bundlemage.engines.ingesting import Ingested, IngestJob

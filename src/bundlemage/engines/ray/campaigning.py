@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from bundlemage.designer.campaign.settings import CampaignSummary
+from bundlemage.campaigns.settings import CampaignSummary
 from bundlemage.engines import campaigning
 from bundlemage.engines.base import Progress, written_out
 from bundlemage.engines.campaigning import CampaignJob

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bundlemage.data.readers.ids import Codes, encode, read_ids
 from bundlemage.data.vocabulary import INTEGER
 from bundlemage.errors import DataError, Problem
+from bundlemage.readers.ids import Codes, encode, read_ids
 
 Order = npt.NDArray[np.int64]
 

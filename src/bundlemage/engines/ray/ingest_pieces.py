@@ -8,14 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from bundlemage.data.readers import parquet
-from bundlemage.data.readers.assemble import CATALOGUE_SCHEMAS
-from bundlemage.data.readers.catalogue import read_details
-from bundlemage.data.readers.parquet import Footer
-from bundlemage.data.readers.places import TableFile
 from bundlemage.engines.ray import ingest_ids as ids
 from bundlemage.engines.ray.ingest_ids import Ids
 from bundlemage.errors import DataError, Problem
+from bundlemage.readers import parquet
+from bundlemage.readers.assemble import CATALOGUE_SCHEMAS
+from bundlemage.readers.catalogue import read_details
+from bundlemage.readers.parquet import Footer
+from bundlemage.readers.places import TableFile
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from bundlemage.data.readers import parquet
-from bundlemage.data.readers.assemble import CATALOGUE_SCHEMAS
-from bundlemage.data.readers.columns import TABLES
-from bundlemage.data.readers.parquet import Footer
-from bundlemage.data.readers.tables import TableFiles
 from bundlemage.engines.base import Progress
 from bundlemage.engines.ray import ingest_tasks as tasks
 from bundlemage.engines.ray.ingest_pieces import Piece, Segment
 from bundlemage.engines.ray.ingest_tasks import Survey
 from bundlemage.engines.ray.windows import Done, Task, run
 from bundlemage.errors import Problem
+from bundlemage.readers import parquet
+from bundlemage.readers.assemble import CATALOGUE_SCHEMAS
+from bundlemage.readers.columns import TABLES
+from bundlemage.readers.parquet import Footer
+from bundlemage.readers.tables import TableFiles
 
 _FILES_AT_ONCE = 32
 _LEAST_ROWS, _BLOCK = 100_000, 4000

@@ -15,13 +15,6 @@ import ray
 
 from bundlemage.data.dataset import empty_catalogue
 from bundlemage.data.parts import Part, lists, rows_of, write_part
-from bundlemage.data.readers import parquet
-from bundlemage.data.readers.assemble import CATALOGUE_SCHEMAS, CROSSINGS
-from bundlemage.data.readers.catalogue import align, duplicates
-from bundlemage.data.readers.columns import TABLES
-from bundlemage.data.readers.ids import IdColumn
-from bundlemage.data.readers.parquet import Footer
-from bundlemage.data.readers.places import TableFile
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.engines.ray import ingest_ids as ids
 from bundlemage.engines.ray.ingest_pieces import (
@@ -35,6 +28,13 @@ from bundlemage.engines.ray.ingest_pieces import (
     unpacked,
 )
 from bundlemage.errors import DataError, Problem
+from bundlemage.readers import parquet
+from bundlemage.readers.assemble import CATALOGUE_SCHEMAS, CROSSINGS
+from bundlemage.readers.catalogue import align, duplicates
+from bundlemage.readers.columns import TABLES
+from bundlemage.readers.ids import IdColumn
+from bundlemage.readers.parquet import Footer
+from bundlemage.readers.places import TableFile
 
 _SAMPLES = 128
 _NEVER = np.iinfo(np.int64).max

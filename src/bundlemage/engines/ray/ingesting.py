@@ -16,11 +16,7 @@ from typing import Any
 import numpy as np
 
 from bundlemage.data.folders import beside
-from bundlemage.data.load import SAMPLE
 from bundlemage.data.parts import Part
-from bundlemage.data.readers import parquet, shards, sql, tables
-from bundlemage.data.readers.assemble import CATALOGUE_SCHEMAS, CROSSINGS, no_rows, placed
-from bundlemage.data.readers.places import Place, is_remote, local_path, place
 from bundlemage.data.shards import KINDS, MATRICES, Layout, check_output, digests_of, seal
 from bundlemage.engines.base import Progress, in_silence
 from bundlemage.engines.ingesting import Ingested, IngestJob
@@ -30,6 +26,10 @@ from bundlemage.engines.ray.ingest_ids import boundaries
 from bundlemage.engines.ray.ingest_survey import Surveyed, piece_rows, survey
 from bundlemage.engines.ray.windows import Done, Task, run
 from bundlemage.errors import DataError, Problem
+from bundlemage.readers import parquet, shards, sql, tables
+from bundlemage.readers.assemble import CATALOGUE_SCHEMAS, CROSSINGS, no_rows, placed
+from bundlemage.readers.load import SAMPLE
+from bundlemage.readers.places import Place, is_remote, local_path, place
 
 _PIECES_IN_A_RANGE = 4
 _IDS = {"items": "item_id", "bundles": "bundle_id", "users": "user_id"}

@@ -17,11 +17,12 @@ from ray.util.queue import Queue
 from bundlemage.engines.processes import GO_ON
 from bundlemage.engines.ray.cluster import Cluster
 from bundlemage.engines.ray.resources import resources
-from bundlemage.engines.training import Teller, TrainingJob, show, train_part
+from bundlemage.engines.training import TrainingJob, train_part
 from bundlemage.errors import BundleMageError, ClusterError
 from bundlemage.models.base import Model
 from bundlemage.training.history import Observer
 from bundlemage.training.loop import TrainingResult
+from bundlemage.training.relay import Teller, show
 
 REPLACED_AT_MOST = 3
 """How often workers that died are replaced before training is given up."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
+from bundlemage.service.answerer import Serving
 from bundlemage.service.answers import (
     BundleOut,
     BundlePage,
@@ -18,7 +19,6 @@ from bundlemage.service.answers import (
     bundle_out,
     item_out,
 )
-from bundlemage.service.engine import Serving
 from bundlemage.service.problems import responses
 from bundlemage.service.questions import BundleChange, BundleIn, ItemChange, ItemIn, Tag
 from bundlemage.service.routes.common import BundleId, ItemId, Limit, Offset, Search, TheService, unknown

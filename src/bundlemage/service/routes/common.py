@@ -11,8 +11,8 @@ from fastapi import Depends, Path, Query, Request
 from starlette.convertors import PathConvertor, register_url_convertor
 
 from bundlemage.live import HistoryKnown
+from bundlemage.service.answerer import Ask, Serving, Told
 from bundlemage.service.answers import BundlesFor, ItemsFor, Known, ranked_bundle, ranked_item
-from bundlemage.service.engine import Ask, Serving, Told
 from bundlemage.service.problems import ApiError
 from bundlemage.service.questions import Id, K, Person, Price, Someone, Tag, Where
 from bundlemage.store.records import Served

@@ -8,6 +8,7 @@ from dataclasses import replace
 from fastapi import APIRouter, Depends, Request
 
 from bundlemage.live import Live
+from bundlemage.service.answerer import Serving, check_catalogue
 from bundlemage.service.design_answers import (
     IN_AN_EXPLANATION,
     DesignsFor,
@@ -19,7 +20,6 @@ from bundlemage.service.design_answers import (
     why_out,
 )
 from bundlemage.service.design_questions import DesignIn, ExplainIn, ScoreIn
-from bundlemage.service.engine import Serving, check_catalogue
 from bundlemage.service.problems import newer_than_the_model, responses, with_impossible
 from bundlemage.service.questions import Person
 from bundlemage.service.routes.common import RequestId, TheService, about

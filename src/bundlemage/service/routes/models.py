@@ -9,6 +9,7 @@ from pathlib import Path
 from fastapi import APIRouter, Depends
 
 from bundlemage.live import record_of
+from bundlemage.service.answerer import Serving
 from bundlemage.service.answers import (
     Exposure,
     Insights,
@@ -19,7 +20,6 @@ from bundlemage.service.answers import (
     ServedOut,
     ServingModel,
 )
-from bundlemage.service.engine import Serving
 from bundlemage.service.problems import ApiError, responses
 from bundlemage.service.questions import ReloadIn
 from bundlemage.service.routes.common import TheService

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 
+from bundlemage.service.answerer import Serving
 from bundlemage.service.answers import BundlesFor, Gate, ItemsFor, SimilarBundles, ranked_bundle
-from bundlemage.service.engine import Serving
 from bundlemage.service.problems import ApiError, responses
 from bundlemage.service.questions import CompleteIn, RecommendIn, Someone
 from bundlemage.service.routes.common import (

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
+from bundlemage.service.answerer import Serving
 from bundlemage.service.answers import UserLine, UserOut, UserPage, Written, bundle_out, item_out
-from bundlemage.service.engine import Serving
 from bundlemage.service.problems import ApiError, responses
 from bundlemage.service.questions import AN_ID, InteractionIn, InteractionsIn
 from bundlemage.service.routes.common import Limit, RequestId, TheService, UserId

@@ -1,0 +1,1 @@
+"""A fitted model as a folder, and its card."""

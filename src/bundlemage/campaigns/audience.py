@@ -1,0 +1,298 @@
+"""Who would take a bundle that does not exist yet, how many they are, and what would make them more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from bundlemage.campaigns.chances import Calibration, new_log_probabilities, normaliser
+from bundlemage.campaigns.forecasts import (
+    BundleForecast,
+    BundleItem,
+    Neighbour,
+    Offer,
+    Person,
+    Replacement,
+    Weakest,
+)
+from bundlemage.core.answering import nearest
+from bundlemage.core.filters import Filter, Shelf
+from bundlemage.core.ranking import top
+from bundlemage.core.shop import Id, Shop
+from bundlemage.errors import ConfigError, UnsupportedError
+from bundlemage.models.base import Histories, Model
+from bundlemage.models.ragged import Ragged
+
+People: TypeAlias = Callable[[], Iterable[tuple[Sequence[str], Histories]]]
+"""Everyone who may be asked, a batch at a time: their ids, and what they have. It is called more than
+once."""
+
+BEST_PEOPLE = 64
+"""Of those who like a bundle best, so many are asked what should be in it instead."""
+TRIED = 32
+"""How many items are tried in the place of the weakest."""
+
+
+def forecast(
+    model: Model,
+    shop: Shop,
+    people: People,
+    items: Sequence[Id],
+    price: float | None = None,
+    *,
+    discount: float | None = None,
+    k: int = 10,
+    calibration: Calibration | None = None,
+) -> BundleForecast:
+    """The audience of a bundle of these items among `people`: the k best of them, and how many there are."""
+    inside = _inside(shop, items)
+    offer = Offer.of(shop, inside, price, discount)
+    notes = [] if calibration else [UNCALIBRATED]
+    near = _nearest(model, shop, inside, k, notes)
+    crowd = _Crowd(model, shop, people, calibration)
+    shorter = [inside[:n] + inside[n + 1 :] for n in range(len(inside))] if len(inside) > 1 else []
+    found = crowd.ask([inside, *shorter], max(k, BEST_PEOPLE))
+    weakest, replacement = None, None
+    if shorter:
+        place = int(np.argmax(found.totals[1:]))
+        without = crowd.expected(found.totals[1 + place])
+        weakest = Weakest(*_named(shop.item_shelf, inside[place])[:2], without)
+        replacement = _replacement(crowd, shorter[place], inside, found, notes)
+    expected = crowd.expected(found.totals[0])
+    return BundleForecast(
+        items=tuple(BundleItem(*_named(shop.item_shelf, n)) for n in inside),
+        price=offer.price,
+        list_price=offer.list_price,
+        discount=offer.discount,
+        asked=found.asked,
+        expected=expected,
+        above=found.above if calibration else None,
+        threshold=calibration.threshold if calibration else None,
+        expected_takings=None if expected is None or offer.price is None else expected * offer.price,
+        people=found.best.people(k, calibrated=calibration is not None),
+        nearest=near,
+        weakest=weakest,
+        replacement=replacement,
+        note=" ".join(notes) or None,
+    )
+
+
+UNCALIBRATED = (
+    "This model was trained without validation cases, or by an earlier version, so it cannot say how many "
+    "will buy: people and items are ranked by its probabilities. Train it with a split that has such cases."
+)
+
+
+def _inside(shop: Shop, items: Sequence[Id]) -> tuple[int, ...]:
+    """Positions in the order given, each once."""
+    shop.item_positions(items)  # or a message
+    inside = tuple(dict.fromkeys(shop.dataset.items.positions(map(str, items)).tolist()))
+    if not inside:
+        raise ConfigError("a bundle without items has no audience: give at least one item")
+    return inside
+
+
+def _named(shelf: Shelf, place: int) -> tuple[str, str | None, float | None]:
+    facts = shelf.facts(place)
+    return shelf.ids[place], facts.title, facts.price
+
+
+# ── What is like it ──────────────────────────────────────────────────────────────────────────────
+
+
+def _nearest(
+    model: Model, shop: Shop, inside: Sequence[int], k: int, notes: list[str]
+) -> tuple[Neighbour, ...]:
+    """The bundles whose vectors point most nearly the same way, of those that are sold."""
+    try:
+        with torch.inference_mode():
+            vector = model.vectors_of_bundles(Ragged.from_lists([inside], shop.device))  # [1, d]
+        found = nearest(model, shop.interactions.bundle_item, vector, shop.bundles(), k)
+    except UnsupportedError as error:
+        notes.append(f"{error}.")
+        return ()
+    places = shop.dataset.bundles.known_positions
+    return tuple(
+        Neighbour(each.id, each.title, each.score, shop.bundle_shelf.facts(places[each.id]).price)
+        for each in found
+    )
+
+
+# ── Who would take it ────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class _Best:
+    """Those who like the first of some bundles best, the best first."""
+
+    ids: list[str]
+    chances: Tensor  # [people]
+    scores: Tensor  # [people]
+    histories: Histories
+
+    def with_more(self, other: _Best, most: int) -> _Best:
+        ids = self.ids + other.ids
+        joined = _Best(
+            ids,
+            torch.cat([self.chances, other.chances]),
+            torch.cat([self.scores, other.scores]),
+            _joined(self.histories, other.histories),
+        )
+        return joined.first(most)
+
+    def first(self, most: int) -> _Best:
+        """Without those whose chance is below 0: they do not count."""
+        values, places = top(self.chances[None], min(most, len(self.ids)))
+        chosen = places[0][values[0] >= 0]
+        histories = self.histories
+        users = None if histories.users is None else histories.users[chosen]
+        return _Best(
+            [self.ids[place] for place in chosen.tolist()],
+            self.chances[chosen],
+            self.scores[chosen],
+            Histories(histories.items.rows(chosen), histories.bundles.rows(chosen), users),
+        )
+
+    def people(self, k: int, *, calibrated: bool) -> tuple[Person, ...]:
+        rows = zip(self.ids, self.chances.tolist(), self.scores.tolist(), strict=True)
+        everyone = [Person(name, chance if calibrated else None, score) for name, chance, score in rows]
+        return tuple(everyone[:k])
+
+
+def _joined(one: Histories, other: Histories) -> Histories:
+    users = None if one.users is None or other.users is None else torch.cat([one.users, other.users])
+    return Histories(one.items.append(other.items), one.bundles.append(other.bundles), users)
+
+
+@dataclass(frozen=True)
+class _Found:
+    totals: npt.NDArray[np.float64]  # [bundles], of the chances, or of the probabilities
+    above: int
+    asked: int
+    best: _Best
+
+
+class _Crowd:
+    """People who are asked about several bundles at a time. No more than a batch of them is held."""
+
+    def __init__(self, model: Model, shop: Shop, people: People, calibration: Calibration | None) -> None:
+        self.model, self.shop, self.calibration = model, shop, calibration
+        self._people = people
+        # Whoever is asked twice need not be compared with all of the shop's bundles twice, which is nearly
+        # all of the work. A live shop may have other people in the same batch by then.
+        self._normalisers: dict[int, tuple[int, Tensor]] = {}
+
+    def expected(self, total: float) -> float | None:
+        return float(total) if self.calibration else None
+
+    def ask(self, bundles: Sequence[Sequence[int]], best: int) -> _Found:
+        """How many would take each of the bundles, and who would take the first."""
+        new = Ragged.from_lists(bundles, self.shop.device)
+        contents = self.shop.interactions.bundle_item
+        owners = _Owners(new, contents, len(self.shop.dataset.items))
+        totals = torch.zeros(len(bundles), dtype=torch.float64)
+        above, asked, leading = 0, 0, None
+        for number, (ids, histories) in enumerate(self._people()):
+            if not len(ids):
+                continue
+            with torch.inference_mode():
+                less = self._normaliser(number, ids, histories)
+                logs = new_log_probabilities(self.model, histories, contents, new, less)
+                chances = self._chances(logs, histories)
+                theirs = owners.have_all(histories)
+                chances = chances.masked_fill(theirs, 0.0)
+                totals += chances.cpu().double().sum(0)
+                first = chances[:, 0].masked_fill(theirs[:, 0], -1.0)
+                if self.calibration is not None:
+                    above += int((first > self.calibration.threshold).sum())
+                asked += len(ids)
+                batch = _Best(list(ids), first, logs[:, 0].exp(), histories)
+                leading = batch.first(best) if leading is None else leading.with_more(batch.first(best), best)
+        if leading is None:
+            raise ConfigError("there is nobody to ask: the shop has no users")
+        return _Found(totals.numpy(), above, asked, leading)
+
+    def _normaliser(self, number: int, ids: Sequence[str], histories: Histories) -> Tensor:
+        people = hash(tuple(ids))
+        kept = self._normalisers.get(number)
+        if kept is None or kept[0] != people:
+            found = normaliser(self.model, histories, self.shop.interactions.bundle_item)
+            kept = self._normalisers[number] = (people, found)
+        return kept[1]
+
+    def _chances(self, logs: Tensor, histories: Histories) -> Tensor:
+        if self.calibration is None:
+            return logs.exp()
+        return self.calibration.chances(logs, histories.bundles.lengths)
+
+
+class _Owners:
+    """Who has all the items of some bundles."""
+
+    def __init__(self, bundles: Ragged, contents: Ragged, items: int) -> None:
+        device = bundles.device
+        wanted = (torch.bincount(bundles.values, minlength=items) > 0).nonzero()[:, 0]
+        self.column = torch.full((items,), -1, dtype=torch.int64, device=device)
+        self.column[wanted] = torch.arange(len(wanted), device=device)
+        self.needed = torch.zeros(len(bundles), len(wanted), device=device)
+        self.needed[bundles.row_of_entry(), self.column[bundles.values]] = 1
+        kept = contents.keep(self.column[contents.values] >= 0)
+        self.in_bundles = Ragged(self.column[kept.values], kept.offsets)
+
+    def have_all(self, histories: Histories) -> Tensor:
+        """[rows, bundles]"""
+        has = self.needed.new_zeros(len(histories), self.needed.shape[1])
+        columns = self.column[histories.items.values]
+        there = columns >= 0
+        has[histories.items.row_of_entry()[there], columns[there]] = 1
+        parts = self.in_bundles.rows(histories.bundles.values)
+        has[histories.bundles.row_of_entry()[parts.row_of_entry()], parts.values] = 1
+        return has @ self.needed.T == self.needed.sum(1)
+
+
+# ── What would make them more ────────────────────────────────────────────────────────────────────
+
+
+def _replacement(
+    crowd: _Crowd, rest: tuple[int, ...], inside: tuple[int, ...], found: _Found, notes: list[str]
+) -> Replacement | None:
+    model, shop = crowd.model, crowd.shop
+    if not model.generates:
+        notes.append(f"{model.title} does not complete bundles, so it names no replacement.")
+        return None
+    tried = _candidates(model, shop, rest, inside, found.best.histories)
+    if not tried:
+        return None
+    totals = crowd.ask([(*rest, item) for item in tried], 1).totals
+    place = int(np.argmax(totals))
+    if totals[place] <= found.totals[0]:
+        return None
+    return Replacement(*_named(shop.item_shelf, tried[place]), crowd.expected(totals[place]))
+
+
+def _candidates(
+    model: Model, shop: Shop, rest: Sequence[int], inside: Sequence[int], histories: Histories
+) -> list[int]:
+    """What the best people would add to the rest of the bundle, of what can be sold."""
+    if not len(histories):
+        return []
+    with torch.inference_mode():
+        partial = Ragged.from_lists([rest] * len(histories), shop.device)
+        scores = model.score_items(histories, partial, shop.interactions.bundle_item)
+        model.checked("score_items", scores, len(histories), len(shop.dataset.items))
+        sold = shop.items(Filter(in_stock=True) if shop.item_shelf.tells_stock else None)
+        liked = scores.softmax(1).mean(0) + sold.hidden
+        liked[list(inside)] = -torch.inf
+        values, places = top(liked[None], min(TRIED, len(liked)))
+    return [
+        place
+        for place, value in zip(places[0].tolist(), values[0].tolist(), strict=True)
+        if value > -math.inf
+    ]

@@ -1,0 +1,249 @@
+"""From a model's scores to the chance that someone takes a bundle, calibrated on validation cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from bundlemage.core.answering import rows_at_a_time
+from bundlemage.core.ranking import top
+from bundlemage.data.dataset import binary_matrix
+from bundlemage.data.splits import COLD_PROTOCOLS, PAD, Split
+from bundlemage.models.base import Histories, Interactions, Model
+from bundlemage.models.ragged import Contents, Ragged
+
+Numbers = npt.NDArray[np.float64]
+
+SCORES = 2**26
+"""How many scores a calibration looks at, at most; beyond that it asks a sample of the people."""
+SLOW_SCORES = 2**21
+"""The same for a model whose scores are more than a product of two vectors."""
+LIKELIEST = 32
+"""Of the bundles that someone did not take, so many of the likeliest are all looked at: above a threshold
+there are hardly any others."""
+DRAWN = 32
+"""Of all the rest, so many are drawn, each to stand for many."""
+PRIOR = 0.01
+"""How firmly coefficients are held where they would be if the softmax were right. It decides only what the
+cases leave open, such as the effect of activity where everyone is equally active."""
+STEPS = 100
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The logarithm of the odds that someone takes a bundle, as a sum of three terms.
+
+    A chance is that of the cases it was learned from. Where validation holds one bundle of each user, it is
+    the chance that a bundle is the next one; where it holds whole bundles, that someone takes it at all.
+    """
+
+    intercept: float
+    fit: float
+    """Times the logarithm of the bundle's probability among all of the shop's bundles."""
+    activity: float
+    """Times the logarithm of one and the number of bundles that the person has."""
+    threshold: float
+    """So many pairs of a user and a bundle have a higher chance as were really bought in validation."""
+
+    def chances(self, log_probability: Tensor, bundles: Tensor) -> Tensor:
+        """By log-probabilities [rows, n], and how many bundles each person has [rows]."""  # [rows, n]
+        activity = self.activity * torch.log1p(bundles.to(log_probability.dtype))
+        return torch.sigmoid(self.intercept + self.fit * log_probability + activity[:, None])
+
+
+def normaliser(model: Model, histories: Histories, contents: Ragged) -> Tensor:
+    """What is taken off a score to make it the logarithm of a probability among the shop's bundles."""
+    scores = model.score_bundles(histories, contents)
+    model.checked("score_bundles", scores, len(histories), len(contents))
+    return scores.logsumexp(1, keepdim=True)  # [rows, 1]
+
+
+def new_log_probabilities(
+    model: Model, histories: Histories, contents: Ragged, new: Ragged, less: Tensor | None = None
+) -> Tensor:
+    """Of bundles that the shop does not have yet, each beside those that it has. `less` is the normaliser,
+    where it is known already.
+
+    A forecast takes such a bundle for one that sells like the median. What ranks new bundles best
+    (`new_bundle_credit`) is more than most of them will sell.
+    """  # [rows, new]
+    if model.credits_new_bundles and len(sales := model.known_sales()):
+        new = Contents.of(new, sales.median().expand(len(new)))
+    scores = model.score_new_bundles(histories, contents, new)
+    model.checked("score_new_bundles", scores, len(histories), len(new))
+    return scores - (normaliser(model, histories, contents) if less is None else less)
+
+
+def calibrate(model: Model, split: Split, device: torch.device, seed: int = 0) -> Calibration | None:
+    """Learn what chances the split's validation speaks of; None where it has nothing to say.
+
+    Bought in validation, against what a user has nowhere in the data. In a split of cold bundles, only those
+    that are new in validation count, and they are scored as bundles that came later.
+    """
+    if split.validation is None or not len(split.validation) or not model.matches:
+        return None
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            pairs = _Cases(model, split, device, seed).pairs()
+    finally:
+        model.train(was_training)
+    if not pairs.bought.any():
+        return None
+    features = np.stack([np.ones_like(pairs.weights), pairs.log_probability, np.log1p(pairs.bundles)], axis=1)
+    found = logistic(features, pairs.bought, pairs.weights, np.array([0.0, 1.0, 0.0]))
+    chances = _sigmoid(features @ found)
+    intercept, fit, activity = found.tolist()
+    return Calibration(intercept, fit, activity, _threshold(chances, pairs.bought, pairs.weights))
+
+
+def logistic(
+    features: Numbers, bought: npt.NDArray[np.bool_], weights: Numbers, expected: Numbers
+) -> Numbers:
+    """The coefficients of a logistic regression, held to the `expected` ones by a weak prior."""
+
+    def value(coefficients: Numbers) -> float:
+        logits = features @ coefficients
+        likelihood = weights @ (np.where(bought, logits, 0.0) - np.logaddexp(0.0, logits))
+        return float(likelihood - PRIOR / 2 * ((coefficients - expected) ** 2).sum())
+
+    now, best = expected.copy(), value(expected)
+    for _ in range(STEPS):
+        chance = _sigmoid(features @ now)
+        slope = features.T @ (weights * (bought - chance)) - PRIOR * (now - expected)
+        curve = (features * (weights * chance * (1 - chance))[:, None]).T @ features
+        step = np.linalg.solve(curve + PRIOR * np.eye(len(now)), slope)
+        # Far from the best, a whole step may lead beyond it.
+        following = value(now + step)
+        while following < best and np.abs(step).max() > 1e-9:
+            step /= 2
+            following = value(now + step)
+        now, best = now + step, following
+        if np.abs(step).max() < 1e-8:
+            break
+    return now
+
+
+def _sigmoid(logits: Numbers) -> Numbers:
+    return np.exp(-np.logaddexp(0.0, -logits))
+
+
+def _threshold(chances: Numbers, bought: npt.NDArray[np.bool_], weights: Numbers) -> float:
+    order = np.argsort(-chances, kind="stable")
+    above = np.cumsum(weights[order])
+    place = int(np.searchsorted(above, weights[bought].sum()))
+    return float(chances[order[min(place, len(order) - 1)]])
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Users and bundles; each pair may stand for several."""
+
+    log_probability: Numbers
+    bundles: Numbers
+    """How many the user has."""
+    bought: npt.NDArray[np.bool_]
+    weights: Numbers
+
+    @classmethod
+    def of(cls, logs: Tensor, bundles: Tensor, weights: Tensor | float, *, bought: bool) -> _Pairs:
+        each = np.full(len(logs), weights) if isinstance(weights, float) else _numpy(weights)
+        return cls(_numpy(logs), _numpy(bundles), np.full(len(logs), bought), each)
+
+    @classmethod
+    def joined(cls, parts: list[_Pairs]) -> _Pairs:
+        columns = zip(*((p.log_probability, p.bundles, p.bought, p.weights) for p in parts), strict=True)
+        return cls(*map(np.concatenate, columns))
+
+
+class _Cases:
+    """The validation cases of a split as pairs that were bought or not."""
+
+    def __init__(self, model: Model, split: Split, device: torch.device, seed: int) -> None:
+        assert split.validation is not None
+        self.model, self.device = model, device
+        self.data = Interactions.of(split.train, device)
+        self.random = np.random.default_rng(seed)
+        validation, shape = split.validation, split.dataset.user_bundle.shape
+        case, bundles = validation.positives.nonzero()
+        bought = binary_matrix(validation.users[case], bundles, shape)
+        self.bought, self.has = (
+            Ragged.from_csr(bought, device),
+            Ragged.from_csr(split.dataset.user_bundle, device),
+        )
+        sizes = np.diff(split.train.bundle_item.indptr)
+        candidates = np.flatnonzero(sizes)  # a bundle without items has a score that says nothing
+        self.new: Ragged | None = None
+        if split.protocol in COLD_PROTOCOLS and validation.candidates is not None:
+            candidates = np.intersect1d(candidates, validation.candidates[validation.candidates != PAD])
+            self.new = self.data.bundle_item.rows(torch.from_numpy(candidates).to(device))
+        self.candidates = torch.from_numpy(candidates).to(device)  # [candidates]
+        self.took = np.diff(bought.indptr) > 0  # [users]
+
+    def pairs(self) -> _Pairs:
+        parts = [
+            self._of(torch.from_numpy(users).to(self.device), weight) for users, weight in self._people()
+        ]
+        return _Pairs.joined(parts)
+
+    def _people(self) -> Iterator[tuple[npt.NDArray[np.int64], float]]:
+        """Users so many at a time, and how many each stands for. Those who bought something are few in some
+        shops and tell most, so they get half of the room or more."""
+        width = max(1, len(self.data.bundle_item))
+        slow = self.model.scores_candidates_apart
+        room = max(1, (SLOW_SCORES if slow else SCORES) // width)
+        buyers, others = np.flatnonzero(self.took), np.flatnonzero(~self.took)
+        for_buyers = min(len(buyers), max(room // 2, room - len(others), 1))
+        for group, most in ((buyers, for_buyers), (others, max(room - for_buyers, 1))):
+            count = min(len(group), most)
+            chosen = np.sort(self.random.choice(group, count, replace=False)) if count else group
+            rows = rows_at_a_time(width, self.device)
+            for start in range(0, count, rows):
+                yield chosen[start : start + rows], len(group) / count
+
+    def _of(self, users: Tensor, weight: float) -> _Pairs:
+        histories, contents = self.data.histories(users), self.data.bundle_item
+        if self.new is None:
+            scores = self.model.score_bundles(histories, contents)
+            self.model.checked("score_bundles", scores, len(users), len(contents))
+            logs = scores.log_softmax(1)
+            logs = logs if len(self.candidates) == logs.shape[1] else logs[:, self.candidates]
+        else:
+            logs = new_log_probabilities(self.model, histories, contents, self.new)
+        bought = self._marked(self.bought, users)  # [rows, candidates]
+        rest = ~(bought | self._marked(self.has, users))
+        row, column = bought.nonzero(as_tuple=True)
+        counts = histories.bundles.lengths
+        parts = [_Pairs.of(logs[row, column], counts[row], weight, bought=True)]
+        for columns, weights in self._not_bought(logs, rest):
+            row, place = (weights > 0).nonzero(as_tuple=True)
+            column = columns[row, place]
+            each = weights[row, place] * weight
+            parts.append(_Pairs.of(logs[row, column], counts[row], each, bought=False))
+        return _Pairs.joined(parts)
+
+    def _marked(self, pairs: Ragged, users: Tensor) -> Tensor:
+        marked = pairs.rows(users).as_mask(len(self.data.bundle_item))
+        return marked if len(self.candidates) == marked.shape[1] else marked[:, self.candidates]
+
+    def _not_bought(self, logs: Tensor, rest: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The likeliest of the rest, and some others that stand for all of them: columns, weights."""
+        _, likeliest = top(logs.masked_fill(~rest, -torch.inf), min(LIKELIEST, logs.shape[1]))
+        counted = rest.gather(1, likeliest)
+        yield likeliest, counted.to(logs.dtype)
+        others = rest.scatter(1, likeliest, value=False)
+        # Drawn on the CPU, so that every device has the same.
+        drawn = torch.from_numpy(self.random.integers(logs.shape[1], size=(len(logs), DRAWN))).to(self.device)
+        hits = others.gather(1, drawn)
+        left = rest.sum(1, keepdim=True) - counted.sum(1, keepdim=True)
+        yield drawn, hits * (left / hits.sum(1, keepdim=True).clamp(min=1))
+
+
+def _numpy(values: Tensor) -> Numbers:
+    return values.cpu().numpy().astype(np.float64)

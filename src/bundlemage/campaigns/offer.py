@@ -1,0 +1,192 @@
+"""What a campaign has to offer: the bundles that may be shown, what each is worth to whom, and the limits."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from bundlemage.campaigns.chances import Calibration
+from bundlemage.campaigns.limits import MONEY, Floats, Limits, Whole
+from bundlemage.campaigns.serving import Block, highest
+from bundlemage.campaigns.settings import Campaign
+from bundlemage.core.answering import rows_at_a_time
+from bundlemage.core.shop import Shop
+from bundlemage.errors import ConfigError
+from bundlemage.models.base import Histories, Model
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the model says of some users."""
+
+    block: Block
+    chances: Floats  # [users, candidates]
+    unconstrained: float
+    """The value if each had their best, whatever the limits."""
+    unknown: int
+    """Of how many nothing is known."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The bundles of a campaign, by their positions in the shop, with what is known of each."""
+
+    settings: Campaign
+    model: Model
+    shop: Shop
+    calibration: Calibration | None
+    wanted: Whole  # positions in the shop of all bundles that the filters let through
+    bundles: Whole  # [candidates], of these the ones for which there is room at least once
+    prices: Floats  # [bundles of the shop], not a number where it is not known
+    limits: Limits
+    left_out: int
+    """Bundles that the filters let through, but whose price or discount is not known and had to be."""
+
+    @classmethod
+    def of(cls, settings: Campaign, model: Model, shop: Shop, calibration: Calibration | None) -> Offer:
+        through = np.isfinite(shop.bundles(settings.where).hidden.cpu().numpy())
+        known = np.ones_like(through)
+        costs = None
+        if settings.value == "takings":
+            try:
+                known &= np.isfinite(shop.bundle_shelf.prices)
+            except ConfigError:
+                raise ConfigError(
+                    "takings are not known, as no bundle has a price: put a column 'price' into the table of "
+                    "bundles and train again, or let sales be what counts"
+                ) from None
+        if settings.budget is not None:
+            costs = _discount_costs(shop)
+            known &= np.isfinite(costs)
+        wanted = np.flatnonzero(through & known)
+        if not len(wanted):
+            raise ConfigError(
+                "there is no bundle to show: the shop has none that the filters let through"
+                + (" and whose price and discount are known" if through.any() else "")
+            )
+        stock = stock_of(shop) if settings.stock else None
+
+        def limits_of(bundles: Whole) -> Limits:
+            return Limits(
+                shop.dataset.bundle_item[bundles],
+                stock,
+                settings.shown_at_most,
+                None if costs is None else np.rint(costs[bundles] * MONEY).astype(np.int64),
+                settings.budget,
+            )
+
+        limits = limits_of(wanted)
+        most = limits.affordable(limits.room)
+        bundles = wanted[most >= 1 if settings.reserve == "shown" else most > 0]
+        if not len(bundles):
+            raise ConfigError(
+                f"there is no bundle to show: of the {len(wanted):,} that the filters let through, the "
+                "limits have no room for a single one. Raise the budget, or see to the stock"
+            )
+        left_out = int((through & ~known).sum())
+        prices = _prices(shop)
+        return cls(settings, model, shop, calibration, wanted, bundles, prices, limits_of(bundles), left_out)
+
+    def _everything(self, users: Whole) -> tuple[Floats, int]:
+        """The chance of each bundle that is wanted; 0 of those that a user has. And of how many users nothing
+        is known, so that a bundle's chance is its share of all sales."""
+        parts, unknown = [], 0
+        rows = rows_at_a_time(len(self.shop.dataset.bundles), self.shop.device)
+        with torch.inference_mode():
+            for start in range(0, len(users), rows):
+                places = torch.from_numpy(users[start : start + rows]).to(self.shop.device)
+                chances, without = self._chances(self.shop.interactions.histories(places))
+                parts.append(chances.cpu())
+                unknown += without
+        return torch.cat(parts).numpy().astype(np.float64), unknown
+
+    def _chances(self, histories: Histories) -> tuple[torch.Tensor, int]:
+        contents = self.shop.interactions.bundle_item
+        scores = self.model.score_bundles(histories, contents)
+        self.model.checked("score_bundles", scores, len(histories), len(contents))
+        logs = scores.float().log_softmax(1)
+        nothing = (histories.items.lengths == 0) & (histories.bundles.lengths == 0)
+        logs[nothing] = self.shop.bundles().shares.clamp(min=1e-30).log()
+        if self.calibration is None:
+            chances = logs.exp()
+        else:
+            chances = self.calibration.chances(logs, histories.bundles.lengths)
+        chances[histories.bundles.row_of_entry(), histories.bundles.values] = 0.0
+        return chances[:, torch.from_numpy(self.wanted).to(chances.device)], int(nothing.sum())
+
+    def asked(self, users: Whole) -> Asked:
+        chances, unknown = self._everything(users)
+        values = chances * self.prices[self.wanted] if self.settings.value == "takings" else chances
+        unconstrained = float(highest(values, self.settings.per_user).sum())
+        if len(self.bundles) < len(self.wanted):
+            there = np.searchsorted(self.wanted, self.bundles)
+            chances, values = chances[:, there], values[:, there]
+        shares = chances if self.settings.reserve == "expected" else None
+        return Asked(Block(values, shares), chances, unconstrained, unknown)
+
+    def name(self, kind: str, thing: int) -> str:
+        """The id of what a limit is of."""
+        if kind == "budget":
+            return "all"
+        data = self.shop.dataset
+        return data.items[thing] if kind == "stock" else data.bundles[int(self.bundles[thing])]
+
+    def fingerprints(self, users: Whole) -> dict[str, str]:
+        """Of all that the result depends on besides settings."""
+        catalogue = hashlib.sha256(self.shop.trade.bundles_gone.tobytes())
+        for shelf in (self.shop.item_shelf, self.shop.bundle_shelf):
+            if shelf.catalogue is not None:
+                catalogue.update(_bytes(shelf.catalogue))
+        model = hashlib.sha256(f"{self.model.name} {self.calibration}".encode())
+        model.update(self.shop.dataset.fingerprint().encode())
+        for name, weights in sorted(self.model.state_dict().items()):
+            model.update(name.encode() + weights.detach().cpu().contiguous().numpy().tobytes())
+        return {
+            "model": model.hexdigest(),
+            "catalogue": catalogue.hexdigest(),
+            "users": hashlib.sha256(users.astype("<i8").tobytes()).hexdigest(),
+        }
+
+
+def _bytes(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def stock_of(shop: Shop) -> Whole:
+    """How many of each item there are; 0 where it is not known, as a filter has it."""
+    _ = shop.item_shelf.in_stock  # says in words what is missing
+    assert shop.item_shelf.catalogue is not None
+    stock: Whole = shop.item_shelf.catalogue["stock"].fill_null(0).to_numpy().astype(np.int64)
+    return np.maximum(stock, 0)
+
+
+def _prices(shop: Shop) -> Floats:
+    try:
+        return shop.bundle_shelf.prices
+    except ConfigError:  # asked for in `of`, where they matter
+        return np.full(len(shop.dataset.bundles), np.nan)
+
+
+def _discount_costs(shop: Shop) -> Floats:
+    """What the discount of each bundle costs: its items' prices together, times the discount."""
+    table = shop.bundle_shelf.catalogue
+    if table is None or table["discount"].null_count == len(table):
+        raise ConfigError(
+            "a budget is for what discounts cost, and no bundle has a discount. Put a column 'discount' into "
+            "the table of bundles (0.2 is 20% off) and train again, or leave the budget out"
+        )
+    discounts: Floats = table["discount"].to_numpy().astype(np.float64)
+    try:
+        prices = shop.item_shelf.prices
+    except ConfigError as error:
+        raise ConfigError(f"what discounts cost is not known, {error}") from None
+    contents = shop.dataset.bundle_item
+    row = np.repeat(np.arange(contents.shape[0]), np.diff(contents.indptr))
+    return discounts * np.bincount(row, prices[contents.indices], minlength=contents.shape[0])

@@ -1,0 +1,381 @@
+"""Ids to positions and back, for one dataset on one device: what lies between a question and a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from bundlemage.core.filters import Filter, Shelf
+from bundlemage.core.ranking import Ranker, Ranking
+from bundlemage.data.dataset import BundleDataset
+from bundlemage.errors import ConfigError
+from bundlemage.models.base import Histories, Interactions, Model
+from bundlemage.models.ragged import Contents, Ragged
+
+Id: TypeAlias = str | int
+T = TypeVar("T")
+
+FILTERS_KEPT = 64
+"""How many filters are kept ready: a shop has a few pages, and asks each of them again and again."""
+CONTENTS_KEPT = 4
+"""How many tables of contents with further bundles are kept: a model embeds the same table only once."""
+
+
+@dataclass(frozen=True)
+class History:
+    """What someone has, whether the shop knows them or not. A bundle without an id is given by its items."""
+
+    items: Sequence[Id] = ()
+    bundles: Sequence[Id | Sequence[Id]] = ()
+
+
+User: TypeAlias = Id | History
+NewBundles: TypeAlias = Mapping[str, Sequence[Id]]
+ExpectedSales: TypeAlias = Mapping[str, float]
+"""Of new bundles, by their names."""
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """One answer. `score` is a probability over all candidates, or for `popular` a share of all sales."""
+
+    id: str
+    title: str | None
+    score: float
+    rank: int
+    source: Literal["model", "popular"]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What an answer may name: ids, titles, and each one's share of all sales."""
+
+    ids: tuple[str, ...]
+    titles: Sequence[str | None]
+    """May be shorter than `ids`: the rest have none."""
+    shares: Tensor  # [candidates]
+    hidden: Tensor  # [candidates]: 0, or -∞ for what is not to be shown to anyone
+
+    def ranker(self) -> Ranker:
+        return Ranker(self.shares, self.hidden)
+
+    def answer(self, position: int, score: float, rank: int, popular: bool) -> Recommendation:
+        title = self.titles[position] if position < len(self.titles) else None
+        return Recommendation(self.ids[position], title, score, rank, "popular" if popular else "model")
+
+
+class Kept(Generic[T]):
+    """The last few things that were worked out."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._things: dict[Any, T] = {}
+
+    def get(self, key: Any, make: Callable[[], T]) -> T:
+        found = self._things.pop(key, None)
+        if found is None:
+            found = make()
+            for oldest in list(self._things)[: len(self._things) + 1 - self._most]:
+                self._things.pop(oldest, None)
+        self._things[key] = found  # the last one again
+        return found
+
+
+@dataclass(frozen=True)
+class Trade:
+    """What a dataset does not tell of a shop that is open: what sells how often, and what is sold no more."""
+
+    item_sales: npt.NDArray[np.int64]
+    bundle_sales: npt.NDArray[np.int64]
+    items_gone: npt.NDArray[np.bool_]
+    bundles_gone: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, dataset: BundleDataset) -> Trade:
+        """As the dataset's own pairs say; everything is sold."""
+        items, bundles = len(dataset.items), len(dataset.bundles)
+        return cls(
+            np.bincount(dataset.user_item.indices, minlength=items),
+            np.bincount(dataset.user_bundle.indices, minlength=bundles),
+            np.zeros(items, bool),
+            np.zeros(bundles, bool),
+        )
+
+    def selling(self, items: npt.NDArray[np.int64], bundles: npt.NDArray[np.int64]) -> Trade:
+        return replace(self, item_sales=items, bundle_sales=bundles)
+
+    def with_more_bundles(self, count: int) -> Trade:
+        """A copy, with room for bundles that nobody has bought yet."""
+        return Trade(
+            self.item_sales,
+            np.concatenate([self.bundle_sales, np.zeros(count, np.int64)]),
+            self.items_gone.copy(),
+            np.concatenate([self.bundles_gone, np.ones(count, bool)]),
+        )
+
+
+class Shelves(NamedTuple):
+    """What filters look at."""
+
+    items: Shelf
+    bundles: Shelf
+
+    @classmethod
+    def of(cls, dataset: BundleDataset) -> Shelves:
+        items = Shelf.of_items(dataset)
+        return cls(items, Shelf.of_bundles(dataset, items))
+
+
+class Shop:
+    """A dataset made ready to answer questions from."""
+
+    def __init__(
+        self,
+        dataset: BundleDataset,
+        device: torch.device,
+        trade: Trade | None = None,
+        shelves: Shelves | None = None,
+        interactions: Interactions | None = None,
+    ) -> None:
+        self.dataset = dataset
+        self.device = device
+        self.trade = trade or Trade.of(dataset)
+        self.item_shelf, self.bundle_shelf = shelves or Shelves.of(dataset)
+        self.interactions = interactions or Interactions.of(dataset, device)
+
+        # Each belongs to this shop, and goes when it goes: at once, as nothing in it refers back to the shop.
+        self._hidden: Kept[Tensor] = Kept(FILTERS_KEPT)
+        self._with_more: Kept[Ragged] = Kept(CONTENTS_KEPT)
+
+    def items(self, where: Filter | None = None) -> Candidates:
+        """All items, those hidden that the filter does not let through."""
+        return replace(self._all_items, hidden=self._hidden_of("item", where))
+
+    def bundles(self, where: Filter | None = None, new: NewBundles | None = None) -> Candidates:
+        """The shop's bundles and further ones, which nobody has bought yet; hidden is what cannot be sold."""
+        if not new:
+            return replace(self._all_bundles, hidden=self._hidden_of("bundle", where))
+        for name in new:
+            if name in self.dataset.bundles:
+                raise ConfigError(f"new bundle {name!r} has the id of a bundle that the shop has already")
+        known = self._all_bundles
+        shares = torch.cat([known.shares, known.shares.new_zeros(len(new))])
+        items = [self.item_positions(inside) for inside in new.values()]
+        hidden = self._never(self.bundle_shelf, where, list(zip(new, items, strict=True)))
+        return Candidates(known.ids + tuple(new), known.titles, shares, hidden)
+
+    @cached_property
+    def _all_items(self) -> Candidates:
+        shares = self._shares(self.trade.item_sales)
+        return Candidates(self.dataset.items.ids, self.item_shelf.titles, shares, torch.zeros_like(shares))
+
+    @cached_property
+    def _all_bundles(self) -> Candidates:
+        shares = self._shares(self.trade.bundle_sales)
+        return Candidates(
+            self.dataset.bundles.ids, self.bundle_shelf.titles, shares, torch.zeros_like(shares)
+        )
+
+    def _hidden_of(self, kind: Literal["item", "bundle"], where: Filter | None) -> Tensor:
+        shelf = self.item_shelf if kind == "item" else self.bundle_shelf
+        return self._hidden.get((kind, where), lambda: self._never(shelf, where, []))
+
+    def _never(self, shelf: Shelf, where: Filter | None, later: list[tuple[str, list[int]]]) -> Tensor:
+        """-∞ for what nobody is to see."""
+        allowed = shelf.allowed(where or Filter(), later)
+        gone = self.trade.bundles_gone if shelf is self.bundle_shelf else self.trade.items_gone
+        allowed[: len(gone)] &= ~gone
+        if shelf is self.bundle_shelf:
+            # A bundle without items cannot be sold, and its score would say nothing.
+            sizes = np.diff(self.dataset.bundle_item.indptr)
+            allowed &= np.concatenate([sizes, np.array([len(items) for _, items in later], sizes.dtype)]) > 0
+        return torch.from_numpy(np.where(allowed, 0.0, -np.inf).astype(np.float32)).to(self.device)
+
+    @cached_property
+    def user_ids(self) -> pa.Array:
+        return self.dataset.users.to_arrow()
+
+    @cached_property
+    def bundle_ids(self) -> pa.Array:
+        return self.dataset.bundles.to_arrow()
+
+    def everyone(self) -> Histories:
+        """What every user has, in the order of the vocabulary."""
+        data = self.interactions
+        return Histories(
+            data.user_item, data.user_bundle, torch.arange(len(data.user_item), device=self.device)
+        )
+
+    def known(self, users: Iterable[Id]) -> Histories:
+        """What these users have."""
+        rows = self.dataset.users.positions(map(str, users)).astype(np.int64)
+        return self.interactions.histories(torch.from_numpy(rows).to(self.device))
+
+    def checked(self, histories: Histories) -> Histories:
+        """Histories by positions, on this device; or a message where they are not of this shop."""
+        items, bundles, users = histories.items, histories.bundles, histories.users
+        if len(items) != len(bundles):
+            raise ConfigError(
+                f"histories with {len(items):,} rows of items and {len(bundles):,} rows of bundles: "
+                "each person has one row in both"
+            )
+        for kind, values, there in (
+            ("items", items.values, len(self.dataset.items)),
+            ("bundles", bundles.values, len(self.dataset.bundles)),
+        ):
+            lowest, highest = (int(values.min()), int(values.max())) if len(values) else (0, -1)
+            if lowest < 0 or highest >= there:
+                raise ConfigError(
+                    f"histories with {kind} at the positions {lowest} to {highest}: the shop has {there:,}, "
+                    f"at the positions 0 to {there - 1}"
+                )
+        on_device = None if users is None else users.to(self.device)
+        return Histories(items.to(self.device), bundles.to(self.device), on_device)
+
+    def item_positions(self, items: Sequence[Id]) -> list[int]:
+        if isinstance(items, str):
+            raise ConfigError(f"items are a list of ids, not one text: write [{items!r}]")
+        return sorted(set(self.dataset.items.positions(map(str, items)).tolist()))
+
+    def expectations(
+        self,
+        model: Model,
+        new: NewBundles,
+        expected_sales: Mapping[str, float],
+        sells_like: Mapping[str, Id],
+    ) -> ExpectedSales:
+        """How often new bundles are expected to sell, as numbers, or as a bundle of the shop has sold."""
+        expected: dict[str, float] = {}
+        if expected_sales or sells_like:
+            sales = model.known_sales()  # of a model that goes by sales, else a message
+            check_expected_sales(expected_sales)
+            for name in (*expected_sales, *sells_like):
+                if name not in new:
+                    raise ConfigError(f"{name!r} is expected to sell, but is not among the new bundles")
+                if name in expected_sales and name in sells_like:
+                    raise ConfigError(f"give either the expected sales of {name!r} or what it sells like")
+            expected = {str(name): float(count) for name, count in expected_sales.items()}
+            for name, like in sells_like.items():
+                expected[name] = float(sales[self.dataset.bundles.position(str(like))])
+        return expected
+
+    def encode(
+        self,
+        users: Sequence[User],
+        new: NewBundles | None = None,
+        expected: ExpectedSales | None = None,
+    ) -> tuple[Histories, Ragged]:
+        """Histories as positions, and the contents of the shop's, the new and the nameless bundles.
+
+        New bundles come right after the shop's own, nameless ones of the histories last. `expected` says how
+        often some of the new ones will sell.
+        """
+        if not any(isinstance(user, History) for user in users) and not new:
+            return self.known(cast(Sequence[Id], users)), self.interactions.bundle_item
+        contents = _Contents(self, new or {}, expected or {})
+        items: list[Iterable[int]] = []
+        bundles: list[Iterable[int]] = []
+        positions: list[int] = []
+        for user in users:
+            if isinstance(user, History):
+                items.append(self.item_positions(user.items))
+                bundles.append(contents.positions(user.bundles))
+                positions.append(-1)
+            else:
+                row = self.dataset.users.position(str(user))
+                items.append(_row(self.dataset.user_item, row))
+                bundles.append(_row(self.dataset.user_bundle, row))
+                positions.append(row)
+        histories = Histories(
+            Ragged.from_lists(items, self.device),
+            Ragged.from_lists(bundles, self.device),
+            torch.tensor(positions, dtype=torch.int64, device=self.device),
+        )
+        return histories, contents.ragged()
+
+    def appended(self, more: tuple[tuple[int, ...], ...], expected: tuple[float | None, ...] = ()) -> Ragged:
+        """The contents of the shop's bundles and these; of the first of these, what they should sell."""
+
+        def together() -> Ragged:
+            later = Ragged.from_lists(more, self.device)
+            if any(count is not None for count in expected):
+                sales = torch.full((len(more),), torch.nan, device=self.device)
+                said = [math.nan if count is None else count for count in expected]
+                sales[: len(said)] = torch.tensor(said, device=self.device)
+                later = Contents.of(later, sales)
+            return self.interactions.bundle_item.append(later)
+
+        return self._with_more.get((more, expected), together)
+
+    def _shares(self, sales: npt.NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy((sales / max(1, sales.sum())).astype(np.float32)).to(self.device)
+
+
+class _Contents:
+    """The contents of bundles, growing by those that questions bring along."""
+
+    def __init__(self, shop: Shop, new: NewBundles, expected: ExpectedSales) -> None:
+        self.shop = shop
+        self.known = len(shop.dataset.bundles)
+        self.added = [shop.item_positions(items) for items in new.values()]
+        self.places = {name: self.known + number for number, name in enumerate(new)}
+        self.expected = tuple(expected.get(name) for name in new) if expected else ()
+
+    def positions(self, bundles: Sequence[Id | Sequence[Id]]) -> list[int]:
+        if isinstance(bundles, str):
+            raise ConfigError(f"bundles are a list of ids, not one text: write [{bundles!r}]")
+        found: dict[int, None] = {}
+        for bundle in bundles:
+            if isinstance(bundle, str | int | np.integer):
+                name = str(bundle)
+                place = self.places.get(name)
+                found[self.shop.dataset.bundles.position(name) if place is None else place] = None
+            else:
+                self.added.append(self.shop.item_positions(bundle))
+                found[self.known + len(self.added) - 1] = None
+        return list(found)
+
+    def ragged(self) -> Ragged:
+        if not self.added:
+            return self.shop.interactions.bundle_item
+        return self.shop.appended(tuple(map(tuple, self.added)), self.expected)
+
+
+def check_expected_sales(expected: Mapping[str, float]) -> None:
+    """Numbers of sales, or a message."""
+    for name, count in expected.items():
+        is_number = isinstance(count, int | float | np.number) and not isinstance(count, bool)
+        if not is_number or not (math.isfinite(count) and count >= 0):
+            raise ConfigError(f"the expected sales of {name!r} are {count!r}; expected a number of 0 or more")
+
+
+def _row(matrix: Any, row: int) -> list[int]:
+    positions: list[int] = matrix.indices[matrix.indptr[row] : matrix.indptr[row + 1]].tolist()
+    return positions
+
+
+def best(ranking: Ranking, candidates: Candidates) -> list[list[Recommendation]]:
+    """The answers of each row by name, without those that are not there."""
+    rows = zip(
+        ranking.positions.tolist(),
+        ranking.chances.tolist(),
+        ranking.counts.tolist(),
+        ranking.popular.tolist(),
+        strict=True,
+    )
+    return [
+        [
+            candidates.answer(position, chance, rank, popular)
+            for rank, (position, chance) in enumerate(zip(positions[:count], chances, strict=False), start=1)
+        ]
+        for positions, chances, count, popular in rows
+    ]

@@ -1,1 +1,0 @@
-"""Bundles for everyone, worth most together, under limits that all share."""

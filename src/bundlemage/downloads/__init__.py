@@ -1,0 +1,1 @@
+"""Downloads of public data sets."""

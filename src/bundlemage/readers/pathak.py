@@ -1,0 +1,243 @@
+"""Steam as first published: Python 2 pickles of maps from positions to names, prices, tags and members."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from scipy import sparse
+
+from bundlemage.data.dataset import (
+    BUNDLE_SCHEMA,
+    ITEM_SCHEMA,
+    BundleDataset,
+    Catalogue,
+    binary_matrix,
+    empty_catalogue,
+)
+from bundlemage.data.vocabulary import Vocabulary
+from bundlemage.errors import DataError, Problem
+from bundlemage.readers.published import LARGEST, missing_files, too_large
+from bundlemage.readers.source import Source
+from bundlemage.readers.unpickle import safe_load
+
+_MEMBERS = ("bundle_item_map", "user_bundle_map")
+_DESCRIPTIONS = (
+    "item_id_lookup",
+    "item_name_map",
+    "item_price_map",
+    "all_items",
+    "bundle_final_price_map",
+    "bundle_discount_map",
+)
+_AGAIN = "Download the Steam bundle files again."
+
+PARTIAL_NAME = "steam-partial"
+PARTIAL_NOTE = (
+    "steam-partial: the user-item matrix is not published, so it is reconstructed: a user's items are the "
+    "games in the user's bundles, a part of what the user owns. Never compare its figures with the paper's "
+    "table for Steam. The games of held-out bundles are in it too, so the share of a bundle's games that "
+    "the user owns finds the held-out bundles: show that rule beside every model."
+)
+
+
+def matches(path: Path) -> bool:
+    return any((path / name).is_file() for name in _MEMBERS)
+
+
+def read(path: Path) -> Source:
+    """The whole data: no split was published. Positions are the ids, as in the authors' files."""
+    problems = missing_files(path, _MEMBERS, _AGAIN)
+    if problems:
+        raise DataError(problems)
+    bundle_items, user_bundles = (_Members(path / name) for name in _MEMBERS)
+    user_items = _Members(path / "user_item_map") if (path / "user_item_map").exists() else None
+    catalogue = read_catalogue(path)
+
+    users = max(user_bundles.owners, user_items.owners if user_items else 0)
+    items = max(
+        bundle_items.highest + 1, user_items.highest + 1 if user_items else 0, catalogue.items.num_rows
+    )
+    bundles = max(bundle_items.owners, user_bundles.highest + 1, catalogue.bundles.num_rows)
+    bundle_item = bundle_items.matrix((bundles, items))
+    user_bundle = user_bundles.matrix((users, bundles))
+    item_ids, bundle_ids = Vocabulary.numbered("item", items), Vocabulary.numbered("bundle", bundles)
+    dataset = BundleDataset(
+        user_items.matrix((users, items)) if user_items else items_of_bundles(user_bundle, bundle_item),
+        user_bundle,
+        bundle_item,
+        users=Vocabulary.numbered("user", users),
+        items=item_ids,
+        bundles=bundle_ids,
+        catalogue=Catalogue(_longer(catalogue.items, item_ids), _longer(catalogue.bundles, bundle_ids)),
+        name="steam" if user_items else PARTIAL_NAME,
+        notes=() if user_items else (PARTIAL_NOTE,),
+    )
+    return Source(dataset, warnings=tuple(_undescribed(path)))
+
+
+def items_of_bundles(user_bundle: sparse.csr_matrix, bundle_item: sparse.csr_matrix) -> sparse.csr_matrix:
+    """Who owns what, as far as bundles tell: Steam lists a bundle for a user who owns every game in it."""
+    owned = (user_bundle @ bundle_item).tocoo()
+    return binary_matrix(owned.row, owned.col, owned.shape)
+
+
+def read_catalogue(path: Path) -> Catalogue:
+    """Titles, prices and tags of games, prices and discounts of bundles. What no file says is null."""
+    apps = {n: app for n, app in _numbers(path, "item_id_lookup").items() if _is_position(app)}
+    names, prices = _mapping(path, "item_name_map"), _numbers(path, "item_price_map")
+    tags = _tags(path / "all_items")
+    items = Vocabulary.numbered("item", _size(path / "item_id_lookup", apps, prices))
+    titles = [names.get(apps.get(n)) for n in range(len(items))]
+    item_table = pa.table(
+        {
+            "item_id": items.to_arrow(),
+            "title": [title if isinstance(title, str) else None for title in titles],
+            "price": [_price(prices.get(n)) for n in range(len(items))],
+            "tags": [tags.get(str(apps.get(n))) for n in range(len(items))],
+            "stock": pa.nulls(len(items), pa.int64()),
+        },
+        schema=ITEM_SCHEMA,
+    )
+    return Catalogue(item_table, _bundle_table(path))
+
+
+def catalogue_for(path: Path, bundle_item: sparse.csr_matrix) -> Catalogue:
+    """The catalogue in the order of another numbering of the bundles, such as the generation split's.
+
+    A bundle is known by its games. Where two bundles hold the same games, which one is meant cannot be
+    told, and its price stays null.
+    """
+    catalogue, published = read_catalogue(path), _Members(path / "bundle_item_map")
+    wanted = [tuple(row) for row in _rows(bundle_item)]
+    known = [tuple(sorted(published.members.get(n, ()))) for n in range(published.owners)]
+    order: list[int | None] = list(range(len(wanted)))
+    if wanted != known:  # numbered anew
+        places: dict[tuple[int, ...], list[int]] = {}
+        for position, games in enumerate(known):
+            places.setdefault(games, []).append(position)
+        found = [places.get(games, []) for games in wanted]
+        order = [match[0] if len(match) == 1 else None for match in found]
+    described = catalogue.bundles.num_rows
+    order = [place if place is not None and place < described else None for place in order]
+    bundles = catalogue.bundles.take(pa.array(order, pa.int64()))
+    ids = Vocabulary.numbered("bundle", len(wanted)).to_arrow()
+    return Catalogue(catalogue.items, bundles.set_column(0, BUNDLE_SCHEMA.field(0), ids))
+
+
+def _rows(matrix: sparse.csr_matrix) -> list[list[int]]:
+    return [row.tolist() for row in np.split(matrix.indices, matrix.indptr[1:-1])]
+
+
+class _Members:
+    """A published map from a position to the set of its members, checked."""
+
+    def __init__(self, path: Path) -> None:
+        self.members: dict[int, set[int]] = safe_load(path)
+        if not _is_map_of_positions(self.members):
+            message = "not a map from positions to sets of positions"
+            raise DataError(Problem("wrong-content", str(path), message, _AGAIN))
+        self.owners = max(self.members, default=-1) + 1
+        self.highest = max((max(group) for group in self.members.values() if group), default=-1)
+        for kind, size in (("keys", self.owners), ("members", self.highest + 1)):
+            if size > LARGEST:
+                raise DataError(too_large(path, size, kind))
+
+    def matrix(self, shape: tuple[int, int]) -> sparse.csr_matrix:
+        pairs = [(owner, member) for owner, group in self.members.items() for member in group]
+        rows, columns = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        return binary_matrix(rows, columns, shape)
+
+
+def _is_map_of_positions(value: Any) -> bool:
+    return type(value) is dict and all(
+        _is_position(owner) and type(group) in (set, list, tuple) and all(map(_is_position, group))
+        for owner, group in value.items()
+    )
+
+
+def _is_position(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _mapping(path: Path, name: str) -> dict[Any, Any]:
+    """An optional description: an absent file describes nothing."""
+    if not (path / name).exists():
+        return {}
+    value = safe_load(path / name)
+    if type(value) is not dict:
+        raise DataError(Problem("wrong-content", str(path / name), "not a map", _AGAIN))
+    return value
+
+
+def _numbers(path: Path, name: str) -> dict[int, Any]:
+    return {key: value for key, value in _mapping(path, name).items() if _is_position(key)}
+
+
+def _size(where: Path, *maps: dict[Any, Any]) -> int:
+    positions = [key for one in maps for key in one if _is_position(key)]
+    size = max(positions, default=-1) + 1
+    if size > LARGEST:
+        raise DataError(too_large(where, size, "entries"))
+    return size
+
+
+def _tags(path: Path) -> dict[str, list[str]]:
+    """Tags by app id. The list holds games in no bundle too, and lacks some that are in one."""
+    if not path.exists():
+        return {}
+    games = safe_load(path)
+    if type(games) is not list or not all(type(game) is dict for game in games):
+        raise DataError(Problem("wrong-content", str(path), "not a list of games", _AGAIN))
+    found = ((game.get("appid"), game.get("tags")) for game in games)
+    return {str(app): tags for app, tags in found if type(app) in (str, int) and _all_text(tags)}
+
+
+def _all_text(tags: Any) -> bool:
+    return type(tags) is list and all(type(tag) is str for tag in tags)
+
+
+def _price(value: Any) -> float | None:
+    """Prices come as numbers, as text such as `14.99` or `$14.99`, and as words such as `Free to Play`."""
+    if type(value) in (int, float):
+        return float(value)
+    if not isinstance(value, str):
+        return None
+    if value.strip().lower().startswith("free"):
+        return 0.0
+    amount = re.fullmatch(r"\$?(\d+(?:\.\d+)?)", value.strip())
+    return float(amount[1]) if amount else None
+
+
+def _bundle_table(path: Path) -> pa.Table:
+    # These two maps count bundles from 1 and all others from 0: key n + 1 describes bundle n. (The list
+    # prices of a bundle's games add up to its list price in 96% of bundles so, and in 3% otherwise.)
+    prices, discounts = _numbers(path, "bundle_final_price_map"), _numbers(path, "bundle_discount_map")
+    size = max(_size(path / "bundle_final_price_map", prices, discounts) - 1, 0)
+    bundles = Vocabulary.numbered("bundle", size)
+    percents = [_price(discounts.get(n + 1)) for n in range(size)]
+    table = empty_catalogue(BUNDLE_SCHEMA, bundles)
+    final = pa.array([_price(prices.get(n + 1)) for n in range(size)], pa.float64())
+    fractions = pa.array([None if percent is None else percent / 100 for percent in percents], pa.float64())
+    for name, column in (("price", final), ("discount", fractions)):
+        table = table.set_column(BUNDLE_SCHEMA.get_field_index(name), BUNDLE_SCHEMA.field(name), column)
+    return table
+
+
+def _longer(table: pa.Table, vocabulary: Vocabulary) -> pa.Table:
+    """Rows of nulls for the ids that no description reaches."""
+    whole = empty_catalogue(table.schema, vocabulary)
+    return (
+        pa.concat_tables([table, whole.slice(table.num_rows)]) if len(vocabulary) > table.num_rows else table
+    )
+
+
+def _undescribed(path: Path) -> Iterable[Problem]:
+    for name in _DESCRIPTIONS:
+        if not (path / name).exists():
+            message = "the file is missing, so what it describes is unknown"
+            yield Problem("missing-file", str(path / name), message, _AGAIN, severity="warning")

@@ -1,0 +1,1 @@
+"""The built-in sample shop, generated from a seed."""
