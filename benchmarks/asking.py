@@ -14,7 +14,7 @@ from benchmarks.training import memory_figures
 from bundlemage.core.filters import Filter
 from bundlemage.core.shop import History
 from bundlemage.recommender import Recommender
-from bundlemage.sample_shop.generate import ShopSize
+from bundlemage.sample.generate import ShopSize
 
 K = 20
 DIM = 200

@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow.dataset as ds
 
 from bundlemage.data.dataset import BundleDataset
-from bundlemage.sample_shop.generate import sample_shop
+from bundlemage.sample.generate import sample_shop
 
 COLUMNS = ["user_id", "rank", "bundle_id", "chance", "value", "price"]
 

@@ -24,7 +24,7 @@ from bundlemage import Recommender, sample_shop
 from bundlemage.core.shop import User
 from bundlemage.errors import BundleMageError, ImpossibleDesignError, OutOfTimeError
 from bundlemage.readers.load import read
-from bundlemage.sample_shop.generate import Tastes
+from bundlemage.sample.generate import Tastes
 from tests.designing import (
     Judge,
     Request,

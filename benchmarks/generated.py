@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bundlemage.sample_shop.generate import ShopSize, sample_shop
+from bundlemage.sample.generate import ShopSize, sample_shop
 
 if TYPE_CHECKING:
     from benchmarks.setting import Setting

@@ -9,7 +9,7 @@ from benchmarks.figures import Figure
 from benchmarks.generated import generated_data
 from benchmarks.setting import Setting
 from benchmarks.training import memory_figures, train_on
-from bundlemage.sample_shop.generate import ShopSize
+from bundlemage.sample.generate import ShopSize
 
 
 def items(setting: Setting, count: int) -> list[Figure]:

@@ -25,7 +25,7 @@ from bundlemage.models.config import ModelConfig
 from bundlemage.models.registry import build, make_config
 from bundlemage.recipe import Recipe
 from bundlemage.recommender import Recommender
-from bundlemage.sample_shop.generate import NETEASE, ShopSize
+from bundlemage.sample.generate import NETEASE, ShopSize
 from bundlemage.training.history import EpochRecord, Observer
 
 RECIPE = "youshu/bundlemage"

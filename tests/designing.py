@@ -24,7 +24,7 @@ from bundlemage.core.shop import User
 from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, Catalogue, empty_catalogue
 from bundlemage.models.base import Histories
 from bundlemage.models.ragged import Ragged
-from bundlemage.sample_shop.generate import Tastes
+from bundlemage.sample.generate import Tastes
 from tests.small_shop import dataset_of
 
 Request: TypeAlias = dict[str, Any]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bundlemage.data.dataset import BundleDataset, binary_matrix
 from bundlemage.data.vocabulary import Vocabulary
-from bundlemage.sample_shop.generate import sample_shop
+from bundlemage.sample.generate import sample_shop
 
 Rows = Sequence[Iterable[int]]
 

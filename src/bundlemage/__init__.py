@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bundlemage.readers.load import read
     from bundlemage.readers.sql import read_sql
     from bundlemage.recommender import Recommender
-    from bundlemage.sample_shop.generate import sample_shop
+    from bundlemage.sample.generate import sample_shop
 
 __version__ = "0.1.0"
 
@@ -42,7 +42,7 @@ _HOME = {
     "read": "bundlemage.readers.load",
     "read_frames": "bundlemage.readers.frames",
     "read_sql": "bundlemage.readers.sql",
-    "sample_shop": "bundlemage.sample_shop.generate",
+    "sample_shop": "bundlemage.sample.generate",
 }
 
 __all__ = [

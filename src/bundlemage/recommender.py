@@ -376,7 +376,7 @@ class Recommender:
     ) -> CampaignSummary:
         """Bundles for every user of the shop, or for these, worth most together under limits that all share.
 
-        Settings are those of `designer.campaign.settings.Campaign`: per_user, stock, shown_at_most,
+        Settings are those of `campaigns.settings.Campaign`: per_user, stock, shown_at_most,
         different_at_most, budget, reserve, value, format and so on. Who is shown what goes to files in
         `folder`/parts; killed at any moment, `resume` goes on to the very same files. `ask` is who asks the
         model, such as an engine's processes.

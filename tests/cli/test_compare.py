@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bundlemage.errors import CheckpointError
-from bundlemage.sample_shop.generate import write_shop
+from bundlemage.sample.generate import write_shop
 from bundlemage.studies.comparison import Comparison
 from bundlemage.training.checkpoint import RunFolder
 from tests.cli.run import TINY, finish, run, run_json, start

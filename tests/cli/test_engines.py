@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bundlemage import Recommender
-from bundlemage.sample_shop.generate import sample_shop
+from bundlemage.sample.generate import sample_shop
 from tests.cli.run import run
 
 WITHOUT_RAY = """

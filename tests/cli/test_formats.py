@@ -12,7 +12,7 @@ import pytest
 
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.readers.load import read
-from bundlemage.sample_shop.generate import TableFormat, sample_shop, write_shop
+from bundlemage.sample.generate import TableFormat, sample_shop, write_shop
 from tests.cli.run import TINY, run_json
 from tests.published_files import write_bgcn, write_generation, write_matching, write_pathak
 from tests.real_data import real_data

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bundlemage.sample_shop.generate import write_shop
+from bundlemage.sample.generate import write_shop
 from bundlemage.training.checkpoint import RunFolder
 from tests.cli.run import run
 from tests.small_shop import small_shop

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bundlemage.sample_shop.generate import write_shop
+from bundlemage.sample.generate import write_shop
 from tests.cli.run import TINY, run, run_json
 from tests.small_shop import small_shop
 

@@ -19,7 +19,7 @@ from bundlemage.models.base import Interactions
 from bundlemage.models.config import parse_config
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.registry import MODELS, make_config
-from bundlemage.sample_shop.generate import SampleShop, sample_shop
+from bundlemage.sample.generate import SampleShop, sample_shop
 from tests.small_shop import QUICK, dataset_of, small_shop
 
 ENOUGH = {"embedding_dim": 64, "batch_size": 256, "learning_rate": 0.003, "epochs": 40, "device": "cpu"}

@@ -23,7 +23,7 @@ from bundlemage.engines.base import Engine, engine
 from bundlemage.engines.ingesting import IngestJob
 from bundlemage.errors import ConfigError, DataError, Problem
 from bundlemage.readers.load import read
-from bundlemage.sample_shop.generate import sample_shop, write_shop
+from bundlemage.sample.generate import sample_shop, write_shop
 from tests.cli.run import run
 from tests.parted_tables import SHOP, in_parts, write_parts
 from tests.real_data import real_data

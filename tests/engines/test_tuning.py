@@ -13,7 +13,7 @@ import pytest
 from bundlemage.engines.base import Engine, engine
 from bundlemage.models.space import Between, OneOf
 from bundlemage.recipe import Recipe
-from bundlemage.sample_shop.generate import write_shop
+from bundlemage.sample.generate import write_shop
 from bundlemage.tuning.study import Search, Study, Trial
 from tests.small_shop import dataset_of
 

@@ -13,7 +13,7 @@ import torch
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.models.base import Model, Sizes
 from bundlemage.models.registry import build, make_config
-from bundlemage.sample_shop.generate import sample_shop
+from bundlemage.sample.generate import sample_shop
 from bundlemage.training import steps
 from bundlemage.training.batches import Rows
 from bundlemage.training.history import EpochRecord, Observer

@@ -17,7 +17,7 @@ from benchmarks.products import LAYOUTS, Layout, Softmax, Step
 from benchmarks.speed import app
 from benchmarks.training import softmaxes
 from bundlemage.models.registry import make_config
-from bundlemage.sample_shop.generate import sample_shop
+from bundlemage.sample.generate import sample_shop
 
 
 def bench(*options: object) -> Result:

@@ -17,7 +17,7 @@ from bundlemage.models.losses import fitted_weight
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.registry import build, make_config
 from bundlemage.models.rows import Hidden, chances, mean_of_rows
-from bundlemage.sample_shop.generate import sample_shop
+from bundlemage.sample.generate import sample_shop
 from bundlemage.training.batches import Rows
 from bundlemage.training.history import EpochRecord
 from bundlemage.training.judging import FLOOR, Judges

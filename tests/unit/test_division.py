@@ -16,7 +16,7 @@ from bundlemage.models.bundlemage import BundleMage, BundleMageConfig
 from bundlemage.models.division import ALONE, DividedItems, DividedUsers, Division
 from bundlemage.models.group import Group
 from bundlemage.recipe import Recipe
-from bundlemage.sample_shop.generate import sample_shop
+from bundlemage.sample.generate import sample_shop
 
 THREE = 3  # of which some get a row more than others
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from bundlemage import History, Recommender
 from bundlemage.core.shop import Id, User
 from bundlemage.errors import ConfigError, UnknownIdError, UnsupportedError
 from bundlemage.models.ragged import Ragged
-from bundlemage.sample_shop.generate import Tastes
+from bundlemage.sample.generate import Tastes
 from tests.designing import small_sample, taste_of_reasons
 from tests.small_shop import QUICK, small_shop
 

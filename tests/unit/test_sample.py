@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bundlemage.data.statistics import dissimilarity
 from bundlemage.errors import ConfigError
-from bundlemage.sample_shop.generate import GENRE_PACK, NETEASE, SampleShop, sample_shop
+from bundlemage.sample.generate import GENRE_PACK, NETEASE, SampleShop, sample_shop
 
 Floats = NDArray[np.float64]
 CHANCE = 1 / np.log2(np.arange(2, 7)) @ np.ones(5) / 100  # nDCG@5 of one positive among 100, at random

@@ -13,7 +13,7 @@ import pytest
 
 from bundlemage.data.dataset import ITEM_SCHEMA, BundleDataset
 from bundlemage.errors import ConfigError
-from bundlemage.sample_shop.generate import sample_shop, write_shop
+from bundlemage.sample.generate import sample_shop, write_shop
 
 COLUMNS = {
     "user_item": ["user_id", "item_id"],

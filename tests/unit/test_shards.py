@@ -18,7 +18,7 @@ from bundlemage.data.shards import LAYOUT, Layout, digests_of, write_layout
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import ConfigError, DataError
 from bundlemage.readers.load import check, read
-from bundlemage.sample_shop.generate import sample_shop
+from bundlemage.sample.generate import sample_shop
 from tests.small_shop import datasets, small_shop
 
 

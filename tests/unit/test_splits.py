@@ -20,7 +20,7 @@ from bundlemage.data.splits import (
     positives_by_size,
 )
 from bundlemage.errors import ConfigError
-from bundlemage.sample_shop.generate import sample_shop
+from bundlemage.sample.generate import sample_shop
 from tests.small_shop import dataset_of, datasets, pairs_of, row_of, rows_of, small_shop
 
 DIVIDING = [protocol for protocol in PROTOCOLS if protocol != "none"]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from bundlemage.data import statistics
 from bundlemage.data.dataset import BundleDataset, binary_matrix
 from bundlemage.data.vocabulary import Vocabulary
-from bundlemage.sample_shop.generate import sample_shop
+from bundlemage.sample.generate import sample_shop
 from tests.real_data import real_data
 
 Matrix = NDArray[np.float64]

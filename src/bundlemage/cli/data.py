@@ -170,7 +170,7 @@ def sample(
 
     from bundlemage.cli import show
     from bundlemage.errors import ConfigError
-    from bundlemage.sample_shop.generate import TableFormat, sample_shop, write_shop
+    from bundlemage.sample.generate import TableFormat, sample_shop, write_shop
 
     if format not in get_args(TableFormat):
         raise ConfigError(f"unknown format {format!r}; the formats are: {', '.join(get_args(TableFormat))}")

@@ -25,7 +25,7 @@ class CampaignJob:
     users: tuple[str, ...] | None = None
     where: Filter | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of `designer.campaign.settings.Campaign`, by name."""
+    """Of `campaigns.settings.Campaign`, by name."""
     resume: bool = False
     device: str = "auto"
 

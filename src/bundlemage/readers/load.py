@@ -11,7 +11,7 @@ from bundlemage.readers import authors, bgcn, pathak, shards, sql, tables
 from bundlemage.readers.columns import TABLES
 from bundlemage.readers.places import is_remote, local_path, place
 from bundlemage.readers.source import Source
-from bundlemage.sample_shop.generate import sample_shop
+from bundlemage.sample.generate import sample_shop
 
 SAMPLE = "sample"
 """The location of the built-in shop. A folder of that name is `./sample`."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bundlemage.sample_shop.draws import Random, pick, shuffled
+from bundlemage.sample.draws import Random, pick, shuffled
 
 
 @dataclass(frozen=True)

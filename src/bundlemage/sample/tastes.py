@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from bundlemage.sample_shop import words
-from bundlemage.sample_shop.draws import Integers, Random, Wheel, popularity, shuffled, spread
+from bundlemage.sample import words
+from bundlemage.sample.draws import Integers, Random, Wheel, popularity, shuffled, spread
 
 Floats = npt.NDArray[np.float64]
 

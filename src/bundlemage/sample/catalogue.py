@@ -10,9 +10,9 @@ from scipy import sparse
 
 from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, Catalogue
 from bundlemage.data.vocabulary import Vocabulary
-from bundlemage.sample_shop import words
-from bundlemage.sample_shop.draws import Integers, Random, pick
-from bundlemage.sample_shop.tastes import GENRE_PACK, Tastes
+from bundlemage.sample import words
+from bundlemage.sample.draws import Integers, Random, pick
+from bundlemage.sample.tastes import GENRE_PACK, Tastes
 
 _PRICES = np.array([299, 499, 499, 799, 999, 999, 1499, 1499, 1999, 1999, 2499, 2999, 3999, 5999])  # cents
 _DISCOUNTS = np.array([10, 15, 20, 20, 25, 30, 30, 40, 50, 60])  # per cent

@@ -25,8 +25,8 @@ from scipy import sparse
 from bundlemage.data.dataset import BundleDataset, binary_matrix
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import ConfigError
-from bundlemage.sample_shop.catalogue import label
-from bundlemage.sample_shop.draws import (
+from bundlemage.sample.catalogue import label
+from bundlemage.sample.draws import (
     Integers,
     Random,
     Shelf,
@@ -36,7 +36,7 @@ from bundlemage.sample_shop.draws import (
     shuffled,
     spread,
 )
-from bundlemage.sample_shop.tastes import GENRE_PACK, Floats, Tastes, plant
+from bundlemage.sample.tastes import GENRE_PACK, Floats, Tastes, plant
 
 __all__ = ["GENRE_PACK", "NETEASE", "SampleShop", "ShopSize", "Tastes", "sample_shop", "write_shop"]
 
