@@ -241,7 +241,7 @@ def test_a_long_history_has_more_reasons_than_are_told(client: httpx.Client) -> 
     [
         ({}, "either 'bundles' or 'item'"),
         ({"bundles": ["b0013"], "item": "g0022"}, "either 'bundles' or 'item'"),
-        ({"bundles": ["b0013"], "items": ["g0022"]}, "give it with one"),
+        ({"bundles": ["b0013"], "items": ["g0022"]}, "give 'item' as well"),
         ({"bundles": []}, "bundles"),
         ({"bundles": ["b0013"] * 51}, "bundles"),
         ({"bundles": ["b9999"]}, "'b9999'"),

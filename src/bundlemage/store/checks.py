@@ -10,21 +10,9 @@ from typing import Final
 
 from bundlemage.errors import UnstorableError
 from bundlemage.store.records import Bundle, Interaction, Item, Served
+from bundlemage.wire.requests import fault_of_id
 
-LONGEST_ID: Final = 200
 LARGEST_STOCK: Final = 2**53  # as far as training data, where numbers are floats, counts exactly
-_NOT_IN_AN_ID: Final = ("Cc", "Cs")  # control characters, and halves of characters, which UTF-8 cannot write
-
-
-def fault_of_id(name: str) -> str | None:
-    """What is wrong with an id, in words; None: nothing."""
-    if not name or name.isspace():
-        return "is empty"
-    if len(name) > LONGEST_ID:
-        return f"has {len(name):,} characters; {LONGEST_ID} are allowed"
-    if not name.isprintable() and any(unicodedata.category(letter) in _NOT_IN_AN_ID for letter in name):
-        return "has a control character, such as a line break"
-    return None
 
 
 def is_id(name: str) -> bool:

@@ -1,1 +1,1 @@
-"""The types that go over the wire. The service and its client both use them."""
+"""The requests and answers of the live service. The service and its client use the same classes."""

@@ -20,10 +20,10 @@ from bundlemage.service.answers import (
     item_out,
 )
 from bundlemage.service.problems import responses
-from bundlemage.service.questions import BundleChange, BundleIn, ItemChange, ItemIn, Tag
 from bundlemage.service.routes.common import BundleId, ItemId, Limit, Offset, Search, TheService, unknown
 from bundlemage.service.security import require
 from bundlemage.store.records import Bundle, Item
+from bundlemage.wire.requests import BundleChange, BundleIn, ItemChange, ItemIn, Tag
 
 router = APIRouter(prefix="/v1", tags=["catalogue"])
 Thing = TypeVar("Thing", Item, Bundle)

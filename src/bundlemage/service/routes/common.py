@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from fastapi import Depends, Path, Query, Request
 from starlette.convertors import PathConvertor, register_url_convertor
 
+from bundlemage.core.filters import Filter
 from bundlemage.live import HistoryKnown
 from bundlemage.service.answerer import Ask, Serving, Told
 from bundlemage.service.answers import BundlesFor, ItemsFor, Known, ranked_bundle, ranked_item
 from bundlemage.service.problems import ApiError
-from bundlemage.service.questions import Id, K, Person, Price, Someone, Tag, Where
-from bundlemage.store.records import Served
+from bundlemage.store.records import Owned, Served
+from bundlemage.wire.requests import Filtered, Id, K, Price, Tag, UserOrHistory, Where
 
 if TYPE_CHECKING:
     from bundlemage.service.app import Service
@@ -51,6 +52,7 @@ Search = Annotated[
     str, Query(max_length=200, pattern=r"^[^\x00]*$", description="A part of the title or id.")
 ]
 Limit = Annotated[int, Query(ge=1, le=500)]
+_EVERYTHING = Where()
 Offset = Annotated[int, Query(ge=0, lt=2**31)]
 
 
@@ -69,12 +71,25 @@ async def where_of_query(
 WhereOfQuery = Annotated[Where, Depends(where_of_query)]
 
 
+def filter_of(where: Where) -> Filter | None:
+    """The filter of a request; None without conditions, so that all such requests share one batch."""
+    return None if where == _EVERYTHING else Filter(**where.model_dump())
+
+
+def owned_of(someone: UserOrHistory) -> Owned | None:
+    """The history in a request, each id once; None for a user whose history the store keeps."""
+    if someone.history is None:
+        return None
+    items, bundles = someone.history.items, someone.history.bundles
+    return Owned(tuple(dict.fromkeys(items)), tuple(dict.fromkeys(bundles)))
+
+
 def unknown(kind: str, name: str) -> ApiError:
     return ApiError(404, f"No such {kind}", f"There is no {kind} {name!r}: PUT /v1/{kind}s/ID adds one.")
 
 
 async def bundles_for(
-    service: Service, request_id: str, someone: Someone, k: int, *, details: bool
+    service: Service, request_id: str, someone: Filtered, k: int, *, details: bool
 ) -> BundlesFor:
     told = await _told(service, request_id, someone, k, None)
     live = told.serving.live
@@ -83,7 +98,7 @@ async def bundles_for(
 
 
 async def items_for(
-    service: Service, request_id: str, someone: Someone, partial: tuple[str, ...], k: int
+    service: Service, request_id: str, someone: Filtered, partial: tuple[str, ...], k: int
 ) -> ItemsFor:
     told = await _told(service, request_id, someone, k, partial)
     items = [ranked_item(answer, told.serving.live) for answer in told.answer.found]
@@ -91,13 +106,13 @@ async def items_for(
 
 
 async def _told(
-    service: Service, request_id: str, someone: Someone, k: int, partial: tuple[str, ...] | None
+    service: Service, request_id: str, someone: Filtered, k: int, partial: tuple[str, ...] | None
 ) -> Told:
     """An answer, counted and remembered."""
     begun = time.perf_counter()
-    where = someone.where.to_filter()
+    where = filter_of(someone.where)
     told = await service.engine.ask(
-        Ask(someone.user_id, someone.owned, k, where, someone.include_owned, partial)
+        Ask(someone.user_id, owned_of(someone), k, where, someone.include_owned, partial)
     )
     found = told.answer.found
     service.metrics.answered(time.perf_counter() - begun, Counter(answer.source for answer in found))
@@ -114,7 +129,7 @@ async def _told(
     return told
 
 
-def about(serving: Serving, request_id: str, someone: Person, known: HistoryKnown) -> dict[str, Any]:
+def about(serving: Serving, request_id: str, someone: UserOrHistory, known: HistoryKnown) -> dict[str, Any]:
     """What every answer for someone says of itself."""
     return {
         "request_id": request_id,

@@ -19,13 +19,13 @@ from bundlemage.service.design_answers import (
     forecast_out,
     why_out,
 )
-from bundlemage.service.design_questions import DesignIn, ExplainIn, ScoreIn
+from bundlemage.service.design_questions import DesignIn
 from bundlemage.service.problems import newer_than_the_model, responses, with_impossible
-from bundlemage.service.questions import Person
-from bundlemage.service.routes.common import RequestId, TheService, about
+from bundlemage.service.routes.common import RequestId, TheService, about, owned_of
 from bundlemage.service.security import require
 from bundlemage.store.records import Owned
 from bundlemage.store.repository import Store
+from bundlemage.wire.requests import ExplainIn, ScoreIn, UserOrHistory
 
 router = APIRouter(prefix="/v1", dependencies=[Depends(require("read"))], tags=["design"])
 REFUSALS = responses(401, 403, 409, 413, 422, 429, 503)
@@ -124,10 +124,10 @@ def everyone(store: Store) -> Callable[[], Iterator[Mapping[str, Owned]]]:
     return pages
 
 
-def _owned(live: Live, store: Store, someone: Person) -> Owned:
+def _owned(live: Live, store: Store, someone: UserOrHistory) -> Owned:
     if someone.user_id is not None:
         return store.histories([someone.user_id])[someone.user_id]
-    owned = someone.owned or Owned()
+    owned = owned_of(someone) or Owned()
     check_catalogue(live, owned.items, owned.bundles)
     return owned
 

@@ -21,10 +21,10 @@ from bundlemage.service.answers import (
     ServingModel,
 )
 from bundlemage.service.problems import ApiError, responses
-from bundlemage.service.questions import ReloadIn
 from bundlemage.service.routes.common import TheService
 from bundlemage.service.security import require
 from bundlemage.store.records import ServedSummary
+from bundlemage.wire.requests import ReloadIn
 
 router = APIRouter(prefix="/v1", tags=["models"])
 DAYS_OF_INSIGHT = 7

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Depends, Query
 from bundlemage.service.answerer import Serving
 from bundlemage.service.answers import BundlesFor, Gate, ItemsFor, SimilarBundles, ranked_bundle
 from bundlemage.service.problems import ApiError, responses
-from bundlemage.service.questions import CompleteIn, RecommendIn, Someone
 from bundlemage.service.routes.common import (
     BundleId,
     HowMany,
@@ -18,10 +17,12 @@ from bundlemage.service.routes.common import (
     UserId,
     WhereOfQuery,
     bundles_for,
+    filter_of,
     items_for,
     unknown,
 )
 from bundlemage.service.security import require
+from bundlemage.wire.requests import CompleteIn, Filtered, RecommendIn
 
 router = APIRouter(prefix="/v1", dependencies=[Depends(require("read"))], tags=["recommendations"])
 
@@ -41,7 +42,7 @@ async def bundles_for_user(
     details: Annotated[bool, Query(description="Each bundle with its items.")] = False,
 ) -> BundlesFor:
     """The bundles that fit a user best. Someone of whom nothing is known gets what sells best."""
-    someone = Someone(user_id=user_id, include_owned=include_owned, where=where)
+    someone = Filtered(user_id=user_id, include_owned=include_owned, where=where)
     return await bundles_for(service, request_id, someone, k, details=details)
 
 
@@ -88,7 +89,7 @@ async def similar(
                 f"the bundle {bundle_id!r} has only items that are newer than the model, which therefore "
                 "cannot compare it with others; 'bundlemage retrain' makes a model that can",
             )
-        found = live.similar(bundle_id, k, where.to_filter())
+        found = live.similar(bundle_id, k, filter_of(where))
         bundles = [ranked_bundle(answer, live, details=details) for answer in found]
         return SimilarBundles(request_id=request_id, model_version=serving.record.version, bundles=bundles)
 

@@ -9,10 +9,10 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 from bundlemage.service.answerer import Serving
 from bundlemage.service.answers import UserLine, UserOut, UserPage, Written, bundle_out, item_out
 from bundlemage.service.problems import ApiError, responses
-from bundlemage.service.questions import AN_ID, InteractionIn, InteractionsIn
 from bundlemage.service.routes.common import Limit, RequestId, TheService, UserId
 from bundlemage.service.security import Writer, require
 from bundlemage.store.records import Bundle, Interaction, Item
+from bundlemage.wire.requests import ID_PATTERN, InteractionIn, InteractionsIn
 
 router = APIRouter(prefix="/v1", tags=["users"])
 
@@ -34,7 +34,7 @@ def users(
     search: Annotated[str, Query(max_length=200, pattern=r"^[^\x00]*$", description="How ids begin.")] = "",
     limit: Limit = 50,
     after: Annotated[
-        str, Query(max_length=200, pattern=rf"^({AN_ID})?$", description="An answer's 'next'.")
+        str, Query(max_length=200, pattern=rf"^({ID_PATTERN})?$", description="An answer's 'next'.")
     ] = "",
 ) -> UserPage:
     """The users who have anything, in the order of their ids."""

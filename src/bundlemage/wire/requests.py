@@ -1,0 +1,289 @@
+"""The bodies of requests, and the limits of what they may hold."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Annotated, Any, Final
+
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    StringConstraints,
+    model_validator,
+)
+
+LONGEST_ID: Final = 200
+MANY: Final = 10_000
+"""The most ids in one list."""
+MOST_ITEMS: Final = 100
+"""The most items in a bundle that is designed or scored."""
+MOST_OFF: Final = 0.99
+"""The largest discount on a bundle that is designed or scored."""
+MOST_EXPLAINED: Final = 50
+"""The most bundles in one request for explanations."""
+_NOT_IN_AN_ID: Final = ("Cc", "Cs")  # control characters, and halves of characters, which UTF-8 cannot write
+
+
+def fault_of_id(name: str) -> str | None:
+    """What is wrong with an id, in words; None if it is a valid id. The store keeps the same rule."""
+    if not name or name.isspace():
+        return "is empty"
+    if len(name) > LONGEST_ID:
+        return f"has {len(name):,} characters; {LONGEST_ID} are allowed"
+    if not name.isprintable() and any(unicodedata.category(letter) in _NOT_IN_AN_ID for letter in name):
+        return "has a control character, such as a line break"
+    return None
+
+
+def _checked_id(name: str) -> str:
+    fault = fault_of_id(name)
+    if fault is not None:
+        raise ValueError(fault)
+    return name
+
+
+def _checked_number(value: Any) -> Any:
+    """In a body a number must be a number: a stock of `false` must not become 0. (A query has only text.)"""
+    if isinstance(value, bool | str):
+        raise ValueError("should be a number")  # noqa: TRY004  (pydantic passes a TypeError on)
+    return value
+
+
+_IN_IDS = r"[^\x00-\x1f\x7f-\x9f]"
+ID_PATTERN: Final = rf"{_IN_IDS}*[^\s\x00-\x1f\x7f-\x9f]{_IN_IDS}*"
+"""The rule for ids as a regular expression, for the OpenAPI document."""
+Id = Annotated[
+    str,
+    AfterValidator(_checked_id),
+    Field(
+        description=f"An id as the shop writes it: 1 to {LONGEST_ID} characters, not only spaces, and no "
+        "control character.",
+        json_schema_extra={"minLength": 1, "maxLength": LONGEST_ID, "pattern": f"^{ID_PATTERN}$"},
+    ),
+]
+Text = Annotated[str, StringConstraints(max_length=500, pattern=r"^[^\x00]*$")]
+Tag = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Price = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+K = Annotated[int, Field(ge=1, le=100, description="The number of answers.")]
+Number = BeforeValidator(_checked_number)
+BodyPrice = Annotated[Price, Number]
+Discount = Annotated[float, Field(ge=0, le=MOST_OFF), Number]
+Flag = Annotated[bool, Strict()]
+
+
+class Body(BaseModel):
+    """A request body. An unknown field is an error, because it is most likely a typing mistake."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+def examples(*bodies: dict[str, Any]) -> ConfigDict:
+    """The examples of a request in the OpenAPI document."""
+    return ConfigDict(json_schema_extra={"examples": list(bodies)})
+
+
+# ── Users, histories, filters ────────────────────────────────────────────────────────────────────
+
+
+class Where(Body):
+    """Which items or bundles an answer may contain. All conditions must hold."""
+
+    tags: list[Tag] = Field(default=[], max_length=100)
+    """At least one of these tags."""
+    min_price: BodyPrice | None = None
+    max_price: BodyPrice | None = None
+    in_stock: Flag = False
+    """Only items in stock. A bundle is in stock if all its items are."""
+    exclude: list[Id] = Field(default=[], max_length=MANY)
+    """None of these ids."""
+    among: list[Id] | None = Field(default=None, max_length=MANY)
+    """Only these ids."""
+
+
+class HistoryOf(Body):
+    """The history of a user whom the shop does not know."""
+
+    items: list[Id] = Field(default=[], max_length=MANY)
+    bundles: list[Id] = Field(default=[], max_length=MANY)
+
+
+class UserOrHistory(Body):
+    """Whom an answer is for: a known user, or a history in the request."""
+
+    user_id: Id | None = None
+    """A user whose history the service keeps."""
+    history: HistoryOf | None = None
+    """Instead of a user: the items and bundles that they have."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> UserOrHistory:
+        if (self.user_id is None) == (self.history is None):
+            raise ValueError("give either 'user_id' or 'history', and not both")
+        return self
+
+
+class Filtered(UserOrHistory):
+    include_owned: Flag = False
+    """Whether the answer may contain what the user already has."""
+    where: Where = Where()
+
+
+# ── Recommendations and explanations ─────────────────────────────────────────────────────────────
+
+
+class RecommendIn(Filtered):
+    model_config = examples(
+        {"history": {"items": ["g0022"], "bundles": ["b0013"]}, "k": 3, "where": {"max_price": 40}},
+        {"user_id": "u0007", "k": 3},
+    )
+
+    k: Annotated[K, Number] = 10
+    details: Flag = False
+    """Whether each bundle in the answer lists its items."""
+
+
+class CompleteIn(Filtered):
+    model_config = examples({"user_id": "u0007", "items": ["g0022", "g0401"], "k": 3})
+
+    items: list[Id] = Field(default=[], max_length=1000)
+    """The items that are already in the bundle."""
+    k: Annotated[K, Number] = 5
+
+
+class ExplainIn(UserOrHistory):
+    """Which bundles, or which item, to explain."""
+
+    model_config = examples(
+        {"user_id": "u0007", "bundles": ["b0013", "b0166"]},
+        {"user_id": "u0007", "item": "g0401", "items": ["g0022"]},
+    )
+
+    bundles: list[Id] | None = Field(default=None, min_length=1, max_length=MOST_EXPLAINED)
+    """The bundles to explain."""
+    item: Id | None = None
+    """Instead of bundles: the item to explain."""
+    items: list[Id] = Field(default=[], max_length=1000)
+    """With an item: the items that are already in the bundle."""
+
+    @model_validator(mode="after")
+    def _bundles_or_item(self) -> ExplainIn:
+        if (self.bundles is None) == (self.item is None):
+            raise ValueError("give either 'bundles' or 'item', and not both")
+        if self.items and self.item is None:
+            raise ValueError("'items' are the bundle that 'item' is added to: give 'item' as well")
+        return self
+
+
+class ScoreIn(Body):
+    """A bundle that does not exist yet."""
+
+    model_config = examples({"items": ["g0022", "g0401"], "discount": 0.2, "k": 3})
+
+    items: list[Id] = Field(min_length=1, max_length=MOST_ITEMS)
+    price: BodyPrice | None = None
+    """If left out: the sum of the items' prices, less the discount."""
+    discount: Discount | None = None
+    """Instead of a price: 0.2 is 20% off."""
+    k: Annotated[K, Number] = Field(
+        default=10, description="The number of users, and the number of similar bundles, in the answer."
+    )
+
+
+# ── The shop ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class InteractionIn(Body):
+    """A user took an item or a bundle."""
+
+    user_id: Id
+    item_id: Id | None = None
+    bundle_id: Id | None = None
+    at: AwareDatetime | None = None
+    """The time, with a time zone; now if left out."""
+    request_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    """The answer that recommended it."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> InteractionIn:
+        if (self.item_id is None) == (self.bundle_id is None):
+            raise ValueError("give either 'item_id' or 'bundle_id', and not both")
+        return self
+
+
+class InteractionsIn(Body):
+    model_config = examples(
+        {
+            "interactions": [
+                {"user_id": "u0007", "bundle_id": "b0166"},
+                {"user_id": "u0008", "item_id": "g0022", "at": "2026-11-15T12:00:00Z"},
+            ]
+        }
+    )
+
+    interactions: list[InteractionIn] = Field(min_length=1, max_length=MANY)
+
+
+class ItemIn(Body):
+    model_config = examples({"title": "Glassreach Tides", "price": 19.99, "tags": ["Seafaring"], "stock": 12})
+
+    title: Text | None = None
+    price: BodyPrice | None = None
+    tags: list[Tag] = Field(default=[], max_length=100)
+    stock: Annotated[int, Field(ge=0, lt=2**53), Number] | None = None
+    """Unknown if left out."""
+
+
+class BundleIn(Body):
+    model_config = examples(
+        {
+            "title": "Spring at sea",
+            "items": ["g0004", "g0022", "g0401"],
+            "price": 24.99,
+            "discount": 0.3,
+            "tags": ["Seafaring"],
+        }
+    )
+
+    items: list[Id] = Field(min_length=1, max_length=1000)
+    title: Text | None = None
+    price: BodyPrice | None = None
+    discount: Annotated[float, Field(ge=0, le=1), Number] | None = None
+    """0.2 is 20% off."""
+    tags: list[Tag] = Field(default=[], max_length=100)
+    expected_sales: BodyPrice | None = None
+    """How often the bundle is expected to sell. A model that is older than the bundle ranks it by this
+    number; if left out, by the number that the model assumes for every new bundle."""
+    sells_like: Id | None = None
+    """Instead of a number: a bundle that sells as often."""
+
+    @model_validator(mode="after")
+    def _one_expectation(self) -> BundleIn:
+        if self.expected_sales is not None and self.sells_like is not None:
+            raise ValueError("give either 'expected_sales' or 'sells_like', and not both")
+        return self
+
+
+class ItemChange(ItemIn):
+    """The fields of an item to change. Fields that are left out stay as they are."""
+
+    model_config = examples({"price": 14.99}, {"stock": 0})
+
+
+class BundleChange(BundleIn):
+    """The fields of a bundle to change. Fields that are left out stay as they are."""
+
+    model_config = examples({"price": 19.99, "discount": 0.4})
+
+    items: list[Id] = Field(default=[], min_length=1, max_length=1000)
+
+
+class ReloadIn(Body):
+    model_config = examples({}, {"version": "3f9a1c0b77de"})
+
+    version: str | None = Field(default=None, max_length=64)
+    """A version that GET /v1/models lists. If left out: the model in the folder that is served."""
