@@ -10,10 +10,22 @@ from pathlib import Path
 import pytest
 
 from bundlemage.downloads import download as module
-from bundlemage.downloads.download import Download, Watcher, download
-from bundlemage.downloads.fetched import SOURCES, fetch, orders
-from bundlemage.downloads.public_data import PUBLIC_DATA, PublicData, PublicFile, hosts, public_data
-from bundlemage.downloads.web import DownloadError, check_address
+from bundlemage.downloads.download import (
+    Download,
+    DownloadError,
+    DownloadWatcher,
+    check_address,
+    download,
+)
+from bundlemage.downloads.public_data import (
+    PUBLIC_DATA,
+    SOURCES,
+    PublicData,
+    PublicFile,
+    fetch,
+    orders,
+    public_data,
+)
 from bundlemage.errors import ConfigError
 from tests.web_server import Web, serving
 
@@ -34,7 +46,7 @@ def web() -> Iterator[Web]:
         yield found
 
 
-class Heard(Watcher):
+class Heard(DownloadWatcher):
     def __init__(self) -> None:
         self.bytes: list[tuple[int, int | None]] = []
         self.pauses: list[tuple[str, float]] = []
@@ -58,7 +70,7 @@ def unknown(web: Web, folder: Path) -> Download:
 def break_off(web: Web, order: Download, after: int) -> None:
     """What a killed run leaves."""
     web.cuts = [after]
-    with pytest.raises(DownloadError, match="What has come is kept"):
+    with pytest.raises(DownloadError, match="received so far are kept"):
         download(order, pauses=())
     assert order.part.read_bytes() == web.files["/file"][:after]
     assert not order.target.exists()
@@ -168,7 +180,7 @@ def test_a_damaged_part_is_fetched_again_from_the_start(web: Web, tmp_path: Path
 def test_a_damaged_note_starts_over(web: Web, tmp_path: Path) -> None:
     order = unknown(web, tmp_path)
     break_off(web, order, 100_000)
-    order.begun.write_text("[]")
+    order.part_info.write_text("[]")
     assert download(order) == SUM
     assert [asked.range for asked in web.asked] == [None]
 
@@ -191,7 +203,7 @@ def test_another_size_is_refused_before_it_comes(web: Web, tmp_path: Path) -> No
 
 def test_more_than_the_known_size_is_refused_as_it_comes(web: Web, tmp_path: Path) -> None:
     web.files["/file"], web.say_length = CONTENT + b"more", False
-    with pytest.raises(DownloadError, match="more came than the 256,000 bytes"):
+    with pytest.raises(DownloadError, match="sent more than the 256,000 bytes"):
         download(wanted(web, tmp_path))
     assert list(tmp_path.iterdir()) == []
 
@@ -259,10 +271,10 @@ def test_no_server_is_no_network(tmp_path: Path) -> None:
 
 def test_a_web_page_is_not_a_file(web: Web, tmp_path: Path) -> None:
     web.headers = {"Content-Type": "text/html; charset=utf-8"}
-    with pytest.raises(DownloadError, match="a web page came"):
+    with pytest.raises(DownloadError, match="sent a web page"):
         download(unknown(web, tmp_path))
     web.headers = {"Content-Encoding": "gzip"}
-    with pytest.raises(DownloadError, match="packs the file"):
+    with pytest.raises(DownloadError, match="compresses the file"):
         download(unknown(web, tmp_path))
     assert list(tmp_path.iterdir()) == []
 
@@ -300,7 +312,7 @@ def test_other_addresses_are_never_asked(url: str, tmp_path: Path) -> None:
 
 def test_two_programs_do_not_mix_their_bytes(web: Web, tmp_path: Path) -> None:
     order = wanted(web, tmp_path)
-    with module._alone(order), pytest.raises(DownloadError, match="another program"):
+    with module._locked(tmp_path), pytest.raises(DownloadError, match="another program"):
         download(order)
     assert download(order) == SUM
 
@@ -357,7 +369,7 @@ def test_a_changed_file_is_kept_unless_told_otherwise(name: str, mirror: Web, tm
     fetch(SMALL, tmp_path, mirror.url)
     (tmp_path / "bgcn" / name).write_bytes(b"mine")
     mirror.asked.clear()
-    with pytest.raises(DownloadError, match=f"{name}: this is .*--overwrite"):
+    with pytest.raises(DownloadError, match=f"{name}: this .*--overwrite"):
         fetch(SMALL, tmp_path, mirror.url)
     assert mirror.asked == []
     assert (tmp_path / "bgcn" / name).read_bytes() == b"mine"
@@ -390,7 +402,7 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "bgcn" / "known.txt").mkdir(parents=True)
-    with pytest.raises(DownloadError, match="no file stands where"):
+    with pytest.raises(DownloadError, match="this is not a file"):
         orders(SMALL, tmp_path, overwrite=True)
 
 
@@ -410,7 +422,7 @@ def test_a_mirror_is_a_web_address_without_a_password(text: str, tmp_path: Path)
 def test_the_catalogue_is_sound(data: PublicData) -> None:
     import re
 
-    assert hosts(data) == {"raw.githubusercontent.com"}
+    assert data.hosts == {"raw.githubusercontent.com"}
     names = [file.name for file in data.files]
     assert len(set(names)) == len(names)
     for file in data.files:

@@ -1,43 +1,41 @@
-"""`bundlemage data get`: fetch the field's public data."""
+"""`bundlemage data get`: download public data sets."""
 
 from __future__ import annotations
 
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bundlemage.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from bundlemage.downloads.fetched import Fetched
-    from bundlemage.downloads.public_data import ByHand, PublicData
+    from bundlemage.downloads.public_data import ByHand, Fetched, PublicData
 
 
 def get(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="youshu, steam, netease, or 'list', what there is.")
+        str, typer.Argument(metavar="NAME", help="youshu, steam or netease; 'list' describes them.")
     ] = "list",
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="The data's folder; its name, if not given."),
+        typer.Option("--output", "-o", metavar="DIR", help="The data's folder; by default NAME."),
     ] = None,
     mirror: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="A web server that has the same files, as URL/NAME/LAYOUT/FILE."),
+        typer.Option(metavar="URL", help="A web server with the same files, as URL/NAME/LAYOUT/FILE."),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Fetch again over files that are not the published ones.")
+        bool, typer.Option("--overwrite", help="Replace files that are not the published ones.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch public data: resumed where it broke off, verified, never half a file. Without NAME: a list."""
+    """Download public data, resume a broken download, and verify it. Without NAME: list what there is."""
     from bundlemage.cli import show
     from bundlemage.cli.get_progress import FetchedFiles
-    from bundlemage.downloads.fetched import fetch
-    from bundlemage.downloads.public_data import public_data
+    from bundlemage.downloads.public_data import fetch, public_data
 
     if name == "list":
         _list(as_json)
@@ -46,7 +44,8 @@ def get(
     folder = output or Path(name)
     with FetchedFiles(show.notes if as_json else show.out) as watcher:
         done = fetch(data, folder, mirror, overwrite=overwrite, watcher=watcher)
-    following = _next_steps(folder / data.folder)
+    quoted = shlex.quote(str(folder / data.folder))
+    next_steps = [f"bundlemage data check {quoted}", f"bundlemage train {quoted} -o MODEL"]
     if as_json:
         show.print_json(
             {
@@ -54,40 +53,28 @@ def get(
                 "folder": str(folder / data.folder),
                 "files": [asdict(file) for file in done],
                 "note": data.note or None,
-                "by_hand": _by_hand(data, folder),
-                "next": following,
+                "by_hand": [{**asdict(entry), "put": _place(entry, folder)} for entry in data.by_hand],
+                "next": next_steps,
             }
         )
         return
     _summary(data, folder, done)
-    for step in following:
+    for step in next_steps:
         show.out.print(f"  {show.plain(step)}", soft_wrap=True)
 
 
-def _next_steps(folder: Path) -> list[str]:
-    quoted = shlex.quote(str(folder))
-    return [f"bundlemage data check {quoted}", f"bundlemage train {quoted} -o MODEL"]
-
-
-def _by_hand(data: PublicData, folder: Path) -> list[dict[str, str]]:
-    return [{**asdict(entry), "put": _place(entry, folder)} for entry in data.by_hand]
-
-
 def _place(entry: ByHand, folder: Path) -> str:
-    return (
-        "put into " + " and ".join(str(folder / inner) for inner in entry.put)
-        if entry.put
-        else "not read here"
-    )
+    places = " and ".join(str(folder / inner) for inner in entry.put)
+    return f"put into {places}" if places else "not read here"
 
 
 def _summary(data: PublicData, folder: Path, done: list[Fetched]) -> None:
     from bundlemage.cli import show
 
     unverified = sum(not file.verified for file in done)
-    told = "all verified" if not unverified else f"{unverified} not verified: no published checksum"
+    result = "all verified" if not unverified else f"{unverified} not verified: no published checksum"
     place = show.plain(folder / data.folder)
-    show.out.print(f"[bold]{data.name}[/]: {len(done)} files in [bold]{place}[/], {told}", soft_wrap=True)
+    show.out.print(f"[bold]{data.name}[/]: {len(done)} files in [bold]{place}[/], {result}", soft_wrap=True)
     if data.note:
         show.out.print(f"[yellow]note:[/] {show.plain(data.note)}", soft_wrap=True)
     for entry in data.by_hand:
@@ -103,7 +90,13 @@ def _list(as_json: bool) -> None:
     from bundlemage.downloads.public_data import PUBLIC_DATA
 
     if as_json:
-        show.print_json({"data": [_described(data) for data in PUBLIC_DATA.values()]})
+        listed = []
+        for data in PUBLIC_DATA.values():
+            files = [
+                {"name": file.name, **asdict(file), "verifiable": bool(file.sha256)} for file in data.files
+            ]
+            listed.append({**asdict(data), "files": files})
+        show.print_json({"data": listed})
         return
     table = Table(title="Public data: bundlemage data get NAME", title_justify="left")
     for column in ("name", "what", "to fetch", "checksums"):
@@ -125,8 +118,3 @@ def _list(as_json: bool) -> None:
             show.out.print(f"  note: {data.note}", soft_wrap=True)
         for entry in data.by_hand:
             show.out.print(f"  by hand: {entry.what}: {entry.page}", soft_wrap=True)
-
-
-def _described(data: PublicData) -> dict[str, Any]:
-    files = [{"name": file.name, **asdict(file), "verifiable": bool(file.sha256)} for file in data.files]
-    return {**asdict(data), "files": files}

@@ -1,4 +1,4 @@
-"""Files as they are fetched: what each one is before it comes, a bar meanwhile, what came after."""
+"""Shows downloads: each file before it starts, a progress bar, and the result."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rich.progress import (
 )
 
 from bundlemage.cli import show
-from bundlemage.downloads.fetched import Fetched, FetchWatcher, Order
+from bundlemage.downloads.public_data import Fetched, FetchWatcher, Order
 
 
 class FetchedFiles(FetchWatcher):
-    """Lines on the console; the bar on stderr, where a person looks on."""
+    """Writes lines to a console, and shows a bar on stderr if that is a terminal."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -59,7 +59,7 @@ class FetchedFiles(FetchWatcher):
                 transient=True,
             )
             self.bar.start()
-            # What an earlier run has brought must not count as speed.
+            # The bytes of an earlier run must not count as speed.
             self.task = self.bar.add_task("fetching", total=total, completed=done)
         self.bar.update(self.task, completed=done, total=total)
 
@@ -69,8 +69,8 @@ class FetchedFiles(FetchWatcher):
 
     def on_fetched(self, fetched: Fetched) -> None:
         self._stop()
-        told = fetched.note if fetched.verified else f"{fetched.note}; its SHA-256 is {fetched.sha256}"
-        self._say(f"  fetched  {fetched.size:,} bytes, {told}")
+        checksum = "" if fetched.verified else f"; its SHA-256 is {fetched.sha256}"
+        self._say(f"  fetched  {fetched.size:,} bytes, {fetched.note}{checksum}")
 
     def _stop(self) -> None:
         if self.bar is not None:

@@ -1,7 +1,7 @@
-"""One file from a web server: resumed where it broke off, verified, and there only when it is whole.
+"""Download one file: resume a broken download, verify the content, and never leave half a file in place.
 
-What has come lies in FILE.part. FILE.part.json says from which address and of which version of the file, so
-that two versions are never glued together, whenever the program was killed.
+The bytes received so far are in FILE.part. FILE.part.json records the URL and the version of the file they
+belong to. So a killed program can resume later, and two versions of a file are never mixed.
 """
 
 from __future__ import annotations
@@ -17,261 +17,349 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import IO
-from urllib.error import HTTPError
+from typing import IO, Any
+from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from bundlemage.data.folders import into_place, write_whole
-from bundlemage.downloads.web import (
-    BrokeOffError,
-    DownloadError,
-    UnreachableError,
-    ask,
-    check_address,
-    refusal,
-    version,
-    whole_length,
-    words,
-)
+from bundlemage.errors import BundleMageError
 
 PAUSES = (1.0, 2.0, 4.0, 8.0)
-"""Seconds before each further try. What has come is kept, so that a later run can go on as well."""
+"""Seconds to wait before each further attempt."""
 LONGEST_PAUSE = 60.0
 LARGEST = 2**30
-"""A file without a known size is not read further than this."""
+"""Maximum size in bytes of a file whose size is not known beforehand."""
+_TIMEOUT = 30.0
 _BLOCK = 1 << 16
 
 
-class Watcher:
-    """Told what happens while a file comes. Does nothing; override what is of interest."""
+class DownloadError(BundleMageError):
+    """A file could not be downloaded, or is not the expected one."""
+
+
+class _TemporaryError(Exception):
+    """A failure after which another attempt may succeed."""
+
+    def __init__(self, reason: str, wait: float = 0.0) -> None:
+        super().__init__(reason)
+        self.wait = wait
+        """Seconds that the server asks to wait."""
+
+
+class _UnreachableError(_TemporaryError):
+    """No connection could be made."""
+
+
+class DownloadWatcher:
+    """Follows one download. Its methods do nothing; override those you need."""
 
     def on_bytes(self, done: int, total: int | None) -> None:
-        """So many bytes of so many are there."""
+        """`done` of `total` bytes have been received; `total` is None if it is not known."""
 
     def on_pause(self, reason: str, seconds: float) -> None:
-        """It broke off, and is tried again after so many seconds."""
+        """The download failed for `reason`; the next attempt starts in `seconds`."""
 
 
 @dataclass(frozen=True)
 class Download:
-    """What is wanted, from where, to where."""
+    """A file to download."""
 
     url: str
     target: Path
     hosts: frozenset[str]
-    """No other machine is asked, whatever a redirect says."""
+    """The only hosts that may be contacted. Redirects to other hosts are refused."""
     size: int | None = None
+    """The expected size in bytes; None: not known."""
     sha256: str | None = None
+    """The expected SHA-256; None: not known, so the content is not verified."""
 
     @property
     def part(self) -> Path:
+        """Holds the bytes received so far."""
         return self.target.with_name(self.target.name + ".part")
 
     @property
-    def begun(self) -> Path:
+    def part_info(self) -> Path:
+        """Records the URL and the version of the file that `part` belongs to."""
         return self.target.with_name(self.target.name + ".part.json")
 
-
-class _WrongSumError(Exception):
-    """Everything came, and it is something else."""
-
-    def __init__(self, found: str) -> None:
-        super().__init__(found)
-        self.found = found
+    def forget(self) -> None:
+        """Delete the bytes received so far."""
+        self.part.unlink(missing_ok=True)
+        self.part_info.unlink(missing_ok=True)
 
 
-def download(wanted: Download, watcher: Watcher | None = None, pauses: Sequence[float] = PAUSES) -> str:
-    """Fetch the file, or the rest of it, into place; its SHA-256. A file there is replaced at the end."""
-    check_address(wanted.url, wanted.hosts)
-    watcher = watcher or Watcher()
-    with _alone(wanted):
-        resumed = _bytes_there(wanted) > 0
-        try:
-            found = _persistently(wanted, watcher, pauses)
-        except _WrongSumError as wrong:
-            # Of a download in two parts the first may have been damaged: once more, from the start.
-            _forget(wanted)
+def download(file: Download, watcher: DownloadWatcher | None = None, pauses: Sequence[float] = PAUSES) -> str:
+    """Download a file, or the rest of it, and put it in place.
+
+    An existing target is replaced only at the end. Returns the SHA-256 of the file; raises `DownloadError`.
+    """
+    check_address(file.url, file.hosts)
+    with _locked(file.target.parent):
+        while True:
+            resumed = _resumable_bytes(file) > 0
+            _receive_all(file, watcher or DownloadWatcher(), pauses)
+            checksum = sha256_of(file.part)
+            if file.sha256 in (None, checksum):
+                break
+            file.forget()
             if not resumed:
-                raise _not_the_file(wanted, wrong.found) from None
-            try:
-                found = _persistently(wanted, watcher, pauses)
-            except _WrongSumError as again:
-                _forget(wanted)
-                raise _not_the_file(wanted, again.found) from None
-        into_place(wanted.part, wanted.target)
-        wanted.begun.unlink(missing_ok=True)
-    return found
+                raise DownloadError(
+                    f"{file.url}: the download is not the published file: its SHA-256 is {checksum}, "
+                    f"expected {file.sha256}. The download was deleted. Try again, or use another mirror"
+                )
+            # The part from an earlier run may have been damaged: try once more from the start.
+        into_place(file.part, file.target)
+        file.part_info.unlink(missing_ok=True)
+    return checksum
 
 
 def sha256_of(path: Path) -> str:
+    """Returns the SHA-256 of a file's content in hexadecimal."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def _persistently(wanted: Download, watcher: Watcher, pauses: Sequence[float]) -> str:
-    for tries, pause in enumerate((*pauses, None), start=1):
+def _receive_all(file: Download, watcher: DownloadWatcher, pauses: Sequence[float]) -> None:
+    """Complete the part, with pauses between attempts."""
+    for attempt, pause in enumerate((*pauses, None), start=1):
         try:
-            _receive(wanted, watcher, first=tries == 1)
-        except BrokeOffError as fault:
+            _receive(file, watcher, first=attempt == 1)
+        except _TemporaryError as failure:
             if pause is None:
                 raise DownloadError(
-                    f"{wanted.url}: {fault}; tried {tries} times. What has come is kept: "
-                    "run the command again to go on from there"
+                    f"{file.url}: {failure}; tried {attempt} times. The bytes received so far are kept: "
+                    "run the command again to resume"
                 ) from None
-            seconds = min(max(pause, fault.wait), LONGEST_PAUSE)
-            watcher.on_pause(str(fault), seconds)
+            seconds = min(max(pause, failure.wait), LONGEST_PAUSE)
+            watcher.on_pause(str(failure), seconds)
             time.sleep(seconds)
         else:
-            break
-    found = sha256_of(wanted.part)
-    if wanted.sha256 not in (None, found):
-        raise _WrongSumError(found)
-    return found
+            return
 
 
-def _receive(wanted: Download, watcher: Watcher, *, first: bool) -> None:
-    """Bring the part to the file's full length, or raise."""
-    done = _bytes_there(wanted)
-    if done and done == wanted.size:
+def _receive(file: Download, watcher: DownloadWatcher, *, first: bool) -> None:
+    """One attempt to complete the part. Raises if the part is still incomplete afterwards."""
+    done = _resumable_bytes(file)
+    if done and done == file.size:
         return
+    # If-Range: the server sends the rest of the same version, or the whole of any other.
+    resume = {"Range": f"bytes={done}-", "If-Range": _part_info(file)["version"]} if done else {}
     try:
-        response = ask(wanted.url, wanted.hosts, _rest(wanted, done))
-    except UnreachableError as error:
-        # Who cannot be reached at all will not be in ten seconds; a server that broke off may well be.
+        response = _request(file, resume)
+    except _UnreachableError as error:
+        # A host that cannot be reached at first stays unreachable; one that was reached may come back.
         if not first:
             raise
         raise DownloadError(
-            f"no network: {urlsplit(wanted.url).hostname} could not be reached ({error}); "
-            f"fetch it by hand from {wanted.url} and put it into {wanted.target.parent}"
+            f"no network: {urlsplit(file.url).hostname} could not be reached ({error}); "
+            f"fetch it by hand from {file.url} and put it into {file.target.parent}"
         ) from None
     except HTTPError as error:
         with error:
-            if error.code == 416 and whole_length(error.headers) == done:
+            if error.code == 416 and _whole_length(error.headers) == done:
                 return
             if error.code == 416:
-                _forget(wanted)
-            raise refusal(wanted.url, error) from None
+                file.forget()
+            raise _refusal(file.url, error) from None
     with response:
         if response.status == 206:
-            _check_range(wanted, response, done)
-        else:  # the server sends everything: there are no ranges, or the file is another one by now
+            _check_range(file, response, done)
+        else:  # the whole file: the server has no ranges, or the file has changed
             done = 0
-            _begin(wanted, response)
-        total = _total(wanted, response, done)
+            _start_over(file, response)
+        total = _total(file, response, done)
         watcher.on_bytes(done, total)
-        with wanted.part.open("ab") as part:
-            _store(response, part, done, total, watcher, wanted)
-
-
-def _rest(wanted: Download, done: int) -> dict[str, str]:
-    """Asks for what is missing of that version, and for all of any other."""
-    return {"Range": f"bytes={done}-", "If-Range": _note(wanted)["version"]} if done else {}
+        with file.part.open("ab") as part:
+            _store(response, part, done, total, watcher, file)
 
 
 def _store(
-    response: HTTPResponse, part: IO[bytes], done: int, total: int | None, watcher: Watcher, wanted: Download
+    response: HTTPResponse,
+    part: IO[bytes],
+    done: int,
+    total: int | None,
+    watcher: DownloadWatcher,
+    file: Download,
 ) -> None:
+    """Append the response to the part."""
     while True:
         try:
             block = response.read1(_BLOCK)
         except (OSError, HTTPException) as error:
-            raise BrokeOffError(f"the connection broke after {done:,} bytes ({words(error)})") from None
+            raise _TemporaryError(f"the connection broke after {done:,} bytes ({_reason(error)})") from None
         if not block:
             break
         done += len(block)
         if done > (total if total is not None else LARGEST):
             part.close()
-            _forget(wanted)
-            raise DownloadError(f"{wanted.url}: more came than the {total or LARGEST:,} bytes expected")
+            file.forget()
+            raise DownloadError(
+                f"{file.url}: the server sent more than the {total or LARGEST:,} bytes expected"
+            )
         part.write(block)
         watcher.on_bytes(done, total)
     if total is not None and done < total:
-        raise BrokeOffError(f"the connection broke after {done:,} of {total:,} bytes")
+        raise _TemporaryError(f"the connection broke after {done:,} of {total:,} bytes")
 
 
-def _bytes_there(wanted: Download) -> int:
-    """How much there is to go on from: nothing, if the server has no way to tell versions apart."""
-    if not wanted.part.is_file():
+def _resumable_bytes(file: Download) -> int:
+    """How many bytes of the part can be reused: 0 if their URL or version differs or is unknown."""
+    if not file.part.is_file():
         return 0
-    note = _note(wanted)
-    there = wanted.part.stat().st_size
-    if note["url"] != wanted.url or not note["version"] or (wanted.size is not None and there > wanted.size):
+    info, size = _part_info(file), file.part.stat().st_size
+    if info["url"] != file.url or not info["version"] or (file.size is not None and size > file.size):
         return 0
-    return there
+    return size
 
 
-def _note(wanted: Download) -> dict[str, str]:
+def _part_info(file: Download) -> dict[str, str]:
     try:
-        note = json.loads(wanted.begun.read_text(encoding="utf-8"))
-        return {"url": str(note["url"]), "version": str(note["version"])}
+        info = json.loads(file.part_info.read_text(encoding="utf-8"))
+        return {"url": str(info["url"]), "version": str(info["version"])}
     except (OSError, ValueError, KeyError, TypeError):
-        return {"url": "", "version": ""}  # whatever lies there, it says nothing of the part
+        return {"url": "", "version": ""}  # damaged or missing: the part cannot be used
 
 
-def _begin(wanted: Download, response: HTTPResponse) -> None:
-    """Start anew. The order matters: at no moment does a note stand beside a part it does not speak of."""
-    _forget(wanted)
-    note = {"url": wanted.url, "version": version(response.headers)}
-    write_whole(wanted.begun, json.dumps(note).encode())
-    wanted.part.touch()
+def _start_over(file: Download, response: HTTPResponse) -> None:
+    """Begin an empty part. In this order no part_info ever describes another version's part."""
+    file.forget()
+    info = {"url": file.url, "version": _version(response.headers)}
+    write_whole(file.part_info, json.dumps(info).encode())
+    file.part.touch()
 
 
-def _forget(wanted: Download) -> None:
-    wanted.part.unlink(missing_ok=True)
-    wanted.begun.unlink(missing_ok=True)
+def _check_range(file: Download, response: HTTPResponse, done: int) -> None:
+    sent = re.fullmatch(r"bytes (\d+)-\d+/(?:\d+|\*)", response.headers.get("Content-Range", "").strip())
+    same_version = _version(response.headers) in ("", _part_info(file)["version"])
+    if not done or sent is None or int(sent[1]) != done or not same_version:
+        file.forget()
+        raise _TemporaryError("the server sent another part of the file than requested")
 
 
-def _check_range(wanted: Download, response: HTTPResponse, done: int) -> None:
-    given = re.fullmatch(r"bytes (\d+)-\d+/(?:\d+|\*)", response.headers.get("Content-Range", "").strip())
-    same = version(response.headers) in ("", _note(wanted)["version"])
-    if not done or given is None or int(given[1]) != done or not same:
-        _forget(wanted)
-        raise BrokeOffError("the server went on with other bytes than were asked for")
-
-
-def _total(wanted: Download, response: HTTPResponse, done: int) -> int | None:
-    """The whole file's length. One that ends wherever the connection does could be cut short unseen."""
-    total = whole_length(response.headers) if response.status == 206 else None
+def _total(file: Download, response: HTTPResponse, done: int) -> int | None:
+    """The length of the whole file; None for a chunked response, which marks its own end."""
+    total = _whole_length(response.headers) if response.status == 206 else None
     if total is None and response.length is not None:
         total = done + response.length
-    if wanted.size is not None and total not in (None, wanted.size):
-        _forget(wanted)
+    if file.size is not None and total not in (None, file.size):
+        file.forget()
         raise DownloadError(
-            f"{wanted.url}: the file there has {total:,} bytes, the published one has {wanted.size:,}. "
+            f"{file.url}: the file there has {total:,} bytes, the published one has {file.size:,}. "
             "It is not the same file"
         )
-    if total is None and wanted.size is None and not response.chunked:
-        raise DownloadError(f"{wanted.url}: the server does not say how long the file is; use another one")
+    if total is None and file.size is None and not response.chunked:
+        # Nobody would notice if the connection ended too early.
+        raise DownloadError(f"{file.url}: the server does not say how long the file is; use another server")
     if total is not None and total > LARGEST:
-        raise DownloadError(f"{wanted.url}: {total:,} bytes are more than any published file has")
-    return wanted.size if total is None else total
-
-
-def _not_the_file(wanted: Download, found: str) -> DownloadError:
-    return DownloadError(
-        f"{wanted.url}: what came is not the published file: its SHA-256 is {found}, expected was "
-        f"{wanted.sha256}. It was thrown away. Try again, or another mirror"
-    )
+        raise DownloadError(f"{file.url}: the file has {total:,} bytes, more than any published file")
+    return file.size if total is None else total
 
 
 @contextmanager
-def _alone(wanted: Download) -> Iterator[None]:
-    """Two programs at one part would mix their bytes. The system takes the lock off whoever is killed."""
-    wanted.target.parent.mkdir(parents=True, exist_ok=True)
+def _locked(folder: Path) -> Iterator[None]:
+    """Let one program at a time download into a folder. A killed program loses the lock by itself."""
+    folder.mkdir(parents=True, exist_ok=True)
     if sys.platform == "win32":
         yield
         return
     import fcntl
 
-    folder = os.open(wanted.target.parent, os.O_RDONLY)
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(folder)
-        raise DownloadError(f"{wanted.target.parent}: another program is fetching into this folder") from None
+        os.close(handle)
+        raise DownloadError(f"{folder}: another program is downloading into this folder") from None
     except OSError:
-        pass  # some network drives have no locks; there it is up to the user
+        pass  # some network drives have no locks
     try:
         yield
     finally:
-        os.close(folder)
+        os.close(handle)
+
+
+# Requests and responses
+
+
+def _request(file: Download, headers: dict[str, str]) -> HTTPResponse:
+    """Send a GET request. Returns the response if it holds the file or a part of it."""
+    request = Request(
+        file.url, headers={"Accept-Encoding": "identity", "User-Agent": "bundlemage", **headers}
+    )
+    try:
+        response: HTTPResponse = build_opener(_Redirects(file.hosts)).open(request, timeout=_TIMEOUT)
+    except HTTPError:
+        raise
+    except URLError as error:
+        raise _UnreachableError(_reason(error.reason)) from None
+    except (OSError, HTTPException) as error:
+        raise _TemporaryError(f"the connection failed ({_reason(error)})") from None
+    if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":
+        response.close()
+        raise DownloadError(f"{file.url}: the server compresses the file ({encoding}) against the request")
+    if response.headers.get_content_type() == "text/html":
+        response.close()
+        raise DownloadError(
+            f"{file.url}: the server sent a web page instead of the file. Does the network require a login?"
+        )
+    return response
+
+
+def _version(headers: Any) -> str:
+    """The validator for If-Range. A weak ETag is not used: two different files may share it."""
+    tag = headers.get("ETag", "")
+    return str(headers.get("Last-Modified", "") if not tag or tag.startswith("W/") else tag)
+
+
+def _whole_length(headers: Any) -> int | None:
+    length = re.search(r"/(\d+)$", headers.get("Content-Range", "").strip())
+    return int(length[1]) if length else None
+
+
+def _refusal(url: str, error: HTTPError) -> Exception:
+    """The exception for an HTTP error status."""
+    if error.code in (404, 410):
+        return DownloadError(
+            f"{url}: there is no such file ({error.code}). "
+            "The publisher may have moved it; 'bundlemage data get list' names the pages to look at"
+        )
+    if error.code in (408, 416, 429) or error.code >= 500:
+        wait = error.headers.get("Retry-After", "")
+        return _TemporaryError(f"the server answered {error.code}", float(wait) if wait.isdecimal() else 0.0)
+    return DownloadError(f"{url}: the server answered {error.code} ({error.reason})")
+
+
+def _reason(error: object) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer in {_TIMEOUT:.0f} seconds"
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+
+
+class _Redirects(HTTPRedirectHandler):
+    """Follows redirects to allowed hosts only, and never from https to http."""
+
+    def __init__(self, hosts: frozenset[str]) -> None:
+        self.hosts = hosts
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        check_address(newurl, self.hosts, came_from=req.full_url)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def check_address(url: str, hosts: frozenset[str], came_from: str = "") -> None:
+    """Raise `DownloadError` unless `url` is http or https on one of `hosts`.
+
+    `came_from` is the URL that redirects to it: from https only https is accepted.
+    """
+    try:
+        address = urlsplit(url)
+        host = address.hostname
+    except ValueError:
+        raise DownloadError(f"{url}: this is not a URL") from None
+    schemes = ("https",) if urlsplit(came_from).scheme == "https" else ("http", "https")
+    if address.scheme in schemes and host in hosts:
+        return
+    sender = f"{came_from} redirects to {url}, which is refused: " if came_from else f"{url}: "
+    raise DownloadError(f"{sender}only {' and '.join(schemes)} from {', '.join(sorted(hosts))} is allowed")

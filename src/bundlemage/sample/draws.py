@@ -1,8 +1,8 @@
-"""How the sample shop draws: whole-number weights, inverse CDF, and no loop over pairs.
+"""Random draws of the sample shop: integer weights and inverse CDFs, without a loop over pairs.
 
-All chance comes from `Generator.random`, the stream that NumPy changes least, and all arithmetic is in whole
-numbers, `+ - * /` and square roots, which give the same bits on every platform; logarithms and powers do
-not. So weights are integers, and popularity falls with the root of the rank.
+All random numbers come from `Generator.random`, the stream that NumPy changes least. All arithmetic uses
+integers, `+ - * /` and square roots, which give the same bits on every platform; logarithms and powers do
+not. So weights are integers, and popularity falls with the square root of the rank.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class Wheel:
         self._edges = np.concatenate([[0], np.cumsum(np.ravel(weights), dtype=np.int64)])
 
     def spin(self, random: Random, first: Integers, last: Integers) -> Integers:
-        """A slot of each run [first, last), as likely as its weight. A run must have some weight."""
+        """Draw a slot from each run [first, last) in proportion to its weight; no run may weigh nothing."""
         low = self._edges[first]
         target = low + (random.random(len(low)) * (self._edges[last] - low)).astype(np.int64)
         slots: Integers = np.searchsorted(self._edges, target, side="right") - 1
         return slots
 
     def spin_row(self, random: Random, rows: Integers, width: int) -> Integers:
-        """The same where slots form a table and a run is one of its rows: a column for each row given."""
+        """Draw a column for each of `rows` of a table of weights, `width` columns wide."""
         return self.spin(random, rows * width, (rows + 1) * width) - rows * width
 
 
-class Shelf:
-    """Things in groups, each with a weight: draws from any run of neighbouring groups."""
+class GroupedWheel:
+    """Weighted things in groups, drawn from any run of neighbouring groups."""
 
     def __init__(self, group: Integers, weights: Integers) -> None:
         self._order = np.argsort(group, kind="stable")
@@ -45,36 +45,37 @@ class Shelf:
         self._wheel = Wheel(weights[self._order])
 
     def draw(self, random: Random, first: Integers, last: Integers) -> Integers:
-        """A thing of each run of groups [first, last), as likely as its weight."""
+        """Draw a thing from each run of groups [first, last), in proportion to its weight."""
         drawn: Integers = self._order[self._wheel.spin(random, self._bounds[first], self._bounds[last])]
         return drawn
 
 
 def pick(random: Random, choices: int, size: int) -> Integers:
-    """`size` whole numbers below `choices`."""
+    """Draw `size` integers below `choices`."""
     drawn: Integers = (random.random(size) * choices).astype(np.int64)
     return drawn
 
 
 def shuffled(random: Random, values: Integers) -> Integers:
+    """Returns the values in random order."""
     order: Integers = values[np.argsort(random.random(len(values)), kind="stable")]
     return order
 
 
 def popularity(random: Random, count: int) -> Integers:
-    """A weight for each of `count` things: one over the root of its rank, the ranks shuffled."""
+    """Draw a weight for each of `count` things: 1 / sqrt(rank), with shuffled ranks."""
     weights: Integers = (1e6 / np.sqrt(1 + shuffled(random, np.arange(count)))).astype(np.int64)
     return weights
 
 
 def spread(random: Random, total: int, lowest: Integers, highest: Integers) -> Integers:
-    """Whole numbers between two bounds that sum to `total`: many small ones and a long tail."""
-    # A Pareto tail of exponent 2, moved down so that the smallest share is a fifth of the mean.
+    """Draw integers between two bounds that sum to `total`: many small ones and a long tail."""
+    # A Pareto tail of exponent 2, shifted so that the smallest share is a fifth of the mean.
     tail = 1 / np.sqrt(1 - random.random(len(lowest))) - 0.75
     weights = (1024 * tail).astype(np.int64)
     share = (total - int(lowest.sum())) * weights // int(weights.sum())
     counts: Integers = np.minimum(lowest + share, highest)
-    # What rounding and the upper bound left over goes out one by one.
+    # Rounding and the upper bound leave a remainder: hand it out one by one.
     while (left := total - int(counts.sum())) > 0:
         takers = shuffled(random, np.flatnonzero(counts < highest))[:left]
         counts[takers] += 1
@@ -84,10 +85,10 @@ def spread(random: Random, total: int, lowest: Integers, highest: Integers) -> I
 def distinct_pairs(
     random: Random, counts: Integers, width: int, propose: Callable[[Integers], Integers]
 ) -> tuple[Integers, Integers]:
-    """`counts[row]` different columns for each row, as (rows, columns).
+    """Draw `counts[row]` different columns below `width` for each row. Returns (rows, columns).
 
-    `propose` draws one column for each row it is given. Columns a row has already are dropped and
-    drawn again, as many as are missing and never more, so nothing has to be thrown away.
+    `propose` draws one column for each row in its argument. Columns that a row has already are dropped
+    and drawn again.
     """
     keys = np.empty(0, np.int64)
     missing = counts
@@ -99,7 +100,7 @@ def distinct_pairs(
         new = drawn[~np.isin(drawn, keys, assume_unique=True)]
         keys = np.sort(np.concatenate([keys, new]), kind="stable")
         missing = counts - np.bincount(keys // width, minlength=len(counts))
-    # A row that wants nearly all there is would wait long for the rarest columns: give it any.
+    # A row that needs nearly all columns would wait long for the rarest ones: give it any.
     for row in np.flatnonzero(missing):
         begin, end = np.searchsorted(keys, [row * width, (row + 1) * width])
         free = np.setdiff1d(np.arange(width), keys[begin:end] - row * width, assume_unique=True)

@@ -1,15 +1,13 @@
-"""A generated shop of games: data to start with, whose planted tastes say what a right answer is.
+"""A generated shop of games to try things with. Its planted tastes are known, so answers can be judged.
 
-Users have favourite genres, and many buy bundles of other genres than they buy games of. A game belongs to
+Users have favourite genres. Many buy bundles of other genres than the games they buy. A game belongs to
 a product line (a series or a studio) of one genre, and most bundles gather one line. A few games and
-bundles are far more popular than the rest. One seed names one shop, on every platform.
+bundles are far more popular than the rest. The same seed gives the same shop on every platform.
 """
 
 from __future__ import annotations
 
 import math
-import secrets
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +20,15 @@ import pyarrow.csv
 import pyarrow.parquet
 from scipy import sparse
 
-from bundlemage.data.dataset import BundleDataset, binary_matrix
+from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, Catalogue, binary_matrix
+from bundlemage.data.folders import beside
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import ConfigError
-from bundlemage.sample.catalogue import label
+from bundlemage.sample import words
 from bundlemage.sample.draws import (
+    GroupedWheel,
     Integers,
     Random,
-    Shelf,
     Wheel,
     distinct_pairs,
     pick,
@@ -44,7 +43,7 @@ TableFormat = Literal["csv", "tsv", "parquet"]
 
 
 class ShopSize(TypedDict):
-    """The settings of `sample_shop` that say how large a shop is."""
+    """The settings of `sample_shop` for the size of a shop."""
 
     users: int
     items: int
@@ -62,15 +61,21 @@ NETEASE: Final[ShopSize] = {
     "bundles_per_user": 302_303 / 18_528,
     "items_per_bundle": 1_778_838 / 22_864,
 }
-"""As many users, items, bundles and pairs as the paper's NetEase data: `sample_shop(**NETEASE)`."""
+"""The numbers of users, items, bundles and pairs of the paper's NetEase data: `sample_shop(**NETEASE)`."""
 
 _QUIET_SHARE = 0.06  # users with a single bundle or none
-# How many of 100 games come from the line, the genre, anywhere: in a bundle of a line, in a pack of a genre.
+# Percentages of games from the line, the genre and anywhere: in a bundle of a line, in a pack of a genre.
 _ORIGINS = ((85, 12, 3), (0, 92, 8))
+_PRICES = np.array([299, 499, 499, 799, 999, 999, 1499, 1499, 1999, 1999, 2499, 2999, 3999, 5999])  # cents
+_DISCOUNTS = np.array([10, 15, 20, 20, 25, 30, 30, 40, 50, 60])  # per cent
+_SOLD_OUT_SHARE = 0.06
+_MOST_STOCK = 500
 
 
 @dataclass(frozen=True, eq=False)
 class SampleShop:
+    """A generated data set, and the structure that was planted in it."""
+
     dataset: BundleDataset
     tastes: Tastes
 
@@ -85,39 +90,10 @@ def sample_shop(
     items_per_bundle: float = 7.0,
     seed: int = 0,
 ) -> SampleShop:
-    """A shop of this size; the averages are met exactly, up to rounding to whole pairs."""
-    _check(users, items, bundles, items_per_user, bundles_per_user, items_per_bundle, seed)
-    # A stream for each part: other words on the labels leave the purchases as they were.
-    children = np.random.SeedSequence(seed).spawn(5)
-    planting, shopping, bundling, packing, labelling = (
-        np.random.Generator(np.random.PCG64(child)) for child in children
-    )
-    tastes = plant(planting, users, items, bundles, items_per_bundle)
-    shelf = Shelf(tastes.item_line, tastes.item_popularity)
-    bundle_item = _bundle_items(packing, tastes, shelf, round(bundles * items_per_bundle))
-    item_ids, bundle_ids = _ids("item", "g", items), _ids("bundle", "b", bundles)
-    dataset = BundleDataset(
-        user_item=_user_items(shopping, tastes, shelf, round(users * items_per_user)),
-        user_bundle=_user_bundles(bundling, tastes, round(users * bundles_per_user)),
-        bundle_item=bundle_item,
-        users=_ids("user", "u", users),
-        items=item_ids,
-        bundles=bundle_ids,
-        catalogue=label(labelling, tastes, bundle_item, item_ids, bundle_ids),
-        name="sample",
-    )
-    return SampleShop(dataset, tastes)
+    """Generate a shop of this size. The averages are met exactly, up to rounding to whole pairs.
 
-
-def _check(
-    users: int,
-    items: int,
-    bundles: int,
-    items_per_user: float,
-    bundles_per_user: float,
-    items_per_bundle: float,
-    seed: int,
-) -> None:
+    Returns the data set and the planted structure; raises `ConfigError` for an impossible size.
+    """
     for name, value, lowest, highest, why in (
         ("users", users, 1, math.inf, ""),
         ("items", items, 2, math.inf, ""),
@@ -131,15 +107,35 @@ def _check(
             limits = f"at least {lowest}" if highest == math.inf else f"between {lowest} and {highest}"
             reason = f" ({why.format(highest)})" if why else ""
             raise ConfigError(f"sample shop: {name} is {value}; it must be {limits}{reason}")
+    # Each part has its own random stream, so that other words in titles do not change the purchases.
+    children = np.random.SeedSequence(seed).spawn(5)
+    planting, shopping, bundling, packing, labelling = (
+        np.random.Generator(np.random.PCG64(child)) for child in children
+    )
+    tastes = plant(planting, users, items, bundles, items_per_bundle)
+    games = GroupedWheel(tastes.item_line, tastes.item_popularity)
+    bundle_item = _bundle_items(packing, tastes, games, round(bundles * items_per_bundle))
+    item_ids, bundle_ids = _ids("item", "g", items), _ids("bundle", "b", bundles)
+    dataset = BundleDataset(
+        user_item=_user_items(shopping, tastes, games, round(users * items_per_user)),
+        user_bundle=_user_bundles(bundling, tastes, round(users * bundles_per_user)),
+        bundle_item=bundle_item,
+        users=_ids("user", "u", users),
+        items=item_ids,
+        bundles=bundle_ids,
+        catalogue=_label(labelling, tastes, bundle_item, item_ids, bundle_ids),
+        name="sample",
+    )
+    return SampleShop(dataset, tastes)
 
 
 def _ids(kind: str, letter: str, count: int) -> Vocabulary:
-    """u0001, u0002, …: wide enough that the order of the text is the order of the numbers."""
+    """u0001, u0002, …: with enough digits that text order equals number order."""
     width = max(4, len(str(count)))
     return Vocabulary(kind, [f"{letter}{number:0{width}d}" for number in range(1, count + 1)])
 
 
-def _user_items(random: Random, tastes: Tastes, shelf: Shelf, pairs: int) -> sparse.csr_matrix:
+def _user_items(random: Random, tastes: Tastes, games: GroupedWheel, pairs: int) -> sparse.csr_matrix:
     users, items = len(tastes.user_item_taste), len(tastes.item_line)
     genres = len(tastes.genres)
     first_line = np.searchsorted(tastes.line_genre, np.arange(genres + 1))
@@ -147,7 +143,7 @@ def _user_items(random: Random, tastes: Tastes, shelf: Shelf, pairs: int) -> spa
 
     def propose(rows: Integers) -> Integers:
         genre = wheel.spin_row(random, rows, genres)
-        return shelf.draw(random, first_line[genre], first_line[genre + 1])
+        return games.draw(random, first_line[genre], first_line[genre + 1])
 
     counts = spread(random, pairs, np.ones(users, np.int64), _at_most(users, items, pairs))
     return binary_matrix(*distinct_pairs(random, counts, items, propose), (users, items))
@@ -155,22 +151,22 @@ def _user_items(random: Random, tastes: Tastes, shelf: Shelf, pairs: int) -> spa
 
 def _user_bundles(random: Random, tastes: Tastes, pairs: int) -> sparse.csr_matrix:
     users, bundles, genres = len(tastes.user_bundle_taste), len(tastes.bundle_genre), len(tastes.genres)
-    shelf = Shelf(tastes.bundle_genre, tastes.bundle_popularity)
+    packs = GroupedWheel(tastes.bundle_genre, tastes.bundle_popularity)
     wheel = _taste_wheel(tastes.user_bundle_taste)
 
     def propose(rows: Integers) -> Integers:
         genre = wheel.spin_row(random, rows, genres)
-        return shelf.draw(random, genre, genre + 1)
+        return packs.draw(random, genre, genre + 1)
 
     counts = _bundle_counts(random, users, bundles, pairs)
     return binary_matrix(*distinct_pairs(random, counts, bundles, propose), (users, bundles))
 
 
 def _bundle_counts(random: Random, users: int, bundles: int, pairs: int) -> Integers:
-    """How many bundles each user has: none or one for the quiet ones, two or more for the others."""
+    """How many bundles each user has: none or one for the quiet users, two or more for the others."""
     quiet = shuffled(random, np.arange(users))[: int(_QUIET_SHARE * users)]
     busy = users - len(quiet)
-    if pairs > busy * bundles:  # the others cannot take that many
+    if pairs > busy * bundles:  # too many for the other users
         quiet, busy = quiet[:0], users
     highest = _at_most(users, bundles, pairs, busy)
     highest[quiet] = pick(random, 2, len(quiet))
@@ -178,22 +174,22 @@ def _bundle_counts(random: Random, users: int, bundles: int, pairs: int) -> Inte
     return spread(random, pairs, lowest, highest)
 
 
-def _bundle_items(random: Random, tastes: Tastes, shelf: Shelf, pairs: int) -> sparse.csr_matrix:
+def _bundle_items(random: Random, tastes: Tastes, games: GroupedWheel, pairs: int) -> sparse.csr_matrix:
     bundles, items = len(tastes.bundle_genre), len(tastes.item_line)
     pack = tastes.bundle_line == GENRE_PACK
     first_of_genre, past_genre = (
         np.searchsorted(tastes.line_genre, tastes.bundle_genre, side) for side in ("left", "right")
     )
-    # The range of lines an item of each origin is from; a pack never draws from its line.
+    # The range of lines for items of each origin; a pack never draws from a line.
     first = np.stack([tastes.bundle_line, first_of_genre, np.zeros_like(first_of_genre)], axis=1)
     past = np.stack([tastes.bundle_line + 1, past_genre, np.full_like(past_genre, len(tastes.lines))], axis=1)
     wheel = Wheel(_ORIGINS)
 
     def propose(rows: Integers) -> Integers:
         origin = wheel.spin_row(random, pack[rows].astype(np.int64), 3)
-        return shelf.draw(random, first[rows, origin], past[rows, origin])
+        return games.draw(random, first[rows, origin], past[rows, origin])
 
-    # Bundles twice the mean at most: a line has room for no more.
+    # At most twice the mean: a line has no more games.
     highest = np.full(bundles, min(items, math.ceil(2 * pairs / bundles)))
     counts = spread(random, pairs, np.full(bundles, 2), highest)
     return binary_matrix(*distinct_pairs(random, counts, items, propose), (bundles, items))
@@ -204,31 +200,76 @@ def _taste_wheel(taste: Floats) -> Wheel:
 
 
 def _at_most(rows: int, things: int, pairs: int, takers: int | None = None) -> Integers:
-    """Nobody takes more than half of what there is, unless the average asks for it."""
+    """The maximum count of each row: half of all things, or more if the average needs it."""
     return np.full(rows, min(things, max(things // 2, math.ceil(pairs / (takers or rows)))))
 
 
-def write_shop(dataset: BundleDataset, folder: Path, format: TableFormat = "csv") -> list[Path]:  # noqa: A002
-    """Write `user_item`, `user_bundle`, `bundle_item` and, with a catalogue, `items` and `bundles`.
+def _label(
+    random: Random, tastes: Tastes, bundle_item: sparse.csr_matrix, items: Vocabulary, bundles: Vocabulary
+) -> Catalogue:
+    """Titles, tags, prices, stock and discounts."""
+    cents = _PRICES[pick(random, len(_PRICES), len(items))]
+    return Catalogue(
+        items=_items(random, tastes, items, cents),
+        bundles=_bundles(random, tastes, bundles, bundle_item.astype(np.int64) @ cents),
+    )
 
-    The folder appears whole or not at all: it is written beside its place, then renamed.
+
+def _items(random: Random, tastes: Tastes, ids: Vocabulary, cents: Integers) -> pa.Table:
+    sold_out = random.random(len(ids)) < _SOLD_OUT_SHARE
+    columns: dict[str, Any] = {
+        "item_id": ids.to_arrow(),
+        "title": words.game_titles(
+            random, tastes.item_genre.tolist(), tastes.item_line.tolist(), tastes.lines
+        ),
+        "price": cents / 100,
+        "tags": _item_tags(random, tastes),
+        "stock": np.where(sold_out, 0, 1 + pick(random, _MOST_STOCK, len(ids))),
+    }
+    return pa.table(columns, schema=ITEM_SCHEMA)
+
+
+def _item_tags(random: Random, tastes: Tastes) -> list[list[str]]:
+    """Genre, a second genre, two flavours, and the series or studio."""
+    count, names, flavours = len(tastes.item_genre), words.GENRES, words.WORDS["flavours"]
+    second = (tastes.item_genre + 1 + pick(random, len(names) - 1, count)) % len(names)
+    flavour = pick(random, len(flavours), count)
+    another = (flavour + 1 + pick(random, len(flavours) - 1, count)) % len(flavours)
+    numbers = (column.tolist() for column in (tastes.item_genre, second, flavour, another, tastes.item_line))
+    return [
+        [names[g]["name"], names[s]["name"], flavours[f], flavours[a], tastes.lines[n]]
+        for g, s, f, a, n in zip(*numbers, strict=True)
+    ]
+
+
+def _bundles(random: Random, tastes: Tastes, ids: Vocabulary, full_cents: Integers) -> pa.Table:
+    percent = _DISCOUNTS[pick(random, len(_DISCOUNTS), len(ids))]
+    genre, line = tastes.bundle_genre.tolist(), tastes.bundle_line.tolist()
+    columns: dict[str, Any] = {
+        "bundle_id": ids.to_arrow(),
+        "title": words.bundle_titles(random, genre, line, tastes.lines),
+        "price": full_cents * (100 - percent) // 100 / 100,
+        "tags": [
+            [tastes.genres[g], "genre pack" if n == GENRE_PACK else tastes.lines[n]]
+            for g, n in zip(genre, line, strict=True)
+        ],
+        "discount": percent / 100,
+    }
+    return pa.table(columns, schema=BUNDLE_SCHEMA)
+
+
+def write_shop(dataset: BundleDataset, folder: Path, format: TableFormat = "csv") -> list[Path]:  # noqa: A002
+    """Write a data set as the tables `user_item`, `user_bundle`, `bundle_item`, and its catalogue, if any.
+
+    `folder` must be new or empty; it appears complete or not at all. Returns the paths of the files.
     """
     if format not in get_args(TableFormat):
         raise ConfigError(f"format {format!r} is unknown; use one of {', '.join(get_args(TableFormat))}")
     folder = folder.resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir()) or folder == Path.cwd()):
         raise ConfigError(f"{folder} is in use (not an empty folder, or the current one); name a new folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
-    staging.mkdir()
-    try:
-        names = [_write_table(table, staging / name, format) for name, table in _tables(dataset)]
-        if folder.exists():
-            folder.rmdir()
-        staging.rename(folder)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
+    with beside(folder) as building:
+        names = [_write_table(table, building / name, format) for name, table in _tables(dataset)]
     return [folder / name for name in names]
 
 
@@ -265,7 +306,7 @@ def _write_table(table: pa.Table, stem: Path, format: TableFormat) -> str:  # no
 
 
 def _flat(table: pa.Table) -> pa.Table:
-    """Tags as one text, a|b|c, for files that know no lists."""
+    """Tags as one text, a|b|c, because text files have no lists."""
     if "tags" not in table.column_names:
         return table
     tags: Any = table["tags"].combine_chunks()

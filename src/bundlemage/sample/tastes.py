@@ -1,4 +1,4 @@
-"""What is planted in the sample shop before anything is drawn from it: genres, product lines, tastes."""
+"""The structure planted in the sample shop before purchases are drawn: genres, product lines, tastes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from bundlemage.sample.draws import Integers, Random, Wheel, popularity, shuffle
 Floats = npt.NDArray[np.float64]
 
 GENRE_PACK = -1
-"""The line of a bundle that gathers a whole genre."""
+"""The line of a bundle that is a pack of a whole genre."""
 
-_LINE_PER_BUNDLE = 2.5  # games of a line for each game of a bundle: room for several bundles of one line
+_LINE_PER_BUNDLE = 2.5  # a line has this many games for each game of a bundle: room for several bundles
 _SMALLEST_LINE = 4
 _PACK_SHARE = 0.2
-# The three favourite genres of a user (which may coincide), and the share that goes to every genre alike.
+# The weights of a user's three favourite genres (which may coincide), and the share spread evenly over all.
 _FAVOURITES, _CURIOSITY = (0.6, 0.22, 0.1), 0.08
-# Bundle taste is item taste, half of it, or wholly another: how often of a hundred.
+# Bundle taste equals item taste, is half of it, or is independent: the percentage of users for each.
 _SHIFTS = (35, 20, 45)
 
 
 @dataclass(frozen=True, eq=False)
 class Tastes:
-    """The planted truth. A taste is a probability for each genre; popularity is a weight."""
+    """The planted structure. A taste is a probability for each genre; popularity is a weight."""
 
     genres: tuple[str, ...]
     lines: tuple[str, ...]
@@ -43,9 +43,10 @@ class Tastes:
 
 
 def plant(random: Random, users: int, items: int, bundles: int, items_per_bundle: float) -> Tastes:
+    """Draw the structure of a shop of this size."""
     line_size = max(_SMALLEST_LINE, _LINE_PER_BUNDLE * items_per_bundle)
     line_count = max(1, int(items / line_size))
-    # Every genre has a line and a bundle, so that whoever favours it finds something.
+    # Every genre has a line and a bundle, so that users who like it find something.
     genre_count = min(len(words.GENRES), line_count, bundles)
     genre_wheel = Wheel(popularity(random, genre_count))
 
@@ -54,7 +55,7 @@ def plant(random: Random, users: int, items: int, bundles: int, items_per_bundle
     bundle_genre = shuffled(random, _cover(random, genre_wheel, genre_count, bundles))
     item_taste, bundle_taste = _user_tastes(random, genre_wheel, genre_count, users)
     return Tastes(
-        genres=tuple(genre.name for genre in words.GENRES[:genre_count]),
+        genres=tuple(genre["name"] for genre in words.GENRES[:genre_count]),
         line_genre=line_genre,
         item_line=item_line,
         item_genre=line_genre[item_line],
@@ -70,7 +71,7 @@ def plant(random: Random, users: int, items: int, bundles: int, items_per_bundle
 
 
 def _cover(random: Random, wheel: Wheel, choices: int, size: int) -> Integers:
-    """Draws from a wheel in which every choice comes up at least once."""
+    """Draw from a wheel so that every choice comes up at least once."""
     more = np.zeros(size - choices, np.int64)
     return np.concatenate([np.arange(choices), wheel.spin(random, more, more + choices)])
 
@@ -94,8 +95,8 @@ def _bundle_lines(random: Random, bundle_genre: Integers, line_genre: Integers) 
 def _user_tastes(random: Random, genre_wheel: Wheel, genre_count: int, users: int) -> tuple[Floats, Floats]:
     item_taste = _favourites(random, genre_wheel, genre_count, users)
     other_taste = _favourites(random, genre_wheel, genre_count, users)
-    nobody = np.zeros(users, np.int64)
-    shift = Wheel(_SHIFTS).spin(random, nobody, nobody + len(_SHIFTS))[:, None] / (len(_SHIFTS) - 1)
+    start = np.zeros(users, np.int64)
+    shift = Wheel(_SHIFTS).spin(random, start, start + len(_SHIFTS))[:, None] / (len(_SHIFTS) - 1)
     return item_taste, (1 - shift) * item_taste + shift * other_taste
 
 
