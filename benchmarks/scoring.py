@@ -155,7 +155,7 @@ def measure(users: int, scratch: Path, engine: str, part_users: int, workers: in
     began = time.monotonic()
     made = _asked("--make", str(users), str(model)) if not model.exists() else {"peak_bytes": None}
     making = time.monotonic() - began
-    command = ["recommend", str(model), "--all", "-k", str(K), "-o", str(answers), "--engine", engine]
+    command = ["recommend-all", str(model), "-k", str(K), "-o", str(answers), "--engine", engine]
     command += ["--part-users", str(part_users), "--device", "cpu", "--json"]
     command += [] if workers is None else ["--workers", str(workers)]
     parts = -(-users // part_users)

@@ -44,7 +44,7 @@ def commands(model: str, output: Path) -> dict[str, list[str]]:
         "check": ["data", "check", "sample"],
         "train": ["train", "sample", "-o", out],
         "evaluate": ["evaluate", model, "sample"],
-        "recommend": ["recommend", model, "--all", "-o", out],
+        "recommend": ["recommend-all", model, "-o", out],
         "campaign": ["campaign", model, "-o", out],
         "tune": ["tune", "sample", "-o", out],
     }

@@ -72,8 +72,8 @@ def test_nonsense_is_refused(model: Path, options: list[str], words: str) -> Non
 
 
 def test_new_bundles_are_not_for_everyone_at_once(model: Path, tmp_path: Path) -> None:
-    result = run("recommend", model, "--all", "-o", tmp_path / "all.parquet", *NEW, code=2)
-    assert "one user at a time" in " ".join(result.stderr.split())
+    result = run("recommend-all", model, "-o", tmp_path / "all.parquet", *NEW, code=2)
+    assert "No such option: --new-bundle" in " ".join(result.stderr.split())
 
 
 def test_models_are_compared_on_new_bundles(

@@ -1,4 +1,4 @@
-"""`recommend --all`, and filters on the command line."""
+"""`recommend-all`, and filters on the command line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rows(file: Path, user: str) -> list[dict[str, Any]]:
 class TestEveryone:
     def test_the_file_says_what_recommend_says(self, model: Path, tmp_path: Path) -> None:
         file = tmp_path / "deep" / "answers.parquet"
-        done = run_json("recommend", model, "--all", "-o", file, "-k", 3, "--max-price", 80)
+        done = run_json("recommend-all", model, "-o", file, "-k", 3, "--max-price", 80)
         assert done["file"] == str(file)
         assert (done["users"], done["rows"]) == (800, len(pq.read_table(file)))
         assert done["users_per_second"] == pytest.approx(800 / done["seconds"], rel=0.2)
@@ -38,46 +38,47 @@ class TestEveryone:
             )
 
     def test_people_get_a_sentence(self, model: Path, tmp_path: Path) -> None:
-        said = run("recommend", model, "--all", "-o", tmp_path / "a.parquet", "-k", 2).stdout
+        said = run("recommend-all", model, "-o", tmp_path / "a.parquet", "-k", 2).stdout
         assert "1,600 answers for 800 users" in said
         assert "users a second" in said
 
     def test_in_a_process_of_its_own_only_json_is_on_stdout(self, model: Path, tmp_path: Path) -> None:
-        printed = finish(start("recommend", model, "--all", "-o", tmp_path / "a.parquet", "--json"))
+        printed = finish(start("recommend-all", model, "-o", tmp_path / "a.parquet", "--json"))
         assert set(json.loads(printed)) == {"users", "rows", "seconds", "users_per_second", "file"}
 
     def test_nothing_left_is_said_in_words(self, model: Path, tmp_path: Path) -> None:
-        said = run("recommend", model, "--all", "-o", tmp_path / "a.parquet", "--max-price", 0).stdout
+        said = run("recommend-all", model, "-o", tmp_path / "a.parquet", "--max-price", 0).stdout
         assert "0 answers for 800 users" in said
         assert "no bundle left for them that the filters let through" in said
         assert len(pq.read_table(tmp_path / "a.parquet")) == 0
 
     def test_a_file_is_replaced_only_on_request(self, model: Path, tmp_path: Path) -> None:
         file = tmp_path / "a.parquet"
-        run("recommend", model, "--all", "-o", file, "-k", 1)
-        refused = run("recommend", model, "--all", "-o", file, "-k", 2, code=2)
+        run("recommend-all", model, "-o", file, "-k", 1)
+        refused = run("recommend-all", model, "-o", file, "-k", 2, code=2)
         assert "exists already: add --overwrite" in refused.stderr
         assert len(pq.read_table(file)) == 800
-        run("recommend", model, "--all", "-o", file, "-k", 2, "--overwrite")
+        run("recommend-all", model, "-o", file, "-k", 2, "--overwrite")
         assert len(pq.read_table(file)) == 1600
 
     def test_what_is_no_parquet_file_is_never_replaced(self, model: Path, tmp_path: Path) -> None:
         diary = tmp_path / "diary.txt"
         diary.write_text("dear diary")
-        refused = run("recommend", model, "--all", "-o", diary, "--overwrite", code=2)
+        refused = run("recommend-all", model, "-o", diary, "--overwrite", code=2)
         assert "is not a Parquet file" in refused.stderr
         assert diary.read_text() == "dear diary"
-        assert "is a folder" in run("recommend", model, "--all", "-o", tmp_path, code=2).stderr
+        assert "is a folder" in run("recommend-all", model, "-o", tmp_path, code=2).stderr
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["--all"], "--all and --output FILE.parquet go together"),
-            (["--user", "u0001", "-o", "x.parquet"], "give one user or --all, not both"),
-            (["--user", "u0001", "--all", "-o", "x.parquet"], "give one user or --all, not both"),
-            (["-o", "x.parquet"], "--all and --output FILE.parquet go together"),
-            (["--all", "-o", "x.parquet", "-k", "0"], "k is 0"),
-            (["--all", "-o", "x.parquet", "--among", "b9999"], "unknown bundle id 'b9999'"),
+            (["recommend", "--all"], "use 'bundlemage recommend-all DIR --output PATH'"),
+            (["recommend", "--all", "-o", "x.parquet"], "use 'bundlemage recommend-all DIR --output PATH'"),
+            (["recommend", "--user", "u0001", "-o", "x.parquet"], "No such option: -o"),
+            (["recommend-all"], "Missing option '--output'"),
+            (["recommend-all", "--user", "u0001", "-o", "x.parquet"], "No such option: --user"),
+            (["recommend-all", "-o", "x.parquet", "-k", "0"], "k is 0"),
+            (["recommend-all", "-o", "x.parquet", "--among", "b9999"], "unknown bundle id 'b9999'"),
         ],
     )
     def test_mistakes_are_told_and_nothing_is_written(
@@ -89,7 +90,8 @@ class TestEveryone:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.chdir(tmp_path)
-        assert message in run("recommend", model, *arguments, code=2).stderr
+        command, *options = arguments
+        assert message in run(command, model, *options, code=2).stderr
         assert list(tmp_path.iterdir()) == []
 
 

@@ -358,7 +358,7 @@ class TestGoingOn:
 
     def test_killed_in_the_middle(self, model: Path, tmp_path: Path) -> None:
         folder, whole = tmp_path / "killed", tmp_path / "whole"
-        command = [sys.executable, "-m", "bundlemage", "recommend", str(model), "--all", "--part-users", "1"]
+        command = [sys.executable, "-m", "bundlemage", "recommend-all", str(model), "--part-users", "1"]
         process = subprocess.Popen([*command, "-o", str(folder)], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
         while not (folder / "parts" / "part-00003.parquet").exists():
@@ -379,38 +379,35 @@ class TestGoingOn:
 class TestCommand:
     def test_a_folder_is_named_and_told(self, model: Path, tmp_path: Path) -> None:
         folder = tmp_path / "answers"
-        done = run_json("recommend", model, "--all", "-o", folder, "-k", 4, "--part-users", 30)
+        done = run_json("recommend-all", model, "-o", folder, "-k", 4, "--part-users", 30)
         assert done["folder"] == str(folder)
         assert (done["users"], done["parts"], done["kept"]) == (80, 3, 0)
         assert_same(answers(folder), expected(model))
         (folder / "parts" / "part-00002.parquet").unlink()
-        again = ["recommend", model, "--all", "-o", folder, "--part-users", 30]
+        again = ["recommend-all", model, "-o", folder, "--part-users", 30]
         assert "2 of 3 parts kept" in run(*again, "-k", 4, "--resume").stdout
         assert "k was 4 and is 3" in run(*again, "-k", 3, "--resume", code=2).stderr
 
     def test_what_the_index_is(self, model: Path, tmp_path: Path) -> None:
         pytest.importorskip("faiss", reason="faiss is not installed: pip install 'bundlemage[index]'")
-        told = run("recommend", model, "--all", "-o", tmp_path / "answers", "--index").stderr
+        told = run("recommend-all", model, "-o", tmp_path / "answers", "--index").stderr
         assert "so the search stays exact" in told
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
             (
-                ["--all", "-o", "a.parquet", "--engine", "ray"],
+                ["-o", "a.parquet", "--engine", "ray"],
                 "name of a folder, without .parquet at its end",
             ),
-            (["--all", "-o", "a.parquet", "--resume"], "--resume is for a folder of files"),
-            (["--all", "-o", "a.parquet", "--part-users", "9"], "--part-users is for a folder of files"),
-            (["--all", "-o", "a", "--engine", "spark"], "unknown engine 'spark'"),
-            (["--all", "-o", "a", "--address", "auto"], "add --engine ray"),
-            (["--all", "-o", "a", "--workers", "2"], "recommending is done by one process"),
-            (["--all", "-o", "a", "--resume", "--overwrite"], "not both"),
-            (["--all", "-o", "a", "-k", "0"], "k is 0"),
-            (["--all", "-o", "a", "--least-recall", "0.9"], "add --index"),
-            (["--user", "u0001", "--engine", "ray"], "--engine is for everyone at once"),
-            (["--user", "u0001", "--users", "a"], "--users is for everyone at once"),
-            (["--resume"], "--all and --output FILE.parquet go together, or --all and --output FOLDER"),
+            (["-o", "a.parquet", "--resume"], "--resume is for a folder of files"),
+            (["-o", "a.parquet", "--part-users", "9"], "--part-users is for a folder of files"),
+            (["-o", "a", "--engine", "spark"], "unknown engine 'spark'"),
+            (["-o", "a", "--address", "auto"], "add --engine ray"),
+            (["-o", "a", "--workers", "2"], "recommending is done by one process"),
+            (["-o", "a", "--resume", "--overwrite"], "not both"),
+            (["-o", "a", "-k", "0"], "k is 0"),
+            (["-o", "a", "--least-recall", "0.9"], "add --index"),
         ],
     )
     def test_mistakes(
@@ -422,7 +419,7 @@ class TestCommand:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.chdir(tmp_path)
-        assert message in run("recommend", model, *arguments, code=2).stderr
+        assert message in run("recommend-all", model, *arguments, code=2).stderr
         assert list(tmp_path.iterdir()) == []
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bundlemage.cli.options import Address, AsJson, Device, EngineName, ModelFolder, Workers, ids, key_values
+from bundlemage.cli.options import AsJson, Device, ModelFolder, ids, key_values
 from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from bundlemage.recommender import Recommender
 
 FILTERS = "What may be shown"
-ALL = "Everyone at once"
 NEW = "Bundles that came after training"
 
 KnownUser = Annotated[str | None, typer.Option("--user", metavar="ID", help="A user of the training data.")]
@@ -62,6 +60,19 @@ InStock = Annotated[
     ),
 ]
 
+Index = Annotated[
+    bool,
+    typer.Option("--index", help="Search millions of bundles by an index (FAISS) instead of one by one."),
+]
+LeastRecall = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        help="With --index: refuse an index that finds less than this share of what an exact search finds "
+        "(default 0.95).",
+    ),
+]
+
 
 def recommend(
     folder: ModelFolder,
@@ -76,46 +87,6 @@ def recommend(
     min_price: MinPrice = None,
     max_price: MaxPrice = None,
     in_stock: InStock = False,
-    everyone: Annotated[
-        bool,
-        typer.Option("--all", help="Instead of --user: every user of the data.", rich_help_panel=ALL),
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="PATH",
-            help="With --all: a file to write, whose name ends in .parquet, or a folder of such files.",
-            rich_help_panel=ALL,
-        ),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="With --all: replace what is there.", rich_help_panel=ALL)
-    ] = False,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="With a folder: go on with work that was cut off.", rich_help_panel=ALL
-        ),
-    ] = False,
-    part_users: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="With a folder: so many users in one file (50,000 if not said); a cut loses no more.",
-            rich_help_panel=ALL,
-        ),
-    ] = None,
-    users: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="With a folder: everyone in this sharded layout, instead of the users of training.",
-            rich_help_panel=ALL,
-        ),
-    ] = None,
     new_bundle: Annotated[
         list[str] | None,
         typer.Option(
@@ -143,27 +114,14 @@ def recommend(
             rich_help_panel=NEW,
         ),
     ] = None,
-    index: Annotated[
-        bool, typer.Option("--index", help="Search millions of bundles by an index (FAISS), not one by one.")
-    ] = False,
-    least_recall: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE",
-            help="With --index: refuse one that finds less than this of what an exact search finds "
-            "(0.95 if not said).",
-        ),
-    ] = None,
-    engine: EngineName = "local",
-    address: Address = None,
-    workers: Workers = None,
+    index: Index = False,
+    least_recall: LeastRecall = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """The bundles that fit a user best, of those that the user has not.
 
-    With --all, those for every user, as Parquet: user_id, rank, bundle_id, score, source. As a folder, it may
-    be cut off at any time: the same command with --resume goes on and ends with the same files.
+    For all users at once, use 'bundlemage recommend-all'.
 
     An id with a comma in it is written in double quotes inside the list: '"Tea, green",7'.
     """
@@ -171,37 +129,7 @@ def recommend(
     from bundlemage.recommender import Recommender
 
     where = filter_of(exclude, among, tag, min_price, max_price, in_stock)
-    recall = _recall(index, least_recall)
-    if everyone or output is not None or overwrite or resume:
-        if user is not None or history_items or history_bundles:
-            raise ConfigError("give one user or --all, not both")
-        if new_bundle or expected_sales or sells_like:
-            raise ConfigError("new bundles are for one user at a time: leave --all out")
-        if not everyone or output is None:
-            raise ConfigError(
-                "--all and --output FILE.parquet go together, or --all and --output FOLDER: everyone's "
-                "answers are files"
-            )
-        from bundlemage.cli import recommend_all
-
-        job = recommend_all.job(
-            folder, output, k, where, include_owned, part_users, users, device, recall, resume, overwrite
-        )
-        done = recommend_all.run(job, engine, address, workers)
-        if as_json:
-            show.print_json(done)
-            return
-        show.out.print(recommend_all.sentence(done), soft_wrap=True)
-        if not done["rows"]:
-            show.out.print(_none_left("bundle", where))
-        return
-    for name, given in (
-        ("--engine", engine != "local" or address or workers),
-        ("--part-users", part_users),
-        ("--users", users),
-    ):
-        if given:
-            raise ConfigError(f"{name} is for everyone at once: add --all and --output FOLDER")
+    recall = recall_of(index, least_recall)
     someone = who(user, history_items, history_bundles)
     model = Recommender.load(folder, device=device)
     if recall is not None:
@@ -220,7 +148,7 @@ def recommend(
         show.print_json({"user": user, "bundles": [asdict(answer) for answer in answers]})
         return
     describe(model, someone)
-    show.out.print(show.bundle_cards(model.dataset, answers, new) if answers else _none_left("bundle", where))
+    show.out.print(show.bundle_cards(model.dataset, answers, new) if answers else none_left("bundle", where))
 
 
 def _numbers(expected: list[str] | None) -> dict[str, float]:
@@ -235,8 +163,8 @@ def _numbers(expected: list[str] | None) -> dict[str, float]:
     return found
 
 
-def _recall(index: bool, least: float | None) -> float | None:
-    """What an index must find; None: there is to be none."""
+def recall_of(index: bool, least: float | None) -> float | None:
+    """The share of an exact search's answers that an index must find; None: search without an index."""
     if least is not None and not index:
         raise ConfigError("--least-recall is for an index: add --index, or leave it out")
     return (0.95 if least is None else least) if index else None
@@ -283,7 +211,7 @@ def complete(
     if answers:
         show.out.print(show.item_table(model.dataset, answers, "to complete it"))
     else:
-        show.out.print(_none_left("item", where))
+        show.out.print(none_left("item", where))
 
 
 def filter_of(
@@ -308,7 +236,7 @@ def filter_of(
     return None if where == Filter() else where
 
 
-def _none_left(kind: str, where: Filter | None) -> str:
+def none_left(kind: str, where: Filter | None) -> str:
     return f"There is no {kind} left for them" + (" that the filters let through." if where else ".")
 
 

@@ -19,6 +19,7 @@ from bundlemage.cli import (
     evaluate,
     keys,
     models,
+    recommend_all,
     reproduce,
     retrain,
     score,
@@ -26,11 +27,23 @@ from bundlemage.cli import (
     train,
     tune,
 )
-from bundlemage.errors import BundleMageError
+from bundlemage.errors import BundleMageError, ConfigError
+
+MOVED = {
+    ("recommend", "--all"): "'recommend' answers for one user. For all users, use 'bundlemage recommend-all "
+    "DIR --output PATH'",
+}
+"""Options that are now elsewhere, by their command, and what to use instead."""
 
 
 class _Commands(TyperGroup):
-    """Runs a command; what goes wrong is one clear message on stderr, and a traceback only with --debug."""
+    """Runs a command. An error is one clear message on stderr, with a traceback only for --debug."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        for (command, option), hint in MOVED.items():
+            if args[:1] == [command] and option in args:
+                raise ConfigError(hint)
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         debug = bool(ctx.params.get("debug"))
@@ -87,6 +100,7 @@ app.command("train")(train.train)
 app.command("tune")(tune.tune)
 app.command("evaluate")(evaluate.evaluate)
 app.command("recommend")(ask.recommend)
+app.command("recommend-all")(recommend_all.recommend_all)
 app.command("complete")(ask.complete)
 app.command("design")(design.design)
 app.command("explain")(design.explain)

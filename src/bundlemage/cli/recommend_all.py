@@ -1,4 +1,4 @@
-"""`bundlemage recommend --all`: the answers for every user of a shop, as one Parquet file or many."""
+"""`bundlemage recommend-all`: the answers for every user of a shop, as one Parquet file or many."""
 
 from __future__ import annotations
 
@@ -8,39 +8,82 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from bundlemage.cli import show, stages
-from bundlemage.cli.engines import chosen_engine
-from bundlemage.engines.base import Progress
+import typer
+
+from bundlemage.cli import ask
+from bundlemage.cli.options import Address, AsJson, Device, EngineName, ModelFolder, Workers
 from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
-    from bundlemage.core.filters import Filter
+    from bundlemage.engines.base import Engine, Progress
     from bundlemage.engines.scoring import ScoringJob
 
 
-def job(
-    model: str,
-    output: Path,
-    k: int,
-    where: Filter | None,
-    include_owned: bool,
-    part_users: int | None,
-    users: Path | None,
-    device: str,
-    least_recall: float | None,
-    resume: bool,
-    overwrite: bool,
-) -> ScoringJob:
+def recommend_all(
+    folder: ModelFolder,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="A file to write, whose name ends in .parquet, or a folder of such files.",
+        ),
+    ],
+    k: Annotated[int, typer.Option("-k", "--k", help="How many bundles for each user.")] = 5,
+    include_owned: ask.IncludeOwned = False,
+    exclude: ask.Exclude = None,
+    among: ask.Among = None,
+    tag: ask.Tags = None,
+    min_price: ask.MinPrice = None,
+    max_price: ask.MaxPrice = None,
+    in_stock: ask.InStock = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace answers that exist.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="With a folder: continue work that was interrupted.")
+    ] = False,
+    part_users: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="With a folder: the number of users in one file (default 50,000). An interruption loses at "
+            "most the work of one file.",
+        ),
+    ] = None,
+    users: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="With a folder: answer for the users of this sharded layout instead of those of training.",
+        ),
+    ] = None,
+    index: ask.Index = False,
+    least_recall: ask.LeastRecall = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """The bundles that fit every user best, of those that the user has not, as Parquet.
+
+    The columns are user_id, rank, bundle_id, score and source. A folder of files survives an interruption:
+    the same command with --resume continues and ends with the same files.
+    """
+    from bundlemage.cli import show
+    from bundlemage.cli.engines import chosen_engine
     from bundlemage.engines.scoring import PART_USERS, ScoringJob
 
     if _is_file(output):
-        for name, given in (("--resume", resume), ("--part-users", part_users), ("--users", users)):
-            if given:
+        for name, value in (("--resume", resume), ("--part-users", part_users), ("--users", users)):
+            if value:
                 raise ConfigError(f"{name} is for a folder of files, and {output} is one file: {_A_FOLDER}")
-    return ScoringJob(
-        Path(model),
+    where = ask.filter_of(exclude, among, tag, min_price, max_price, in_stock)
+    job = ScoringJob(
+        Path(folder),
         output,
         k=k,
         where=where,
@@ -48,10 +91,17 @@ def job(
         part_users=part_users or PART_USERS,
         users=users,
         device=device,
-        least_recall=least_recall,
+        least_recall=ask.recall_of(index, least_recall),
         resume=resume,
         overwrite=overwrite,
     )
+    done = _run(job, chosen_engine(engine, address, workers, "recommending"))
+    if as_json:
+        show.print_json(done)
+        return
+    show.out.print(_sentence(done), soft_wrap=True)
+    if not done["rows"]:
+        show.out.print(ask.none_left("bundle", where))
 
 
 _A_FOLDER = "give --output the name of a folder, without .parquet at its end"
@@ -61,9 +111,10 @@ def _is_file(output: Path) -> bool:
     return output.suffix == ".parquet" or output.is_file()
 
 
-def run(job: ScoringJob, name: str, address: str | None, workers: int | None) -> dict[str, Any]:
-    """Do it, showing how far it is; what was done, for programs."""
-    chosen = chosen_engine(name, address, workers, "recommending")
+def _run(job: ScoringJob, chosen: Engine) -> dict[str, Any]:
+    """Run the job with a progress bar; returns what was done, for programs."""
+    from bundlemage.cli import show
+
     began = time.monotonic()
     if not _is_file(job.output):
         with watched("recommending") as progress:
@@ -83,7 +134,9 @@ def run(job: ScoringJob, name: str, address: str | None, workers: int | None) ->
     return {**done, **speed, **place}
 
 
-def sentence(done: dict[str, Any]) -> str:
+def _sentence(done: dict[str, Any]) -> str:
+    from bundlemage.cli import show
+
     kept = f", {done['kept']:,} of {done['parts']:,} parts kept" if done.get("kept") else ""
     return (
         f"{done['rows']:,} answers for {done['users']:,} users in "
@@ -92,7 +145,7 @@ def sentence(done: dict[str, Any]) -> str:
     )
 
 
-def check_replaceable(file: Path, *, overwrite: bool) -> None:
+def _check_replaceable(file: Path, *, overwrite: bool) -> None:
     """Known before the work: that the file can be written, and that nothing is lost which was to stay."""
     if file.is_dir():
         raise ConfigError(f"{file} is a folder; name a file in it, e.g. {file / 'answers.parquet'}")
@@ -111,10 +164,11 @@ def check_replaceable(file: Path, *, overwrite: bool) -> None:
 
 
 def _one_file(job: ScoringJob) -> dict[str, int]:
+    from bundlemage.cli import show
     from bundlemage.core.bulk import write_parquet
     from bundlemage.recommender import Recommender
 
-    check_replaceable(job.output, overwrite=job.overwrite)
+    _check_replaceable(job.output, overwrite=job.overwrite)
     with show.notes.status("loading the model"):
         model = Recommender.load(job.model, device=job.device)
         if job.least_recall is not None:
@@ -135,5 +189,7 @@ def _counted(batches: Iterator[Any], users: int, progress: Progress) -> Iterator
 
 
 def watched(doing: str) -> AbstractContextManager[Progress]:
-    """With how many come in a second."""
+    """A progress bar that shows how many users are done in a second."""
+    from bundlemage.cli import stages
+
     return stages.watched(doing, speed=True)
