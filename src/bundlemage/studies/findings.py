@@ -138,7 +138,7 @@ def gather(wishes: Wishes, observer: CompareObserver | None = None) -> Findings:
 
 def _compared(
     plans: Sequence[plan.TablePlan],
-    parts: Mapping[str, plan.Part],
+    parts: Mapping[str, plan.DataPart],
     wishes: Wishes,
     cache: Cache,
     observer: CompareObserver | None,
@@ -155,7 +155,9 @@ def _compared(
     return dict(zip(asked, found, strict=True))
 
 
-def _asked(plans: Sequence[plan.TablePlan], part: plan.Part, wishes: Wishes, cache: Cache) -> Asked | None:
+def _asked(
+    plans: Sequence[plan.TablePlan], part: plan.DataPart, wishes: Wishes, cache: Cache
+) -> Asked | None:
     if part.split is None:
         return None
     possible = [one for one in plans if plan.why_not(one, part) is None]
@@ -172,7 +174,7 @@ def _cached(contender: Contender, split: Split, seeds: Sequence[int], cache: Cac
 
 
 def _found_table(
-    one: plan.TablePlan, part: plan.Part, comparison: Comparison | None, wishes: Wishes
+    one: plan.TablePlan, part: plan.DataPart, comparison: Comparison | None, wishes: Wishes
 ) -> FoundTable:
     reason = plan.why_not(one, part)
     if reason is not None or comparison is None:
@@ -191,7 +193,7 @@ def _found_table(
     return FoundTable(one, table)
 
 
-def _described_by(parts: Mapping[str, plan.Part]) -> tuple[BundleDataset | None, str]:
+def _described_by(parts: Mapping[str, plan.DataPart]) -> tuple[BundleDataset | None, str]:
     """The data that the statistics are of: the first part that is there, whole ones before partial ones."""
     there = [part for part in parts.values() if part.split is not None]
     for part in sorted(there, key=lambda part: part.partial):
@@ -232,7 +234,7 @@ def _curves(
 # ── Case studies ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _case_studies(wishes: Wishes, parts: Mapping[str, plan.Part], cache: Cache) -> tuple[FoundCase, ...]:
+def _case_studies(wishes: Wishes, parts: Mapping[str, plan.DataPart], cache: Cache) -> tuple[FoundCase, ...]:
     """On the sample shop, which is always there, and on Steam's named games where they are."""
     sample = parts[SAMPLE].split if SAMPLE in parts else None
     if sample is None:

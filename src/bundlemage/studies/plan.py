@@ -1,10 +1,12 @@
-"""What a reproduction is made of: which tables, which models in them, which files of the data they need."""
+"""What a reproduction consists of: its tables, the models in them, and the files of data that they need."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.downloads.public_data import public_data
@@ -12,20 +14,19 @@ from bundlemage.errors import ConfigError, DataError
 from bundlemage.models.registry import model_class
 from bundlemage.readers import pathak
 from bundlemage.readers.load import SAMPLE, read
-from bundlemage.recipe import Recipe, recipe_names
+from bundlemage.recipe import recipe_names
 from bundlemage.studies import paper
 from bundlemage.studies.cells import Contender
 from bundlemage.studies.figures import Group
 
 STUDIES = (*paper.DATASETS, SAMPLE)
 MATCHING_PART, GENERATION_PART, FULL_PART, NAMES_PART = "authors/mat", "authors/gen", "bgcn", "pathak"
-_LAST_PART = {"steam": NAMES_PART}
-"""What a dataset is published as besides the authors' splits; the others have a split for full ranking."""
 SECTIONS = ("matching", "generation", "ablations", "parts", "full-ranking", "cases")
-"""What can be left out, besides single models."""
-
+"""Sections that can be left out. Single models can be left out too."""
+ENSEMBLE = "bundlemage-ensemble"
+_PAPERS_OWN = "bundlemage-paper"
 _PAPERS_RECIPES = "youshu"
-"""Where the paper's own settings are: it has one set of hyperparameters for all data."""
+"""The folder with the paper's own settings: it has one set of hyperparameters for all data."""
 
 
 @dataclass(frozen=True)
@@ -37,283 +38,97 @@ class Entry:
     title: str
     group: Group
     paper: Mapping[str, float] = field(default_factory=dict)
+    """Metric → the figure that stands beside ours."""
     remark: str = ""
 
 
 @dataclass(frozen=True)
 class TablePlan:
+    """A table of the report: what is measured on what, and which models have a row. See `tables.toml`."""
+
     key: str
     title: str
     section: str
     part: str
-    """The folder of the data that it is measured on."""
     task: str
     recipes: str
-    """The folder of the recipes."""
     metrics: tuple[str, ...]
     metric: str
-    """The one that ranks."""
     entries: tuple[Entry, ...]
     intro: str
-    beside: str = "the paper"
-    """Whose figures stand beside ours."""
-    partial: bool = False
-    """Whether reconstructed data will do, and nothing of the paper stands beside it."""
+    beside: str
+    partial: bool
 
 
-def _rows(rows: Iterable[paper.PaperRow], dataset: str) -> list[Entry]:
-    entries = []
-    for row in rows:
-        group: Group = "ours" if row.title.startswith("BundleMage") else "paper"
-        title = {"item-popularity": "POP, by mean popularity of the items"}.get(row.contender, row.title)
-        if row.contender == "bundlemage-paper":
-            title = "BundleMage, the paper's settings"
-        figures = row.figures(dataset)
-        remark = row.remark if dataset in paper.DATASETS and not figures else ""
-        entries.append(Entry(row.contender, title, group, figures, remark))
-    return entries
-
-
-def _beyond(**titles: str) -> list[Entry]:
-    return [Entry(name.replace("_", "-"), title, "beyond") for name, title in titles.items()]
-
-
-_OUR_TITLE = "BundleMage"
-ENSEMBLE = "bundlemage-ensemble"
-_ENSEMBLE_TITLE = "BundleMage, four averaged"
-_MORE_MATCHING = _beyond(
-    popularity="Popularity, by purchases of the bundle",
-    owned_share="Share of the bundle's items owned",
-    item_knn="ItemKNN",
-    ease="EASE",
-    lightgcn="LightGCN",
-    crosscbr="CrossCBR",
-    crosscbr_tuned="CrossCBR, tuned anew",
-    multicbr="MultiCBR",
-    bundlegt="BundleGT",
-)
-_YOUSHU_ALONE = frozenset({"crosscbr-tuned"})
-"""Rows that are a recipe for Youshu: no other data has settings of that name."""
-_MORE_GENERATION = _beyond(
-    co_occurrence="Item co-occurrence", ppmi_svd="PPMI-SVD", ease_items="EASE on bundle-item"
-)
-_ALSO_FULL = ("popularity", "ease", "lightgcn", "crosscbr", "multicbr", "bundlegt")
-_FULL = (
-    Entry("bgcn", "BGCN", "paper"),
-    Entry("bundlemage", _OUR_TITLE, "ours"),
-    Entry(ENSEMBLE, _ENSEMBLE_TITLE, "ours"),
-    *(entry for entry in _MORE_MATCHING if entry.name in _ALSO_FULL),
-)
-_POP_NOTE = (
-    "The paper's POP row of matching is the mean popularity of a bundle's items; popularity by purchases of "
-    "the bundle, which is what the word mostly means, has a row of its own."
-)
-
-_NEGATIVES_NOTE = (
-    " The 99 wrong bundles of each user are the same for every model here, but not those that the paper drew."
-)
-
-
-def _more_matching(dataset: str) -> list[Entry]:
-    youshu = dataset == _PAPERS_RECIPES
-    return [entry for entry in _MORE_MATCHING if youshu or entry.name not in _YOUSHU_ALONE]
+_TABLES: list[dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("tables.toml").read_text(encoding="utf-8")
+)["table"]
 
 
 def table_plans(dataset: str) -> tuple[TablePlan, ...]:
-    """The tables of a report, in the paper's order."""
-    sample = dataset == SAMPLE
-    matching, generation = (SAMPLE, SAMPLE) if sample else (MATCHING_PART, GENERATION_PART)
-    plans = [
-        TablePlan(
-            "matching",
-            "Bundle matching",
-            "matching",
-            matching,
-            "matching",
-            dataset,
-            paper.METRICS,
-            "ndcg@5",
-            (*_with_ours(_rows(paper.MATCHING, dataset)), *_more_matching(dataset)),
-            "Which bundle did the user take next? One right bundle among 100. "
-            + _POP_NOTE
-            + _NEGATIVES_NOTE * (not sample),
-        ),
-        TablePlan(
-            "generation",
-            "Bundle generation",
-            "generation",
-            generation,
-            "generation",
-            dataset,
-            paper.METRICS,
-            "ndcg@5",
-            (*_with_ours(_rows(paper.GENERATION, dataset)), *_MORE_GENERATION),
-            "Which items complete a bundle that no model has seen, for this user?",
-        ),
-        TablePlan(
-            "ablation-matching",
-            "Ablation of matching",
-            "ablations",
-            matching,
-            "matching",
-            dataset,
-            paper.NDCG,
-            "ndcg@5",
-            tuple(_rows(paper.ABLATION_MATCHING, dataset)),
-            "What matching loses without a part of the model. -Avg averages instead of gating, -Sep shares "
-            "no item embeddings between the tasks, -Sha all of them, -Lgen learns no generation.",
-        ),
-        TablePlan(
-            "ablation-generation",
-            "Ablation of generation",
-            "ablations",
-            generation,
-            "generation",
-            dataset,
-            paper.NDCG,
-            "ndcg@5",
-            tuple(_rows(paper.ABLATION_GENERATION, dataset)),
-            "What generation loses without a part of the model; -Lmat learns no matching.",
-        ),
-    ]
-    if dataset == _PAPERS_RECIPES:
-        plans += _parts_plans()
-    if sample:
-        return tuple(replace(one, beside="") for one in plans)
-    if dataset == "steam":
-        return (*plans, *_partial_plans())
-    return (*plans, _full_plan(dataset))
+    """The tables of a dataset's report, in the paper's order."""
+    return tuple(_table_plan(table, dataset) for table in _TABLES if dataset in table["datasets"])
 
 
-_PARTS = (
-    ("without-cosine", "inner products instead of cosines"),
-    ("without-residual", "no residual"),
-    ("without-popularity", "no popularity in the scores"),
-    ("with-join", "user and bundle joined, no gate"),
-    ("without-item-dropout", "no dropout of a user's items"),
-    ("with-small-spread", "first vectors with Xavier's spread"),
-    ("matching-alone", "matching alone"),
-    ("generation-alone", "generation alone"),
-    ("shared-nothing", "nothing shared"),
-    ("shared-all", "all shared"),
-    ("with-200-dimensions", "200 dimensions"),
-    ("with-propagation", "with propagation"),
-    ("with-learned-temperature", "with learned temperatures"),
-)
-"""BundleMage's defaults with one change each, and what a table calls it."""
-
-
-def _parts_plans() -> list[TablePlan]:
-    """What each part of BundleMage is worth that the paper's model has not."""
-    ours = Entry("bundlemage", _OUR_TITLE, "ours")
-    entries = [Entry(name, f"… {title}", "ours") for name, title in _PARTS]
-    return [
-        TablePlan(
-            f"parts-{key}",
-            f"What the parts are worth: {key}",
-            "parts",
-            part,
-            task,
-            _PAPERS_RECIPES,
-            metrics,
-            metric,
-            (ours, *(entry for entry in entries if keeps(entry.name))),
-            "BundleMage's defaults with one change each.",
-            beside="",
-        )
-        for key, part, task, metrics, metric, keeps in (
-            ("matching", MATCHING_PART, "matching", paper.METRICS, "ndcg@5", "generation-alone".__ne__),
-            ("generation", GENERATION_PART, "generation", paper.METRICS, "ndcg@5", "matching-alone".__ne__),
-        )
-    ]
-
-
-def _with_ours(entries: Sequence[Entry]) -> list[Entry]:
-    """The paper's rows, and the package's own settings of BundleMage, one of it and several, beside the same
-    figures."""
-    last = entries[-1]
-    ours = (("bundlemage", _OUR_TITLE), (ENSEMBLE, _ENSEMBLE_TITLE))
-    return [*entries, *(replace(last, name=name, title=title) for name, title in ours)]
-
-
-def _full_plan(dataset: str) -> TablePlan:
-    published = {row.contender: row.figures for row in paper.FULL_RANKING.get(dataset, ()) if row.contender}
+def _table_plan(table: Mapping[str, Any], dataset: str) -> TablePlan:
+    real = dataset != SAMPLE
     return TablePlan(
-        "full-ranking",
-        "Full ranking, beyond the paper",
-        "full-ranking",
-        FULL_PART,
-        "matching",
-        f"{dataset}-full",
-        paper.FULL_METRICS,
-        "recall@20",
-        tuple(replace(entry, paper=published.get(entry.name, {})) for entry in _FULL),
-        "Every bundle is a candidate, on the split that BGCN and its followers report on. The paper has no "
-        "such table; published figures stand beside ours.",
-        beside="published",
+        key=table["key"],
+        title=table["title"],
+        section=table["section"],
+        part=table["part"] if real else SAMPLE,
+        task=table["task"],
+        recipes=table.get("recipes", "{dataset}").format(dataset=dataset),
+        metrics=paper.METRICS[table.get("metrics_of", table["key"])],
+        metric=table.get("metric", "ndcg@5"),
+        entries=tuple(_entries(table, dataset)),
+        intro=f"{table['intro']} {table.get('intro_of_real_data', '') if real else ''}".rstrip(),
+        beside=table.get("beside", "the paper") if real else "",
+        partial=table.get("partial", False),
     )
 
 
-def _partial_plans() -> list[TablePlan]:
-    ours = Entry("bundlemage", _OUR_TITLE, "ours")
-    paper_ours = Entry("bundlemage-paper", "BundleMage, the paper's settings", "ours")
-    kept = [entry for entry in _MORE_MATCHING if entry.name in ("popularity", "owned-share", "ease")]
-    note = (
-        f"{pathak.PARTIAL_NAME} is not the paper's Steam: its user-item matrix is reconstructed from the "
-        "bundles, so the paper's figures do not stand beside these."
-    )
-    return [
-        TablePlan(
-            f"partial-{task}",
-            f"{pathak.PARTIAL_NAME}: {task}",
-            task,
-            part,
-            task,
-            "steam",
-            paper.METRICS,
-            "ndcg@5",
-            (ours, paper_ours, *others),
-            note,
-            beside="",
-            partial=True,
-        )
-        for task, part, others in (
-            ("matching", MATCHING_PART, kept),
-            (
-                "generation",
-                GENERATION_PART,
-                [Entry("popularity", "Popularity, by users of the item", "beyond"), *_MORE_GENERATION],
-            ),
-        )
-    ]
+def _entries(table: Mapping[str, Any], dataset: str) -> Iterable[Entry]:
+    printed = {row.contender: row for row in paper.TABLES.get(table["key"], ())}
+    if table.get("paper_rows"):
+        for row in printed.values():
+            figures = row.figures(dataset)
+            group: Group = "ours" if row.title.startswith("BundleMage") else "paper"
+            remark = row.remark if dataset in paper.DATASETS and not figures else ""
+            yield Entry(row.contender, row.shown, group, figures, remark)
+    groups: tuple[tuple[str, Group], ...] = (("rivals", "paper"), ("ours", "ours"), ("beyond", "beyond"))
+    for rows, group in groups:
+        for name, title in table.get(rows, {}).items():
+            beside = printed.get(name, printed.get(_PAPERS_OWN) if group == "ours" else None)
+            if dataset == "youshu" or name not in table.get("youshu_only", ()):
+                yield Entry(name, title, group, beside.figures(dataset) if beside else {})
 
 
 # ── Models ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def recipe_of(name: str, recipes: str) -> str | None:
-    """The recipe that a row is run by; None for a model with its defaults."""
-    own = [f"{recipes}/{name}"]
-    if name in ("bundlemage-paper", ENSEMBLE) or name.startswith("ablation-"):
-        own.append(f"{_PAPERS_RECIPES}/{name}")
-    return next((candidate for candidate in own if candidate in recipe_names()), None)
+    """The recipe that a row is run by; None for a model with its defaults.
+
+    `recipes` is the folder of the table. The paper's own settings are in one folder for all data.
+    """
+    candidates = [f"{recipes}/{name}"]
+    if name in (_PAPERS_OWN, ENSEMBLE) or name.startswith("ablation-"):
+        candidates.append(f"{_PAPERS_RECIPES}/{name}")
+    return next((candidate for candidate in candidates if candidate in recipe_names()), None)
 
 
 def contender(name: str, recipes: str, epochs: int | None = None) -> Contender:
-    found = recipe_of(name, recipes)
-    if found is None:
-        model_class(name)  # an unknown name is refused here, before anything runs
-        made = Contender(name, name)
-    else:
-        recipe = Recipe.find(found)
-        made = Contender(name, recipe.model, recipe.settings, recipe.ensemble)
-    if epochs is not None and "epochs" in model_class(made.model).config_class.model_fields:
-        made = made.with_settings({"epochs": epochs})
-    return made
+    """The model and settings of a row; `epochs` overrides the number of epochs of models that have one."""
+    recipe = recipe_of(name, recipes)
+    chosen = replace(Contender.parse(recipe or name), label=name)
+    if epochs is not None and "epochs" in model_class(chosen.model).config_class.model_fields:
+        return chosen.with_settings({"epochs": epochs})
+    return chosen
 
 
 def without(plans: Iterable[TablePlan], skipped: Collection[str]) -> tuple[TablePlan, ...]:
-    """The plans less what is not wanted: models by name, or whole sections."""
+    """The plans without the skipped models and sections; raises ConfigError for an unknown name."""
     known = {entry.name for plan in table_plans("steam") + table_plans("youshu") for entry in plan.entries}
     for name in skipped:
         if name not in known and name not in SECTIONS:
@@ -333,8 +148,8 @@ def without(plans: Iterable[TablePlan], skipped: Collection[str]) -> tuple[Table
 
 
 @dataclass(frozen=True)
-class Part:
-    """One folder of a dataset: its split, or why there is none."""
+class DataPart:
+    """One folder of a dataset: its split, or the problems that leave it without one."""
 
     name: str
     split: Split | None
@@ -348,45 +163,46 @@ class Part:
 
 @dataclass(frozen=True)
 class MissingFiles:
+    """Files of one part that are missing or damaged."""
+
     part: str
     problems: tuple[str, ...]
     where: str
-    """Where they are published, and how they are had."""
+    """Where they are published, and how to get them."""
 
 
-def read_parts(dataset: str, folder: Path | None) -> dict[str, Part]:
-    """Every part of the data; one that is not there, or not sound, says what is wrong with it."""
+def read_parts(dataset: str, folder: Path | None) -> dict[str, DataPart]:
+    """Read every part of a dataset. A part that is missing or damaged has its problems instead of a split."""
     if dataset == SAMPLE:
-        return {SAMPLE: Part(SAMPLE, SplitPlan("paper").divide(read(SAMPLE).dataset))}
-    names = (MATCHING_PART, GENERATION_PART, _LAST_PART.get(dataset, FULL_PART))
+        return {SAMPLE: DataPart(SAMPLE, SplitPlan("paper").divide(read(SAMPLE).dataset))}
+    names = (MATCHING_PART, GENERATION_PART, NAMES_PART if dataset == "steam" else FULL_PART)
     if folder is None or not folder.is_dir():
-        given = "no folder is named" if folder is None else f"{folder} is not a folder"
-        raise ConfigError(f"--data: {given}; give the one that holds {', '.join(names)} of {dataset}")
+        problem = "no folder is named" if folder is None else f"{folder} is not a folder"
+        raise ConfigError(f"--data: {problem}; give the one that holds {', '.join(names)} of {dataset}")
     return {name: _read_part(name, folder / name) for name in names}
 
 
-def _read_part(name: str, folder: Path) -> Part:
+def _read_part(name: str, folder: Path) -> DataPart:
     if not folder.is_dir() or not any(folder.iterdir()):
-        return Part(name, None, (f"the folder {name}/ is not there",))
+        return DataPart(name, None, (f"the folder {name}/ is not there",))
     try:
         source = read(folder)
     except DataError as error:
-        base = f"{folder}/"
-        return Part(name, None, tuple(str(problem).replace(base, f"{name}/") for problem in error.problems))
+        problems = (str(problem).replace(f"{folder}/", f"{name}/") for problem in error.problems)
+        return DataPart(name, None, tuple(problems))
     if name == NAMES_PART:
-        return Part(name, SplitPlan("paper").divide(source.dataset))
+        return DataPart(name, SplitPlan("paper").divide(source.dataset))
     if source.ready is None:
-        return Part(
-            name, None, (f"{name}/ defines no split: its files for training and testing are missing",)
-        )
-    return Part(name, source.ready)
+        problem = f"{name}/ defines no split: its files for training and testing are missing"
+        return DataPart(name, None, (problem,))
+    return DataPart(name, source.ready)
 
 
-def missing_files(dataset: str, parts: Mapping[str, Part], folder: str) -> tuple[MissingFiles, ...]:
-    """What is not there of all that the dataset is published with."""
+def missing_files(dataset: str, parts: Mapping[str, DataPart], folder: str) -> tuple[MissingFiles, ...]:
+    """The files that the dataset is published with and that are not in `parts`."""
     if dataset == SAMPLE:
         return ()
-    found = []
+    missing = []
     for name, part in parts.items():
         problems = part.problems
         where = _published(dataset, name, folder)
@@ -394,8 +210,8 @@ def missing_files(dataset: str, parts: Mapping[str, Part], folder: str) -> tuple
             problems = (f"{name}/user_item.pkl is missing: who owns which item",)
             where += "; whether this file is among those is not known"
         if problems:
-            found.append(MissingFiles(name, problems, where))
-    return tuple(found)
+            missing.append(MissingFiles(name, problems, where))
+    return tuple(missing)
 
 
 def _published(dataset: str, part: str, folder: str) -> str:
@@ -410,8 +226,8 @@ def _published(dataset: str, part: str, folder: str) -> str:
     return f"the data was first published at {paper.SOURCES[dataset]}; nobody is known to publish this part"
 
 
-def why_not(plan: TablePlan, part: Part) -> str | None:
-    """Why a table cannot be made; None if it can."""
+def why_not(plan: TablePlan, part: DataPart) -> str | None:
+    """The reason why a table cannot be made from a part; None if it can."""
     if part.split is None:
         return "; ".join(part.problems)
     if part.partial and not plan.partial:

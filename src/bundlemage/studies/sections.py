@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from bundlemage.readers.load import SAMPLE
 from bundlemage.studies import paper, plan
 from bundlemage.studies.case_sections import case_section
@@ -155,10 +157,12 @@ def _table_section(found: FoundTable, findings: Findings) -> Section:
     groups: list[str] = [entry.group for entry in entries]
     sources: list[str] = []
     if one.key == "full-ranking":
-        for published in paper.FULL_RANKING.get(findings.wishes.dataset, ()):
-            sources.append(f"{published.title}: {published.source}")
-            if published.contender is None:
-                rows.append(_published_row(published, one))
+        for published in paper.TABLES[one.key]:
+            figures = published.figures(findings.wishes.dataset)
+            if figures:
+                sources.append(f"{published.title}: {published.remark}")
+            if figures and not published.contender:
+                rows.append(_published_row(published, figures, one))
                 groups.append("published")
     heads = ("model", *map(_heading, one.metrics), "fit")
     machines = {outcome.device for outcome in findings.outcomes if getattr(outcome, one.task) is not None}
@@ -216,12 +220,13 @@ def _figure_cell(row: Row | None, metric: str, theirs: float | None, beside: str
     )
 
 
-def _published_row(published: paper.Published, one: plan.TablePlan) -> tuple[Cell, ...]:
+def _published_row(
+    published: paper.PaperRow, figures: Mapping[str, float], one: plan.TablePlan
+) -> tuple[Cell, ...]:
     cells = [
-        Cell(NONE, beside=figure(published.figures[metric]) if metric in published.figures else NONE)
-        for metric in one.metrics
+        Cell(NONE, beside=figure(figures[metric]) if metric in figures else NONE) for metric in one.metrics
     ]
-    return (Cell(published.title, hint=published.source), *cells, Cell(NONE))
+    return (Cell(published.title, hint=published.remark), *cells, Cell(NONE))
 
 
 def _legend(found: FoundTable, times: bool) -> str:
