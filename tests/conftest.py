@@ -17,13 +17,16 @@ __all__ = ["postgres_server", "postgres_url"]
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A file's tests run in one process, so that what they share is made once; and all tests of the engines
-    in one, as a second Ray would only wait for the first one's cores."""
+    """The tests of a file run in one process, so that they share what they set up. All tests of the engines
+    run in one process, because a second Ray would only wait for the cores of the first. Each documentation
+    page runs by itself."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
+            if "test_what_a_page_shows" in nodeid:
+                return nodeid
             return "tests/engines" if file.startswith("tests/engines/") else file
 
     return ByFile(config, log)

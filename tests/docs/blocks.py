@@ -5,10 +5,14 @@ The words after the language say what is expected of a block:
 `same=PATTERN` prints at least those of the lines shown in which the pattern is found. `file=PATH` is not run
 but written to that file, for the blocks after it. A command that ends in `&` runs until the page is done; a
 service that listens on port 8000 listens on a free one here, and is asked there.
+
+Many pages begin with the same training. It runs once for all pages: `Shell` keeps the model and the printed
+text, and copies both for the next page with the same command and the same data.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -16,11 +20,15 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+_TRAINING = re.compile(
+    r"bundlemage train (?P<data>shop) -o (?P<model>[\w/-]+)(?P<options>(?: --[\w-]+ [\w=.]+)*)"
+)
 _FENCE = re.compile(r"^```(\w+)?[ \t]*([^\n]*)\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
 
 
@@ -92,8 +100,12 @@ def blocks(page: Path, *languages: str) -> list[Block]:
 class Shell:
     """Runs the blocks of one page, one after another, in one folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, once: Callable[[str, Callable[[Path], None]], Path] | None = None
+    ) -> None:
+        """Commands run in `folder`. `once(name, make)` returns a folder that `make` filled for all pages."""
         self.folder = folder
+        self._once = once
         self.names: dict[str, Any] = {"__name__": "page"}
         self._in_background: list[subprocess.Popen[str]] = []
         with socket.socket() as probe:
@@ -122,19 +134,46 @@ class Shell:
                 )
                 self._in_background.append(started)
                 continue
-            done = subprocess.run(
-                arguments,
-                cwd=self.folder,
-                env=self._environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=240,
-                check=False,
-            )
-            assert done.returncode == block.exit_code, f"{block.place}: $ {command}\n{done.stdout}"
-            printed.append(done.stdout)
+            training = _TRAINING.fullmatch(command)
+            if training and self._once and block.exit_code == 0:
+                printed.append(self._trained(training, block))
+            else:
+                printed.append(self._run(arguments, block))
         return "".join(printed).replace(f"127.0.0.1:{self._port}", "127.0.0.1:8000")
+
+    def _run(self, arguments: list[str], block: Block, folder: Path | None = None) -> str:
+        """Run one command and return what it printed."""
+        done = subprocess.run(
+            arguments,
+            cwd=folder or self.folder,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == block.exit_code, f"{block.place}: $ {arguments[-1]}\n{done.stdout}"
+        return done.stdout
+
+    def _trained(self, training: re.Match[str], block: Block) -> str:
+        """Copy the model of a training that another page ran, or run it now. Return what it printed."""
+        assert self._once is not None
+        data = self.folder / training["data"]
+        inputs = hashlib.sha256(training["options"].encode())
+        for file in sorted(data.rglob("*")):
+            if file.is_file():
+                inputs.update(file.read_bytes())
+
+        def train(place: Path) -> None:
+            place.mkdir()
+            shutil.copytree(data, place / training["data"])
+            command = f"bundlemage train {training['data']} -o MODEL{training['options']}"
+            (place / "printed.txt").write_text(self._run(["bash", "-c", command], block, place))
+
+        place = self._once(f"page-{inputs.hexdigest()[:16]}", train)
+        shutil.copytree(place / "MODEL", self.folder / training["model"])
+        return (place / "printed.txt").read_text().replace("MODEL", training["model"])
 
     def python(self, block: Block) -> None:
         """Run a block in the current folder; what it defines is there for the page's next one."""

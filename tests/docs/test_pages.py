@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from bundlemage.artifact.files import FILES, MANIFEST
 from bundlemage.models.bundlemage import BundleMageConfig
 from tests.docs.blocks import ROOT, Shell, blocks
+from tests.made_once import made_once
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 RUN = [ROOT / "README.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
@@ -27,9 +29,11 @@ def name(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", RUN, ids=name)
-def test_what_a_page_shows_can_be_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_page_shows_can_be_run(
+    page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    shell = Shell(tmp_path)
+    shell = Shell(tmp_path, partial(made_once, tmp_path_factory))
     try:
         ran = _run(page, shell)
     finally:
@@ -109,7 +113,7 @@ def test_the_table_of_files_is_that_of_a_saved_model() -> None:
 def test_every_kind_of_problem_is_explained() -> None:
     """A kind that `data check` can report is a slug in the readers; each has its row."""
     page = (ROOT / "docs" / "how-to" / "own-data.md").read_text(encoding="utf-8")
-    readers = (ROOT / "src" / "bundlemage" / "data").rglob("*.py")
+    readers = (ROOT / "src" / "bundlemage" / "readers").rglob("*.py")
     source = "\n".join(file.read_text(encoding="utf-8") for file in readers)
     kinds = set(re.findall(r'(?:Problem\(\s*|kind=|_error\(\s*)"([a-z]+(?:-[a-z0-9]+)+|unreadable)"', source))
     assert len(kinds) > 30

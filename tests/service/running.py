@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 import shutil
 import signal
@@ -30,6 +28,7 @@ from bundlemage.service.settings import Settings
 from bundlemage.store.records import Role
 from bundlemage.store.repository import Store
 from tests.cli.run import run
+from tests.made_once import made_once
 
 SECONDS_TO_START = 90
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
@@ -37,21 +36,6 @@ PROBLEM = "application/problem+json"
 
 
 # ── Models and databases, made once for all test processes ───────────────────────────────────────
-
-
-def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """A file or folder that the first test process makes and all others of the run share."""
-    folder = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:  # then each process has a folder of its own in a common one
-        folder = folder.parent
-    place = folder / name
-    with (folder / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not place.exists():
-            building = folder / f"{name}.building"
-            make(building)
-            building.rename(place)
-    return place
 
 
 def _train(place: Path, *settings: str) -> None:
