@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Literal
 
 
 class BundleMageError(Exception):
@@ -24,25 +23,6 @@ def _error(
     error.args = args
     error.__dict__.update(state)
     return error
-
-
-def differences(was: Mapping[str, Any], now: Mapping[str, Any], checksums: Container[str] = ()) -> list[str]:
-    """What is not as it was when something was begun, in words; of `checksums` the values say nothing."""
-    found = []
-    for key in {**now, **was}:
-        before, after = was.get(key), now.get(key)
-        if before == after:
-            continue
-        if key in checksums:
-            found.append(f"the {key} {'are' if key.endswith('s') else 'is'} not the same")
-        elif isinstance(before, Mapping) and isinstance(after, Mapping):
-            # Of several things only those that differ.
-            names = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
-            sides = [{name: side[name] for name in names if name in side} for side in (before, after)]
-            found.append(f"{key} was {json.dumps(sides[0])} and is {json.dumps(sides[1])}")
-        else:
-            found.append(f"{key} was {before!r} and is {after!r}")
-    return found
 
 
 @dataclass(frozen=True)
@@ -164,7 +144,7 @@ class ArtifactError(BundleMageError):
 
 
 class CheckpointError(BundleMageError):
-    """A training run cannot be resumed from what is on disk."""
+    """A folder cannot be used for long work, or the work in it cannot be continued."""
 
 
 class DeviceError(BundleMageError):

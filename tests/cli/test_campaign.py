@@ -97,4 +97,4 @@ def test_an_existing_campaign_is_refused(model: Path, tmp_path: Path) -> None:
     run("campaign", model, "-o", tmp_path / "c")
     assert "add --resume" in run("campaign", model, "-o", tmp_path / "c", code=2).stderr
     other = run("campaign", model, "-o", tmp_path / "c", "--resume", "--stock", code=2).stderr
-    assert "stock was False and is True. Go on as it was begun" in other
+    assert "stock was False and is True. Continue with the same settings and data" in other

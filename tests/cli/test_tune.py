@@ -38,7 +38,7 @@ def test_kill_and_resume_give_the_same_trials(tmp_path: Path) -> None:
     assert 2 <= len(files) < 5
 
     refused = run("tune", "-o", tmp_path / "killed", *options, code=2)
-    assert "holds a study: add --resume" in refused.stderr
+    assert "holds a study already: add --resume" in refused.stderr
     resumed = json.loads(run("tune", "-o", tmp_path / "killed", "--resume", *options).stdout)
     whole = json.loads(run("tune", "-o", tmp_path / "whole", *options).stdout)
     assert seen(resumed) == seen(whole)

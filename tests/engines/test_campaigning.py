@@ -12,7 +12,7 @@ import pytest
 from bundlemage import Filter, Recommender
 from bundlemage.engines.base import Engine, engine
 from bundlemage.engines.campaigning import CampaignJob
-from bundlemage.errors import ConfigError
+from bundlemage.errors import CheckpointError, ConfigError
 from tests.small_shop import QUICK, small_shop
 
 SETTINGS: dict[str, Any] = {
@@ -70,7 +70,7 @@ def test_workers_in_another_folder(
 def test_mistakes(one_process: Engine, begun: CampaignJob, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no setting 'per_users'"):
         one_process.campaign(replace(begun, output=tmp_path / "c", settings={"per_users": 2}))
-    with pytest.raises(ConfigError, match="holds a campaign already"):
+    with pytest.raises(CheckpointError, match="holds a campaign already"):
         one_process.campaign(begun)
 
 

@@ -32,6 +32,7 @@ from bundlemage.engines.scoring import PartScorer, Ready, Scored, ScoringJob, Wo
 from bundlemage.errors import (
     ArtifactError,
     BundleMageError,
+    CheckpointError,
     ClusterError,
     ConfigError,
     UnknownIdError,
@@ -243,11 +244,11 @@ class TestGoingOn:
         job = job_of(model, tmp_path / "answers")
         engine().recommend_all(job)
         before = contents(tmp_path / "answers")
-        with pytest.raises(ConfigError, match=r"holds other answers: k was 4 and is 5"):
+        with pytest.raises(CheckpointError, match="holds another set of answers: k was 4 and is 5"):
             any_engine.recommend_all(replace(job, k=5, resume=True))
-        with pytest.raises(ConfigError, match="part_users was 30 and is 20"):
+        with pytest.raises(CheckpointError, match="part_users was 30 and is 20"):
             any_engine.recommend_all(replace(job, part_users=20, resume=True))
-        with pytest.raises(ConfigError, match="add --resume to go on with them, --overwrite"):
+        with pytest.raises(CheckpointError, match="add --resume to continue it, --overwrite"):
             any_engine.recommend_all(job)
         assert contents(tmp_path / "answers") == before
 
@@ -344,7 +345,7 @@ class TestGoingOn:
             any_engine.recommend_all(replace(job, model=tmp_path / "nowhere"))
         assert list(tmp_path.iterdir()) == []
         (tmp_path / "diary.txt").write_text("dear diary")
-        with pytest.raises(ConfigError, match=r"with other files, such as diary\.txt"):
+        with pytest.raises(CheckpointError, match=r"holds other files, such as diary\.txt"):
             any_engine.recommend_all(replace(job, output=tmp_path, overwrite=True))
 
     def test_an_altered_model_is_refused(self, any_engine: Engine, model: Path, tmp_path: Path) -> None:

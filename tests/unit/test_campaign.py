@@ -306,15 +306,15 @@ def test_another_campaign_in_the_folder_is_refused(
     folder = tmp_path / "c"
     shop.campaign(folder, per_user=2)
     before = contents(folder)
-    with pytest.raises(ConfigError, match="holds a campaign already: add --resume"):
+    with pytest.raises(CheckpointError, match="holds a campaign already: add --resume"):
         shop.campaign(folder, per_user=2)
     with pytest.raises(
-        ConfigError, match=r"another campaign: per_user was 2 and is 1\. Go on as it was begun"
+        CheckpointError, match=r"another campaign: per_user was 2 and is 1\. Continue with the same settings"
     ):
         shop.campaign(folder, resume=True)
-    with pytest.raises(ConfigError, match="the users are not the same"):
+    with pytest.raises(CheckpointError, match="the users are not the same"):
         shop.campaign(folder, resume=True, per_user=2, users=["u0001"])
-    with pytest.raises(ConfigError, match="the model is not the same; the catalogue is not the same"):
+    with pytest.raises(CheckpointError, match="the model is not the same; the catalogue is not the same"):
         tiny.campaign(folder, resume=True, per_user=2)
     assert contents(folder) == before
 
@@ -323,9 +323,9 @@ def test_nothing_of_others_is_touched(shop: Recommender, tmp_path: Path) -> None
     diary = tmp_path / "diary.txt"
     diary.write_text("dear diary")
     for resume in (False, True):
-        with pytest.raises(ConfigError, match=r"holds other files, such as diary\.txt"):
+        with pytest.raises(CheckpointError, match=r"holds other files, such as diary\.txt"):
             shop.campaign(tmp_path, resume=resume)
-        with pytest.raises(ConfigError, match=r"diary\.txt is a file"):
+        with pytest.raises(CheckpointError, match=r"diary\.txt is a file"):
             shop.campaign(diary, resume=resume)
     assert contents(tmp_path) == {"diary.txt": b"dear diary"}
 
@@ -337,7 +337,7 @@ def test_a_part_that_is_gone_or_damaged_is_told(shop: Recommender, tmp_path: Pat
     second = folder / "parts" / "part-00001.parquet"
     content = second.read_bytes()
     second.write_bytes(content[:50])
-    with pytest.raises(CheckpointError, match=r"part-00001\.parquet cannot be read"):
+    with pytest.raises(CheckpointError, match=r"part-00001\.parquet is missing or damaged"):
         shop.campaign(folder, part_users=64, resume=True)
     second.unlink()
     with pytest.raises(CheckpointError, match=r"lacks part-00001\.parquet but holds later parts"):

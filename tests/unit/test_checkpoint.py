@@ -323,7 +323,12 @@ class TestFiles:
 def test_what_a_kill_left_half_written_goes_with_the_run_and_nothing_else(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.begin({"model": "bpr"})
-    for name in (".run.json.1.tmp", ".history.jsonl.1.tmp", "last.tmp", "best-000003.tmp"):
+    for name in (
+        ".run.json.1.tmp",
+        ".history.jsonl.1.tmp",
+        ".last.safetensors.1.tmp",
+        ".best-000003.safetensors.1.tmp",
+    ):
         (folder.path / name).write_bytes(b"half")
     (folder.path / "notes.txt").write_text("mine")
     folder.discard()

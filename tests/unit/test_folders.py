@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bundlemage.data import folders
-from bundlemage.data.folders import beside, swap_in, write_whole
-from bundlemage.errors import BundleMageError, differences
+from bundlemage.data.folders import ResumableFolder, beside, differences, swap_in, write_whole
+from bundlemage.errors import BundleMageError, CheckpointError
 
 
 def folder(path: Path, content: str) -> Path:
@@ -95,3 +95,74 @@ def test_only_what_differs_is_told() -> None:
         "gone was 'x' and is None",
     ]
     assert differences(now, dict(now)) == []
+
+
+class Walk(ResumableFolder):
+    kind = "walk"
+    file = "walk.json"
+    part_name = "steps/step-{:05d}.txt"
+    others = ("map.txt",)
+    checksums = frozenset({"path"})
+
+
+class LaterWalk(Walk):
+    version = 2
+
+
+class Swim(Walk):
+    kind = "swim"
+
+
+class TestResumableFolders:
+    def test_work_goes_on_with_what_is_finished(self, tmp_path: Path) -> None:
+        walk = Walk(tmp_path / "walk")
+        walk.check(resume=False)
+        walk.begin({"to": ("sea", 3), "path": "ab12"}, plan="slowly")
+        write_whole(walk.part(1), b"two")
+        write_whole(walk.part(0), b"one")
+        (walk.path / "steps" / ".step-00002.txt.1.tmp").write_bytes(b"thr")
+        again = Walk(tmp_path / "walk")
+        again.check(resume=True)
+        assert again.resume({"to": ("sea", 3), "path": "ab12"}, but={"plan"})["plan"] == "slowly"
+        assert [file.read_bytes() for file in again.finished_parts()] == [b"one", b"two"]
+        assert len([*walk.path.rglob("*.tmp")]) == 0
+        with pytest.raises(
+            CheckpointError, match="holds a walk already: add --resume to continue it, or choose"
+        ):
+            again.check(resume=False)
+        with pytest.raises(
+            CheckpointError, match="add --resume to continue it, --overwrite to replace it, or"
+        ):
+            again.check(resume=False, overwrite=False)
+        again.check(resume=False, overwrite=True)
+
+    def test_other_work_is_refused_and_left_as_it_was(self, tmp_path: Path) -> None:
+        walk = Walk(tmp_path / "walk")
+        walk.begin({"to": "sea", "path": "ab12"})
+        left = walk.path / "steps" / ".step-00002.txt.1.tmp"
+        left.write_bytes(b"thr")
+        with pytest.raises(CheckpointError, match="to was 'sea' and is 'wood'; the path is not the same"):
+            walk.resume({"to": "wood", "path": "cd34"})
+        for other in (LaterWalk, Swim):
+            with pytest.raises(CheckpointError, match=r"holds bundlemage walk, version 1, and this program"):
+                other(walk.path).check(resume=True)
+            with pytest.raises(CheckpointError, match=r"holds bundlemage walk, version 1, and this program"):
+                other(walk.path).resume({"to": "sea", "path": "ab12"})
+        walk.file_path.write_text('{"to": "sea"}')
+        with pytest.raises(CheckpointError, match="holds work of another program or version"):
+            walk.check(resume=True)
+        assert left.exists()
+
+    def test_only_files_of_the_work_are_discarded(self, tmp_path: Path) -> None:
+        walk = Walk(tmp_path / "walk")
+        walk.begin({})
+        for name in ("map.txt", ".map.txt.1.tmp", "steps/step-00000.txt"):
+            (walk.path / name).write_text("mine")
+        (walk.path / "steps" / "diary.txt").write_text("dear diary")
+        walk.discard()
+        assert [file.name for file in walk.path.rglob("*") if file.is_file()] == ["diary.txt"]
+        with pytest.raises(CheckpointError, match=r"holds other files, such as diary\.txt"):
+            walk.check(resume=True)
+        (walk.path / "steps" / "diary.txt").unlink()
+        walk.discard()
+        assert not walk.path.exists()

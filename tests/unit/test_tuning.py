@@ -251,7 +251,7 @@ def test_a_study_is_not_lost_and_not_mixed_up(tmp_path: Path) -> None:
     (folder.path / "trials" / ".00001.json.1.tmp").write_text("{")
     assert folder.open(identity) == [trial]
     assert sorted(file.name for file in folder.path.rglob("*.*")) == ["00000.json", "study.json"]
-    with pytest.raises(CheckpointError, match="holds a study: add --resume"):
+    with pytest.raises(CheckpointError, match="holds a study already: add --resume"):
         folder.check(resume=False)
     folder.check(resume=True)
     other = {"space": {"a": {"one_of": [1, 5]}, "b": {"one_of": [3, 4]}}, "training data": "y"}
@@ -260,7 +260,7 @@ def test_a_study_is_not_lost_and_not_mixed_up(tmp_path: Path) -> None:
     assert '{"a": {"one_of": [1, 2]}} and is {"a": {"one_of": [1, 5]}}' in str(refused.value)
     assert "the training data is not the same" in str(refused.value)
     (folder.path / "trials" / "00000.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"00000\.json is damaged"):
+    with pytest.raises(CheckpointError, match=r"00000\.json is missing or damaged"):
         folder.open(identity)
     with pytest.raises(CheckpointError, match="holds other files"):
         StudyFolder(tmp_path).check(resume=True)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from bundlemage.campaigns.bounds import Tally, bound, tally
 from bundlemage.campaigns.chances import Calibration
-from bundlemage.campaigns.files import SCHEMA, CampaignFolder, check_same
+from bundlemage.campaigns.files import SCHEMA, CampaignFolder
 from bundlemage.campaigns.limits import Floats, Whole
 from bundlemage.campaigns.offer import Asked, Offer
 from bundlemage.campaigns.plan import Plan, Planner
@@ -53,25 +53,22 @@ def run_campaign(
     """
     offer = Offer.of(settings, model, shop, calibration)
     folder = CampaignFolder(path, settings.format)
-    began = folder.open(resume=resume)
-    identity = {"settings": settings.to_json(), "fingerprints": offer.fingerprints(users)}
+    folder.check(resume=resume)
+    identity = {**settings.to_json(), **offer.fingerprints(users)}
     planner = Planner(offer, users)
-    if began is None:
+    if not folder.begun:
         plan = planner.plan()
-        folder.write_plan({**identity, "users": len(users), **plan.to_json(offer)})
+        folder.begin(identity, plan=plan.to_json(offer))
     else:
-        check_same(path, began, identity)
-        plan = Plan.from_json(began, offer)
-        done = folder.summary()
-        if done is not None:
-            folder.tidy()
-            return CampaignSummary(**done)
+        plan = Plan.from_json(folder.resume(identity, but={"plan"})["plan"], offer)
+        if (summary := folder.summary()) is not None:
+            return CampaignSummary(**summary)
     work = _Work(offer, planner, plan, folder)
     work.recover()
     work.serve(ask or (lambda blocks: map(offer.asked, blocks)), progress or _in_silence)
-    summary = work.summary()
-    folder.finish(summary.to_json())
-    return summary
+    finished = work.summary()
+    folder.finish(finished.to_json())
+    return finished
 
 
 @dataclass(frozen=True)

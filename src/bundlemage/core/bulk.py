@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bundlemage.core.ranking import Ranking
-from bundlemage.data.folders import into_place
+from bundlemage.data.folders import whole_file
 from bundlemage.models.base import Histories
 from bundlemage.models.ragged import Ragged
 
@@ -68,17 +68,15 @@ def record_batches(
 
 def write_parquet(batches: Iterable[pa.RecordBatch], file: Path) -> int:
     """Write batches as they come; the file has its name only when it is whole. Returns the number of rows."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     _remove_left_behind(file)
     rows = 0
-    try:
-        with pq.ParquetWriter(temporary, SCHEMA, use_dictionary=_DICTIONARIES, compression="zstd") as writer:
-            for table in _groups(batches):
-                writer.write_table(table, row_group_size=len(table))
-                rows += len(table)
-        into_place(temporary, file)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with (
+        whole_file(file) as temporary,
+        pq.ParquetWriter(temporary, SCHEMA, use_dictionary=_DICTIONARIES, compression="zstd") as writer,
+    ):
+        for table in _groups(batches):
+            writer.write_table(table, row_group_size=len(table))
+            rows += len(table)
     return rows
 
 

@@ -1,22 +1,28 @@
-"""Files and folders that are either whole or not there: made beside their place, and named at the end."""
+"""Files and folders that survive a kill at any moment.
+
+A file or folder is built beside its place and renamed at the end, so it is complete or absent. A
+`ResumableFolder` holds long work in parts: after a kill, the work continues with the parts that are missing.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, ClassVar
 
-from bundlemage.errors import BundleMageError
+from bundlemage.errors import BundleMageError, CheckpointError
 
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """A folder to build in. At the end it takes the name `path`; if that is not reached, it goes."""
+    """Yield an empty folder to build in. It becomes `path` at the end, or is removed after an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     building.chmod(0o755)
@@ -28,7 +34,7 @@ def beside(path: Path) -> Iterator[Path]:
 
 
 def swap_in(building: Path, path: Path) -> None:
-    """Give the new folder its name. What had the name before is left under the other one."""
+    """Give the folder `building` the name `path`. A folder that had this name before takes the other one."""
     if not path.exists():
         building.rename(path)
         return
@@ -45,31 +51,48 @@ def swap_in(building: Path, path: Path) -> None:
 
 
 def _give_back(old: Path, path: Path) -> None:
-    """What was there gets its name again. If it cannot, it stays where it is: there is no other copy."""
+    """Give the old folder its name again. If that fails it stays in `old`, as there is no other copy."""
     kept = old / path.name
     if kept.exists():
         try:
             kept.rename(path)
         except OSError as error:
             raise BundleMageError(
-                f"{path} could not be replaced, nor what was there get its name back ({error.strerror}). "
-                f"It lies whole in {kept}: give it the name {path} again"
+                f"{path} could not be replaced, and the old folder could not get its name back "
+                f"({error.strerror}). It lies whole in {kept}: rename it to {path}"
             ) from error
     old.rmdir()
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """A file that is there as it was or as it shall be, whenever this is killed."""
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two names in one step, so that both exist at every moment; False if the system cannot do this."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError, TypeError):  # not Linux, or an old one
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yield the name of a temporary file to write. At the end it replaces `path`, after an error it goes."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(content)
+        yield temporary
         into_place(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file. A kill leaves the old content or the new one, never a part of it."""
+    with whole_file(path) as temporary:
+        temporary.write_bytes(content)
+
+
 def into_place(temporary: Path, path: Path) -> None:
-    """Rename so that after a power cut, too, there is the old file or the whole new one."""
+    """Flush a file to the disk and rename it, so that a power cut leaves the old or the new file."""
     with temporary.open("rb+") as handle:
         os.fsync(handle.fileno())
     temporary.replace(path)
@@ -81,11 +104,190 @@ def into_place(temporary: Path, path: Path) -> None:
             os.close(folder)
 
 
-def _exchange(one: Path, other: Path) -> bool:
-    """Swap two names in one step, so that neither is missing for a moment; False where that cannot be."""
-    try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError, TypeError):  # not Linux, or an old one
-        return False
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return bool(rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0)
+def json_bytes(value: Any) -> bytes:
+    """JSON as this package writes it to files."""
+    return (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode()
+
+
+HOLDS = "holds"
+"""The key of a resumable folder's JSON file that says which kind of work it holds, in which version."""
+
+
+class ResumableFolder:
+    """A folder for work that may be killed at any moment and continued later.
+
+    Its JSON file is written first. It holds the work's identity: everything its results depend on, such as
+    settings and checksums of the data. Every other file is written whole, so a part that exists is finished.
+    A subclass says what is special to its kind of work.
+    """
+
+    kind: ClassVar[str]
+    """What the folder holds, in one or two words, such as `campaign`."""
+    version: ClassVar[int] = 1
+    """The version of the files. Another version is not continued."""
+    file: ClassVar[str]
+    """The name of the JSON file."""
+    part_name: str | None = None
+    """Where a part is, such as `parts/part-{:05d}.parquet`; None if the work has no numbered parts."""
+    others: ClassVar[tuple[str, ...]] = ()
+    """Patterns of the further files that belong to the work."""
+    checksums: ClassVar[frozenset[str]] = frozenset()
+    """Keys of the identity whose values mean nothing to a reader."""
+    anew: ClassVar[str] = "begin anew in another folder"
+    """What to do if the work cannot be continued."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def begun(self) -> bool:
+        """Whether the folder holds work, finished or not."""
+        return self.file_path.exists()
+
+    @property
+    def file_path(self) -> Path:
+        """Where the JSON file is, or will be."""
+        return self.path / self.file
+
+    def check(self, *, resume: bool, overwrite: bool | None = None) -> None:
+        """Raise `CheckpointError` if the work must not go to this folder. Call it before the long work.
+
+        `resume` allows a folder that holds such work already, and so does `overwrite`; None if this kind of
+        work cannot be overwritten. A folder with other files is always refused.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise CheckpointError(f"{self.path} is a file; name a folder for the {self.kind}")
+        if self.begun:
+            self.stored()
+            if not (resume or overwrite):
+                replace = "" if overwrite is None else "--overwrite to replace it, "
+                raise CheckpointError(
+                    f"{self.path} holds a {self.kind} already: add --resume to continue it, {replace}or "
+                    "choose another folder"
+                )
+            return
+        left = {*self._files(temporary=True)}
+        for file in self.path.rglob("*"):
+            if file.is_file() and file not in left:
+                raise CheckpointError(
+                    f"{self.path} holds other files, such as {file.name}; choose a new folder for the "
+                    f"{self.kind}"
+                )
+
+    def begin(self, identity: Mapping[str, Any], **more: Any) -> None:
+        """Make the folder and write its JSON file: the identity, and what else the work keeps there."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if self.part_name is not None:
+            self.part(0).parent.mkdir(exist_ok=True)
+        self.tidy()
+        write_whole(self.file_path, json_bytes({HOLDS: self._holds, **identity, **more}))
+
+    def resume(self, identity: Mapping[str, Any], but: Container[str] = ()) -> dict[str, Any]:
+        """Continue the work, and return the content of its JSON file.
+
+        Raises `CheckpointError`, and changes nothing, if the folder holds another kind of work, or work that
+        began with another identity. Keys in `but` may differ.
+        """
+        if different := self.differences(identity, but):
+            raise CheckpointError(
+                f"{self.path} holds another {self.kind}: {'; '.join(different)}. Continue with the same "
+                f"settings and data, or {self.anew}"
+            )
+        self.tidy()
+        return self.stored()
+
+    def differences(self, identity: Mapping[str, Any], but: Container[str] = ()) -> list[str]:
+        """How the stored identity differs from `identity`, in words; keys in `but` are left out."""
+        as_read = json.loads(json_bytes(identity))  # tuples become lists
+        was, now = (
+            {key: value for key, value in side.items() if key != HOLDS and key not in but}
+            for side in (self.stored(), as_read)
+        )
+        return differences(was, now, self.checksums)
+
+    def stored(self) -> dict[str, Any]:
+        """The content of the JSON file. Raises `CheckpointError` if it is of another kind or version."""
+        content = self.read(self.file_path)
+        if content.get(HOLDS) != self._holds:
+            raise CheckpointError(
+                f"{self.path} holds {content.get(HOLDS, 'work of another program or version')}, and this "
+                f"program continues a {self._holds}; {self.anew}"
+            )
+        return content
+
+    def part(self, number: int) -> Path:
+        """Where a part is, or will be."""
+        assert self.part_name is not None
+        return self.path / self.part_name.format(number)
+
+    def finished_parts(self) -> list[Path]:
+        """The parts that are finished, in order."""
+        return sorted(self.path.glob(_pattern(self.part_name))) if self.part_name else []
+
+    def read(self, file: Path) -> dict[str, Any]:
+        """The content of a JSON file in the folder. Raises `CheckpointError` if it is missing or damaged."""
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise self.damaged(file, error) from None
+        if not isinstance(content, dict):
+            raise self.damaged(file, "not an object")
+        return content
+
+    def damaged(self, file: Path, reason: object) -> CheckpointError:
+        """The error to raise if a file of the work cannot be used."""
+        return CheckpointError(f"cannot resume: {file} is missing or damaged ({reason}); {self.anew}")
+
+    def tidy(self) -> None:
+        """Remove the unfinished files that a kill has left."""
+        for file in self._files(temporary=True):
+            file.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Remove all files of the work, its JSON file last, and the folders that are empty then."""
+        self.tidy()
+        for file in self._files():
+            file.unlink(missing_ok=True)
+        folders = {(self.path / pattern).parent for pattern in self._patterns()}
+        for folder in sorted(folders, reverse=True):  # the inner ones first
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+    @property
+    def _holds(self) -> str:
+        return f"bundlemage {self.kind}, version {self.version}"
+
+    def _patterns(self) -> list[str]:
+        parts = [] if self.part_name is None else [_pattern(self.part_name)]
+        return [*parts, *self.others, self.file]
+
+    def _files(self, *, temporary: bool = False) -> list[Path]:
+        """The files of the work, or the temporary files of unfinished ones."""
+        files: list[Path] = []
+        for pattern in self._patterns():
+            folder, _, name = pattern.rpartition("/")
+            files += (self.path / folder).glob(f".{name}.*.tmp" if temporary else name)
+        return files
+
+
+def _pattern(part_name: str) -> str:
+    return part_name.replace("{:05d}", "*")
+
+
+def differences(was: Mapping[str, Any], now: Mapping[str, Any], checksums: Container[str] = ()) -> list[str]:
+    """How two identities differ, a sentence for each key. The values of `checksums` are not shown."""
+    sentences = []
+    for key in {**now, **was}:
+        before, after = was.get(key), now.get(key)
+        if before == after:
+            continue
+        if key in checksums:
+            sentences.append(f"the {key} {'are' if key.endswith('s') else 'is'} not the same")
+        elif isinstance(before, Mapping) and isinstance(after, Mapping):
+            # Show only the entries that differ.
+            names = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
+            sides = [{name: side[name] for name in names if name in side} for side in (before, after)]
+            sentences.append(f"{key} was {json.dumps(sides[0])} and is {json.dumps(sides[1])}")
+        else:
+            sentences.append(f"{key} was {before!r} and is {after!r}")
+    return sentences

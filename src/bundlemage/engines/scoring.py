@@ -211,7 +211,7 @@ class Work:
                 progress("users", users, self.ready.users)
             self._check_there(self.left)
         except BundleMageError:
-            self.folder.forsake()
+            self.folder.give_up()
             raise
         scored = Scored(users, sum(rows.values()), self.ready.parts, len(self.kept), about_index)
         if len(rows) != self.ready.parts:

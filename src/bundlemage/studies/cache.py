@@ -1,7 +1,7 @@
 """Outcomes on disk. Several processes may share a folder, and any of them may be killed at any time.
 
-An outcome is `KEY.json` with `KEY.npz` beside it, the values case by case. Both are written under another
-name, flushed and renamed, the JSON last: with the checksum of the other file, it vouches for both.
+An outcome is `KEY.json` and `KEY.npz`, which has the values case by case. The JSON is written last and holds
+the checksum of the other file, so it vouches for both.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import os
-import tempfile
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bundlemage.data.folders import json_bytes, write_whole
 from bundlemage.errors import ConfigError
 from bundlemage.studies.outcome import Outcome, PerCase
 
@@ -36,6 +36,8 @@ class CacheWarning(UserWarning):
 
 
 class Cache:
+    """Outcomes by their keys. A key is a checksum of all that an outcome depends on."""
+
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         try:
@@ -44,7 +46,7 @@ class Cache:
             raise ConfigError(f"the cache {self.folder} is a file, or lies in one; name a folder") from None
 
     def load(self, key: str, *, quiet: bool = False) -> Outcome | None:
-        """The outcome of a key; None, with a warning, if what is stored is damaged or of another kind."""
+        """The outcome of a key, or None. A damaged outcome gives None and, unless `quiet`, a warning."""
         file = self.folder / f"{key}.json"
         try:
             content = json.loads(file.read_bytes())
@@ -71,22 +73,24 @@ class Cache:
         return None
 
     def save(self, key: str, outcome: Outcome) -> None:
+        """Store an outcome, in place of an earlier one or of the note that it failed."""
         cases = _packed(outcome)
         content = {"key": key, "cases": hashlib.sha256(cases).hexdigest(), "outcome": outcome.to_json()}
-        self._write(f"{key}.npz", cases)
-        self._write(f"{key}.json", json.dumps(content, indent=1).encode())
+        write_whole(self.folder / f"{key}.npz", cases)
+        write_whole(self.folder / f"{key}.json", json_bytes(content))
         (self.folder / f"{key}.error.txt").unlink(missing_ok=True)
 
     def note(self, key: str, text: str) -> Path:
-        """Keep the traceback of a cell that failed."""
-        self._write(f"{key}.error.txt", text.encode())
-        return self.folder / f"{key}.error.txt"
+        """Keep the traceback of a cell that failed, and return its file."""
+        file = self.folder / f"{key}.error.txt"
+        write_whole(file, text.encode())
+        return file
 
     @contextmanager
     def working(self, key: str) -> Iterator[Path]:
-        """The folder for a cell's checkpoints, which is nobody else's meanwhile.
+        """Yield the folder for a cell's checkpoints, locked against other processes and threads.
 
-        A process that is killed gives its lock up by that.
+        The system removes the lock of a process that is killed.
         """
         lock = self.folder / f"{key}.lock"
         handle = _locked(lock)
@@ -96,19 +100,6 @@ class Cache:
             lock.unlink(missing_ok=True)
             os.close(handle)
 
-    def _write(self, name: str, content: bytes) -> None:
-        handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=name[:16], suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).chmod(0o644)  # mkstemp's files are for their owner alone
-            Path(temporary).replace(self.folder / name)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-
 
 def _locked(path: Path) -> int:
     while True:
@@ -117,7 +108,7 @@ def _locked(path: Path) -> int:
             return handle
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
-            # Whoever had the lock removes its file at the end; then this is the lock of nothing.
+            # The previous owner removes the file at the end. A lock on a removed file protects nothing.
             if _inode(path) == os.fstat(handle).st_ino:
                 return handle
         except BaseException:
@@ -145,9 +136,9 @@ def _packed(outcome: Outcome) -> bytes:
 
 
 def _unpacked(content: bytes) -> dict[str, PerCase]:
-    found: dict[str, dict[str, np.ndarray]] = {}
+    cases: dict[str, dict[str, np.ndarray]] = {}
     with np.load(io.BytesIO(content), allow_pickle=False) as stored:
         for name in stored.files:
             task, metric = name.split(".", 1)
-            found.setdefault(task, {})[metric] = stored[name]
-    return dict(found)
+            cases.setdefault(task, {})[metric] = stored[name]
+    return dict(cases)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import tempfile
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bundlemage import __version__
-from bundlemage.data.folders import swap_in
+from bundlemage.data.folders import beside
 from bundlemage.errors import ConfigError
 from bundlemage.readers.load import SAMPLE
 from bundlemage.studies import document, sections, summary
@@ -70,16 +69,8 @@ def write_report(findings: Findings, folder: Path) -> Document:
     check_writable(folder)
     made = build(findings)
     folder = folder.absolute()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    building.chmod(0o755)
-    try:
+    with beside(folder) as building:
         _write(made, findings, building)
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
-        swap_in(building, folder)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
     return made
 
 

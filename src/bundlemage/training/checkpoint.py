@@ -1,7 +1,4 @@
-"""A training run on disk: enough to go on from the last finished epoch after any kind of end.
-
-No file is ever changed in place: each is written beside its name, flushed to the disk and renamed.
-"""
+"""A training run on disk, which continues from the last stored epoch after any kind of end."""
 
 from __future__ import annotations
 
@@ -15,18 +12,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bundlemage.data.folders import into_place, write_whole
-from bundlemage.errors import CheckpointError, differences
+from bundlemage.data.folders import ResumableFolder, whole_file, write_whole
 from bundlemage.training.history import EpochRecord
 
 Weights = dict[str, Tensor]
 CHECKSUMS = frozenset({"training data", "validation data"})
-"""Parts of a run's identity whose values say nothing to a person."""
+"""Keys of a run's identity whose values mean nothing to a reader."""
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far a run has come, besides its tensors."""
+class RunProgress:
+    """How far a run is, apart from its tensors."""
 
     history: tuple[EpochRecord, ...] = ()
     best_epoch: int = 0
@@ -37,37 +33,32 @@ class Progress:
         return self.history[-1].epoch if self.history else 0
 
 
-class RunFolder:
-    """`run.json` says what is being trained, `last.safetensors` how far, `best-N.safetensors` the winner.
-    Each member of an ensemble has these in a folder `member-N` of its own.
+class RunFolder(ResumableFolder):
+    """`last.safetensors` holds the last finished epoch, `best-N.safetensors` the weights of the best one.
 
-    `history.jsonl` is for people and plots; resuming does not read it.
+    Each member of an ensemble has a folder `member-N` of its own. `history.jsonl` is for people and plots;
+    resuming does not read it.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    kind = "training run"
+    file = "run.json"
+    others = ("last.safetensors", "best-*.safetensors", "history.jsonl")
+    checksums = CHECKSUMS
+    anew = "start over without --resume"
 
-    def begin(self, identity: Mapping[str, Any]) -> None:
-        """Start anew, forgetting any earlier run here, and nothing else."""
+    def begin(self, identity: Mapping[str, Any], **more: Any) -> None:
+        """Start anew. An earlier run in this folder is removed; other files are refused."""
         self.discard()
-        if self.path.exists():
-            raise CheckpointError(
-                f"{self.path} holds other files; choose a folder of its own for checkpoints"
-            )
-        self.path.mkdir(parents=True)
-        write_whole(self.path / "run.json", json.dumps(identity, indent=2).encode())
+        self.check(resume=False)
+        super().begin(identity, **more)
 
     def discard(self) -> None:
-        """Remove what a run has written here, and the folder if nothing else is in it."""
-        for start in ("run.", "last.", "best-", "history."):
-            for file in [*self.path.glob(f"{start}*"), *self.path.glob(f".{start}*.tmp")]:
-                file.unlink()
         for member in self.members():
             member.discard()
-        if self.path.is_dir() and not any(self.path.iterdir()):
-            self.path.rmdir()
+        super().discard()
 
     def holds_progress(self) -> bool:
+        """Whether at least one epoch of a single model is stored."""
         return (self.path / "last.safetensors").exists()
 
     def member(self, number: int) -> RunFolder:
@@ -75,28 +66,15 @@ class RunFolder:
         return RunFolder(self.path / f"member-{number}")
 
     def members(self) -> list[RunFolder]:
-        """The folders of members that have begun; none for the run of a single model."""
+        """The folders of the members that have begun; none for the run of a single model."""
         return [RunFolder(path.parent) for path in sorted(self.path.glob("member-*/run.json"))]
 
     def can_go_on(self) -> bool:
-        """Whether anything in here can be gone on with: of a single model, or of a member."""
+        """Whether an epoch is stored, of a single model or of a member."""
         return any(folder.holds_progress() for folder in (self, *self.members()))
 
-    def check_identity(self, identity: Mapping[str, Any], may_differ: frozenset[str]) -> None:
-        """Refuse to go on with other settings or other data than the run began with."""
-        stored = _read_object(self.path / "run.json")
-        was, now = (
-            {key: value for key, value in side.items() if key not in may_differ}
-            for side in (stored, identity)
-        )
-        if different := differences(was, now, CHECKSUMS):
-            raise CheckpointError(
-                f"{self.path} was begun differently: {'; '.join(different)}. "
-                "Use the same settings and data to resume, or start over without --resume."
-            )
-
-    def save(self, tensors: Weights, progress: Progress, best: Weights | None) -> None:
-        """Write a finished epoch, and the best one's weights unless they are there already."""
+    def save(self, tensors: Weights, progress: RunProgress, best: Weights | None) -> None:
+        """Write a finished epoch, and the weights of the best epoch if they are not stored yet."""
         if best is not None and not self._best(progress.best_epoch).exists():
             _save_tensors(self._best(progress.best_epoch), best, {})
         state = {
@@ -111,16 +89,24 @@ class RunFolder:
             if old != self._best(progress.best_epoch):
                 old.unlink(missing_ok=True)
 
-    def load(self) -> tuple[Weights, Progress, Weights | None]:
-        tensors, metadata = _load_tensors(self.path / "last.safetensors")
+    def load(self) -> tuple[Weights, RunProgress, Weights | None]:
+        """The tensors and the progress of the last epoch, and the weights of the best one."""
+        tensors, metadata = self._tensors(self.path / "last.safetensors")
         state = json.loads(metadata["progress"])
-        progress = Progress(
+        progress = RunProgress(
             tuple(EpochRecord(**record) for record in state["history"]),
             state["best_epoch"],
             state["best_value"],
         )
-        best = _load_tensors(self._best(progress.best_epoch))[0] if progress.best_epoch else None
+        best = self._tensors(self._best(progress.best_epoch))[0] if progress.best_epoch else None
         return tensors, progress, best
+
+    def _tensors(self, path: Path) -> tuple[Weights, dict[str, str]]:
+        try:
+            with safe_open(path, framework="pt") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise self.damaged(path, error) from None
 
     def _best(self, epoch: int) -> Path:
         return self.path / f"best-{epoch:06d}.safetensors"
@@ -136,30 +122,6 @@ def unprefixed(prefix: str, weights: Weights) -> Weights:
 
 
 def _save_tensors(path: Path, tensors: Weights, metadata: dict[str, str]) -> None:
-    temporary = path.with_suffix(".tmp")
     on_cpu = {name: value.detach().to("cpu").contiguous() for name, value in tensors.items()}
-    save_file(on_cpu, temporary, metadata=metadata or None)
-    into_place(temporary, path)
-
-
-def _load_tensors(path: Path) -> tuple[Weights, dict[str, str]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"cannot resume: {path} is missing or damaged ({error}). Start over without --resume."
-        ) from None
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            return found
-        reason = "not an object"
-    except (OSError, ValueError) as error:
-        reason = str(error)
-    raise CheckpointError(
-        f"cannot resume: {path} is missing or damaged ({reason}). Start over without --resume."
-    )
+    with whole_file(path) as temporary:
+        save_file(on_cpu, temporary, metadata=metadata or None)

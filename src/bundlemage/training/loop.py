@@ -18,13 +18,7 @@ from bundlemage.models.base import Interactions, Model
 from bundlemage.models.config import LearnedConfig, ModelConfig
 from bundlemage.models.division import ALONE, Division
 from bundlemage.training.batches import Rows
-from bundlemage.training.checkpoint import (
-    Progress,
-    RunFolder,
-    Weights,
-    prefixed,
-    unprefixed,
-)
+from bundlemage.training.checkpoint import RunFolder, RunProgress, Weights, prefixed, unprefixed
 from bundlemage.training.devices import memory_kept, repeatable, resolve_device, seed_epoch
 from bundlemage.training.history import EpochRecord, Observer
 from bundlemage.training.judging import Judges
@@ -80,7 +74,7 @@ def train(
     data = division.part_of(whole).to(device)
     model.to(device)
     model.observe(data)
-    progress, interrupted = Progress(), False
+    progress, interrupted = RunProgress(), False
     if model.phases:
         if not isinstance(config, LearnedConfig):
             raise TypeError(f"{model.title} learns by steps, so its config must be a LearnedConfig")
@@ -132,7 +126,7 @@ class _Run:
             model, self.scored, config, data, config.epochs * self.steps_per_epoch, division
         )
         self.parameters = [name for name, _ in model.named_parameters()]
-        self.progress = Progress()
+        self.progress = RunProgress()
         self.best: Weights | None = None
         self.folder: RunFolder | None = None
         self.checkpoint_every: int | None = None
@@ -143,7 +137,7 @@ class _Run:
         if self._agreed(resume and folder.holds_progress()):
             # Under a schedule every step's size follows from how many there are to be.
             fixed = {"epochs"} if self.config.schedule != "constant" else set()
-            folder.check_identity(identity, MAY_DIFFER_ON_RESUME - fixed)
+            folder.resume(identity, MAY_DIFFER_ON_RESUME - fixed)
             tensors, self.progress, best = folder.load()
             self.best = None if best is None else self._own(best)
             try:

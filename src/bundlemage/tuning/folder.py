@@ -1,9 +1,5 @@
-"""A study on disk: `study.json` says what is searched, `trials/` has a file for each trial that ended, and
-`best.toml` is the recipe of the best.
-
-Each file is written beside its name, flushed and renamed, so that a kill at any time leaves whole ones only.
-A trial that was cut off has left nothing, and is done again.
-"""
+"""A study on disk: `study.json` says what is searched, `trials/` has a file for each finished trial, and
+`best.toml` is the recipe of the best one. A trial that was cut off has left no file, and runs again."""
 
 from __future__ import annotations
 
@@ -12,90 +8,51 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bundlemage.data.folders import write_whole
-from bundlemage.errors import CheckpointError, differences
+from bundlemage.data.folders import ResumableFolder, json_bytes, write_whole
+from bundlemage.errors import CheckpointError
 from bundlemage.training.checkpoint import CHECKSUMS
 from bundlemage.tuning.study import Trial
 
-FORMAT = 2
 
+class StudyFolder(ResumableFolder):
+    """Where a study is written."""
 
-class StudyFolder:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @property
-    def begun(self) -> bool:
-        return (self.path / "study.json").exists()
-
-    def check(self, resume: bool) -> None:
-        """Nothing that is stored is lost, and that is known before the data is read."""
-        if self.begun:
-            if not resume:
-                raise CheckpointError(
-                    f"{self.path} holds a study: add --resume to go on with it, or choose another folder"
-                )
-        elif self.path.exists() and not (self.path.is_dir() and {*self.path.iterdir()} <= {*self._left()}):
-            raise CheckpointError(f"{self.path} holds other files: choose a folder of its own for the study")
+    kind = "study"
+    file = "study.json"
+    part_name = "trials/{:05d}.json"
+    others = ("best.toml",)
+    checksums = CHECKSUMS
+    anew = "begin another study in another folder"
 
     def open(self, identity: Mapping[str, Any]) -> list[Trial]:
-        """Begin a study, or go on with the one that is here if it is the same; the trials it has."""
-        # As it would be read again: tuples are lists there.
-        asked = json.loads(json.dumps({"format": FORMAT, **identity}))
+        """Begin a study, or continue the same one, and return the trials that are finished."""
         if not self.begun:
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path / "study.json", json.dumps(asked, indent=2).encode())
+            self.begin(identity)
             return []
-        stored = self._read(self.path / "study.json")
-        if different := differences(stored, asked, CHECKSUMS):
-            raise CheckpointError(
-                f"{self.path} was begun differently: {'; '.join(different)}. Resume with the same model, "
-                "settings, space and data, or begin another study in another folder"
-            )
-        for left in self._left():
-            left.unlink(missing_ok=True)
-        files = sorted((self.path / "trials").glob("*.json"))
-        return sorted((self._trial(file) for file in files), key=lambda trial: trial.number)
+        self.resume(identity)
+        return [self._trial(file) for file in self.finished_parts()]
 
     def keep(self, trial: Trial) -> None:
-        file = self.path / "trials" / f"{trial.number:05d}.json"
-        file.parent.mkdir(exist_ok=True)
-        write_whole(file, json.dumps(trial.to_json(), indent=2).encode())
+        """Write a finished trial."""
+        write_whole(self.part(trial.number), json_bytes(trial.to_json()))
 
     def keep_best(self, model: str, settings: Mapping[str, Any], split: Mapping[str, Any]) -> None:
-        """A recipe, as `bundlemage train --recipe` takes it."""
+        """Write the recipe of the best trial, for `bundlemage train --recipe`."""
         lines = [f"model = {_toml(model)}", "", "[settings]"]
         lines += [f"{name} = {_toml(value)}" for name, value in settings.items()]
         lines += ["", "[split]"]
         lines += [f"{name} = {_toml(value)}" for name, value in split.items() if value is not None]
         write_whole(self.path / "best.toml", ("\n".join(lines) + "\n").encode())
 
-    def _left(self) -> list[Path]:
-        """What a kill has left half written."""
-        return [*self.path.glob(".*.tmp"), *self.path.glob("trials/.*.tmp")]
+    def damaged(self, file: Path, reason: object) -> CheckpointError:
+        again = "" if file == self.file_path else ", or remove this file to run the trial again"
+        return CheckpointError(f"{super().damaged(file, reason)}{again}")
 
     def _trial(self, file: Path) -> Trial:
-        content = self._read(file)
         try:
-            return Trial.from_json(content)
+            return Trial.from_json(self.read(file))
         except (TypeError, KeyError) as error:
-            raise _damaged(file, str(error)) from None
-
-    def _read(self, file: Path) -> dict[str, Any]:
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise _damaged(file, str(error)) from None
-        if not isinstance(found, dict):
-            raise _damaged(file, "not an object")
-        return found
-
-
-def _damaged(file: Path, reason: str) -> CheckpointError:
-    return CheckpointError(
-        f"cannot resume: {file} is damaged ({reason}). Remove a trial's file to have it done again; "
-        "without study.json begin another study in another folder"
-    )
+            raise self.damaged(file, error) from None
 
 
 def _toml(value: Any) -> str:

@@ -35,7 +35,7 @@ class Session:
         self.search, self.progress = search, progress
         self._settle()
         self.folder = StudyFolder(search.output)
-        self.folder.check(search.resume)
+        self.folder.check(resume=search.resume)
         self.split = self._read()
         self.metric = Judges.of(self.smallest, make_config(search.model, self.fixed), self.split).metric
         self.trials = {trial.number: trial for trial in self.folder.open(self._identity())}
