@@ -22,9 +22,10 @@ from rich.table import Table
 
 from bundlemage import Recommender, sample_shop
 from bundlemage.core.shop import User
-from bundlemage.errors import BundleMageError, ImpossibleDesignError, OutOfTimeError
+from bundlemage.errors import BundleMageError, OutOfTimeError
 from bundlemage.readers.load import read
 from bundlemage.sample.generate import Tastes
+from bundlemage.wire.design import ImpossibleDesignError
 from tests.designing import (
     Judge,
     Request,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bundlemage.core.shop import History, Recommendation
     from bundlemage.data.dataset import BundleDataset, Catalogue
     from bundlemage.data.splits import Split, SplitPlan
-    from bundlemage.errors import BundleMageError, ImpossibleDesignError
+    from bundlemage.errors import BundleMageError
     from bundlemage.readers.frames import read_frames
     from bundlemage.readers.load import read
     from bundlemage.readers.sql import read_sql
@@ -34,7 +34,7 @@ _HOME = {
     "Catalogue": "bundlemage.data.dataset",
     "Filter": "bundlemage.core.filters",
     "History": "bundlemage.core.shop",
-    "ImpossibleDesignError": "bundlemage.errors",
+    "ImpossibleDesignError": "bundlemage.wire.design",
     "Recommendation": "bundlemage.core.shop",
     "Recommender": "bundlemage.recommender",
     "Split": "bundlemage.data.splits",

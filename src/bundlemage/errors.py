@@ -81,56 +81,6 @@ class UnknownIdError(BundleMageError):
         self.unknown = tuple(unknown)
 
 
-@dataclass(frozen=True)
-class Rule:
-    """One condition on a designed bundle, which can be kept or dropped by itself."""
-
-    kind: str
-    """`size_min`, `size_max`, `budget_min`, `budget_max`, `must`, `forbid`, `at_least`, `at_most`, `one_per`,
-    `in_stock` or `not_owned`."""
-    key: str | None
-    """The item or tag that it is about, where a request may have several of its kind."""
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
-
-
-@dataclass(frozen=True)
-class Step:
-    """A rule with another value; None: without that rule."""
-
-    kind: str
-    key: str | None
-    value: float | None
-
-
-@dataclass(frozen=True)
-class Change:
-    """What would make an impossible request possible."""
-
-    steps: tuple[Step, ...]
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
-
-
-class ImpossibleDesignError(BundleMageError):
-    """No bundle at all keeps every rule of a request."""
-
-    def __init__(self, conflict: Sequence[Rule], changes: Sequence[Change]) -> None:
-        self.conflict = tuple(conflict)
-        """The smallest set of rules that cannot hold together."""
-        self.changes = tuple(changes)
-        """Each by itself makes the request possible; the smallest first."""
-        cannot = "cannot hold together" if len(self.conflict) > 1 else "cannot hold"
-        rules = "; ".join(map(str, self.conflict))
-        ways = "; or ".join(map(str, self.changes[:3]))
-        possible = f". It would be possible: {ways}" if ways else ""
-        super().__init__(f"no bundle is possible. {cannot.capitalize()}: {rules}{possible}")
-
-
 class OutOfTimeError(BundleMageError):
     """A search ended without an answer in the time that it was given."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, Unpack
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,6 @@ from bundlemage.core.ranking import Ranking
 from bundlemage.core.shop import History, Id, NewBundles, Recommendation, Shop, Trade, User, best
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import Split, SplitPlan
-from bundlemage.designer.brief import Brief, Wishes
 from bundlemage.designer.design import Designs, design
 from bundlemage.designer.explain import Explanation, explain_bundles, explain_item
 from bundlemage.errors import ArtifactError, BundleMageError, ConfigError, UnsupportedError
@@ -45,6 +44,7 @@ from bundlemage.training.history import EpochRecord, Observer
 from bundlemage.training.loop import TrainingResult, train
 from bundlemage.training.members import Trainer, train_members
 from bundlemage.training.progress import bar_for_people
+from bundlemage.wire.design import DesignRequest
 
 Row = TypeVar("Row")
 Sales: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -305,8 +305,8 @@ class Recommender:
 
     # ── Designing ────────────────────────────────────────────────────────────────────────────────
 
-    def design(self, user: User, **wishes: Unpack[Wishes]) -> Designs:
-        """Whole bundles for a user that keep every wish: `Wishes` says what may be asked for.
+    def design(self, user: User, **wishes: Any) -> Designs:
+        """Designs whole bundles for a user. `bundlemage.wire.design.DesignRequest` lists the wishes.
 
         >>> model.design("u0007", start=["g0022"], size=(3, 5), budget=40, tags={"at least": {"Horror": 1}})
 
@@ -314,9 +314,9 @@ class Recommender:
         together, and what would have to change.
         """
         self.check_generates()
-        brief = Brief.of(**wishes)
+        request = DesignRequest.of(**wishes)
         self._check_known([user])
-        return design(self.model, self.shop, *self.shop.encode([user]), brief)
+        return design(self.model, self.shop, *self.shop.encode([user]), request)
 
     def explain(
         self, user: User, *, bundle: Id | None = None, item: Id | None = None, items: Sequence[Id] = ()

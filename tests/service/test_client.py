@@ -21,7 +21,6 @@ from typing import Any
 
 import pytest
 
-from bundlemage import errors
 from bundlemage.client import Client, Interaction, ServiceError, answers, designs
 from bundlemage.errors import BundleMageError, ConfigError
 from bundlemage.recommender import Recommender
@@ -29,6 +28,7 @@ from bundlemage.service import answers as schemas
 from bundlemage.service import design_answers, problems
 from bundlemage.service.security import ROLES, make_key
 from bundlemage.store.repository import Store
+from bundlemage.wire.design import Change, Rule, Step
 from tests.small_shop import QUICK, small_shop
 
 ODD_IDS = ["a/b", "/a//b/", "a b", "100%", "%2F", "%", "ü 日本 🎮", "?x=1&y=2#z", "+", ";'\"\\", "..", "a/.."]
@@ -287,9 +287,11 @@ def test_designs_reasons_and_forecasts_are_those_of_the_model(client: Client, mo
     assert error.title == "Impossible design"
     assert {rule.kind for rule in error.conflict} <= {"budget_max", "must", "size_min"}
     (step,) = error.changes[0].steps
-    assert isinstance(error.changes[0], errors.Change)
+    assert isinstance(error.changes[0], Change)
     assert step.kind in {rule.kind for rule in error.conflict}
-    assert not refused(422, client.design, user, n=0).conflict
+    assert not refused(422, client.design, user, n=21).conflict
+    with pytest.raises(ConfigError, match="'n' is 0"):
+        client.design(user, n=0)
 
     bundle = local.recommend(user, 1)[0].id
     (why,) = client.explain(user, bundles=[bundle])
@@ -786,9 +788,9 @@ def test_it_is_light() -> None:
         (designs.ForecastNeighbour, design_answers.ForecastNeighbour),
         (designs.ForecastWeakest, design_answers.ForecastWeakest),
         (designs.ForecastReplacement, design_answers.ForecastReplacement),
-        (errors.Rule, problems.RuleOut),
-        (errors.Change, problems.ChangeOut),
-        (errors.Step, problems.StepOut),
+        (Rule, problems.RuleOut),
+        (Change, problems.ChangeOut),
+        (Step, problems.StepOut),
     ],
     ids=lambda kind: kind.__module__.rpartition(".")[2] + "." + kind.__name__,
 )

@@ -13,11 +13,10 @@ import pytest
 
 from bundlemage.core.shop import History
 from bundlemage.designer import conflict
-from bundlemage.designer.brief import Brief, Wishes
 from bundlemage.recommender import Recommender
 from bundlemage.service import app
-from bundlemage.service.design_questions import DesignIn
 from bundlemage.service.routes import design
+from bundlemage.wire.design import DesignIn, DesignRequest
 from tests.service.running import Inside, copied, inside, ok, problem, wait_until
 
 SOMEONE = "u0007"
@@ -123,12 +122,10 @@ def test_for_someone_whom_the_shop_does_not_know(client: httpx.Client, recommend
 
 
 def test_what_is_not_said_is_as_the_designer_has_it() -> None:
-    assert DesignIn(user_id="u").brief() == Brief()
-    wishes = set(DesignIn.model_fields) - {"user_id", "history"}
-    assert wishes == set(Wishes.__annotations__)
-    # What the document names as a default is what is done.
-    everything = DesignIn(user_id="u").model_dump()
-    assert DesignIn(**everything).brief() == Brief()
+    assert set(DesignIn.model_fields) - {"user_id", "history"} == set(DesignRequest.model_fields)
+    defaults = DesignRequest.of()
+    for request in (DesignIn(user_id="u"), DesignIn(**DesignIn(user_id="u").model_dump())):
+        assert {name: getattr(request, name) for name in DesignRequest.model_fields} == dict(defaults)
 
 
 def test_an_impossible_design_says_what_cannot_hold_and_what_would_help(client: httpx.Client) -> None:

@@ -13,7 +13,7 @@ import schemathesis.engine
 from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import events
 
-from bundlemage.service.design_questions import LONGEST
+from bundlemage.wire.design import SERVED_SECONDS
 from tests.service.running import PROBLEM, Inside, copied, inside, new_key, ok
 
 RELATED = [
@@ -202,8 +202,8 @@ def before_call(context: Any, case: schemathesis.Case[Any], kwargs: dict[str, An
     body = case.body
     if case.operation.label != "POST /v1/design" or not isinstance(body, dict):
         return
-    seconds = body.get("time_limit", LONGEST)
-    if isinstance(seconds, int | float) and SECONDS < seconds <= LONGEST:
+    seconds = body.get("time_limit", SERVED_SECONDS)
+    if isinstance(seconds, int | float) and SECONDS < seconds <= SERVED_SECONDS:
         case.body = {**body, "time_limit": SECONDS}
 
 

@@ -13,15 +13,9 @@ import torch
 from bundlemage import History, Recommender, SplitPlan
 from bundlemage.core.shop import Shop, User
 from bundlemage.data.vocabulary import Vocabulary
-from bundlemage.designer.brief import Method
-from bundlemage.errors import (
-    BundleMageError,
-    ConfigError,
-    ImpossibleDesignError,
-    UnknownIdError,
-    UnsupportedError,
-)
+from bundlemage.errors import BundleMageError, ConfigError, UnknownIdError, UnsupportedError
 from bundlemage.readers.load import read
+from bundlemage.wire.design import ImpossibleDesignError, Method
 from tests.designing import (
     Goods,
     Judge,

@@ -11,8 +11,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from bundlemage import Recommender
-from bundlemage.designer.brief import Method
-from bundlemage.errors import BundleMageError, ImpossibleDesignError
+from bundlemage.errors import BundleMageError
+from bundlemage.wire.design import ImpossibleDesignError, Method
 from tests.designing import (
     DOWN,
     UP,

@@ -12,8 +12,9 @@ import pytest
 from bundlemage import History, Recommender
 from bundlemage.core.shop import Shop
 from bundlemage.data.dataset import Catalogue
-from bundlemage.designer.brief import MOST_ITEMS, Method
-from bundlemage.errors import ImpossibleDesignError, MissingExtraError, UnknownIdError
+from bundlemage.errors import MissingExtraError, UnknownIdError
+from bundlemage.wire.design import ImpossibleDesignError, Method
+from bundlemage.wire.requests import MOST_ITEMS
 from tests.designing import small_sample
 
 METHODS: tuple[Method, ...] = ("greedy", "beam", "exact")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from math import exp
-from typing import TYPE_CHECKING, Annotated, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
+from typer.core import TyperCommand
 
-from bundlemage.cli.ask import HistoryBundles, HistoryItems, IncludeOwned, KnownUser, describe, who
+from bundlemage.cli.ask import HistoryBundles, HistoryItems, KnownUser, describe, who
 from bundlemage.cli.options import AsJson, Device, ModelFolder, ids, key_values
-from bundlemage.designer.brief import Brief
-from bundlemage.errors import BundleMageError, ConfigError, ImpossibleDesignError
+from bundlemage.errors import BundleMageError, ConfigError
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
     from rich.panel import Panel
     from rich.table import Table
 
@@ -26,7 +29,33 @@ if TYPE_CHECKING:
 RULES = "What must hold"
 WISHES = "What is wished for"
 SEARCH = "The search"
+_PANELS = {
+    "start": None,
+    **dict.fromkeys(("discount", "diversity", "margin", "costs", "n", "apart", "reasons"), WISHES),
+    **dict.fromkeys(("method", "seed", "time_limit"), SEARCH),
+}
+"""Where the help shows a wish; all others stand under what must hold."""
+_NAMES = {
+    "n": ("-n", "--n"),
+    "in_stock": ("--in-stock/--any-stock",),
+    "not_owned": ("--not-owned/--include-owned",),
+}
+"""Options that are not called like their wish."""
+_METAVARS = {"at_least": "TAG=N", "at_most": "TAG=N", "costs": "ID=COST", "one_per": "TAG"}
+"""How several values are written, if not as a list of ids."""
 _KINDS = {"item": "has the item", "bundle": "has the bundle", "partial": "in the bundle"}
+
+
+class WithWishes(TyperCommand):
+    """Adds one option for each field of `DesignRequest` to a command, in place of its parameter `wishes`.
+
+    The options are made when the command is used: the model takes longer to import than `bundlemage --help`.
+    """
+
+    def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
+        command = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+        command.command(self.name, context_settings=dict(self.context_settings))(_with_options(design))
+        return typer.main.get_command(command).make_context(info_name, args, parent, **extra)
 
 
 def design(
@@ -34,129 +63,35 @@ def design(
     user: KnownUser = None,
     history_items: HistoryItems = None,
     history_bundles: HistoryBundles = None,
-    start: Annotated[
-        list[str] | None,
-        typer.Option("--start", metavar="ID,ID", help="The items that are in the bundle already."),
-    ] = None,
-    size: Annotated[
-        str,
-        typer.Option("--size", metavar="N|N-N", help="How many items in all.", rich_help_panel=RULES),
-    ] = f"{Brief.size[0]}-{Brief.size[1]}",
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            "--budget",
-            metavar="MOST|LEAST-MOST",
-            help="What it costs after the discount; 20- is at least 20.",
-            rich_help_panel=RULES,
-        ),
-    ] = None,
-    must: Annotated[
-        list[str] | None,
-        typer.Option("--must", metavar="ID,ID", help="Items of every bundle.", rich_help_panel=RULES),
-    ] = None,
-    forbid: Annotated[
-        list[str] | None,
-        typer.Option("--forbid", metavar="ID,ID", help="Items of no bundle.", rich_help_panel=RULES),
-    ] = None,
-    at_least: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--at-least", metavar="TAG=N", help="So many items with a tag. Repeatable.", rich_help_panel=RULES
-        ),
-    ] = None,
-    at_most: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--at-most", metavar="TAG=N", help="No more with a tag. Repeatable.", rich_help_panel=RULES
-        ),
-    ] = None,
-    one_per: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--one-per",
-            metavar="TAG",
-            help="At most one item with this tag; 'brand:*' is each that begins so. Repeatable.",
-            rich_help_panel=RULES,
-        ),
-    ] = None,
-    in_stock: Annotated[
-        bool | None,
-        typer.Option(
-            "--in-stock/--any-stock",
-            help="Whether to add only what is in stock; not said: if any stock is known.",
-            rich_help_panel=RULES,
-        ),
-    ] = Brief.in_stock,
-    include_owned: IncludeOwned = not Brief.not_owned,
-    discount: Annotated[
-        float,
-        typer.Option(help="A fraction off the items' prices, such as 0.2.", rich_help_panel=WISHES),
-    ] = Brief.discount,
-    diversity: Annotated[
-        float, typer.Option(help="The weight of how different items are.", rich_help_panel=WISHES)
-    ] = Brief.diversity,
-    margin: Annotated[
-        float, typer.Option(help="The weight of what items are sold for.", rich_help_panel=WISHES)
-    ] = Brief.margin,
-    n: Annotated[int, typer.Option("-n", "--n", help="How many bundles.", rich_help_panel=WISHES)] = Brief.n,
-    apart: Annotated[
-        float,
-        typer.Option(help="The share of chosen items in which any two differ.", rich_help_panel=WISHES),
-    ] = Brief.apart,
-    method: Annotated[
-        str, typer.Option(help="beam, greedy or exact.", rich_help_panel=SEARCH)
-    ] = Brief.method,
-    seed: Annotated[int, typer.Option(rich_help_panel=SEARCH)] = Brief.seed,
-    time_limit: Annotated[
-        float,
-        typer.Option(help="Seconds, after which the best found is the answer.", rich_help_panel=SEARCH),
-    ] = Brief.time_limit,
+    wishes: Annotated[Any, typer.Option(hidden=True, parser=str)] = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Whole bundles for a user that keep every condition, each with its price, score and reasons.
+    """Design whole bundles for a user that keep every condition, each with its price, score and reasons.
 
-    If no bundle can, it is said what cannot hold together, and what would have to change.
+    If no bundle is possible, the answer names the conditions that cannot hold together, and changes that
+    would make one possible.
 
     An id with a comma in it is written in double quotes inside the list: '"Tea, green",7'.
     """
-    wishes: dict[str, Any] = {
-        "start": ids(start),
-        "size": _size(size),
-        "budget": _budget(budget),
-        "must": ids(must),
-        "forbid": ids(forbid),
-        "tags": {"at least": _counts(at_least, "--at-least"), "at most": _counts(at_most, "--at-most")},
-        "one_per": one_per or (),
-        "in_stock": in_stock,
-        "not_owned": not include_owned,
-        "discount": discount,
-        "diversity": diversity,
-        "margin": margin,
-        "n": n,
-        "apart": apart,
-        "method": method,
-        "seed": seed,
-        "time_limit": time_limit,
-    }
-    Brief.of(**wishes)  # a wrong wish is told before a model is loaded
     from bundlemage.cli import show
     from bundlemage.recommender import Recommender
+    from bundlemage.wire.design import DesignRequest
 
+    request = DesignRequest.of(**wishes)  # a wrong wish is reported before a model is loaded
     someone = who(user, history_items, history_bundles)
     model = Recommender.load(folder, device=device)
-    found = _designs(model, someone, wishes)
+    designs = _designs(model, someone, dict(request))
     if as_json:
-        show.print_json({"user": user, **_designs_json(found)})
+        show.print_json({"user": user, **_designs_json(designs)})
         return
     describe(model, someone)
-    for each in found:
+    for each in designs:
         show.out.print(_card(each))
-    if found.proven:
+    if designs.proven:
         show.out.print("No other bundle has a higher value than the first.")
-    if not found.complete:
-        show.notes.print("[yellow]note:[/] time ran out; these are the best that were found until then")
+    if not designs.complete:
+        show.notes.print("[yellow]note:[/] time ran out; these are the best bundles so far")
 
 
 def explain(
@@ -207,39 +142,116 @@ def explain(
     show.out.print(show.plain(found.words()))
 
 
-# ── What is written on the command line ──────────────────────────────────────────────────────────
+# ── From the model of requests to options, and from options to wishes ───────────────────────────
 
 
-def _size(text: str) -> tuple[int, int]:
+def _with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with an option for each wish in place of its parameter `wishes`."""
+    fields = dict(_fields())
+    own = dict(inspect.signature(command, eval_str=True).parameters)
+    del own["wishes"]
+    options = {name: _option(name, field) for name, field in fields.items()}
+
+    def run(**values: Any) -> None:
+        given = {name: values.pop(name) for name in fields}
+        wishes = {
+            name: _read(name, fields[name], value) for name, value in given.items() if value is not None
+        }
+        tags = {name: wishes.pop(name, {}) for name in ("at_least", "at_most")}
+        command(**values, wishes=wishes | {"tags": tags})
+
+    parameters = [*own.values(), *options.values()]
+    run.__dict__["__signature__"] = inspect.Signature(
+        [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    )
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__doc__ = command.__doc__
+    return run
+
+
+def _fields() -> Iterator[tuple[str, FieldInfo]]:
+    """Each wish by its name. Those of a part of the request, such as `tags`, stand for the part."""
+    from bundlemage.wire.design import DesignRequest, TagCounts
+
+    for name, field in DesignRequest.model_fields.items():
+        if field.annotation is TagCounts:
+            yield from TagCounts.model_fields.items()
+        else:
+            yield name, field
+
+
+def _option(name: str, field: FieldInfo) -> inspect.Parameter:
+    kind, default, metavar = _plain(field.annotation), field.default, None
+    names, words = _NAMES.get(name, (_flag(name),)), field.description
+    if get_origin(kind) in (tuple, dict):
+        metavar = _METAVARS.get(name, "ID,ID")
+        kind, default = list[str] | None, None
+        words = f"{words} Repeatable."
+    elif _is_range(kind):
+        metavar = "N|N-N"
+        if default is None:
+            metavar, words = "MOST|LEAST-MOST", f"{words} '20-' is at least 20."
+        kind, default = str | None, None if default is None else f"{default.least}-{default.most}"
+    elif get_origin(kind) is Literal:
+        kind = str
+    elif kind is bool and name not in _NAMES:
+        names = (f"{_flag(name)}/--no-{name.replace('_', '-')}",)
+    annotation = kind | None if default is None else kind
+    option = typer.Option(*names, metavar=metavar, help=words, rich_help_panel=_PANELS.get(name, RULES))
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, option]
+    )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _read(name: str, field: FieldInfo, value: Any) -> Any:
+    """What was written as an option, as `DesignRequest.of` takes it."""
+    kind, option = _plain(field.annotation), _flag(name)
+    if get_origin(kind) is dict:
+        pairs = key_values(value, option)
+        return {key: _number(text, f"{option} '{key}={text}'") for key, text in pairs.items()}
+    if get_origin(kind) is tuple:
+        return value if name in _METAVARS else ids(value)
+    return _range(value, option) if _is_range(kind) else value
+
+
+def _plain(kind: Any) -> Any:
+    """A type without its constraints, and without None."""
+    if get_origin(kind) is Annotated:
+        return _plain(get_args(kind)[0])
+    if NoneType in get_args(kind):
+        return _plain(next(each for each in get_args(kind) if each is not NoneType))
+    return kind
+
+
+def _is_range(kind: Any) -> bool:
+    return {"least", "most"} == set(getattr(kind, "model_fields", ()))
+
+
+def _range(text: str, option: str) -> Any:
     least, dash, most = text.partition("-")
     try:
-        return int(least), int(most if dash else least)
+        both = [float(end) if end else None for end in (least, most)]
     except ValueError:
-        raise ConfigError(f"--size {text!r}: write it as 4, or as 3-5") from None
+        both = []
+    if not both or not (least or most):
+        raise ConfigError(f"{option} {text!r}: write it as 4, as 3-5, or as 3- for at least 3")
+    return both if dash else both[0]
 
 
-def _budget(text: str | None) -> tuple[float | None, float | None] | None:
-    if text is None:
-        return None
-    least, dash, most = text.partition("-")
+def _number(text: str, where: str) -> float:
     try:
-        if not dash:
-            return None, float(least)
-        return float(least) if least else None, float(most) if most else None
+        return float(text)
     except ValueError:
-        raise ConfigError(f"--budget {text!r}: write it as 40, as 20-40, or as 20-") from None
-
-
-def _counts(pairs: Sequence[str] | None, option: str) -> dict[str, int]:
-    found = {}
-    for tag, text in key_values(pairs, option).items():
-        if not text.isdecimal():
-            raise ConfigError(f"{option} '{tag}={text}': after the tag comes a whole number, as in TAG=2")
-        found[tag] = int(text)
-    return found
+        raise ConfigError(f"{where}: a number comes after the '=', as in NAME=2") from None
 
 
 def _designs(model: Recommender, someone: User, wishes: dict[str, Any]) -> Designs:
+    from bundlemage.wire.design import ImpossibleDesignError
+
     try:
         return model.design(someone, **wishes)
     except ImpossibleDesignError as error:

@@ -37,7 +37,7 @@ from bundlemage.client.answers import (
     UserPage,
     UserSummary,
 )
-from bundlemage.client.asking import HistoryOf, Where, Wishes
+from bundlemage.client.asking import HistoryOf, Where
 from bundlemage.client.client import Client, Interaction
 from bundlemage.client.designs import (
     Design,
@@ -104,5 +104,4 @@ __all__ = [
     "UserSummary",
     "Where",
     "Why",
-    "Wishes",
 ]

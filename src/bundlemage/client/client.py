@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, Unpack
+from typing import Any, Final, Self, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -28,16 +28,15 @@ from bundlemage.client.answers import (
     UserPage,
     made,
 )
-from bundlemage.client.asking import HistoryOf, Id, Where, Wishes, conditions, ids, listed, someone, wished
+from bundlemage.client.asking import HistoryOf, Id, Where, conditions, ids, listed, someone
 from bundlemage.client.designs import Designs, Explanations, Forecast
 from bundlemage.client.transport import Response, ServiceError, Transport
 from bundlemage.errors import ConfigError
+from bundlemage.wire.design import SERVED_SECONDS, DesignRequest
 
 T = TypeVar("T")
 _OF_A_USER: Final = ("/bundles", "/gate")
 _OF_A_BUNDLE: Final = ("/similar",)
-_LONG_WORK: Final = 30.0
-"""The most seconds that the service works on a design; so much longer it may be silent."""
 
 
 @dataclass(frozen=True)
@@ -135,15 +134,16 @@ class Client:
 
     # ── Designing ────────────────────────────────────────────────────────────────────────────────
 
-    def design(self, user: Id | HistoryOf, **wishes: Unpack[Wishes]) -> Designs:
-        """Whole bundles for someone that keep every wish, each with its price, score and reasons.
+    def design(self, user: Id | HistoryOf, **wishes: Any) -> Designs:
+        """Designs whole bundles for a user. `bundlemage.wire.design.DesignRequest` lists the wishes.
 
         >>> client.design("u0007", start=["g0022"], size=(3, 5), budget=40, tags={"at least": {"Horror": 1}})
 
         Where no bundle is possible, the ServiceError's `conflict` names what cannot hold together, and its
         `changes` what would make it possible.
         """
-        return self._long(Designs, "/v1/design", {**someone(user), **wished(wishes)})
+        wished = DesignRequest.of(**wishes).model_dump(mode="json", exclude_unset=True)
+        return self._long(Designs, "/v1/design", {**someone(user), **wished})
 
     def explain(
         self,
@@ -342,7 +342,7 @@ class Client:
         return self._made(kind, self._transport.ask("POST", path, body=body))
 
     def _long(self, kind: type[T], path: str, body: Any) -> T:
-        return self._made(kind, self._transport.ask("POST", path, body=body, work=_LONG_WORK))
+        return self._made(kind, self._transport.ask("POST", path, body=body, work=SERVED_SECONDS))
 
     def _made(self, kind: type[T], answer: Response) -> T:
         try:

@@ -16,7 +16,8 @@ from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
 from bundlemage.client.answers import FieldError, made
-from bundlemage.errors import BundleMageError, Change, ConfigError, Rule
+from bundlemage.errors import BundleMageError, ConfigError
+from bundlemage.wire.design import Change, Rule
 
 _FIRST_WAIT: Final = 0.5
 _LONGEST_WAIT: Final = 5.0

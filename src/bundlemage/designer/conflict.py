@@ -15,7 +15,8 @@ from bundlemage.designer.constraints import Rules
 from bundlemage.designer.possible import Possible
 from bundlemage.designer.solver import cp, new_solver
 from bundlemage.designer.waiting import Deadline
-from bundlemage.errors import Change, ConfigError, ImpossibleDesignError, OutOfTimeError, Rule, Step
+from bundlemage.errors import ConfigError, OutOfTimeError
+from bundlemage.wire.design import Change, ImpossibleDesignError, Rule, Step
 
 SECONDS = 3.0
 """The least time for finding out why nothing is possible."""
@@ -143,14 +144,14 @@ def _change(possible: Possible, everything: frozenset[int], numbers: Sequence[in
 
 def _number_of(rules: Rules, number: int) -> float | None:
     """The number in a rule that has one."""
-    rule, brief = rules.rules[number], rules.brief
+    rule, request = rules.rules[number], rules.request
     match rule.kind:
         case "size_min" | "size_max":
-            return float(brief.size[rule.kind == "size_max"])
+            return float(rules.size[rule.kind == "size_max"])
         case "budget_min" | "budget_max":
-            return brief.budget[rule.kind == "budget_max"]
+            return rules.budget[rule.kind == "budget_max"]
         case "at_least" | "at_most":
-            counts = brief.at_least if rule.kind == "at_least" else brief.at_most
+            counts = request.tags.at_least if rule.kind == "at_least" else request.tags.at_most
             return float(counts[rule.key or ""])
     return None
 

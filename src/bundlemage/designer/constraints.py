@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bundlemage.core.filters import Mask, Shelf
-from bundlemage.designer.brief import MOST_ITEMS, Brief
 from bundlemage.designer.money import UNITS, to_pay
-from bundlemage.errors import ConfigError, Rule
+from bundlemage.errors import ConfigError
+from bundlemage.wire.design import DesignRequest, PriceRange, Rule
+from bundlemage.wire.requests import MOST_ITEMS
 
 Items: TypeAlias = tuple[int, ...]
 Integers: TypeAlias = npt.NDArray[np.int64]
@@ -62,38 +63,41 @@ class Group:
 class Rules:
     """All conditions of one request. Items are positions; `start` is what is in the bundle already."""
 
-    def __init__(self, brief: Brief, shelf: Shelf, gone: Mask, owned: Integers) -> None:
-        self.brief = brief
+    def __init__(self, request: DesignRequest, shelf: Shelf, gone: Mask, owned: Integers) -> None:
+        self.request = request
         self.rules: list[Rule] = []
         self.items = len(shelf.ids)
-        self.start: Items = tuple(shelf.ids.positions(brief.start).tolist())
-        self.must: Items = tuple(shelf.ids.positions(brief.must).tolist())
+        self.start: Items = tuple(shelf.ids.positions(request.start).tolist())
+        must = [name for name in request.must if name not in request.start]
+        self.must: Items = tuple(shelf.ids.positions(must).tolist())
         self.sold = ~gone
         self.sold[list(self.start)] = False  # it is there already
-        self._check_must(brief, gone)
+        self._check_must(must, gone)
         if len(self.start) >= MOST_ITEMS:
             raise ConfigError(
                 f"'start' has {len(self.start)} items; a bundle has at most {MOST_ITEMS}, and one is added"
             )
-        self.size = brief.size
+        self.size = (request.size.least, request.size.most)
+        money = request.budget or PriceRange()
+        self.budget = (money.least, money.most)
         self.bans: dict[int, Mask] = {}
         """What a rule keeps out altogether: by the number of the rule."""
-        self.size_min = self._rule("size_min", None, f"at least {_items(brief.size[0])}")
-        self.size_max = self._rule("size_max", None, f"at most {_items(brief.size[1])}")
-        self._take_budget(brief, shelf)
+        self.size_min = self._rule("size_min", None, f"at least {_items(self.size[0])}")
+        self.size_max = self._rule("size_max", None, f"at most {_items(self.size[1])}")
+        self._take_budget(request, shelf)
         self.must_rules = {
             place: self._rule("must", name, f"the item {name!r} in it")
-            for name, place in zip(brief.must, self.must, strict=True)
+            for name, place in zip(must, self.must, strict=True)
         }
-        if brief.forbid:
-            named = ", ".join(map(repr, brief.forbid[:3])) + (", …" if len(brief.forbid) > 3 else "")
+        if request.forbid:
+            named = ", ".join(map(repr, request.forbid[:3])) + (", …" if len(request.forbid) > 3 else "")
             rule = self._rule("forbid", None, f"nothing that is forbidden ({named})")
-            self.bans[rule] = self._mask(shelf.ids.positions(shelf.ids.known(brief.forbid)))
-        self.groups = [*self._tag_groups(brief, shelf), *self._groups_of_one(brief, shelf)]
-        in_stock = brief.in_stock if brief.in_stock is not None else shelf.tells_stock
+            self.bans[rule] = self._mask(shelf.ids.positions(shelf.ids.known(request.forbid)))
+        self.groups = [*self._tag_groups(request, shelf), *self._groups_of_one(request, shelf)]
+        in_stock = request.in_stock if request.in_stock is not None else shelf.tells_stock
         if in_stock:
             self.bans[self._rule("in_stock", None, "only what is in stock")] = ~shelf.in_stock
-        if brief.not_owned and len(owned):
+        if request.not_owned and len(owned):
             rule = self._rule("not_owned", None, "only what the user does not have")
             self.bans[rule] = self._mask(owned)
         self._exempt_start()
@@ -110,16 +114,16 @@ class Rules:
         mask[np.asarray(places, np.int64)] = True
         return mask
 
-    def _check_must(self, brief: Brief, gone: Mask) -> None:
-        for name, place in zip(brief.must, self.must, strict=True):
+    def _check_must(self, must: Sequence[str], gone: Mask) -> None:
+        for name, place in zip(must, self.must, strict=True):
             if gone[place]:
                 raise ConfigError(
                     f"'must' names the item {name!r}, which is withdrawn: it is not sold any more"
                 )
 
-    def _take_budget(self, brief: Brief, shelf: Shelf) -> None:
-        least, most = brief.budget
-        self.off = brief.discount
+    def _take_budget(self, request: DesignRequest, shelf: Shelf) -> None:
+        least, most = self.budget
+        self.off = request.discount
         self.budget_min = self.budget_max = -1
         self.units = np.zeros(self.items, np.int64)
         """What each item costs; 0 where that does not matter."""
@@ -150,21 +154,21 @@ class Rules:
     def _fewest_units(self, least: float) -> int:
         return bisect_left(range(NO_LIMIT), least - 1e-9, key=self.price)
 
-    def _tag_groups(self, brief: Brief, shelf: Shelf) -> list[Group]:
+    def _tag_groups(self, request: DesignRequest, shelf: Shelf) -> list[Group]:
         groups = []
-        for tag, count in brief.at_least.items():
+        for tag, count in request.tags.at_least.items():
             rule = self._rule("at_least", tag, f"at least {_items(count)} with the tag {tag!r}")
             groups.append(Group(rule, _tagged(shelf, tag), count, NO_LIMIT))
-        for tag, count in brief.at_most.items():
+        for tag, count in request.tags.at_most.items():
             text = (
                 f"at most {_items(count)} with the tag {tag!r}" if count else f"nothing with the tag {tag!r}"
             )
             groups.append(Group(self._rule("at_most", tag, text), _tagged(shelf, tag), 0, count))
         return groups
 
-    def _groups_of_one(self, brief: Brief, shelf: Shelf) -> list[Group]:
+    def _groups_of_one(self, request: DesignRequest, shelf: Shelf) -> list[Group]:
         groups = []
-        for name in brief.one_per:
+        for name in request.one_per:
             rule = self._rule("one_per", name, f"at most one item for each tag {name!r}")
             if not name.endswith("*"):
                 groups.append(Group(rule, _tagged(shelf, name), 0, 1))
@@ -233,7 +237,7 @@ class Rules:
 
     def most_common(self, smaller: int) -> int:
         """How many chosen items two bundles may have in common, by the number of those in the smaller."""
-        return min(int((1 - self.brief.apart) * smaller + 1e-9), smaller - 1)
+        return min(int((1 - self.request.apart) * smaller + 1e-9), smaller - 1)
 
     def chosen(self, added: Items) -> Items:
         """What was free to choose: that by which bundles differ."""

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from bundlemage.core.shop import Shop
-from bundlemage.designer.brief import Brief
 from bundlemage.designer.conflict import refuse_impossible
 from bundlemage.designer.constraints import Items, Rules
 from bundlemage.designer.explain import Explanation, explain_added
@@ -24,6 +23,7 @@ from bundlemage.designer.waiting import Deadline
 from bundlemage.errors import OutOfTimeError
 from bundlemage.models.base import Histories, Model
 from bundlemage.models.ragged import Ragged
+from bundlemage.wire.design import DesignRequest
 
 REASONS = 1.0
 """The least time for reasons, in seconds."""
@@ -95,19 +95,21 @@ class Designs(Sequence[Design]):
         return iter(self.bundles)
 
 
-def design(model: Model, shop: Shop, histories: Histories, contents: Ragged, brief: Brief) -> Designs:
-    """Bundles for one person. `histories` has one row; `contents` are of the bundles that it speaks of."""
+def design(
+    model: Model, shop: Shop, histories: Histories, contents: Ragged, request: DesignRequest
+) -> Designs:
+    """Designs bundles for one user. `histories` has one row; `contents` are those of its bundles."""
     cp()  # say at once if it is missing
-    deadline = Deadline(brief.time_limit)
+    deadline = Deadline(request.time_limit)
     # Whoever has a bundle has what is in it.
     owned = torch.cat([histories.items.values, contents.rows(histories.bundles.values).values])
-    rules = Rules(brief, shop.item_shelf, shop.trade.items_gone, np.unique(owned.cpu().numpy()))
-    objective = Objective(model, histories, contents, shop.item_shelf, rules.start, brief)
+    rules = Rules(request, shop.item_shelf, shop.trade.items_gone, np.unique(owned.cpu().numpy()))
+    objective = Objective(model, histories, contents, shop.item_shelf, rules.start, request)
     search = _Search(objective, rules, deadline)
     found = search.bundles()
     complete = search.complete
     why: list[list[Explanation | None]] = [[None for _ in worth.added] for worth in found]
-    if brief.reasons:
+    if request.reasons:
         added, until = [worth.added for worth in found], Deadline(max(REASONS, deadline.left))
         why = explain_added(model, shop, histories, contents, rules.start, added, until)
         complete &= all(reason is not None for reasons in why for reason in reasons)
@@ -115,7 +117,7 @@ def design(model: Model, shop: Shop, histories: Histories, contents: Ragged, bri
         _named(rank, worth, reasons, rules, shop)
         for rank, (worth, reasons) in enumerate(zip(found, why, strict=True), start=1)
     )
-    return Designs(bundles, brief.method, deadline.taken, complete, search.proven)
+    return Designs(bundles, request.method, deadline.taken, complete, search.proven)
 
 
 class _Search:
@@ -126,12 +128,12 @@ class _Search:
         self.complete, self.proven = True, False
 
     def bundles(self) -> list[Worth]:
-        brief, found = self.rules.brief, list[Worth]()
-        while len(found) < brief.n and not (found and self._out_of_time()):
+        request, found = self.rules.request, list[Worth]()
+        while len(found) < request.n and not (found and self._out_of_time()):
             earlier = [self.rules.chosen(worth.added) for worth in found]
             if any(not chosen for chosen in earlier):
                 break  # nothing was left to choose
-            best = self._next(earlier, Deadline(self.deadline.share(brief.n - len(found))))
+            best = self._next(earlier, Deadline(self.deadline.share(request.n - len(found))))
             if best is None:
                 break
             found.append(best)
@@ -147,13 +149,13 @@ class _Search:
         if not grown:
             return None
         best = max(self.objective.worth(grown), key=_order)
-        if self.rules.brief.method != "exact":
+        if self.rules.request.method != "exact":
             return best
         return self._exact(best, earlier, grown, share)
 
     def _grown(self, earlier: Sequence[Items]) -> list[Items]:
         """What grows item by item; or anything that keeps the rules, if that led nowhere."""
-        method, found = self.rules.brief.method, dict[Items, Items]()
+        method, found = self.rules.request.method, dict[Items, Items]()
         for width in (1,) if method == "greedy" else (1, WIDTH):  # a wide beam may lose what one path finds
             grown = grow(self.objective, self.rules, earlier, self.deadline, width)
             self.complete &= not self.deadline.passed
@@ -165,7 +167,7 @@ class _Search:
             refuse_impossible(self.rules, deadline)
         scores = self.objective.chances_after([self.rules.fixed])[0]
         try:
-            some = any_bundle(self.rules, scores, earlier, self.rules.brief.seed, deadline)
+            some = any_bundle(self.rules, scores, earlier, self.rules.request.seed, deadline)
         except OutOfTimeError:
             if not earlier:
                 raise
@@ -176,7 +178,7 @@ class _Search:
         self, best: Worth, earlier: Sequence[Items], known: Sequence[Items], deadline: Deadline
     ) -> Worth:
         """The best two by two, and from there, as long as the model finds a better one around it."""
-        seed = self.rules.brief.seed
+        seed = self.rules.request.seed
         few = every_bundle(self.rules, earlier, seed, deadline)
         if few is not None:
             self.proven = self.proven or not earlier

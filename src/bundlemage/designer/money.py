@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 UNITS = 10_000
 """Parts of a unit of money in which prices are added up, exactly."""
-MOST_OFF = 0.99
-"""The largest discount."""
 
 
 def units_of(prices: Iterable[float]) -> int:

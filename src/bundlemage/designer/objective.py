@@ -15,10 +15,10 @@ from torch import Tensor
 from bundlemage.core.answering import rows_at_a_time
 from bundlemage.core.filters import Mask, Shelf
 from bundlemage.core.ranking import top
-from bundlemage.designer.brief import Brief
 from bundlemage.designer.constraints import Integers, Items
 from bundlemage.models.base import Histories, Model
 from bundlemage.models.ragged import Ragged
+from bundlemage.wire.design import DesignRequest
 
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 
@@ -49,14 +49,20 @@ class Objective:
     """
 
     def __init__(
-        self, model: Model, histories: Histories, contents: Ragged, shelf: Shelf, start: Items, brief: Brief
+        self,
+        model: Model,
+        histories: Histories,
+        contents: Ragged,
+        shelf: Shelf,
+        start: Items,
+        request: DesignRequest,
     ) -> None:
         self.model, self.contents, self.start = model, contents, start
         self._one = histories
-        self._weight = brief.diversity
+        self._weight = request.diversity
         self._hidden: Tensor | None = None
         self._seen: dict[Items, tuple[Integers, Floats]] = {}
-        self.earns = _earnings(brief, shelf)  # [items]
+        self.earns = _earnings(request, shelf)  # [items]
 
     def log_chances(self, bundles: Sequence[Items]) -> Iterator[tuple[slice, Floats]]:
         """The logarithm of each item's probability as the next one; -∞ for what is in already.
@@ -180,15 +186,15 @@ def _likeliest_of(items: Sequence[int], logs: Any, number: int) -> tuple[int, in
     return best, number, float(logs[best])
 
 
-def _earnings(brief: Brief, shelf: Shelf) -> Floats:
+def _earnings(request: DesignRequest, shelf: Shelf) -> Floats:
     """What each item earns when it is sold in the bundle, in mean prices of the shop, times the weight."""
     earns = np.zeros(len(shelf.ids))
     costs = np.zeros(len(earns))
-    costs[shelf.ids.positions(brief.costs)] = list(brief.costs.values())
-    if not brief.margin:
+    costs[shelf.ids.positions(request.costs)] = list(request.costs.values())
+    if not request.margin:
         return earns
     prices = shelf.prices
     known = ~np.isnan(prices)
     mean = float(prices[known].mean()) or 1.0
-    earns = (np.where(known, prices, 0.0) * (1 - brief.discount) - costs) / mean
-    return np.asarray(brief.margin * earns)
+    earns = (np.where(known, prices, 0.0) * (1 - request.discount) - costs) / mean
+    return np.asarray(request.margin * earns)

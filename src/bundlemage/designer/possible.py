@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bundlemage.designer.brief import MOST_ITEMS
 from bundlemage.designer.constraints import NO_LIMIT, Lists, Rules
 from bundlemage.designer.solver import cp, new_solver, signatures
 from bundlemage.designer.waiting import Deadline
 from bundlemage.errors import OutOfTimeError
+from bundlemage.wire.requests import MOST_ITEMS
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model

@@ -18,7 +18,6 @@ from bundlemage.core.answering import Questions, nearest, rankings, rows_at_a_ti
 from bundlemage.core.bulk import slices
 from bundlemage.core.filters import Filter
 from bundlemage.core.shop import Recommendation, Shelves, Shop, Trade, best
-from bundlemage.designer.brief import Brief
 from bundlemage.designer.design import Designs, design
 from bundlemage.designer.explain import Explanation, explain_bundles, explain_item
 from bundlemage.errors import UnknownIdError, UnsupportedError
@@ -29,6 +28,7 @@ from bundlemage.models.base import Histories
 from bundlemage.models.ragged import Ragged
 from bundlemage.recommender import Recommender
 from bundlemage.store.records import Bundle, CatalogueChange, Item, Owned, Sales
+from bundlemage.wire.design import DesignRequest
 
 NO_SALES = Sales({}, {})
 
@@ -223,10 +223,10 @@ class Live:
 
     # ── Designing ────────────────────────────────────────────────────────────────────────────────
 
-    def design(self, owned: Owned, brief: Brief) -> Designs:
+    def design(self, owned: Owned, request: DesignRequest) -> Designs:
         """Whole bundles for someone. It may take long: any thread may do it, while others are answered."""
         self.recommender.check_generates()
-        return design(self.model, self.shop, *self._one(owned), brief)
+        return design(self.model, self.shop, *self._one(owned), request)
 
     def explain_bundles(self, owned: Owned, bundles: Sequence[str]) -> list[Explanation]:
         """Why each of these bundles."""

@@ -20,16 +20,12 @@ from bundlemage.errors import (
     ArtifactError,
     BundleMageError,
     BusyError,
-    Change,
     ConfigError,
     DataError,
     ExistsError,
     IdempotencyError,
-    ImpossibleDesignError,
     MissingExtraError,
     OutOfTimeError,
-    Rule,
-    Step,
     StoreError,
     UnknownIdError,
     UnknownThingsError,
@@ -37,6 +33,7 @@ from bundlemage.errors import (
     UnsupportedError,
 )
 from bundlemage.service import logs
+from bundlemage.wire.design import Change, ImpossibleDesignError, Rule, Step
 
 MEDIA_TYPE = "application/problem+json"
 _MOST_ERRORS = 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from fastapi import APIRouter, Depends, Request
 
@@ -19,12 +18,12 @@ from bundlemage.service.design_answers import (
     forecast_out,
     why_out,
 )
-from bundlemage.service.design_questions import DesignIn
 from bundlemage.service.problems import newer_than_the_model, responses, with_impossible
 from bundlemage.service.routes.common import RequestId, TheService, about, owned_of
 from bundlemage.service.security import require
 from bundlemage.store.records import Owned
 from bundlemage.store.repository import Store
+from bundlemage.wire.design import DesignIn
 from bundlemage.wire.requests import ExplainIn, ScoreIn, UserOrHistory
 
 router = APIRouter(prefix="/v1", dependencies=[Depends(require("read"))], tags=["design"])
@@ -40,17 +39,16 @@ async def design(body: DesignIn, service: TheService, request_id: RequestId, req
     It may take up to 'time_limit' seconds. Where no bundle is possible, the problem's 'conflict' names the
     smallest set of conditions that cannot hold together, and 'changes' what would make it possible.
     """
-    brief = body.brief()
 
     def work(serving: Serving) -> DesignsFor:
         live = serving.live
-        needed = (*brief.start, *brief.must)
-        check_catalogue(live, items=(*needed, *brief.costs))
+        needed = (*body.start, *body.must)
+        check_catalogue(live, items=(*needed, *body.costs))
         _check_in_model(live, needed)
         owned = _owned(live, service.store, body)
         # What is newer than the model is added to no bundle, so what it costs does not matter.
-        costs = {name: cost for name, cost in brief.costs.items() if live.in_model(name)}
-        found = live.design(owned, replace(brief, costs=costs))
+        costs = {name: cost for name, cost in body.costs.items() if live.in_model(name)}
+        found = live.design(owned, body.model_copy(update={"costs": costs}))
         return designs_out(found, about(serving, request_id, body, serving.live.known_of(owned)))
 
     return await service.at_length(work, request.is_disconnected)

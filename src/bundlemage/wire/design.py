@@ -1,0 +1,310 @@
+"""A request for designed bundles: one model, which Python, the command line, the API and the client build."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from reprlib import Repr
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
+
+from bundlemage.errors import BundleMageError, ConfigError
+from bundlemage.wire.requests import (
+    MOST_ITEMS,
+    PYTHON,
+    Body,
+    BodyPrice,
+    Discount,
+    Flag,
+    Id,
+    Number,
+    UserOrHistory,
+    examples,
+)
+
+MOST_BUNDLES = 100
+"""The most bundles in one answer."""
+SERVED_BUNDLES = 20
+"""The most bundles in one answer of the service."""
+SERVED_SECONDS = 30.0
+"""The longest time limit that the service accepts."""
+_MOST_TAGS = 1_000
+_MOST_IDS = 1_000_000
+
+Method = Literal["beam", "greedy", "exact"]
+_shorten = Repr()
+_shorten.maxstring = _shorten.maxother = _shorten.maxlong = 60
+
+
+def _short_form(convert: Callable[[Any], Any]) -> BeforeValidator:
+    """Lets Python code write a value in a short form.
+
+    The API takes only the long form, which its document describes. `convert` turns a short form into the
+    long one, and raises `ValueError` for what is neither.
+    """
+
+    def before(value: Any, info: ValidationInfo) -> Any:
+        return convert(value) if info.context == PYTHON else value
+
+    return BeforeValidator(before)
+
+
+def _size_of(value: Any) -> Any:
+    """A number alone is both the least and the most."""
+    return _range_of(value, least=value)
+
+
+def _budget_of(value: Any) -> Any:
+    """A number alone is the most."""
+    return value if value is None else _range_of(value, least=None)
+
+
+def _range_of(value: Any, least: Any) -> Any:
+    if isinstance(value, Mapping | Body):
+        return value
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return {"least": least, "most": value}
+    if len(value) != 2:
+        raise ValueError("write a number, or (least, most)")
+    return {"least": value[0], "most": value[1]}
+
+
+def _list_of(value: Any) -> list[Any]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ValueError(f"a list is expected: write [{value!r}]")  # noqa: TRY004
+    return [str(each) for each in value]
+
+
+def _dict_of(value: Any) -> dict[str, Any]:
+    if not isinstance(value or {}, Mapping):
+        raise ValueError("write {name: number}")  # noqa: TRY004  (pydantic passes a TypeError on)
+    return {str(name): number for name, number in (value or {}).items()}
+
+
+def _tag_counts_of(value: Any) -> Any:
+    if value is None or isinstance(value, Body):
+        return value or {}
+    names = [str(name).replace(" ", "_") for name in value] if isinstance(value, Mapping) else ["?"]
+    if not set(names) <= set(TagCounts.model_fields):
+        raise ValueError("write {'at least': {tag: number}, 'at most': {tag: number}}")
+    return dict(zip(names, value.values(), strict=True))
+
+
+def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+Ids = Annotated[tuple[Id, ...], _short_form(_list_of), AfterValidator(_unique)]
+TagName = Annotated[str, Field(min_length=1, max_length=500)]
+TagNames = Annotated[
+    tuple[TagName, ...],
+    _short_form(lambda value: [value] if isinstance(value, str) else _list_of(value)),
+    AfterValidator(_unique),
+]
+Counts = Annotated[
+    dict[TagName, Annotated[int, Field(ge=0, le=MOST_ITEMS), Number]],
+    Field(max_length=_MOST_TAGS),
+    _short_form(_dict_of),
+]
+Costs = Annotated[dict[Id, BodyPrice], Field(max_length=_MOST_IDS), _short_form(_dict_of)]
+ItemCount = Annotated[int, Field(ge=1, le=MOST_ITEMS), Number]
+Weight = Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False), Number]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), Number]
+
+
+class _Range(Body):
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        least, most = getattr(self, "least", None), getattr(self, "most", None)
+        if least is not None and most is not None and least > most:
+            raise ValueError(f"from {least:g} to {most:g}: the least comes first")
+        return self
+
+
+class SizeRange(_Range):
+    """The number of items in a bundle."""
+
+    least: ItemCount
+    most: ItemCount
+
+
+class PriceRange(_Range):
+    """The price of a bundle after the discount."""
+
+    least: BodyPrice | None = None
+    most: BodyPrice | None = None
+
+
+class TagCounts(Body):
+    """How many items of a bundle have a tag."""
+
+    at_least: Counts = Field(default={})
+    """The fewest items with a tag, for each tag."""
+    at_most: Counts = Field(default={})
+    """The most items with a tag, for each tag."""
+
+
+class DesignRequest(Body):
+    """The conditions and wishes for designed bundles. Every field may be left out."""
+
+    start: Ids = Field(default=(), max_length=MOST_ITEMS)
+    """Items that are in the bundle already. They count in size, price and tags."""
+    size: Annotated[SizeRange, _short_form(_size_of)] = SizeRange(least=3, most=5)
+    """Number of items in all."""
+    budget: Annotated[PriceRange | None, _short_form(_budget_of)] = None
+    """Price after the discount. With a budget, items without a price are left out."""
+    must: Ids = Field(default=(), max_length=MOST_ITEMS)
+    """Items that are in every bundle."""
+    forbid: Ids = Field(default=(), max_length=_MOST_IDS)
+    """Items that are in no bundle. Unknown ids are ignored."""
+    tags: Annotated[TagCounts, _short_form(_tag_counts_of)] = TagCounts()
+    """How many items have which tags."""
+    one_per: TagNames = Field(default=(), max_length=_MOST_TAGS)
+    """Tags that at most one item of a bundle has. "brand:*" is every tag that begins with "brand:"."""
+    in_stock: Flag | None = None
+    """Whether to add only items in stock. If left out: only if the catalogue has any stock figures."""
+    not_owned: Flag = True
+    """Whether to add only items that the user does not have."""
+    discount: Discount = 0.0
+    """Fraction off the items' prices: 0.2 is 20% off."""
+    diversity: Weight = 0.0
+    """Weight of how different the items of a bundle are."""
+    margin: Weight = 0.0
+    """Weight of what the items earn."""
+    costs: Costs = Field(default={})
+    """What items cost the shop. An item that is left out costs nothing."""
+    n: Annotated[int, Field(ge=1, le=MOST_BUNDLES), Number] = 5
+    """Maximum number of bundles."""
+    apart: Share = 0.5
+    """Any two bundles differ in at least this share of the chosen items, and in one item."""
+    method: Method = "beam"
+    """Search method: beam, greedy or exact (CP-SAT)."""
+    seed: Annotated[int, Field(ge=0, lt=2**31), Number] = 0
+    """Seed of the search."""
+    time_limit: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False), Number] = 10.0
+    """Seconds until the search stops and returns the best bundles so far."""
+    reasons: Flag = True
+    """Whether to give reasons for each added item."""
+
+    @classmethod
+    def of(cls, **wishes: Any) -> Self:
+        """A request from what Python code writes. Besides the fields' own types it takes short forms:
+
+        - `size=4` for exactly four items, or `size=(3, 5)`;
+        - `budget=40` for at most 40, or `budget=(20, None)` for at least 20;
+        - `tags={"at least": {"Horror": 1}}`, `one_per="brand:*"`, and ids as text or numbers.
+
+        Raises `ConfigError`, which names every wrong value.
+        """
+        try:
+            return cls.model_validate(wishes, context=PYTHON)
+        except ValidationError as error:
+            raise _config_error(error, wishes, cls.model_fields) from None
+
+
+class DesignIn(UserOrHistory, DesignRequest):
+    """A user or a history, and the conditions and wishes for the bundles. Every wish may be left out."""
+
+    model_config = examples(
+        {
+            "user_id": "u0007",
+            "size": {"least": 3, "most": 4},
+            "budget": {"most": 40},
+            "tags": {"at_least": {"Seafaring": 2}},
+            "discount": 0.1,
+            "n": 3,
+        }
+    )
+
+    n: Annotated[int, Field(ge=1, le=SERVED_BUNDLES), Number] = 5
+    """Maximum number of bundles."""
+    time_limit: Annotated[float, Field(gt=0, le=SERVED_SECONDS), Number] = 10.0
+    """Seconds until the search stops and returns the best bundles so far."""
+
+
+def _config_error(error: ValidationError, values: Mapping[str, Any], known: Mapping[str, Any]) -> ConfigError:
+    """Turns pydantic's error into one of ours, with a message that names every wrong value.
+
+    `values` are what the caller wrote, by name; `known` has the names that there are.
+    """
+    lines = []
+    for fault in error.errors():
+        name, *path = fault["loc"]
+        if fault["type"] == "extra_forbidden" and not path:
+            close = get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
+            lines.append(f"there is no {name!r} to ask for; {hint}")
+            continue
+        # A short form is quoted as it was written, and not as the long form that was made of it.
+        place, value = str(name), values.get(str(name))
+        for step in path:
+            inside = value if isinstance(value, Mapping) else {}
+            names = {str(key).replace(" ", "_"): key for key in inside}
+            if step not in names:
+                break
+            place, value = f"{place}.{step}", inside[names[step]]
+        if fault["type"] == "missing":
+            lines.append(f"{place!r} is {_shorten.repr(value)}; {path[-1]!r} is missing")
+            continue
+        message = fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
+        it = "it " if message.startswith("should") else ""
+        lines.append(f"{place!r} is {_shorten.repr(value)}; {it}{message}")
+    return ConfigError("; ".join(dict.fromkeys(lines)))
+
+
+# ── Why a request is impossible ──────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One condition on a designed bundle. It can be kept or dropped by itself."""
+
+    kind: str
+    """`size_min`, `size_max`, `budget_min`, `budget_max`, `must`, `forbid`, `at_least`, `at_most`, `one_per`,
+    `in_stock` or `not_owned`."""
+    key: str | None
+    """The item or tag that it is about, where a request may have several of its kind."""
+    text: str
+    """The condition in words."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Step:
+    """A rule with another value."""
+
+    kind: str
+    key: str | None
+    value: float | None
+    """The new number; None: without that rule."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What would make an impossible request possible."""
+
+    steps: tuple[Step, ...]
+    text: str
+    """The change in words."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class ImpossibleDesignError(BundleMageError):
+    """No bundle at all keeps every rule of a request."""
+
+    def __init__(self, conflict: Sequence[Rule], changes: Sequence[Change]) -> None:
+        self.conflict = tuple(conflict)
+        """The smallest set of rules that cannot hold together."""
+        self.changes = tuple(changes)
+        """Each by itself makes the request possible; the smallest first."""
+        cannot = "cannot hold together" if len(self.conflict) > 1 else "cannot hold"
+        rules = "; ".join(map(str, self.conflict))
+        ways = "; or ".join(map(str, self.changes[:3]))
+        possible = f". It would be possible: {ways}" if ways else ""
+        super().__init__(f"no bundle is possible. {cannot.capitalize()}: {rules}{possible}")
