@@ -27,7 +27,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 _TRAINING = re.compile(
-    r"bundlemage train (?P<data>shop) -o (?P<model>[\w/-]+)(?P<options>(?: --[\w-]+ [\w=.]+)*)"
+    r"bundlemage train (?P<data>shop) -o (?P<model>[\w/-]+)(?P<options>(?: --[\w-]+ [\w=.]+)*)(?:\s+#.*)?"
 )
 _FENCE = re.compile(r"^```(\w+)?[ \t]*([^\n]*)\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
 
