@@ -21,10 +21,11 @@ from bundlemage.service import logs
 from bundlemage.service.limits import Buckets, Kept
 from bundlemage.service.logs import JsonLines, Traces
 from bundlemage.service.metrics import Metrics
-from bundlemage.service.problems import ProblemOut, responses
+from bundlemage.service.problems import responses
 from bundlemage.service.settings import Settings, parse_settings
 from bundlemage.store.records import State
 from bundlemage.store.repository import Store
+from bundlemage.wire.answers import ProblemOut
 from tests.service.running import copied as whole_copy
 from tests.service.running import inside
 from tests.service.small_service import KINDS, OUTPUT, Running, copied, serving

@@ -1,107 +1,17 @@
-"""A client of the live service, for a shop's own program. It needs nothing but Python's standard library.
+"""A client of the live service, for a shop's own program.
 
 >>> from bundlemage.client import Client
 >>> with Client("https://bundles.example.org", key="bm_…") as client:
 ...     answer = client.recommend("u0007", k=3)
 ...     client.record("u0007", bundle=answer[0].id, request_id=answer.request_id)
+
+It needs neither the service nor a model: the answers are the pydantic models in `bundlemage.wire`.
 """
 
 from __future__ import annotations
 
-from bundlemage.client.answers import (
-    Bundle,
-    BundlePage,
-    BundlesFor,
-    Exposure,
-    FieldError,
-    Gate,
-    Insights,
-    Item,
-    ItemPage,
-    ItemsFor,
-    Known,
-    Latency,
-    Model,
-    Models,
-    Part,
-    RankedBundle,
-    RankedItem,
-    Recorded,
-    Reloaded,
-    ServedAnswers,
-    ServingModel,
-    SimilarBundles,
-    TagCount,
-    Tags,
-    User,
-    UserPage,
-    UserSummary,
-)
-from bundlemage.client.asking import HistoryOf, Where
 from bundlemage.client.client import Client, Interaction
-from bundlemage.client.designs import (
-    Design,
-    DesignedItem,
-    Designs,
-    Explained,
-    Explanations,
-    Forecast,
-    ForecastItem,
-    ForecastNeighbour,
-    ForecastPerson,
-    ForecastReplacement,
-    ForecastWeakest,
-    Reason,
-    Terms,
-    Why,
-)
 from bundlemage.client.transport import ServiceError
+from bundlemage.wire.requests import HistoryOf, Where
 
-__all__ = [
-    "Bundle",
-    "BundlePage",
-    "BundlesFor",
-    "Client",
-    "Design",
-    "DesignedItem",
-    "Designs",
-    "Explained",
-    "Explanations",
-    "Exposure",
-    "FieldError",
-    "Forecast",
-    "ForecastItem",
-    "ForecastNeighbour",
-    "ForecastPerson",
-    "ForecastReplacement",
-    "ForecastWeakest",
-    "Gate",
-    "HistoryOf",
-    "Insights",
-    "Interaction",
-    "Item",
-    "ItemPage",
-    "ItemsFor",
-    "Known",
-    "Latency",
-    "Model",
-    "Models",
-    "Part",
-    "RankedBundle",
-    "RankedItem",
-    "Reason",
-    "Recorded",
-    "Reloaded",
-    "ServedAnswers",
-    "ServiceError",
-    "ServingModel",
-    "SimilarBundles",
-    "TagCount",
-    "Tags",
-    "Terms",
-    "User",
-    "UserPage",
-    "UserSummary",
-    "Where",
-    "Why",
-]
+__all__ = ["Client", "HistoryOf", "Interaction", "ServiceError", "Where"]

@@ -1,66 +1,58 @@
-"""What a question is made of, and how it becomes JSON."""
+"""How the arguments of the client's methods become the JSON of a request."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, TypedDict
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 from bundlemage.errors import ConfigError
+from bundlemage.wire.requests import Body, HistoryOf, Where
 
 Id: TypeAlias = str | int
 
 
-class HistoryOf(TypedDict, total=False):
-    """What someone has whom the shop does not know."""
-
-    items: Sequence[Id]
-    bundles: Sequence[Id]
-
-
-class Where(TypedDict, total=False):
-    """What may be shown. Every condition that is given must hold."""
-
-    tags: Sequence[str]
-    """At least one of these."""
-    min_price: float
-    max_price: float
-    in_stock: bool
-    """Only what can be sold: of a bundle, every item has stock."""
-    exclude: Sequence[Id]
-    """None of these."""
-    among: Sequence[Id]
-    """Only these."""
-
-
-def someone(user: Id | HistoryOf) -> dict[str, Any]:
+def someone(user: Id | HistoryOf | Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a request that says whom the answer is for: a user id or a history."""
     if isinstance(user, str | int):
         return {"user_id": str(user)}
-    if not isinstance(user, Mapping):
+    history = fields_of(user)
+    if history is None:
         raise ConfigError(
             f"a user is an id or {{'items': […], 'bundles': […]}}, and not {type(user).__name__}"
         )
-    return {"history": {name: ids(name, given) for name, given in user.items()}}
+    return {"history": {name: ids(name, names) for name, names in history.items()}}
 
 
-def conditions(where: Where | None) -> dict[str, Any]:
+def conditions(where: Where | Mapping[str, Any] | None) -> dict[str, Any]:
+    """The filter of a request."""
     if where is None:
         return {}
-    if not isinstance(where, Mapping):
+    fields = fields_of(where)
+    if fields is None:
         raise ConfigError(f"where is a dict such as {{'max_price': 40}}, and not {type(where).__name__}")
-    given: dict[str, Any] = {name: value for name, value in where.items() if value is not None}
+    fields = {name: value for name, value in fields.items() if value is not None}
     for name in ("exclude", "among"):
-        if name in given:
-            given[name] = ids(name, given[name])
-    if "tags" in given:
-        given["tags"] = listed("tags", given["tags"])
-    return given
+        if name in fields:
+            fields[name] = ids(name, fields[name])
+    if "tags" in fields:
+        fields["tags"] = listed("tags", fields["tags"])
+    return fields
 
 
-def ids(name: str, given: Any) -> list[str]:
-    return [str(one) for one in listed(name, given)]
+def fields_of(part: object) -> dict[str, Any] | None:
+    """The fields of a part of a request, which may be a dict or a model; None for anything else."""
+    if isinstance(part, Body):
+        return part.model_dump(exclude_unset=True)
+    return dict(part) if isinstance(part, Mapping) else None
 
 
-def listed(name: str, given: Any) -> list[Any]:
-    if isinstance(given, str):  # a text is a sequence of letters, and would be taken for ids
-        raise ConfigError(f"{name} is a list, not one text: write [{given!r}]")
-    return list(given)
+def ids(name: str, values: Any) -> list[str]:
+    """A list of ids as texts. `name` is the argument's name, for the error message."""
+    return [str(value) for value in listed(name, values)]
+
+
+def listed(name: str, values: Any) -> list[Any]:
+    """A list of the values. One text is an error: it would be taken for a list of letters."""
+    if isinstance(values, str):
+        raise ConfigError(f"{name} is a list, not one text: write [{values!r}]")
+    return list(values)

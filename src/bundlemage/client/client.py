@@ -1,4 +1,4 @@
-"""The client: a method for each thing that the service does."""
+"""The client: one method for each request that the service answers."""
 
 from __future__ import annotations
 
@@ -6,58 +6,64 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeAlias, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
 
-from bundlemage.client.answers import (
-    Bundle,
+from bundlemage.client.asking import Id, conditions, ids, listed, someone
+from bundlemage.client.transport import ServiceError, Transport
+from bundlemage.errors import ConfigError
+from bundlemage.wire.answers import (
+    BundleOut,
     BundlePage,
     BundlesFor,
     Gate,
+    Health,
     Insights,
-    Item,
+    ItemOut,
     ItemPage,
     ItemsFor,
     Models,
-    Recorded,
+    Out,
     Reloaded,
     SimilarBundles,
     Tags,
-    User,
+    UserOut,
     UserPage,
-    made,
+    Written,
 )
-from bundlemage.client.asking import HistoryOf, Id, Where, conditions, ids, listed, someone
-from bundlemage.client.designs import Designs, Explanations, Forecast
-from bundlemage.client.transport import Response, ServiceError, Transport
-from bundlemage.errors import ConfigError
 from bundlemage.wire.design import SERVED_SECONDS, DesignRequest
+from bundlemage.wire.design_answers import DesignsFor, ExplanationsFor, ForecastOut
+from bundlemage.wire.requests import HistoryOf, Where
 
-T = TypeVar("T")
-_OF_A_USER: Final = ("/bundles", "/gate")
-_OF_A_BUNDLE: Final = ("/similar",)
+User: TypeAlias = str | int | HistoryOf | Mapping[str, Any]
+"""The id of a user, or a history: `{"items": […], "bundles": […]}`."""
+Conditions: TypeAlias = Where | Mapping[str, Any] | None
+"""Which items or bundles an answer may contain, such as `{"max_price": 40}`. `Where` lists the conditions."""
+Answer = TypeVar("Answer", bound=Out)
+_USER_ROUTES: Final = ("/bundles", "/gate")
+_BUNDLE_ROUTES: Final = ("/similar",)
 
 
 @dataclass(frozen=True)
 class Interaction:
-    """A user took an item, or a bundle."""
+    """A user took an item or a bundle."""
 
     user: Id
     item: Id | None = None
     bundle: Id | None = None
     at: datetime | None = None
-    """When, with a time zone; None: now."""
+    """The time, with a time zone; None: now."""
     request_id: str | None = None
-    """The answer from which it was taken."""
+    """The `request_id` of the answer that recommended the item or bundle."""
 
 
 class Client:
-    """Asks a live service. Make one and keep it: its connections are kept, and any thread may use it.
+    """A client of a live service. Create one and keep it: it reuses connections, and is safe in any thread.
 
-    `timeout` is how many seconds the service may be silent, beside those that it may work on a design. A
-    request is tried again up to `retries` times, with longer and longer pauses, when the connection is lost
-    or the service has too much to do; nothing is carried out twice for it. What fails is a `ServiceError`.
+    `timeout` is the number of seconds to wait for an answer; a design may take up to 30 seconds more. A
+    request is repeated up to `retries` times, with growing pauses, if the connection is lost or the service
+    is busy; the service never carries out such a request twice. Every failure is a `ServiceError`.
     """
 
     def __init__(
@@ -83,7 +89,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close its connections. It cannot be used afterwards."""
+        """Close the connections. The client cannot be used afterwards."""
         self._transport.close()
         self._probe.close()
 
@@ -91,90 +97,88 @@ class Client:
 
     def recommend(
         self,
-        user: Id | HistoryOf,
+        user: User,
         k: int = 10,
         *,
-        where: Where | None = None,
+        where: Conditions = None,
         include_owned: bool = False,
         details: bool = False,
     ) -> BundlesFor:
-        """The bundles that fit a user best, or anyone whose history is given.
-
-        A history is `{"items": […], "bundles": […]}`. With `details` each bundle comes with its items.
-        """
-        asked = {**someone(user), "k": k, "include_owned": include_owned, "details": details}
-        return self._post(BundlesFor, "/v1/recommend", {**asked, "where": conditions(where)})
+        """Return the `k` bundles that fit a user best. With `details` each bundle lists its items."""
+        options = {"k": k, "include_owned": include_owned, "details": details}
+        return self._post(
+            BundlesFor, "/v1/recommend", {**someone(user), **options, "where": conditions(where)}
+        )
 
     def complete(
         self,
-        user: Id | HistoryOf,
+        user: User,
         items: Sequence[Id] = (),
         k: int = 5,
         *,
-        where: Where | None = None,
+        where: Conditions = None,
         include_owned: bool = False,
     ) -> ItemsFor:
-        """The items that best complete a bundle for someone; with no items, how to begin one."""
-        asked = {**someone(user), "k": k, "include_owned": include_owned, "items": ids("items", items)}
-        return self._post(ItemsFor, "/v1/complete", {**asked, "where": conditions(where)})
+        """Return the `k` items that best complete a bundle for a user; without items, first items."""
+        options = {"k": k, "include_owned": include_owned, "items": ids("items", items)}
+        return self._post(ItemsFor, "/v1/complete", {**someone(user), **options, "where": conditions(where)})
 
     def similar(
-        self, bundle: Id, k: int = 10, *, where: Where | None = None, details: bool = False
+        self, bundle: Id, k: int = 10, *, where: Conditions = None, details: bool = False
     ) -> SimilarBundles:
-        """The bundles that are most like one. Here `where` takes no `among`."""
-        asked = conditions(where)
-        if "among" in asked:
-            raise ConfigError("similar bundles cannot be asked for among some; leave 'among' out")
-        query = {**asked, "k": k, "details": details}
-        return self._get(SimilarBundles, f"{_path('bundles', bundle)}/similar", query)
+        """Return the `k` bundles that are most similar to one. `where` must not contain `among`."""
+        query = conditions(where)
+        if "among" in query:
+            raise ConfigError("'among' does not work for similar bundles; leave it out")
+        query |= {"k": k, "details": details}
+        return self._ask(SimilarBundles, "GET", f"{_path('bundles', bundle)}/similar", query=query)
 
     def gate(self, user: Id) -> Gate:
-        """How far a user's items and bundles each speak when the model mixes them."""
-        return self._get(Gate, f"{_path('users', user)}/gate")
+        """Return the weights of a user's items and of their bundles in the model."""
+        return self._ask(Gate, "GET", f"{_path('users', user)}/gate")
 
-    # ── Designing ────────────────────────────────────────────────────────────────────────────────
+    # ── Designs ──────────────────────────────────────────────────────────────────────────────────
 
-    def design(self, user: Id | HistoryOf, **wishes: Any) -> Designs:
-        """Designs whole bundles for a user. `bundlemage.wire.design.DesignRequest` lists the wishes.
+    def design(self, user: User, **wishes: Any) -> DesignsFor:
+        """Design whole bundles for a user. `bundlemage.wire.design.DesignRequest` lists the wishes.
 
         >>> client.design("u0007", start=["g0022"], size=(3, 5), budget=40, tags={"at least": {"Horror": 1}})
 
-        Where no bundle is possible, the ServiceError's `conflict` names what cannot hold together, and its
-        `changes` what would make it possible.
+        If no bundle is possible, the ServiceError's `conflict` names the wishes that cannot hold together,
+        and its `changes` say what would make a bundle possible.
         """
-        wished = DesignRequest.of(**wishes).model_dump(mode="json", exclude_unset=True)
-        return self._long(Designs, "/v1/design", {**someone(user), **wished})
+        body = DesignRequest.of(**wishes).model_dump(mode="json", exclude_unset=True)
+        return self._post(DesignsFor, "/v1/design", {**someone(user), **body}, work=SERVED_SECONDS)
 
     def explain(
         self,
-        user: Id | HistoryOf,
+        user: User,
         *,
         bundles: Sequence[Id] | None = None,
         item: Id | None = None,
         items: Sequence[Id] = (),
-    ) -> Explanations:
-        """Why each of some bundles is for someone; or why an item, as an addition to `items`."""
-        asked = someone(user)
+    ) -> ExplanationsFor:
+        """Explain why bundles fit a user; or why an item does, as an addition to `items`."""
+        body = someone(user)
         if bundles is not None:
-            asked["bundles"] = ids("bundles", bundles)
+            body["bundles"] = ids("bundles", bundles)
         if item is not None:
-            asked["item"] = str(item)
+            body["item"] = str(item)
         if items:
-            asked["items"] = ids("items", items)
-        return self._long(Explanations, "/v1/explain", asked)
+            body["items"] = ids("items", items)
+        return self._post(ExplanationsFor, "/v1/explain", body, work=SERVED_SECONDS)
 
     def score_bundle(
         self, items: Sequence[Id], price: float | None = None, *, discount: float | None = None, k: int = 10
-    ) -> Forecast:
-        """Who would take a bundle that does not exist yet, how many they are, and what would make them more.
+    ) -> ForecastOut:
+        """Forecast which users would take a bundle that does not exist yet, and which item would improve it.
 
-        The model does not know of prices: a price, or a discount on the items' prices, turns buyers into
-        takings.
+        The model ignores prices: a price, or a discount on the items' prices, turns buyers into takings.
         """
         body = {"items": ids("items", items), "price": price, "discount": discount, "k": k}
-        return self._long(Forecast, "/v1/bundles:score", body)
+        return self._post(ForecastOut, "/v1/bundles:score", body, work=SERVED_SECONDS)
 
-    # ── Who took what ────────────────────────────────────────────────────────────────────────────
+    # ── Users ────────────────────────────────────────────────────────────────────────────────────
 
     def record(
         self,
@@ -185,37 +189,37 @@ class Client:
         at: datetime | None = None,
         request_id: str | None = None,
         idempotency_key: str | None = None,
-    ) -> Recorded:
-        """Tell that a user took an item or a bundle. When this returns, it is on disk and counts.
+    ) -> Written:
+        """Record that a user took an item or a bundle. It is on disk when this returns, and counts at once.
 
-        `request_id` is that of the answer from which it was taken. An `idempotency_key`, such as the number
-        of an order, tells the service that a later call is the same once more; without one each call gets
-        a key of its own, which all its tries share.
+        `request_id` is that of the answer that recommended it. With the same `idempotency_key`, such as an
+        order number, a later call is known to be a repetition; without one, each call gets a new key, which
+        all its retries share.
         """
-        told = Interaction(user, item, bundle, at, request_id)
-        return self.record_many([told], idempotency_key=idempotency_key)
+        interaction = Interaction(user, item, bundle, at, request_id)
+        return self.record_many([interaction], idempotency_key=idempotency_key)
 
     def record_many(
         self, interactions: Sequence[Interaction], *, idempotency_key: str | None = None
-    ) -> Recorded:
-        """Tell of several at once, at most 10,000: all of them are recorded, or none."""
+    ) -> Written:
+        """Record up to 10,000 interactions: either all of them or none."""
         key = uuid4().hex if idempotency_key is None else idempotency_key
         if not (key.isascii() and key.isprintable() and key.strip() == key != ""):
-            raise ConfigError(f"an idempotency key is of printable ASCII characters, and not {key[:40]!r}")
-        body = {"interactions": [_told(interaction) for interaction in interactions]}
-        answer = self._transport.ask("POST", "/v1/interactions", body=body, headers={"Idempotency-Key": key})
-        return self._made(Recorded, answer)
+            raise ConfigError(f"an idempotency key has only printable ASCII characters; found {key[:40]!r}")
+        body = {"interactions": [_to_json(interaction) for interaction in interactions]}
+        return self._post(Written, "/v1/interactions", body, headers={"Idempotency-Key": key})
 
-    def user(self, user: Id) -> User:
-        """What a user has."""
-        return self._get(User, _path("users", user, _OF_A_USER))
+    def user(self, user: Id) -> UserOut:
+        """Return the items and bundles that a user has."""
+        return self._ask(UserOut, "GET", _path("users", user, _USER_ROUTES))
 
     def users(self, search: str = "", *, limit: int = 50, after: str = "") -> UserPage:
-        """The users who have anything and whose ids begin with a text, in the order of their ids."""
-        return self._get(UserPage, "/v1/users", {"search": search, "limit": limit, "after": after})
+        """Return the users who have a history and whose ids begin with `search`, ordered by id."""
+        query = {"search": search, "limit": limit, "after": after}
+        return self._ask(UserPage, "GET", "/v1/users", query=query)
 
     def erase_user(self, user: Id) -> bool:
-        """Erase everything that is stored of a user; False: nothing is."""
+        """Erase everything that is stored about a user. Returns False if nothing was stored."""
         try:
             self._transport.ask("DELETE", _path("users", user))
         except ServiceError as error:
@@ -226,15 +230,15 @@ class Client:
 
     # ── The catalogue ────────────────────────────────────────────────────────────────────────────
 
-    def item(self, item: Id) -> Item:
-        """An item, also if it was withdrawn."""
-        return self._get(Item, _path("items", item))
+    def item(self, item: Id) -> ItemOut:
+        """Return an item. It may be withdrawn."""
+        return self._ask(ItemOut, "GET", _path("items", item))
 
     def items(
         self, search: str = "", *, tag: str | None = None, limit: int = 50, offset: int = 0
     ) -> ItemPage:
-        """The items that are sold, by title; `search` is a part of the title or id."""
-        return self._get(ItemPage, "/v1/items", _page(search, tag, limit, offset))
+        """Return the items on sale, ordered by title; `search` is a part of the title or id."""
+        return self._ask(ItemPage, "GET", "/v1/items", query=_page(search, tag, limit, offset))
 
     def put_item(
         self,
@@ -244,28 +248,28 @@ class Client:
         price: float | None = None,
         tags: Sequence[str] = (),
         stock: int | None = None,
-    ) -> Item:
-        """Add an item, or replace all that is known of it. One that was withdrawn is sold again."""
+    ) -> ItemOut:
+        """Add an item, or replace all its fields. A withdrawn item is on sale again."""
         body = {"title": title, "price": price, "tags": listed("tags", tags), "stock": stock}
-        return self._made(Item, self._transport.ask("PUT", _path("items", item), body=body))
+        return self._ask(ItemOut, "PUT", _path("items", item), body=body)
 
-    def change_item(self, item: Id, **changes: Any) -> Item:
-        """Change some of `title`, `price`, `tags` and `stock`, and leave the rest."""
-        return self._made(Item, self._transport.ask("PATCH", _path("items", item), body=changes))
+    def change_item(self, item: Id, **changes: Any) -> ItemOut:
+        """Change some of `title`, `price`, `tags` and `stock`. The other fields stay as they are."""
+        return self._ask(ItemOut, "PATCH", _path("items", item), body=changes)
 
     def withdraw_item(self, item: Id) -> None:
-        """Sell it no more, nor bundles with it. Histories keep it; `put_item` brings it back."""
+        """Stop selling an item and all bundles that contain it. Histories keep it; `put_item` restores it."""
         self._transport.ask("DELETE", _path("items", item))
 
-    def bundle(self, bundle: Id) -> Bundle:
-        """A bundle, also if it was withdrawn."""
-        return self._get(Bundle, _path("bundles", bundle, _OF_A_BUNDLE))
+    def bundle(self, bundle: Id) -> BundleOut:
+        """Return a bundle. It may be withdrawn."""
+        return self._ask(BundleOut, "GET", _path("bundles", bundle, _BUNDLE_ROUTES))
 
     def bundles(
         self, search: str = "", *, tag: str | None = None, limit: int = 50, offset: int = 0
     ) -> BundlePage:
-        """The bundles that are sold, by title; `search` is a part of the title or id."""
-        return self._get(BundlePage, "/v1/bundles", _page(search, tag, limit, offset))
+        """Return the bundles on sale, ordered by title; `search` is a part of the title or id."""
+        return self._ask(BundlePage, "GET", "/v1/bundles", query=_page(search, tag, limit, offset))
 
     def put_bundle(
         self,
@@ -278,107 +282,107 @@ class Client:
         tags: Sequence[str] = (),
         expected_sales: float | None = None,
         sells_like: Id | None = None,
-    ) -> Bundle:
-        """Add a bundle of items of the catalogue, or replace one. It may be in the very next answer.
+    ) -> BundleOut:
+        """Add a bundle of items in the catalogue, or replace one. The next answer may already contain it.
 
-        While it is newer than the model, it is ranked as if it had sold `expected_sales` times, or as often
-        as the bundle that it `sells_like`; if neither is said, as the model credits every new bundle.
+        A model that is older than the bundle ranks it as if it had sold `expected_sales` times, or as often
+        as the bundle that it `sells_like`. Without either, the model uses its number for new bundles.
         """
-        body: dict[str, Any] = {"items": ids("items", items), "title": title, "price": price}
-        body |= {"discount": discount, "expected_sales": expected_sales}
-        body |= {"sells_like": None if sells_like is None else str(sells_like)}
-        answer = self._transport.ask(
-            "PUT", _path("bundles", bundle), body={**body, "tags": listed("tags", tags)}
-        )
-        return self._made(Bundle, answer)
+        body = {
+            "items": ids("items", items),
+            "title": title,
+            "price": price,
+            "discount": discount,
+            "tags": listed("tags", tags),
+            "expected_sales": expected_sales,
+            "sells_like": None if sells_like is None else str(sells_like),
+        }
+        return self._ask(BundleOut, "PUT", _path("bundles", bundle), body=body)
 
-    def change_bundle(self, bundle: Id, **changes: Any) -> Bundle:
+    def change_bundle(self, bundle: Id, **changes: Any) -> BundleOut:
         """Change some of `items`, `title`, `price`, `discount`, `tags`, `expected_sales` and `sells_like`."""
-        return self._made(Bundle, self._transport.ask("PATCH", _path("bundles", bundle), body=changes))
+        return self._ask(BundleOut, "PATCH", _path("bundles", bundle), body=changes)
 
     def withdraw_bundle(self, bundle: Id) -> None:
-        """Recommend it no more. Histories keep it; `put_bundle` brings it back."""
+        """Stop recommending a bundle. Histories keep it; `put_bundle` restores it."""
         self._transport.ask("DELETE", _path("bundles", bundle))
 
     def tags(self) -> Tags:
-        """The tags of what is sold, the most frequent first."""
-        return self._get(Tags, "/v1/tags")
+        """Return the tags of all items and bundles on sale, the most frequent first."""
+        return self._ask(Tags, "GET", "/v1/tags")
 
     # ── The service ──────────────────────────────────────────────────────────────────────────────
 
     def models(self) -> Models:
-        """The models that were ever published, the newest first."""
-        return self._get(Models, "/v1/models")
+        """Return all models that were ever published, the newest first."""
+        return self._ask(Models, "GET", "/v1/models")
 
     def reload(self, version: str | None = None) -> Reloaded:
-        """Serve what the served folder holds now, or an earlier version."""
+        """Serve the model that is now in the served folder, or an earlier version."""
         return self._post(Reloaded, "/v1/models/reload", {} if version is None else {"version": version})
 
     def insights(self) -> Insights:
-        """How good the model is, what it shows against what sells, how fast it answers."""
-        return self._get(Insights, "/v1/insights")
+        """Return the model's quality, each bundle's share of sales and of answers, and the response times."""
+        return self._ask(Insights, "GET", "/v1/insights")
 
     def healthy(self) -> bool:
-        """Whether the service lives. Asked once, without trying again."""
+        """Return whether the service is running. This is not retried."""
         return self._is_ok("/healthz")
 
     def ready(self) -> bool:
-        """Whether its store answers and a model serves. Asked once, without trying again."""
+        """Return whether the store answers and a model serves. This is not retried."""
         return self._is_ok("/readyz")
 
     def _is_ok(self, path: str) -> bool:
         try:
-            told = self._probe.ask("GET", path).json()
+            Health.model_validate_json(self._probe.ask("GET", path).body)
         except (ServiceError, ValueError):
             return False
-        return isinstance(told, dict) and told.get("status") == "ok"
+        return True
 
-    # ── Asking ───────────────────────────────────────────────────────────────────────────────────
+    def _post(self, kind: type[Answer], path: str, body: Any, **options: Any) -> Answer:
+        return self._ask(kind, "POST", path, body=body, **options)
 
-    def _get(self, kind: type[T], path: str, query: Mapping[str, Any] | None = None) -> T:
-        return self._made(kind, self._transport.ask("GET", path, query=query))
-
-    def _post(self, kind: type[T], path: str, body: Any) -> T:
-        return self._made(kind, self._transport.ask("POST", path, body=body))
-
-    def _long(self, kind: type[T], path: str, body: Any) -> T:
-        return self._made(kind, self._transport.ask("POST", path, body=body, work=SERVED_SECONDS))
-
-    def _made(self, kind: type[T], answer: Response) -> T:
+    def _ask(self, kind: type[Answer], method: str, path: str, **options: Any) -> Answer:
+        """Send a request and parse the answer. `options` are those of `Transport.ask`."""
+        response = self._transport.ask(method, path, **options)
         try:
-            return made(kind, answer.json())
-        except (ValueError, KeyError, TypeError) as error:
+            return kind.model_validate_json(response.body)
+        except ValueError as error:
             raise ServiceError(
-                f"{self.url} answers {answer.status} with something that is no answer of BundleMage. Check "
-                "the address, and that client and service are of the same version",
-                status=answer.status,
-                request_id=answer.headers.get("x-request-id"),
+                f"{self.url} answers {response.status} with something that is no answer of BundleMage. Check "
+                "the address, and that the client and the service have the same version",
+                status=response.status,
+                request_id=response.headers.get("x-request-id"),
             ) from error
 
 
-def _path(kind: str, name: Id, refused: tuple[str, ...] = ()) -> str:
-    """Where a thing is. Its id may have any characters, also a slash."""
+def _path(kind: str, name: Id, routes: tuple[str, ...] = ()) -> str:
+    """The path of a user, an item or a bundle. The id may contain any characters, also a slash.
+
+    An id that ends like one of `routes` is refused: the service would answer another question.
+    """
     text = str(name)
-    if text.endswith(refused):  # of an empty tuple: never
+    if text.endswith(routes):  # with an empty tuple: never
         raise ConfigError(
-            f"the service cannot be asked for {text!r}: an id's end is not {' or '.join(refused)}"
+            f"the service cannot be asked for {text!r}: an id must not end with {' or '.join(routes)}"
         )
     try:
         return f"/v1/{kind}/{quote(text, safe='')}"
     except UnicodeEncodeError:
-        raise ConfigError(f"the id {text!r} is no text: it has half of a character") from None
+        raise ConfigError(f"the id {text!r} is not valid text: it has half of a character") from None
 
 
 def _page(search: str, tag: str | None, limit: int, offset: int) -> dict[str, Any]:
     return {"search": search, "limit": limit, "offset": offset} | ({} if tag is None else {"tag": tag})
 
 
-def _told(interaction: Interaction) -> dict[str, Any]:
-    named = {
+def _to_json(interaction: Interaction) -> dict[str, Any]:
+    fields = {
         "user_id": str(interaction.user),
         "item_id": None if interaction.item is None else str(interaction.item),
         "bundle_id": None if interaction.bundle is None else str(interaction.bundle),
         "at": None if interaction.at is None else interaction.at.isoformat(),
         "request_id": interaction.request_id,
     }
-    return {name: value for name, value in named.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Requests over connections that are kept, tried again where that is safe, and errors in words."""
+"""HTTP requests over reused connections, with retries where they are safe and errors in words."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
-from bundlemage.client.answers import FieldError, made
 from bundlemage.errors import BundleMageError, ConfigError
+from bundlemage.wire.answers import FieldError, ProblemOut
 from bundlemage.wire.design import Change, Rule
 
 _FIRST_WAIT: Final = 0.5
 _LONGEST_WAIT: Final = 5.0
 _LONGEST_WAIT_ASKED_FOR: Final = 60.0
-"""A Retry-After above this is told to the caller, who may have better things to do than sleep."""
+"""With a longer Retry-After the request fails at once, and the caller decides when to try again."""
 _TRY_AGAIN: Final = {429, 502, 503}
-"""Too many requests, busy, and a proxy whose service is away."""
+"""Too many requests, a proxy that cannot reach the service, and a busy service."""
 _MOST_IDLE: Final = 64
 _KEY = re.compile(r"[\x21-\x7e]+")
-# In all of these the connection is gone; whether the request was carried out is not known.
+# Each of these means that the connection is lost. Whether the request was carried out is unknown.
 _LOST = (ConnectionError, http.client.HTTPException, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
@@ -40,27 +40,24 @@ class ServiceError(BundleMageError):
         *,
         status: int | None = None,
         title: str | None = None,
-        detail: str | None = None,
         request_id: str | None = None,
-        errors: Sequence[FieldError] = (),
-        conflict: Sequence[Rule] = (),
-        changes: Sequence[Change] = (),
+        problem: ProblemOut | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
-        """The HTTP status; None where there was no answer."""
-        self.title = title
+        """The HTTP status; None if there was no answer."""
+        self.title = problem.title if problem else title
         """The kind of problem, in words."""
-        self.detail = detail
+        self.detail = problem.detail if problem else None
         """What was found, what is expected, what to do."""
-        self.request_id = request_id
-        """Also in the service's log."""
-        self.errors = tuple(errors)
-        """The fields of the request that are wrong, with status 422."""
-        self.conflict = tuple(conflict)
-        """Of an impossible design: the smallest set of rules that cannot hold together."""
-        self.changes = tuple(changes)
-        """Of an impossible design: each by itself makes it possible; the smallest first."""
+        self.request_id = problem.request_id if problem else request_id
+        """The id of the request, which is also in the service's log."""
+        self.errors: tuple[FieldError, ...] = problem.errors if problem else ()
+        """With status 422: the fields of the request that are wrong."""
+        self.conflict: tuple[Rule, ...] = problem.conflict if problem else ()
+        """For an impossible design: the smallest set of rules that cannot hold together."""
+        self.changes: tuple[Change, ...] = problem.changes if problem else ()
+        """For an impossible design: each change alone makes it possible. The smallest comes first."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +65,8 @@ class Response:
     status: int
     reason: str
     headers: Mapping[str, str]
-    """By lower-case names."""
+    """The names are in lower case."""
     body: bytes
-
-    def json(self) -> Any:
-        return json.loads(self.body)
 
 
 @dataclass(frozen=True)
@@ -85,25 +79,27 @@ class _Request:
 
 
 class Transport:
-    """Sends requests to one service. Any number of threads may use it: each takes a connection for itself.
+    """Sends requests to one service. Any number of threads may use it: each request takes its own connection.
 
-    Everything that is sent may be sent twice, as the service carries it out once: reading, PUT and DELETE by
-    nature, interactions by their Idempotency-Key. So a lost connection is no reason to give up.
+    Every request is safe to repeat: GET, PUT and DELETE by nature, interactions because of their
+    Idempotency-Key. So a request is sent again when its connection is lost.
     """
 
     def __init__(self, url: str, key: str | None, timeout: float, retries: int) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ConfigError(f"{url!r} is no address of a service; write it as https://bundles.example.org")
+            raise ConfigError(
+                f"{url!r} is no address of a service; write it like https://bundles.example.org"
+            )
         if parts.username is not None or parts.password is not None:
             raise ConfigError(
-                "a service's address has no name and password in it; give the key as key='bm_…'"
+                "the address of a service contains no name and password; give the key as key='bm_…'"
             )
         if key is not None and not _KEY.fullmatch(key):
-            raise ConfigError("the key has characters that no key has, such as a space or the end of a line")
+            raise ConfigError("the key has characters that no key has, such as a space or a line break")
         if timeout <= 0 or retries < 0:
             raise ConfigError(
-                f"timeout={timeout} and retries={retries}: a timeout is above 0 s, retries are not below 0"
+                f"timeout={timeout} and retries={retries}: timeout must be above 0 s, and retries not below 0"
             )
         self.address = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
         self._host, self._port = parts.hostname, _port(url)
@@ -136,9 +132,9 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         work: float = 0.0,
     ) -> Response:
-        """The answer of the service if it is a good one; else a ServiceError.
+        """Send a request and return the response, or raise a ServiceError if it is an error.
 
-        `work` is how many seconds the service is known to work on such a thing, beside the timeout.
+        `work` is the number of seconds that the service may work on the request, in addition to the timeout.
         """
         target = self._prefix + path + (f"?{urlencode(query, doseq=True)}" if query else "")
         sent = None if body is None else json.dumps(body).encode("ascii")
@@ -146,24 +142,24 @@ class Transport:
         if sent is not None:
             all_headers["Content-Type"] = "application/json"
         request = _Request(method, target, sent, all_headers, self._timeout + work)
-        response = self._answered(request)
+        response = self._with_retries(request)
         if not 200 <= response.status < 300:
             raise self._refusal(response)
         return response
 
-    def _answered(self, request: _Request) -> Response:
-        """An answer of any status, after as many tries as there may be."""
+    def _with_retries(self, request: _Request) -> Response:
+        """Send a request, with retries, and return the response whatever its status is."""
         for retry in range(self._retries + 1):
             last = retry == self._retries
             wait = min(_FIRST_WAIT * 2**retry, _LONGEST_WAIT) * random.uniform(0.5, 1)
             try:
                 response = self._once(request)
-            except TimeoutError as error:  # not tried again: whoever gave a timeout wants to go on after it
+            except TimeoutError as error:  # not tried again: the caller wants to go on after the timeout
                 raise self._silence(f"no answer within {request.timeout:g} s", request.method) from error
             except ssl.SSLCertVerificationError as error:
                 raise ServiceError(
-                    f"{self.address}: its certificate is not trusted ({error.verify_message}). For one of "
-                    "your own authority, let the environment variable SSL_CERT_FILE name the authority's file"
+                    f"{self.address}: its certificate is not trusted ({error.verify_message}). If it is from "
+                    "your own authority, set the environment variable SSL_CERT_FILE to the authority's file"
                 ) from error
             except (*_LOST, OSError) as error:
                 if last:
@@ -172,25 +168,25 @@ class Transport:
             else:
                 if response.status not in _TRY_AGAIN or last:
                     return response
-                asked = _seconds(response.headers.get("retry-after"))
-                if asked is not None and asked > _LONGEST_WAIT_ASKED_FOR:
+                pause = _seconds(response.headers.get("retry-after"))
+                if pause is not None and pause > _LONGEST_WAIT_ASKED_FOR:
                     return response
-                wait = wait if asked is None else asked + random.uniform(0, 0.25)
+                wait = wait if pause is None else pause + random.uniform(0, 0.25)
             time.sleep(wait)
         raise AssertionError("unreachable")
 
     def _once(self, request: _Request) -> Response:
-        """Ask over a kept connection; if the service has closed it meanwhile, at once over a new one."""
-        kept = self._kept()
-        if kept is not None:
+        """Send a request over an idle connection; if the service has closed it, at once over a new one."""
+        idle = self._take_idle()
+        if idle is not None:
             try:
-                return self._over(kept, request)
+                return self._over(idle, request)
             except _LOST:
                 pass
         return self._over(self._new(), request)
 
     def _over(self, connection: http.client.HTTPConnection, request: _Request) -> Response:
-        connection.timeout = request.timeout  # for one that is still to be opened
+        connection.timeout = request.timeout  # for a connection that is not open yet
         if connection.sock is not None:
             connection.sock.settimeout(request.timeout)
         try:
@@ -204,14 +200,14 @@ class Transport:
             connection.close()
         else:
             self._keep(connection)
-        named = {name.lower(): value for name, value in answer.getheaders()}
-        return Response(answer.status, answer.reason, named, content)
+        headers = {name.lower(): value for name, value in answer.getheaders()}
+        return Response(answer.status, answer.reason, headers, content)
 
-    def _kept(self) -> http.client.HTTPConnection | None:
+    def _take_idle(self) -> http.client.HTTPConnection | None:
         with self._lock:
             if self._closed:
-                raise ConfigError("this client is closed; make a new one")
-            if self._process != os.getpid():  # a fork: these connections are the parent's as well
+                raise ConfigError("this client is closed; create a new one")
+            if self._process != os.getpid():  # after a fork the parent uses these connections too
                 self._process, self._idle = os.getpid(), []
             return self._idle.pop() if self._idle else None
 
@@ -230,7 +226,7 @@ class Transport:
     def _silence(self, reason: str, method: str, tries: int = 1) -> ServiceError:
         tried = f" ({tries} tries)" if tries > 1 else ""
         unsure = (
-            "" if method == "GET" else " Whether this was carried out is not known; it is safe to repeat."
+            "" if method == "GET" else " It is unknown whether this was carried out; it is safe to repeat."
         )
         return ServiceError(
             f"{self.address}: {reason}{tried}.{unsure} Is 'bundlemage serve' running there, and is the "
@@ -239,30 +235,21 @@ class Transport:
 
     def _refusal(self, response: Response) -> ServiceError:
         try:
-            problem = response.json()
-            errors = tuple(made(FieldError, each) for each in problem.get("errors", ()))
-            conflict = tuple(made(Rule, each) for each in problem.get("conflict", ()))
-            changes = tuple(made(Change, each) for each in problem.get("changes", ()))
-            title, detail, request_id = problem["title"], problem["detail"], problem["request_id"]
-        except (ValueError, KeyError, TypeError, AttributeError):
+            problem = ProblemOut.model_validate_json(response.body)
+        except ValueError:
             moved = response.headers.get("location")
-            hint = f"it points to {moved}" if moved else "these are not the words of a BundleMage service"
+            hint = f"it points to {moved}" if moved else "this is not the answer of a BundleMage service"
             return ServiceError(
                 f"{self.address} answers {response.status} {response.reason}: {hint}. Check the address, and "
-                "what stands before the service",
+                "any proxy in front of the service",
                 status=response.status,
                 title=response.reason,
                 request_id=response.headers.get("x-request-id"),
             )
         return ServiceError(
-            f"{title}: {detail} (status {response.status}, request {request_id})",
+            f"{problem.title}: {problem.detail} (status {response.status}, request {problem.request_id})",
             status=response.status,
-            title=title,
-            detail=detail,
-            request_id=request_id,
-            errors=errors,
-            conflict=conflict,
-            changes=changes,
+            problem=problem,
         )
 
 
@@ -274,5 +261,5 @@ def _port(url: str) -> int | None:
 
 
 def _seconds(header: str | None) -> float | None:
-    """Of Retry-After; a date, which the service never sends, counts as nothing."""
+    """The seconds of a Retry-After header. A date, which the service never sends, is ignored."""
     return float(header) if header is not None and header.isdecimal() else None

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from bundlemage.wire.answers import Latency
+
 _METHODS = {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"}
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _KEPT = 4096
-
-
-@dataclass(frozen=True)
-class Latency:
-    """How long recent recommendations took, in milliseconds; None before the first."""
-
-    count: int
-    p50_ms: float | None
-    p95_ms: float | None
-    p99_ms: float | None
 
 
 class Metrics:
@@ -94,10 +85,10 @@ class Metrics:
         """Of the last few thousand recommendations: nearest-rank percentiles."""
         ordered = sorted(self._recent)
         if not ordered:
-            return Latency(0, None, None, None)
+            return Latency(count=0, p50_ms=None, p95_ms=None, p99_ms=None)
         ranks = (-(-len(ordered) * percent // 100) - 1 for percent in (50, 95, 99))  # rounded up
         p50, p95, p99 = (round(1000 * ordered[rank], 3) for rank in ranks)
-        return Latency(len(ordered), p50, p95, p99)
+        return Latency(count=len(ordered), p50_ms=p50, p95_ms=p95, p99_ms=p99)
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format; its media type is CONTENT_TYPE."""

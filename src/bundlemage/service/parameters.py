@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fastapi import Request
 
-from bundlemage.service.problems import ApiError, FieldError
+from bundlemage.service.problems import ApiError
+from bundlemage.wire.answers import FieldError
 
 
 def check_parameters(request: Request) -> None:

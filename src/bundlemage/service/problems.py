@@ -12,7 +12,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -33,6 +32,7 @@ from bundlemage.errors import (
     UnsupportedError,
 )
 from bundlemage.service import logs
+from bundlemage.wire.answers import FieldError, ProblemOut
 from bundlemage.wire.design import Change, ImpossibleDesignError, Rule, Step
 
 MEDIA_TYPE = "application/problem+json"
@@ -40,75 +40,6 @@ _MOST_ERRORS = 20
 _shorten = Repr()
 _shorten.maxstring = _shorten.maxother = _shorten.maxlong = 60
 _SECRET_FIELDS = {"key"}
-
-
-class FieldError(BaseModel):
-    """What is wrong with one field of a request."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    field: str
-    """Where it is, such as `where.max_price`."""
-    message: str
-    """What was found and what is expected."""
-
-
-class RuleOut(BaseModel):
-    """One condition on a bundle that is to be designed."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    kind: str
-    """`size_min`, `size_max`, `budget_min`, `budget_max`, `must`, `forbid`, `at_least`, `at_most`, `one_per`,
-    `in_stock` or `not_owned`."""
-    key: str | None
-    """The item or tag that it is about, where a request may have several of its kind."""
-    text: str
-    """The condition in words."""
-
-
-class StepOut(BaseModel):
-    """A condition with another value."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    kind: str
-    key: str | None
-    value: float | None
-    """Its new number; null: without that condition."""
-
-
-class ChangeOut(BaseModel):
-    """What would make an impossible request possible."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    text: str
-    """The change in words."""
-    steps: list[StepOut]
-
-
-class ProblemOut(BaseModel):
-    """Why a request was not answered (RFC 9457)."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    type: str
-    """The kind of problem, for programs: `urn:bundlemage:problem:…`."""
-    title: str
-    """The kind of problem, for people."""
-    status: int = Field(ge=400, le=599)
-    """The HTTP status."""
-    detail: str
-    """What was found, what is expected, what to do."""
-    request_id: str
-    """Also in the header X-Request-ID and in the service's log."""
-    errors: list[FieldError] = Field(default_factory=list)
-    """The fields that are wrong; only with status 422."""
-    conflict: list[RuleOut] = Field(default_factory=list)
-    """Only of an impossible design: the smallest set of its conditions that cannot hold together."""
-    changes: list[ChangeOut] = Field(default_factory=list)
-    """Only of an impossible design: each by itself makes it possible, the smallest first."""
 
 
 class ApiError(HTTPException):

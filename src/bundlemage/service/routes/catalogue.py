@@ -9,20 +9,12 @@ from typing import Annotated, Any, Literal, TypeVar
 from fastapi import APIRouter, Depends, Header, Query, Response
 
 from bundlemage.service.answerer import Serving
-from bundlemage.service.answers import (
-    BundleOut,
-    BundlePage,
-    ItemOut,
-    ItemPage,
-    TagCount,
-    Tags,
-    bundle_out,
-    item_out,
-)
+from bundlemage.service.answers import bundle_out, item_out
 from bundlemage.service.problems import responses
 from bundlemage.service.routes.common import BundleId, ItemId, Limit, Offset, Search, TheService, unknown
 from bundlemage.service.security import require
 from bundlemage.store.records import Bundle, Item
+from bundlemage.wire.answers import BundleOut, BundlePage, ItemOut, ItemPage, TagCount, Tags
 from bundlemage.wire.requests import BundleChange, BundleIn, ItemChange, ItemIn, Tag
 
 router = APIRouter(prefix="/v1", tags=["catalogue"])
@@ -42,9 +34,9 @@ async def items(
 ) -> ItemPage:
     """The items that are sold, by title."""
     live = (await service.now()).live
-    found = await service.in_thread(_found, live.stock.items, search, tag)
-    page = [item_out(item, live) for item in found[offset : offset + limit]]
-    return ItemPage(items=page, total=len(found))
+    matches = await service.in_thread(_matches, live.stock.items, search, tag)
+    page = tuple(item_out(item, live) for item in matches[offset : offset + limit])
+    return ItemPage(items=page, total=len(matches))
 
 
 @router.get("/bundles", dependencies=[Depends(require("read"))], responses=responses(401, 403, 422, 429, 503))
@@ -53,9 +45,9 @@ async def bundles(
 ) -> BundlePage:
     """The bundles that are sold, by title."""
     live = (await service.now()).live
-    found = await service.in_thread(_found, live.stock.bundles, search, tag)
-    page = [bundle_out(bundle, live) for bundle in found[offset : offset + limit]]
-    return BundlePage(bundles=page, total=len(found))
+    matches = await service.in_thread(_matches, live.stock.bundles, search, tag)
+    page = tuple(bundle_out(bundle, live) for bundle in matches[offset : offset + limit])
+    return BundlePage(bundles=page, total=len(matches))
 
 
 @router.get("/tags", dependencies=[Depends(require("read"))], responses=responses(401, 403, 429, 503))
@@ -178,7 +170,7 @@ def _bundle(name: str, serving: Serving) -> BundleOut:
     return bundle_out(found, serving.live)
 
 
-def _found(things: Mapping[str, Thing], search: str, tag: str | None) -> list[Thing]:
+def _matches(things: Mapping[str, Thing], search: str, tag: str | None) -> list[Thing]:
     """What is sold and has the text in its title or id, in the order of the titles."""
     wanted = search.casefold()
     found = [
@@ -191,6 +183,6 @@ def _found(things: Mapping[str, Thing], search: str, tag: str | None) -> list[Th
     return sorted(found, key=lambda thing: ((thing.title or thing.id).casefold(), thing.id))
 
 
-def _counted(things: Iterable[Item | Bundle]) -> list[TagCount]:
+def _counted(things: Iterable[Item | Bundle]) -> tuple[TagCount, ...]:
     counts = Counter(tag for thing in things if not thing.withdrawn for tag in thing.tags)
-    return [TagCount(tag=tag, count=count) for tag, count in counts.most_common()]
+    return tuple(TagCount(tag=tag, count=count) for tag, count in counts.most_common())

@@ -13,9 +13,10 @@ from starlette.convertors import PathConvertor, register_url_convertor
 from bundlemage.core.filters import Filter
 from bundlemage.live import HistoryKnown
 from bundlemage.service.answerer import Ask, Serving, Told
-from bundlemage.service.answers import BundlesFor, ItemsFor, Known, ranked_bundle, ranked_item
+from bundlemage.service.answers import ranked_bundle, ranked_item
 from bundlemage.service.problems import ApiError
 from bundlemage.store.records import Owned, Served
+from bundlemage.wire.answers import BundlesFor, ItemsFor, Known
 from bundlemage.wire.requests import Filtered, Id, K, Price, Tag, UserOrHistory, Where
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ async def bundles_for(
 ) -> BundlesFor:
     told = await _told(service, request_id, someone, k, None)
     live = told.serving.live
-    bundles = [ranked_bundle(answer, live, details=details) for answer in told.answer.found]
+    bundles = tuple(ranked_bundle(answer, live, details=details) for answer in told.answer.found)
     return BundlesFor(**about(told.serving, request_id, someone, told.answer.known), bundles=bundles)
 
 
@@ -101,7 +102,7 @@ async def items_for(
     service: Service, request_id: str, someone: Filtered, partial: tuple[str, ...], k: int
 ) -> ItemsFor:
     told = await _told(service, request_id, someone, k, partial)
-    items = [ranked_item(answer, told.serving.live) for answer in told.answer.found]
+    items = tuple(ranked_item(answer, told.serving.live) for answer in told.answer.found)
     return ItemsFor(**about(told.serving, request_id, someone, told.answer.known), items=items)
 
 
@@ -135,5 +136,5 @@ def about(serving: Serving, request_id: str, someone: UserOrHistory, known: Hist
         "request_id": request_id,
         "model_version": serving.record.version,
         "user_id": someone.user_id,
-        "history": Known(items=known.items, bundles=known.bundles, not_in_model=known.not_in_model),
+        "history": Known.model_validate(known),
     }

@@ -8,22 +8,14 @@ from fastapi import APIRouter, Depends, Request
 
 from bundlemage.live import Live
 from bundlemage.service.answerer import Serving, check_catalogue
-from bundlemage.service.design_answers import (
-    IN_AN_EXPLANATION,
-    DesignsFor,
-    Explained,
-    ExplanationsFor,
-    ForecastOut,
-    designs_out,
-    forecast_out,
-    why_out,
-)
+from bundlemage.service.answers import IN_AN_EXPLANATION, designs_out, forecast_out, why_out
 from bundlemage.service.problems import newer_than_the_model, responses, with_impossible
 from bundlemage.service.routes.common import RequestId, TheService, about, owned_of
 from bundlemage.service.security import require
 from bundlemage.store.records import Owned
 from bundlemage.store.repository import Store
 from bundlemage.wire.design import DesignIn
+from bundlemage.wire.design_answers import DesignsFor, Explained, ExplanationsFor, ForecastOut
 from bundlemage.wire.requests import ExplainIn, ScoreIn, UserOrHistory
 
 router = APIRouter(prefix="/v1", dependencies=[Depends(require("read"))], tags=["design"])
@@ -79,10 +71,10 @@ async def explain(
         else:
             found = [live.explain_item(owned, body.item, body.items)]
             names, titles = [body.item], [live.stock.items[body.item].title]
-        explanations = [
+        explanations = tuple(
             Explained(id=name, title=title, why=why_out(why, IN_AN_EXPLANATION))
             for name, title, why in zip(names, titles, found, strict=True)
-        ]
+        )
         return ExplanationsFor(
             **about(serving, request_id, body, serving.live.known_of(owned)), explanations=explanations
         )

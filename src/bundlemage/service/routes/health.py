@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from bundlemage.service.answers import Health
 from bundlemage.service.limits import Kept
 from bundlemage.service.problems import responses
 from bundlemage.service.routes.common import TheService
 from bundlemage.service.security import require
+from bundlemage.wire.answers import Health
 
 router = APIRouter(tags=["health"])
 

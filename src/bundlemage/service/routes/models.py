@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,20 +9,11 @@ from fastapi import APIRouter, Depends
 
 from bundlemage.live import record_of
 from bundlemage.service.answerer import Serving
-from bundlemage.service.answers import (
-    Exposure,
-    Insights,
-    Latency,
-    ModelLine,
-    Models,
-    Reloaded,
-    ServedOut,
-    ServingModel,
-)
 from bundlemage.service.problems import ApiError, responses
 from bundlemage.service.routes.common import TheService
 from bundlemage.service.security import require
 from bundlemage.store.records import ServedSummary
+from bundlemage.wire.answers import Exposure, Insights, ModelLine, Models, Reloaded, ServedOut, ServingModel
 from bundlemage.wire.requests import ReloadIn
 
 router = APIRouter(prefix="/v1", tags=["models"])
@@ -39,17 +29,14 @@ async def models(service: TheService) -> Models:
     published = await service.in_thread(service.store.models)
     return Models(
         serving=serving,
-        models=[
+        models=tuple(
             ModelLine(
-                version=record.version,
-                name=record.name,
-                published_at=record.published_at,
+                **vars(record),
                 serving=record.version == serving,
-                metrics=dict(record.metrics),
                 problem=service.engine.failed.get(record.version),
             )
             for record in published
-        ],
+        ),
     )
 
 
@@ -95,7 +82,7 @@ async def insights(service: TheService) -> Insights:
         model=_described(serving),
         popularity=exposures[:MOST_EXPOSURES],
         left_out=len(exposures[MOST_EXPOSURES:]),
-        latency=Latency(**asdict(service.metrics.latency())),
+        latency=service.metrics.latency(),
         served=ServedOut(since=served.cut_at or since, answers=served.answers, taken=served.taken),
     )
 
@@ -108,11 +95,11 @@ def _described(serving: Serving) -> ServingModel:
         title=recommender.model.title,
         trained_on=recommender.dataset.name,
         metrics=recommender.metrics,
-        history=[record.to_json() for record in recommender.history],
+        history=tuple(record.to_json() for record in recommender.history),
     )
 
 
-def _exposures(serving: Serving, served: ServedSummary) -> list[Exposure]:
+def _exposures(serving: Serving, served: ServedSummary) -> tuple[Exposure, ...]:
     """What is sold and its share in all sales and in all that was shown, the most shown or sold first."""
     live = serving.live
     sold, shown = sum(live.sales.bundles.values()) or 1, sum(served.shown.values()) or 1
@@ -126,4 +113,4 @@ def _exposures(serving: Serving, served: ServedSummary) -> list[Exposure]:
         for bundle in live.stock.bundles.values()
         if not bundle.withdrawn
     ]
-    return sorted(exposures, key=lambda one: (-max(one.sales_share, one.shown_share), one.id))
+    return tuple(sorted(exposures, key=lambda one: (-max(one.sales_share, one.shown_share), one.id)))

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 
 from bundlemage.service.answerer import Serving
-from bundlemage.service.answers import BundlesFor, Gate, ItemsFor, SimilarBundles, ranked_bundle
+from bundlemage.service.answers import ranked_bundle
 from bundlemage.service.problems import ApiError, responses
 from bundlemage.service.routes.common import (
     BundleId,
@@ -22,6 +22,7 @@ from bundlemage.service.routes.common import (
     unknown,
 )
 from bundlemage.service.security import require
+from bundlemage.wire.answers import BundlesFor, Gate, ItemsFor, SimilarBundles
 from bundlemage.wire.requests import CompleteIn, Filtered, RecommendIn
 
 router = APIRouter(prefix="/v1", dependencies=[Depends(require("read"))], tags=["recommendations"])
@@ -89,8 +90,8 @@ async def similar(
                 f"the bundle {bundle_id!r} has only items that are newer than the model, which therefore "
                 "cannot compare it with others; 'bundlemage retrain' makes a model that can",
             )
-        found = live.similar(bundle_id, k, filter_of(where))
-        bundles = [ranked_bundle(answer, live, details=details) for answer in found]
+        similar = live.similar(bundle_id, k, filter_of(where))
+        bundles = tuple(ranked_bundle(answer, live, details=details) for answer in similar)
         return SimilarBundles(request_id=request_id, model_version=serving.record.version, bundles=bundles)
 
     return await service.engine.on_live(work)

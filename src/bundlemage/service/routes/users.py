@@ -7,11 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query, Response
 
 from bundlemage.service.answerer import Serving
-from bundlemage.service.answers import UserLine, UserOut, UserPage, Written, bundle_out, item_out
+from bundlemage.service.answers import bundle_out, item_out
 from bundlemage.service.problems import ApiError, responses
 from bundlemage.service.routes.common import Limit, RequestId, TheService, UserId
 from bundlemage.service.security import Writer, require
 from bundlemage.store.records import Bundle, Interaction, Item
+from bundlemage.wire.answers import UserLine, UserOut, UserPage, Written
 from bundlemage.wire.requests import ID_PATTERN, InteractionIn, InteractionsIn
 
 router = APIRouter(prefix="/v1", tags=["users"])
@@ -38,11 +39,9 @@ def users(
     ] = "",
 ) -> UserPage:
     """The users who have anything, in the order of their ids."""
-    found = service.store.users(search, limit, after)
-    return UserPage(
-        users=[UserLine(id=user.id, items=user.items, bundles=user.bundles) for user in found],
-        next=found[-1].id if len(found) == limit else None,
-    )
+    page = service.store.users(search, limit, after)
+    following = page[-1].id if len(page) == limit else None
+    return UserPage(users=tuple(map(UserLine.model_validate, page)), next=following)
 
 
 @router.get(
@@ -62,8 +61,10 @@ async def user(user_id: UserId, service: TheService) -> UserOut:
         stock = live.stock
         return UserOut(
             id=user_id,
-            items=[item_out(stock.items.get(name) or Item(name), live) for name in owned.items],
-            bundles=[bundle_out(stock.bundles.get(name) or Bundle(name, ()), live) for name in owned.bundles],
+            items=tuple(item_out(stock.items.get(name) or Item(name), live) for name in owned.items),
+            bundles=tuple(
+                bundle_out(stock.bundles.get(name) or Bundle(name, ()), live) for name in owned.bundles
+            ),
         )
 
     return await service.engine.on_live(work)
@@ -101,7 +102,7 @@ def interactions(
         response.headers["Idempotency-Replayed"] = "true"
     else:
         service.metrics.wrote(recorded.new)
-    return Written(new=recorded.new, known=recorded.known, replayed=recorded.replayed, request_id=request_id)
+    return Written(**vars(recorded), request_id=request_id)
 
 
 def _interaction(given: InteractionIn) -> Interaction:

@@ -1,0 +1,380 @@
+"""The answers of the service: recommendations, the shop, the model, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, overload
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from bundlemage.wire.design import Change, Rule
+
+T = TypeVar("T")
+
+
+class Out(BaseModel):
+    """An answer, or a part of one. The client ignores fields that it does not know: they are newer."""
+
+    model_config = ConfigDict(frozen=True, from_attributes=True, use_attribute_docstrings=True)
+
+
+class Listing(Out, Generic[T]):
+    """An answer that can be used like its main list: `for bundle in client.recommend("u0007")`."""
+
+    _list: ClassVar[str]
+    """The name of the field with the list."""
+
+    @property
+    def _entries(self) -> tuple[T, ...]:
+        return cast("tuple[T, ...]", getattr(self, self._list))
+
+    def __iter__(self) -> Iterator[T]:  # type: ignore[override]
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @overload
+    def __getitem__(self, place: int) -> T: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[T, ...]: ...
+    def __getitem__(self, place: int | slice) -> T | tuple[T, ...]:
+        return self._entries[place]
+
+
+def example(**answer: Any) -> ConfigDict:
+    """The example of an answer in the OpenAPI document."""
+    return ConfigDict(json_schema_extra={"examples": [answer]})
+
+
+# The examples show items and bundles of the sample shop.
+ANSWERED = {"request_id": "5f1c9a3e7b2d4860", "model_version": "3f9a1c0b77de"}
+FOR = {**ANSWERED, "user_id": "u0007", "history": {"items": 14, "bundles": 4, "not_in_model": 0}}
+_ENTRY = {"id": "g0022", "title": "Glassreach: The Ancient Privateers", "price": 14.99, "tags": ["Seafaring"]}
+_ITEM = {**_ENTRY, "stock": 12, "withdrawn": False, "in_model": True}
+_PRICED = {"id": "b0013", "title": "Legends of Glassreach", "price": 87.96, "discount": 0.2}
+_TAGGED = {**_PRICED, "tags": ["Seafaring", "Glassreach"]}
+_BUNDLE = {**_TAGGED, "items": [_ENTRY], "withdrawn": False, "recommendable": True}
+_RANKED = {"score": 0.049, "rank": 1, "source": "model"}
+_METRICS = {"bundles": {"ndcg@5": 0.31, "recall@20": 0.58}}
+_MODEL = {"version": "3f9a1c0b77de", "name": "bundlemage", "metrics": _METRICS}
+
+
+# ── Recommendations ──────────────────────────────────────────────────────────────────────────────
+
+
+class Known(Out):
+    """How much of a user's history the model knows."""
+
+    items: int
+    bundles: int
+    not_in_model: int
+    """The number of items and bundles that are newer than the model. It ignores them."""
+
+
+class EntryOut(Out):
+    """An item or a bundle of the catalogue."""
+
+    id: str
+    title: str | None
+    price: float | None
+    tags: tuple[str, ...]
+
+
+class Ranked(EntryOut):
+    score: float
+    """A probability over all candidates; for 'popular' a share of all sales; for similar bundles the cosine
+    between the two."""
+    rank: int
+    source: Literal["model", "popular"]
+
+
+class RankedBundle(Ranked):
+    discount: float | None
+    """A fraction: 0.2 is 20% off."""
+    items: tuple[EntryOut, ...] | None = None
+    """Only with details=true."""
+
+
+class RankedItem(Ranked):
+    stock: int | None
+
+
+class Answered(Out):
+    request_id: str
+    """Send it with an interaction to say which answer recommended the item or bundle."""
+    model_version: str
+
+
+class ForUser(Answered):
+    user_id: str | None
+    history: Known
+
+
+class BundlesFor(ForUser, Listing[RankedBundle]):
+    """Bundles for a user, the best first."""
+
+    model_config = example(**FOR, bundles=[{**_TAGGED, **_RANKED}])
+    _list = "bundles"
+
+    bundles: tuple[RankedBundle, ...]
+
+
+class ItemsFor(ForUser, Listing[RankedItem]):
+    """Items that complete a bundle for a user, the best first."""
+
+    model_config = example(**FOR, items=[{**_ENTRY, "stock": 12, **_RANKED}])
+    _list = "items"
+
+    items: tuple[RankedItem, ...]
+
+
+class SimilarBundles(Answered, Listing[RankedBundle]):
+    """Bundles that are similar to one, the most similar first."""
+
+    model_config = example(**ANSWERED, bundles=[{**_TAGGED, **_RANKED, "score": 0.954}])
+    _list = "bundles"
+
+    bundles: tuple[RankedBundle, ...]
+
+
+class Gate(Answered):
+    """How much weight the model gives to a user's items and to their bundles. The weights add up to 1."""
+
+    model_config = example(**ANSWERED, user_id="u0007", items=0.62, bundles=0.38)
+
+    user_id: str
+    items: float
+    """The weight of the item history, 0 to 1."""
+    bundles: float
+
+
+# ── The shop ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class ItemOut(EntryOut):
+    model_config = example(**_ITEM)
+
+    stock: int | None
+    withdrawn: bool
+    in_model: bool
+    """Whether the serving model knows the item. False: the item is newer."""
+
+
+class BundleOut(EntryOut):
+    model_config = example(**_BUNDLE)
+
+    discount: float | None
+    """A fraction: 0.2 is 20% off."""
+    items: tuple[EntryOut, ...]
+    withdrawn: bool
+    recommendable: bool
+    """Whether the bundle can be recommended now: neither it nor an item of it is withdrawn, and the model
+    knows at least one of its items."""
+    expected_sales: float | None = None
+    """How often the bundle is expected to sell, if the shop said so."""
+    sells_like: str | None = None
+    """The bundle that it is expected to sell like, if the shop named one."""
+
+
+class ItemPage(Listing[ItemOut]):
+    model_config = example(items=[_ITEM], total=600)
+    _list = "items"
+
+    items: tuple[ItemOut, ...]
+    total: int
+    """The number of items on all pages."""
+
+
+class BundlePage(Listing[BundleOut]):
+    model_config = example(bundles=[_BUNDLE], total=240)
+    _list = "bundles"
+
+    bundles: tuple[BundleOut, ...]
+    total: int
+    """The number of bundles on all pages."""
+
+
+class TagCount(Out):
+    tag: str
+    count: int
+
+
+class Tags(Out):
+    """The tags of all items and bundles on sale, the most frequent first."""
+
+    model_config = example(
+        items=[{"tag": "Seafaring", "count": 61}], bundles=[{"tag": "Seafaring", "count": 24}]
+    )
+
+    items: tuple[TagCount, ...]
+    bundles: tuple[TagCount, ...]
+
+
+class UserOut(Out):
+    """The history of a user, oldest first."""
+
+    model_config = example(id="u0007", items=[_ITEM], bundles=[_BUNDLE])
+
+    id: str
+    items: tuple[ItemOut, ...]
+    bundles: tuple[BundleOut, ...]
+
+
+class UserLine(Out):
+    """A user, with the number of their items and bundles."""
+
+    id: str
+    items: int
+    bundles: int
+
+
+class UserPage(Listing[UserLine]):
+    model_config = example(users=[{"id": "u0007", "items": 14, "bundles": 4}], next="u0007")
+    _list = "users"
+
+    users: tuple[UserLine, ...]
+    next: str | None
+    """Send it as 'after' to get the next page; null on the last page."""
+
+
+class Written(Out):
+    """The result of recording interactions."""
+
+    model_config = example(new=2, known=0, replayed=False, request_id="5f1c9a3e7b2d4860")
+
+    new: int
+    known: int
+    """The number of interactions that were recorded before."""
+    replayed: bool
+    """Whether a request with this idempotency key was answered before. This is then the same answer."""
+    request_id: str
+
+
+# ── The model ────────────────────────────────────────────────────────────────────────────────────
+
+
+class ModelLine(Out):
+    version: str
+    name: str
+    published_at: datetime | None
+    serving: bool
+    metrics: dict[str, Any]
+    problem: str | None = None
+    """Why the model could not be loaded, if loading was tried and failed."""
+
+
+class Models(Listing[ModelLine]):
+    """All models that were ever published, the newest first."""
+
+    model_config = example(
+        serving="3f9a1c0b77de",
+        models=[{**_MODEL, "published_at": "2026-11-15T12:00:00Z", "serving": True}],
+    )
+    _list = "models"
+
+    serving: str
+    models: tuple[ModelLine, ...]
+
+
+class Reloaded(Out):
+    model_config = example(serving="3f9a1c0b77de", previous="95da838360d4", changed=True)
+
+    serving: str
+    previous: str
+    changed: bool
+
+
+class ServingModel(Out):
+    version: str
+    name: str
+    title: str
+    trained_on: str
+    metrics: dict[str, Any]
+    history: tuple[dict[str, Any], ...]
+    """For each epoch: losses and validation results."""
+
+
+class Exposure(Out):
+    """A bundle's share of all sales, and of all bundles shown in answers."""
+
+    id: str
+    title: str | None
+    sales_share: float
+    shown_share: float
+
+
+class Latency(Out):
+    """How long recent recommendations took, in milliseconds; null before the first."""
+
+    count: int
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+
+
+class ServedOut(Out):
+    since: datetime
+    answers: int
+    taken: int
+    """The number of bundles that a user took after an answer had shown them the bundle."""
+
+
+class Insights(Out):
+    model_config = example(
+        model={**_MODEL, "title": "BundleMage", "trained_on": "sample", "history": [{"epoch": 1}]},
+        popularity=[
+            {"id": "b0013", "title": "Legends of Glassreach", "sales_share": 0.014, "shown_share": 0.02}
+        ],
+        left_out=0,
+        latency={"count": 1200, "p50_ms": 1.9, "p95_ms": 4.2, "p99_ms": 7.5},
+        served={"since": "2026-11-08T12:00:00Z", "answers": 1200, "taken": 37},
+    )
+
+    model: ServingModel
+    popularity: tuple[Exposure, ...]
+    """The bundles that sell most or are shown most."""
+    left_out: int
+    """The number of bundles that are not in the list."""
+    latency: Latency
+    served: ServedOut
+
+
+class Health(Out):
+    model_config = example(status="ok")
+
+    status: Literal["ok"]
+
+
+# ── Refusals ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class FieldError(Out):
+    """What is wrong with one field of a request."""
+
+    field: str
+    """The path of the field, such as `where.max_price`."""
+    message: str
+    """What was found and what is expected."""
+
+
+class ProblemOut(Out):
+    """Why a request was refused (RFC 9457)."""
+
+    type: str
+    """The kind of problem, for programs: `urn:bundlemage:problem:…`."""
+    title: str
+    """The kind of problem, for people."""
+    status: int = Field(ge=400, le=599)
+    """The HTTP status."""
+    detail: str
+    """What was found, what is expected, what to do."""
+    request_id: str
+    """Also in the header X-Request-ID and in the service's log."""
+    errors: tuple[FieldError, ...] = ()
+    """The fields that are wrong; only with status 422."""
+    conflict: tuple[Rule, ...] = ()
+    """Only for an impossible design: the smallest set of its conditions that cannot hold together."""
+    changes: tuple[Change, ...] = ()
+    """Only for an impossible design: each change alone makes it possible. The smallest comes first."""

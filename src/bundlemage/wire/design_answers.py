@@ -1,0 +1,218 @@
+"""The answers about designed bundles, explanations, and bundles that do not exist yet."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from bundlemage.wire.answers import ANSWERED, FOR, Answered, EntryOut, ForUser, Listing, Out, example
+
+# The examples show items and bundles of the sample shop.
+_CORSAIRS = {"id": "g0401", "title": "Glassreach Corsairs II", "price": 19.99}
+_PRIVATEERS = {"id": "g0022", "title": "Glassreach: The Ancient Privateers", "price": 14.99}
+_REASON = {"kind": "item", "id": "g0066", "title": "Glassreach Corsairs", "effect": 0.793, "without": 2.11}
+_WORDS = "Likelier because they have Glassreach Corsairs (2.2 times)."
+_WHY = {"fit": 2.903, "gate": 0.37, "words": _WORDS, "reasons": [_REASON], "more": 20, "not_asked": 0}
+_DESIGN = {
+    "rank": 1,
+    "items": [
+        {**_PRIVATEERS, "tags": ["Seafaring"], "given": False, "score": 0.281, "why": _WHY},
+        {**_CORSAIRS, "tags": ["Seafaring"], "given": False, "score": 0.281, "why": _WHY},
+    ],
+    "price": 27.98,
+    "list_price": 34.98,
+    "discount": 0.2,
+    "score": 0.281,
+    "value": -1.269,
+    "terms": {"likelihood": -1.269, "margin": 0.0, "diversity": 0.0},
+    "same_as": "b0036",
+}
+_FORECAST = {
+    "items": [_PRIVATEERS, _CORSAIRS],
+    "price": 27.98,
+    "list_price": 34.98,
+    "discount": 0.2,
+    "asked": 800,
+    "expected": 31.5,
+    "above": 44,
+    "threshold": 0.113,
+    "expected_takings": 881.37,
+    "people": [{"id": "u0077", "chance": 0.41, "score": 0.047}],
+    "nearest": [{"id": "b0192", "title": "Glassreach Anthology", "score": 0.944, "price": 78.71}],
+    "weakest": {"id": "g0022", "title": _PRIVATEERS["title"], "without": 29.8},
+    "replacement": {"id": "g0066", "title": "Glassreach Corsairs", "price": 2.99, "expected": 33.2},
+}
+
+
+# ── Explanations ─────────────────────────────────────────────────────────────────────────────────
+
+
+class ReasonOut(Out):
+    """One thing that makes an answer more likely, or less likely."""
+
+    kind: Literal["item", "bundle", "partial"]
+    """'item' or 'bundle': something that the user has; 'partial': an item that is already in the bundle."""
+    id: str
+    title: str | None
+    effect: float
+    """How much lower the fit is without it: 'fit' minus 'without'."""
+    without: float
+    """The fit when only this is left out."""
+
+
+class Why(Out):
+    """The reasons for an answer. Each is left out of the history in turn, and the model scores again."""
+
+    fit: float
+    """The logarithm of how many times more likely it is than the average candidate."""
+    gate: float | None
+    """The weight of the item history, 0 to 1; the rest is the bundle history. Null: the model has no gate."""
+    words: str
+    """The strongest reasons in a sentence."""
+    reasons: tuple[ReasonOut, ...]
+    """The strongest first: at most 10 for an item of a design, at most 100 in an explanation."""
+    more: int
+    """The number of weaker reasons that are not listed."""
+    not_asked: int
+    """For a very long history: the number of items and bundles that were not left out in turn."""
+
+
+class Explained(Out):
+    id: str
+    title: str | None
+    why: Why
+
+
+class ExplanationsFor(ForUser, Listing[Explained]):
+    """Explanations in the order of the request."""
+
+    model_config = example(**FOR, explanations=[{"id": "g0401", "title": _CORSAIRS["title"], "why": _WHY}])
+    _list = "explanations"
+
+    explanations: tuple[Explained, ...]
+
+
+# ── Designs ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class DesignedItemOut(EntryOut):
+    given: bool
+    """Whether the item was in the bundle from the start."""
+    score: float | None
+    """The probability of the item when it was added; null if it was given."""
+    why: Why | None
+    """Null if the item was given, or if the request did not ask for reasons."""
+
+
+class Terms(Out):
+    """The parts of a bundle's value, each multiplied by its weight."""
+
+    likelihood: float
+    margin: float
+    diversity: float
+
+
+class DesignOut(Out):
+    rank: int
+    items: tuple[DesignedItemOut, ...]
+    """First the given items, then the added items, the most likely first."""
+    price: float | None
+    """The price after the discount; null if the price of an item is unknown."""
+    list_price: float | None
+    discount: float
+    score: float
+    """The geometric mean of the probabilities of the added items."""
+    value: float
+    """The number that the search maximised: the sum of 'terms'."""
+    terms: Terms
+    same_as: str | None
+    """A bundle of the shop that has exactly these items."""
+
+
+class DesignsFor(ForUser, Listing[DesignOut]):
+    """Bundles that were designed for a user, the best first."""
+
+    model_config = example(**FOR, bundles=[_DESIGN], method="beam", seconds=0.05, complete=True, proven=False)
+    _list = "bundles"
+
+    bundles: tuple[DesignOut, ...]
+    """The best first. There may be fewer than the request asked for."""
+    method: str
+    seconds: float
+    complete: bool
+    """False: time ran out, and these are the best bundles that the search found."""
+    proven: bool
+    """True: no possible bundle has a higher value than the first."""
+
+
+# ── Bundles that do not exist yet ────────────────────────────────────────────────────────────────
+
+
+class ForecastItem(Out):
+    id: str
+    title: str | None
+    price: float | None
+
+
+class ForecastPerson(Out):
+    """A user who may take the bundle."""
+
+    id: str
+    chance: float | None
+    """The probability that the user takes the bundle; null if the model cannot tell."""
+    score: float
+    """The probability of the bundle among all bundles of the shop."""
+
+
+class ForecastNeighbour(ForecastItem):
+    """A similar bundle of the shop."""
+
+    score: float
+    """The cosine between the two bundles."""
+
+
+class ForecastWeakest(Out):
+    """The item that contributes least to the bundle."""
+
+    id: str
+    title: str | None
+    without: float | None
+    """The expected audience of the bundle without this item."""
+
+
+class ForecastReplacement(ForecastItem):
+    """An item that would do better than the weakest one."""
+
+    expected: float | None
+    """The expected audience of the bundle with this item instead."""
+
+
+class ForecastOut(Answered):
+    """The forecast for a bundle that does not exist yet. The model ignores prices: a price turns the number
+    of buyers into takings, and does not change who buys."""
+
+    model_config = example(**ANSWERED, **_FORECAST)
+
+    items: tuple[ForecastItem, ...]
+    price: float | None
+    list_price: float | None
+    discount: float | None
+    asked: int
+    """The number of users."""
+    expected: float | None
+    """How many users would take the bundle. Users who have all its items do not count. Null: the model cannot
+    tell."""
+    above: int | None
+    """The number of users with a chance above the threshold."""
+    threshold: float | None
+    """The chance from which a user counts as audience, learned on the validation data."""
+    expected_takings: float | None
+    people: tuple[ForecastPerson, ...]
+    """The users who like the bundle best, among the users whom the shop has now."""
+    nearest: tuple[ForecastNeighbour, ...]
+    """The bundles of the shop that are most similar."""
+    weakest: ForecastWeakest | None
+    """The item that contributes least. Null for a bundle of one item."""
+    replacement: ForecastReplacement | None
+    """An item that would do better than the weakest one; null if no item that was tried does."""
+    note: str | None = None
+    """What could not be forecast, and why."""
