@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from bundlemage.data.splits import Source
 from bundlemage.errors import DataError, Problem
-from bundlemage.readers.source import Source
 
 USERS, BUNDLES, HELD_OUT, ITEMS = 4, 5, 2, 6
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Literal
@@ -58,6 +59,22 @@ class DataError(BundleMageError):
     def __init__(self, problems: Problem | Iterable[Problem]) -> None:
         self.problems: tuple[Problem, ...] = (problems,) if isinstance(problems, Problem) else tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
+
+    @classmethod
+    def of(
+        cls, kind: str, where: str, message: str, fix: str, line: int | None = None, value: str | None = None
+    ) -> DataError:
+        """The error of a single problem."""
+        return cls(Problem(kind, where, message, fix, line, value))
+
+
+@contextmanager
+def collected(problems: list[Problem]) -> Iterator[None]:
+    """Add the problems of a `DataError` raised inside the block to a list instead of raising it."""
+    try:
+        yield
+    except DataError as error:
+        problems += error.problems
 
 
 class ConfigError(BundleMageError):

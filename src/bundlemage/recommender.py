@@ -25,7 +25,7 @@ from bundlemage.core.filters import Filter
 from bundlemage.core.ranking import Ranking
 from bundlemage.core.shop import History, Id, NewBundles, Recommendation, Shop, Trade, User, best
 from bundlemage.data.dataset import BundleDataset
-from bundlemage.data.splits import Split, SplitPlan
+from bundlemage.data.splits import Source, Split, SplitPlan
 from bundlemage.designer.design import Designs, design
 from bundlemage.designer.explain import Explanation, explain_bundles, explain_item
 from bundlemage.errors import ArtifactError, BundleMageError, ConfigError, UnsupportedError
@@ -35,7 +35,6 @@ from bundlemage.models.config import ModelConfig
 from bundlemage.models.ensemble import build_ensemble, check_ensemble, members_of
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.registry import make_config
-from bundlemage.readers.source import Source
 from bundlemage.retrieval.guard import LEAST_BUNDLES, IndexReport, built
 from bundlemage.retrieval.index import BundleIndex
 from bundlemage.training.credit import NewBundleCredit, find_credit

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bundlemage.data.vocabulary import canonical_order
 from bundlemage.engines.ray import ingest_ids as ids
-from bundlemage.readers.ids import encode, read_ids
+from bundlemage.readers.values import encode, read_ids
 
 texts = st.one_of(
     st.lists(st.integers(-(10**18) + 1, 10**18 - 1).map(str), min_size=1),
@@ -64,7 +64,7 @@ def test_ids_are_read_as_the_local_reader_does(kind: Any, values: list[str | Non
     assert (found is None) == (expected is None)
     if found is not None and expected is not None:
         assert found.texts.take(pa.array(found.codes)).to_pylist() == values
-        assert sorted(found.texts.to_pylist()) == sorted(expected.texts)
+        assert sorted(found.texts.to_pylist()) == sorted(expected.values)
         assert [values[row] for row in found.first_rows()] == found.texts.to_pylist()
         assert all(values[row] not in values[:row] for row in found.first_rows())
 

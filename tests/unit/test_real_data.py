@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from bundlemage.data.dataset import BundleDataset, Catalogue
-from bundlemage.data.splits import GenerationCases, MatchingCases, Split
+from bundlemage.data.splits import GenerationCases, MatchingCases, Source, Split
 from bundlemage.readers import authors, bgcn, pathak
-from bundlemage.readers.source import Source
 from tests.real_data import real_data
 
 YOUSHU = {"users": 8_039, "bundles": 4_771, "items": 32_770}

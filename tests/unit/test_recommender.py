@@ -14,11 +14,11 @@ from bundlemage import History, Recommendation, Recommender, SplitPlan
 from bundlemage.artifact.files import load_artifact, save_artifact
 from bundlemage.core.shop import User
 from bundlemage.data.dataset import BundleDataset
+from bundlemage.data.splits import Source
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import ArtifactError, BundleMageError, ConfigError, UnknownIdError, UnsupportedError
 from bundlemage.models.base import Histories, Interactions, Model
 from bundlemage.models.ragged import Ragged
-from bundlemage.readers.source import Source
 from tests.small_shop import QUICK, dataset_of, row_of, small_shop
 
 ALL = 10_000

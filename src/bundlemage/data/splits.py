@@ -10,7 +10,7 @@ import numpy.typing as npt
 from scipy import sparse
 
 from bundlemage.data.dataset import BundleDataset, Positions, binary_matrix
-from bundlemage.errors import ConfigError
+from bundlemage.errors import ConfigError, Problem
 
 Random = np.random.Generator
 PAD = -1
@@ -124,6 +124,17 @@ class Split:
     """How to make it again from the same data; `auto` finds a split that the files define."""
     new_bundles: Positions | None = None
     """Bundles that training knows by their items alone, to be scored as if they had come after it."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Data as a reader returns it."""
+
+    dataset: BundleDataset
+    ready: Split | None = None
+    """The split that the files themselves define, if they define one."""
+    warnings: tuple[Problem, ...] = ()
+    """Problems that did not stop the reader."""
 
 
 def _paper(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:

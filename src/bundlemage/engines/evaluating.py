@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from bundlemage.data.splits import GenerationCases, MatchingCases, Split
+from bundlemage.data.splits import GenerationCases, MatchingCases, Source, Split
 from bundlemage.engines.base import Progress, in_silence
 from bundlemage.engines.people import trained_on
 from bundlemage.errors import ConfigError
@@ -17,7 +17,6 @@ from bundlemage.evaluation.results import Evaluation, case_metrics
 from bundlemage.measure import beside_popularity
 from bundlemage.models.base import Interactions
 from bundlemage.readers.load import SAMPLE, read
-from bundlemage.readers.source import Source
 from bundlemage.recommender import Recommender
 
 Task: TypeAlias = Literal["matching", "generation"]

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import zipfile
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from scipy import sparse
 
 from bundlemage.data.dataset import BundleDataset, Positions, binary_matrix
-from bundlemage.data.splits import GenerationCases, MatchingCases, Split, leave_one_out, padded
-from bundlemage.data.vocabulary import Vocabulary
-from bundlemage.errors import DataError, Problem
+from bundlemage.data.splits import GenerationCases, MatchingCases, Source, Split, leave_one_out, padded
+from bundlemage.errors import DataError, Problem, collected
 from bundlemage.readers import pathak
-from bundlemage.readers.authors_files import (
-    GENERATION,
-    MATCHING,
-    Files,
-    HeldOut,
-    Negatives,
-    file,
-    load,
-    load_negatives,
-)
-from bundlemage.readers.published import data_name
-from bundlemage.readers.source import Source
+from bundlemage.readers.published import LARGEST, data_name, missing_files, numbered, too_large
+from bundlemage.readers.unpickle import safe_load
 
+_MATCHING = ("train", "valid", "test", "bundle_item")
+_GENERATION = ("gen_bundle_item_input", "gen_bundle_item_output", "gen_user_bundle", "gen_neg")
+_AGAIN = "Download the authors' files again."
+_STEAM_USERS, _STEAM_ITEMS = 29_634, 2_819
 _NEGATIVES, _SEED = 99, 0
 _DRAWN_NOTE = (
     f"no file negatives_{{split}}.npz was found, so the {_NEGATIVES} negatives of each case were drawn with "
@@ -36,20 +32,49 @@ _NUMBERING_NOTE = (
     "not the one it has in the matching split."
 )
 
+Negatives = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _HeldOut:
+    """The bundles held out from training in the generation split."""
+
+    shown: sparse.csr_matrix  # [held-out bundles, items]
+    hidden: sparse.csr_matrix  # [held-out bundles, items]
+    users: sparse.csr_matrix  # [users, held-out bundles]
+    negatives: Negatives  # [held-out bundles, negatives], items
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The matrices of one folder, with matching shapes. Held-out bundles are numbered separately."""
+
+    train: sparse.csr_matrix  # [users, bundles]
+    valid: sparse.csr_matrix  # [users, bundles]
+    test: sparse.csr_matrix  # [users, bundles]
+    bundle_item: sparse.csr_matrix  # [bundles, items]
+    user_item: sparse.csr_matrix | None  # [users, items]; None for Steam, where it is not published
+    held_out: _HeldOut | None
+
+    @property
+    def split(self) -> str:
+        return "mat" if self.held_out is None else "gen"
+
 
 def matches(path: Path) -> bool:
-    return any(_holds_split(folder) for folder in (path, *_inner_folders(path)))
+    """Whether a file of this layout is in the folder, or in its folder `mat` or `gen`."""
+    return any(_holds_split(folder) for folder in (path, path / "mat", path / "gen"))
 
 
 def read(path: Path) -> Source:
-    """Everything joined as the dataset, and the authors' split of it."""
+    """Read all parts joined as the data set, and the authors' split of it."""
     if not _holds_split(path):
-        inner = [str(folder) for folder in _inner_folders(path) if _holds_split(folder)]
+        inner = [str(folder) for folder in (path / "mat", path / "gen") if _holds_split(folder)]
         message = "this folder does not hold a split itself"
         fix = f"Name one split: {' or '.join(inner) or 'the folder with train.pkl in it'}."
-        raise DataError(Problem("which-split", str(path), message, fix))
-    files = load(path)
-    negatives = load_negatives(path, files)
+        raise DataError.of("which-split", str(path), message, fix)
+    files = _load(path)
+    negatives = _load_negatives(path, files)
     dataset = _dataset(data_name(path), files)
     if negatives is None:
         note = _DRAWN_NOTE.format(split=files.split)
@@ -58,50 +83,161 @@ def read(path: Path) -> Source:
     return Source(dataset, _split(dataset, files, negatives), warnings)
 
 
-def _inner_folders(path: Path) -> tuple[Path, Path]:
-    return path / "mat", path / "gen"
+def _file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.pkl"
 
 
 def _holds_split(folder: Path) -> bool:
-    return any(file(folder, name).is_file() for name in (*MATCHING, *GENERATION))
+    return any(_file(folder, name).is_file() for name in (*_MATCHING, *_GENERATION))
 
 
-def _dataset(name: str, files: Files) -> BundleDataset:
-    (users, known), items = files.train.shape, files.bundle_item.shape[1]
-    held_out = files.held_out
-    bundles = known + (held_out.shown.shape[0] if held_out else 0)
-    taken = [(part, 0, 0) for part in (files.train, files.valid, files.test)]
-    contents = [(files.bundle_item, 0, 0)]
-    if held_out:  # the held-out bundles come after the others
-        taken.append((held_out.users, 0, known))
-        contents += [(held_out.shown, known, 0), (held_out.hidden, known, 0)]
-    user_bundle, bundle_item = _joined(taken, (users, bundles)), _joined(contents, (bundles, items))
-    user_item, notes = files.user_item, ((_NUMBERING_NOTE,) if held_out else ())
-    if user_item is None:
-        user_item = pathak.items_of_bundles(user_bundle, bundle_item)
-        name, notes = pathak.PARTIAL_NAME, (pathak.PARTIAL_NOTE, *notes)
-    return BundleDataset(
-        user_item=user_item,
-        user_bundle=user_bundle,
-        bundle_item=bundle_item,
-        users=Vocabulary.numbered("user", users),
-        items=Vocabulary.numbered("item", items),
-        bundles=Vocabulary.numbered("bundle", bundles),
-        name=name,
-        notes=notes,
+# Loading and checking
+
+
+def _load(folder: Path) -> _Files:
+    generation = any(_file(folder, name).exists() for name in _GENERATION)
+    needed = (*_MATCHING, *(_GENERATION if generation else ()))
+    problems = missing_files(folder, (f"{name}.pkl" for name in needed), _AGAIN)
+    loaded: dict[str, Any] = {}
+    for name in (*needed, "user_item"):
+        if _file(folder, name).exists():
+            with collected(problems):
+                loaded[name] = _checked(_file(folder, name), safe_load(_file(folder, name)))
+    if not _file(folder, "user_item").exists() and not _is_steam(folder, loaded):
+        fix = f"{_AGAIN} Only for Steam, where it is not published, can a part of it be reconstructed."
+        problems += missing_files(folder, ["user_item.pkl"], fix)
+    problems = problems or _disagreements(folder, loaded)
+    if problems:
+        raise DataError(problems)
+    return _Files(
+        **{name: loaded[name] for name in _MATCHING},
+        user_item=loaded.get("user_item"),
+        held_out=_HeldOut(*(loaded[name] for name in _GENERATION)) if generation else None,
     )
 
 
-def _joined(parts: list[tuple[sparse.csr_matrix, int, int]], shape: tuple[int, int]) -> sparse.csr_matrix:
-    """One matrix of all pairs, each part moved down and right by its offsets."""
-    placed = [(part.tocoo(), down, right) for part, down, right in parts]
-    rows = np.concatenate([part.row.astype(np.int64) + down for part, down, _ in placed])
-    columns = np.concatenate([part.col.astype(np.int64) + right for part, _, right in placed])
+def _is_steam(folder: Path, loaded: dict[str, Any]) -> bool:
+    """By the folder's name or, because folders get renamed, by the numbers of users and games."""
+    named = data_name(folder).lower().startswith("steam")
+    sizes = [loaded[name].shape[axis] for name, axis in (("train", 0), ("bundle_item", 1)) if name in loaded]
+    return named or sizes == [_STEAM_USERS, _STEAM_ITEMS]
+
+
+def _checked(path: Path, value: Any) -> Any:
+    """A binary matrix, or the array of negatives."""
+    is_array = path.stem == "gen_neg"
+    is_matrix: bool = sparse.issparse(value)
+    if is_array and isinstance(value, np.ndarray) and value.ndim == 2 and value.dtype.kind in "iu":
+        return value.astype(np.int64)
+    if is_array or not is_matrix:
+        wanted = "a table of whole numbers" if is_array else "a sparse matrix"
+        message = f"holds a {type(value).__name__} where {wanted} is expected"
+        raise DataError.of("wrong-content", str(path), message, _AGAIN)
+    if max(value.shape) > LARGEST:
+        raise DataError(too_large(path, max(value.shape), "ids"))
+    pairs = value.tocoo()
+    stored = pairs.data != 0
+    return binary_matrix(pairs.row[stored], pairs.col[stored], value.shape)
+
+
+def _disagreements(folder: Path, loaded: dict[str, Any]) -> list[Problem]:
+    """Files that are valid, but do not belong together."""
+    (users, bundles), items = loaded["train"].shape, loaded["bundle_item"].shape[1]
+    shapes = {"valid": (users, bundles), "test": (users, bundles), "bundle_item": (bundles, items)}
+    shapes["user_item"] = (users, items)
+    if "gen_neg" in loaded:
+        held_out = loaded["gen_bundle_item_input"].shape[0]
+        shapes["gen_bundle_item_input"] = shapes["gen_bundle_item_output"] = (held_out, items)
+        shapes["gen_user_bundle"] = (users, held_out)
+        shapes["gen_neg"] = (held_out, loaded["gen_neg"].shape[1])
+    problems = []
+    for name, shape in shapes.items():
+        if name in loaded and loaded[name].shape != shape:
+            message = f"has shape {loaded[name].shape} where the other files say {shape}"
+            problems.append(Problem("wrong-shape", str(_file(folder, name)), message, _AGAIN))
+    if problems or "gen_neg" not in loaded:
+        return problems
+    whole = loaded["gen_bundle_item_input"] + loaded["gen_bundle_item_output"]
+    return _unusable(_file(folder, "gen_neg"), loaded["gen_neg"], whole, "item")
+
+
+def _load_negatives(folder: Path, files: _Files) -> Negatives | None:
+    """The users' negatives [users, 99], if the folder or a `candidates` folder near it has them."""
+    here = folder.resolve()
+    near = [here, *(base / "candidates" for base in (here, here.parent, here.parent.parent))]
+    candidates = (place / f"negatives_{files.split}.npz" for place in near)
+    path = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if path is None:
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            negatives: Negatives = archive["negatives"]
+    except (OSError, EOFError, ValueError, KeyError, MemoryError, zipfile.BadZipFile) as error:
+        message = f"has no readable array `negatives` ({type(error).__name__})"
+        raise DataError.of("wrong-content", str(path), message, "Make or download it again.") from None
+    users = files.train.shape[0]
+    if negatives.ndim != 2 or len(negatives) != users or negatives.dtype.kind not in "iu":
+        message = f"has shape {negatives.shape} where a row for each of {users:,} users is expected"
+        fix = "Use the negatives that were drawn for this split, or remove the file to have others drawn."
+        raise DataError.of("wrong-shape", str(path), message, fix)
+    problems = _unusable(path, negatives, files.valid + files.test, "bundle")
+    if problems:
+        raise DataError(problems)
+    return negatives.astype(np.int64)
+
+
+def _unusable(path: Path, negatives: Negatives, positives: sparse.csr_matrix, kind: str) -> list[Problem]:
+    """Negatives that do not exist, or that are right answers: either would make figures wrong."""
+    where, size = str(path), positives.shape[1]
+    outside = negatives[(negatives < 0) | (negatives >= size)]
+    if outside.size:
+        value = str(outside[0])
+        message = f"{kind} {value} is outside 0 … {size - 1}"
+        return [Problem("id-out-of-range", where, message, _AGAIN, value=value, more=outside.size - 1)]
+    rows = np.repeat(np.arange(len(negatives)), negatives.shape[1])
+    clash = binary_matrix(rows, negatives.ravel(), positives.shape).multiply(positives).tocoo()
+    if clash.nnz:
+        value = str(clash.col[0])
+        message = f"{kind} {value} in row {clash.row[0]} is among the negatives, and is a right answer too"
+        return [Problem("negative-is-positive", where, message, _AGAIN, value=value, more=clash.nnz - 1)]
+    return []
+
+
+# The data set and its split
+
+
+def _dataset(name: str, files: _Files) -> BundleDataset:
+    (users, known), items = files.train.shape, files.bundle_item.shape[1]
+    held_out = files.held_out
+    bundles = known + (held_out.shown.shape[0] if held_out else 0)
+    taken = [(part, 0) for part in (files.train, files.valid, files.test)]
+    contents = [(files.bundle_item, 0)]
+    user_item, notes = files.user_item, ((_NUMBERING_NOTE,) if held_out else ())
+    if held_out:  # the held-out bundles come after the others
+        taken.append((held_out.users, known))
+        contents += [(held_out.shown, known), (held_out.hidden, known)]
+    user_bundle = _joined(taken, (users, bundles), axis=1)
+    bundle_item = _joined(contents, (bundles, items), axis=0)
+    if user_item is None:
+        user_item = pathak.items_of_bundles(user_bundle, bundle_item)
+        name, notes = pathak.PARTIAL_NAME, (pathak.PARTIAL_NOTE, *notes)
+    vocabularies = numbered(users, items, bundles)
+    return BundleDataset(user_item, user_bundle, bundle_item, *vocabularies, name=name, notes=notes)
+
+
+def _joined(
+    parts: list[tuple[sparse.csr_matrix, int]], shape: tuple[int, int], axis: int
+) -> sparse.csr_matrix:
+    """One matrix of all pairs. Each part is moved down (axis 0) or right (axis 1) by its offset."""
+    pairs = [np.stack(part.nonzero()).astype(np.int64) for part, _ in parts]
+    for moved, (_, offset) in zip(pairs, parts, strict=True):
+        moved[axis] += offset
+    rows, columns = np.concatenate(pairs, axis=1)
     return binary_matrix(rows, columns, shape)
 
 
 def _with_catalogue(path: Path, dataset: BundleDataset) -> tuple[BundleDataset, tuple[Problem, ...]]:
-    """Steam's first publication describes its games; a fault in there does not spoil the split."""
+    """Add the catalogue of Steam's first publication. A fault in it is only a warning."""
     folder = path.resolve().parent.parent / "pathak"
     if not pathak.matches(folder):
         return dataset, ()
@@ -116,21 +252,15 @@ def _with_catalogue(path: Path, dataset: BundleDataset) -> tuple[BundleDataset, 
     return replace(dataset, catalogue=catalogue), ()
 
 
-def _split(dataset: BundleDataset, files: Files, negatives: Negatives | None) -> Split:
+def _split(dataset: BundleDataset, files: _Files, negatives: Negatives | None) -> Split:
     train = dataset.with_interactions(
-        user_bundle=_joined([(files.train, 0, 0)], dataset.user_bundle.shape),
-        bundle_item=_joined([(files.bundle_item, 0, 0)], dataset.bundle_item.shape),
+        user_bundle=_joined([(files.train, 0)], dataset.user_bundle.shape, axis=1),
+        bundle_item=_joined([(files.bundle_item, 0)], dataset.bundle_item.shape, axis=0),
     )
     random = np.random.default_rng(_SEED)
     validation, test = (_cases(dataset, pairs, negatives, random) for pairs in (files.valid, files.test))
-    return Split(
-        dataset,
-        train,
-        validation,
-        test,
-        generation=_generation(files.held_out) if files.held_out else None,
-        protocol=f"authors-{files.split}",
-    )
+    generation = _generation(files.held_out) if files.held_out else None
+    return Split(dataset, train, validation, test, generation, protocol=f"authors-{files.split}")
 
 
 def _pairs(matrix: sparse.csr_matrix) -> tuple[Positions, Positions]:
@@ -144,7 +274,7 @@ def _cases(
     negatives: Negatives | None,
     random: np.random.Generator,
 ) -> MatchingCases:
-    """One question for each held-out pair: the bundle, then the user's negatives."""
+    """One case for each held-out pair: the bundle, then the user's negatives."""
     users, bundles = _pairs(pairs)
     if negatives is None:
         held_out = np.arange(len(dataset.bundles)) >= pairs.shape[1]
@@ -153,8 +283,8 @@ def _cases(
     return MatchingCases(users, positives, np.column_stack([bundles, negatives[users]]).astype(np.int32))
 
 
-def _generation(held_out: HeldOut) -> GenerationCases:
-    """One question for each user of each held-out bundle."""
+def _generation(held_out: _HeldOut) -> GenerationCases:
+    """One case for each user of each held-out bundle."""
     users, bundles = _pairs(held_out.users)
     hidden = np.split(held_out.hidden.indices, held_out.hidden.indptr[1:-1])
     candidates = [np.concatenate(row) for row in zip(hidden, held_out.negatives, strict=True)]

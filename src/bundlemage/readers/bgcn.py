@@ -1,41 +1,48 @@
-"""The text layout of BGCN and CrossCBR: two numbers on a line, a tab between them, split by the files."""
+"""The text layout of BGCN and CrossCBR: lines of two numbers with a tab between, and one file per part."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import csv
 from scipy import sparse
 
 from bundlemage.data.dataset import BundleDataset, binary_matrix
-from bundlemage.data.splits import MatchingCases, Split
-from bundlemage.data.vocabulary import Vocabulary
-from bundlemage.errors import DataError, Problem
-from bundlemage.readers.pairs import Pairs, lines_of, read_pairs
-from bundlemage.readers.published import LARGEST, data_name, missing_files, too_large
-from bundlemage.readers.source import Source
+from bundlemage.data.splits import MatchingCases, Source, Split
+from bundlemage.errors import DataError, Problem, collected
+from bundlemage.readers.published import LARGEST, data_name, missing_files, numbered, too_large
+
+Pairs = npt.NDArray[np.int64]  # [pairs, 2]
 
 _WHOLE = "user_bundle.txt"
 _SPLIT = ("user_bundle_train.txt", "user_bundle_tune.txt", "user_bundle_test.txt")
 _MEMBERS = ("user_item.txt", "bundle_item.txt")
 _SIZES = "*_data_size.txt"
 _NEEDED = f"The layout needs {', '.join(_MEMBERS)} and either {_WHOLE} or {', '.join(_SPLIT)}."
+_INTEGER = re.compile(rb"-?[0-9]{1,18}")
 
 
 def matches(path: Path) -> bool:
+    """Whether a file of this layout is in the folder."""
     named = any((path / name).is_file() for name in (_WHOLE, *_SPLIT, *_MEMBERS))
     return named or (path.is_dir() and any(path.glob(_SIZES)))
 
 
 def read(path: Path) -> Source:
-    """The data and, where the files make one, their split for full ranking over all bundles."""
-    names = (*_user_bundle_files(path), *_MEMBERS)
+    """Read the data, and the split for full ranking over all bundles if the files define one."""
+    split = any((path / name).exists() for name in _SPLIT)
+    names = ((_WHOLE,) if (path / _WHOLE).exists() and not split else _SPLIT) + _MEMBERS
     problems = missing_files(path, names, _NEEDED)
     tables: dict[str, Pairs] = {}
     for name in names:
         if (path / name).exists():
-            tables[name], found = read_pairs(path / name)
-            problems += found
+            with collected(problems):
+                tables[name] = _read_pairs(path / name)
     size_file, sizes = _read_sizes(path, problems)
     if problems:
         raise DataError(problems)
@@ -45,26 +52,45 @@ def read(path: Path) -> Source:
         problems += _outside(path / name, pairs, sizes)
     if problems:
         raise DataError(problems)
-    name = size_file.name.removesuffix(_SIZES[1:]).lower() if size_file else data_name(path)
-    matrices = {
-        table: binary_matrix(pairs[:, 0], pairs[:, 1], (sizes[_kinds(table)[0]], sizes[_kinds(table)[1]]))
-        for table, pairs in tables.items()
-    }
-    return _source(name, matrices, sizes)
+    matrices = {}
+    for name, pairs in tables.items():
+        rows, columns = (sizes[kind] for kind in _kinds(name))
+        matrices[name] = binary_matrix(pairs[:, 0], pairs[:, 1], (rows, columns))
+    taken = [matrices[name] for name in (_WHOLE, *_SPLIT) if name in matrices]
+    dataset = BundleDataset(
+        matrices["user_item.txt"],
+        sum(taken[1:], start=taken[0]),
+        matrices["bundle_item.txt"],
+        *numbered(sizes["user"], sizes["item"], sizes["bundle"]),
+        name=size_file.name.removesuffix(_SIZES[1:]).lower() if size_file else data_name(path),
+    )
+    if _WHOLE in matrices:
+        return Source(dataset)
+    train, tune, test = taken
+    ready = Split(
+        dataset,
+        train=dataset.with_interactions(user_bundle=train),
+        validation=_full_ranking(tune),
+        test=_full_ranking(test),
+        generation=None,
+        protocol="bgcn",
+    )
+    return Source(dataset, ready)
 
 
-def _user_bundle_files(path: Path) -> tuple[str, ...]:
-    split = any((path / name).exists() for name in _SPLIT)
-    return (_WHOLE,) if (path / _WHOLE).exists() and not split else _SPLIT
+def _full_ranking(held_out: sparse.csr_matrix) -> MatchingCases:
+    """One case for each user with held-out bundles: rank all bundles."""
+    users = np.flatnonzero(np.diff(held_out.indptr)).astype(np.int32)
+    return MatchingCases(users, held_out[users], candidates=None)
 
 
 def _kinds(name: str) -> list[str]:
-    """What the two columns number: `user_bundle_train.txt` holds users and bundles."""
+    """What the two columns number: `user_bundle_train.txt` has users and bundles."""
     return name.removesuffix(".txt").split("_")[:2]
 
 
 def _read_sizes(path: Path, problems: list[Problem]) -> tuple[Path | None, dict[str, int]]:
-    """The file that gives the numbers of users, bundles and items, and what it says, if it is there."""
+    """The file with the numbers of users, bundles and items, and these numbers; None and {} without one."""
     files = sorted(path.glob(_SIZES))
     if not files:
         return None, {}
@@ -75,9 +101,9 @@ def _read_sizes(path: Path, problems: list[Problem]) -> tuple[Path | None, dict[
         return None, {}
     words = files[0].read_bytes().split() if files[0].is_file() else []
     if len(words) != 3 or not all(word.isdigit() for word in words):
-        shown = b" ".join(words)[:60].decode("utf-8", "replace")
-        message = f"expected three whole numbers, found {shown!r}"
-        problems.append(Problem("bad-line", str(files[0]), message, fix, line=1, value=shown))
+        value = b" ".join(words)[:60].decode("utf-8", "replace")
+        message = f"expected three whole numbers, found {value!r}"
+        problems.append(Problem("bad-line", str(files[0]), message, fix, line=1, value=value))
         return files[0], {}
     sizes = dict(zip(("user", "bundle", "item"), map(int, words), strict=True))
     problems += [too_large(files[0], size, f"{kind}s") for kind, size in sizes.items() if size > LARGEST]
@@ -95,6 +121,7 @@ def _sizes_from_ids(path: Path, tables: dict[str, Pairs]) -> dict[str, int]:
 
 
 def _outside(path: Path, pairs: Pairs, sizes: dict[str, int]) -> list[Problem]:
+    """Ids that are not below the number of users, bundles or items."""
     problems = []
     for column, kind in enumerate(_kinds(path.name)):
         ids, size = pairs[:, column], sizes[kind]
@@ -103,39 +130,53 @@ def _outside(path: Path, pairs: Pairs, sizes: dict[str, int]) -> list[Problem]:
             value = str(ids[wrong[0]])
             message = f"{kind} {value} is outside 0 … {size - 1}, as there are {size:,} {kind}s"
             fix = f"Correct the id, or the number of {kind}s in the size file."
-            line = lines_of(path)[wrong[0]]
+            line = [number for number, _ in _lines(path)][wrong[0]]
             problems.append(
                 Problem("id-out-of-range", str(path), message, fix, line, value, more=wrong.size - 1)
             )
     return problems
 
 
-def _source(name: str, matrices: dict[str, sparse.csr_matrix], sizes: dict[str, int]) -> Source:
-    taken = [matrices[file] for file in (_WHOLE, *_SPLIT) if file in matrices]
-    dataset = BundleDataset(
-        user_item=matrices["user_item.txt"],
-        user_bundle=sum(taken[1:], start=taken[0]),
-        bundle_item=matrices["bundle_item.txt"],
-        users=Vocabulary.numbered("user", sizes["user"]),
-        items=Vocabulary.numbered("item", sizes["item"]),
-        bundles=Vocabulary.numbered("bundle", sizes["bundle"]),
-        name=name,
-    )
-    if _WHOLE in matrices:
-        return Source(dataset)
-    train, tune, test = (matrices[file] for file in _SPLIT)
-    ready = Split(
-        dataset,
-        train=dataset.with_interactions(user_bundle=train),
-        validation=_full_ranking(tune),
-        test=_full_ranking(test),
-        generation=None,
-        protocol="bgcn",
-    )
-    return Source(dataset, ready)
+def _read_pairs(path: Path) -> Pairs:
+    """Returns the pairs of a tab-separated file; raises `DataError`. Blank lines are ignored."""
+    if not path.is_file():
+        message = "a folder stands where a file should"
+        raise DataError.of("not-a-file", str(path), message, "Put the text file there.")
+    if not any(True for _ in _lines(path)):
+        raise DataError.of("empty-file", str(path), "the file is empty", "Download it again.")
+    try:
+        table = csv.read_csv(
+            path,
+            csv.ReadOptions(column_names=["left", "right"]),
+            csv.ParseOptions(delimiter="\t", quote_char=False),
+            # Without null values a missing number is a fault, not a null.
+            csv.ConvertOptions(column_types={"left": pa.int64(), "right": pa.int64()}, null_values=[]),
+        )
+    except pa.ArrowInvalid:
+        return _scan(path)
+    return np.column_stack([table["left"].to_numpy(), table["right"].to_numpy()])
 
 
-def _full_ranking(held_out: sparse.csr_matrix) -> MatchingCases:
-    """One question for each user with something held out: rank every bundle."""
-    users = np.flatnonzero(np.diff(held_out.indptr)).astype(np.int32)
-    return MatchingCases(users, held_out[users], candidates=None)
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, with their 1-based numbers."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield number, line.removeprefix(b"\xef\xbb\xbf")
+
+
+def _scan(path: Path) -> Pairs:
+    """Read line by line. Any white space may separate the numbers: some copies have no tabs."""
+    pairs, bad = [], []
+    for number, line in _lines(path):
+        words = line.split()
+        if len(words) == 2 and all(map(_INTEGER.fullmatch, words)):
+            pairs.append((int(words[0]), int(words[1])))
+        else:
+            bad.append((number, line.strip()[:60].decode("utf-8", "replace")))
+    if not bad:
+        return np.array(pairs, dtype=np.int64)
+    number, value = bad[0]
+    message = f"expected two whole numbers with a tab between them, found {value!r}"
+    fix = "Correct or remove the line."
+    raise DataError(Problem("bad-line", str(path), message, fix, number, value, more=len(bad) - 1))

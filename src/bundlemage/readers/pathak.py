@@ -1,9 +1,8 @@
-"""Steam as first published: Python 2 pickles of maps from positions to names, prices, tags and members."""
+"""Steam as first published: Python 2 pickles that map positions to names, prices, tags and members."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,10 @@ from bundlemage.data.dataset import (
     binary_matrix,
     empty_catalogue,
 )
+from bundlemage.data.splits import Source
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import DataError, Problem
-from bundlemage.readers.published import LARGEST, missing_files, too_large
-from bundlemage.readers.source import Source
+from bundlemage.readers.published import LARGEST, missing_files, numbered, too_large
 from bundlemage.readers.unpickle import safe_load
 
 _MEMBERS = ("bundle_item_map", "user_bundle_map")
@@ -46,11 +45,12 @@ PARTIAL_NOTE = (
 
 
 def matches(path: Path) -> bool:
+    """Whether a file of this layout is in the folder."""
     return any((path / name).is_file() for name in _MEMBERS)
 
 
 def read(path: Path) -> Source:
-    """The whole data: no split was published. Positions are the ids, as in the authors' files."""
+    """Read the data; no split was published. Positions are the ids, as in the authors' files."""
     problems = missing_files(path, _MEMBERS, _AGAIN)
     if problems:
         raise DataError(problems)
@@ -65,29 +65,35 @@ def read(path: Path) -> Source:
     bundles = max(bundle_items.owners, user_bundles.highest + 1, catalogue.bundles.num_rows)
     bundle_item = bundle_items.matrix((bundles, items))
     user_bundle = user_bundles.matrix((users, bundles))
-    item_ids, bundle_ids = Vocabulary.numbered("item", items), Vocabulary.numbered("bundle", bundles)
+    vocabularies = numbered(users, items, bundles)
     dataset = BundleDataset(
         user_items.matrix((users, items)) if user_items else items_of_bundles(user_bundle, bundle_item),
         user_bundle,
         bundle_item,
-        users=Vocabulary.numbered("user", users),
-        items=item_ids,
-        bundles=bundle_ids,
-        catalogue=Catalogue(_longer(catalogue.items, item_ids), _longer(catalogue.bundles, bundle_ids)),
+        *vocabularies,
+        catalogue=Catalogue(
+            _longer(catalogue.items, vocabularies[1]), _longer(catalogue.bundles, vocabularies[2])
+        ),
         name="steam" if user_items else PARTIAL_NAME,
         notes=() if user_items else (PARTIAL_NOTE,),
     )
-    return Source(dataset, warnings=tuple(_undescribed(path)))
+    message = "the file is missing, so what it describes is unknown"
+    warnings = tuple(
+        Problem("missing-file", str(path / name), message, _AGAIN, severity="warning")
+        for name in _DESCRIPTIONS
+        if not (path / name).exists()
+    )
+    return Source(dataset, warnings=warnings)
 
 
 def items_of_bundles(user_bundle: sparse.csr_matrix, bundle_item: sparse.csr_matrix) -> sparse.csr_matrix:
-    """Who owns what, as far as bundles tell: Steam lists a bundle for a user who owns every game in it."""
+    """Returns who owns which items: Steam lists a bundle for a user who owns all its games."""
     owned = (user_bundle @ bundle_item).tocoo()
     return binary_matrix(owned.row, owned.col, owned.shape)
 
 
 def read_catalogue(path: Path) -> Catalogue:
-    """Titles, prices and tags of games, prices and discounts of bundles. What no file says is null."""
+    """Read titles, prices and tags of games, prices and discounts of bundles. Unknown values are null."""
     apps = {n: app for n, app in _numbers(path, "item_id_lookup").items() if _is_position(app)}
     names, prices = _mapping(path, "item_name_map"), _numbers(path, "item_price_map")
     tags = _tags(path / "all_items")
@@ -107,21 +113,20 @@ def read_catalogue(path: Path) -> Catalogue:
 
 
 def catalogue_for(path: Path, bundle_item: sparse.csr_matrix) -> Catalogue:
-    """The catalogue in the order of another numbering of the bundles, such as the generation split's.
+    """Returns the catalogue in another numbering of the bundles, such as the generation split's.
 
-    A bundle is known by its games. Where two bundles hold the same games, which one is meant cannot be
-    told, and its price stays null.
+    A bundle is identified by its games. If two bundles hold the same games, their prices stay null.
     """
     catalogue, published = read_catalogue(path), _Members(path / "bundle_item_map")
-    wanted = [tuple(row) for row in _rows(bundle_item)]
+    wanted = [tuple(row.tolist()) for row in np.split(bundle_item.indices, bundle_item.indptr[1:-1])]
     known = [tuple(sorted(published.members.get(n, ()))) for n in range(published.owners)]
     order: list[int | None] = list(range(len(wanted)))
-    if wanted != known:  # numbered anew
+    if wanted != known:  # the numbering differs
         places: dict[tuple[int, ...], list[int]] = {}
         for position, games in enumerate(known):
             places.setdefault(games, []).append(position)
-        found = [places.get(games, []) for games in wanted]
-        order = [match[0] if len(match) == 1 else None for match in found]
+        candidates = [places.get(games, []) for games in wanted]
+        order = [same[0] if len(same) == 1 else None for same in candidates]
     described = catalogue.bundles.num_rows
     order = [place if place is not None and place < described else None for place in order]
     bundles = catalogue.bundles.take(pa.array(order, pa.int64()))
@@ -129,18 +134,14 @@ def catalogue_for(path: Path, bundle_item: sparse.csr_matrix) -> Catalogue:
     return Catalogue(catalogue.items, bundles.set_column(0, BUNDLE_SCHEMA.field(0), ids))
 
 
-def _rows(matrix: sparse.csr_matrix) -> list[list[int]]:
-    return [row.tolist() for row in np.split(matrix.indices, matrix.indptr[1:-1])]
-
-
 class _Members:
-    """A published map from a position to the set of its members, checked."""
+    """A published map from positions to sets of members, checked."""
 
     def __init__(self, path: Path) -> None:
         self.members: dict[int, set[int]] = safe_load(path)
         if not _is_map_of_positions(self.members):
             message = "not a map from positions to sets of positions"
-            raise DataError(Problem("wrong-content", str(path), message, _AGAIN))
+            raise DataError.of("wrong-content", str(path), message, _AGAIN)
         self.owners = max(self.members, default=-1) + 1
         self.highest = max((max(group) for group in self.members.values() if group), default=-1)
         for kind, size in (("keys", self.owners), ("members", self.highest + 1)):
@@ -165,12 +166,12 @@ def _is_position(value: Any) -> bool:
 
 
 def _mapping(path: Path, name: str) -> dict[Any, Any]:
-    """An optional description: an absent file describes nothing."""
+    """An optional description; empty if the file does not exist."""
     if not (path / name).exists():
         return {}
     value = safe_load(path / name)
     if type(value) is not dict:
-        raise DataError(Problem("wrong-content", str(path / name), "not a map", _AGAIN))
+        raise DataError.of("wrong-content", str(path / name), "not a map", _AGAIN)
     return value
 
 
@@ -187,14 +188,14 @@ def _size(where: Path, *maps: dict[Any, Any]) -> int:
 
 
 def _tags(path: Path) -> dict[str, list[str]]:
-    """Tags by app id. The list holds games in no bundle too, and lacks some that are in one."""
+    """Tags by app id. The list also has games of no bundle, and lacks some games of bundles."""
     if not path.exists():
         return {}
     games = safe_load(path)
     if type(games) is not list or not all(type(game) is dict for game in games):
-        raise DataError(Problem("wrong-content", str(path), "not a list of games", _AGAIN))
-    found = ((game.get("appid"), game.get("tags")) for game in games)
-    return {str(app): tags for app, tags in found if type(app) in (str, int) and _all_text(tags)}
+        raise DataError.of("wrong-content", str(path), "not a list of games", _AGAIN)
+    pairs = ((game.get("appid"), game.get("tags")) for game in games)
+    return {str(app): tags for app, tags in pairs if type(app) in (str, int) and _all_text(tags)}
 
 
 def _all_text(tags: Any) -> bool:
@@ -202,7 +203,7 @@ def _all_text(tags: Any) -> bool:
 
 
 def _price(value: Any) -> float | None:
-    """Prices come as numbers, as text such as `14.99` or `$14.99`, and as words such as `Free to Play`."""
+    """A price may be a number, text such as `14.99` or `$14.99`, or words such as `Free to Play`."""
     if type(value) in (int, float):
         return float(value)
     if not isinstance(value, str):
@@ -214,30 +215,24 @@ def _price(value: Any) -> float | None:
 
 
 def _bundle_table(path: Path) -> pa.Table:
-    # These two maps count bundles from 1 and all others from 0: key n + 1 describes bundle n. (The list
-    # prices of a bundle's games add up to its list price in 96% of bundles so, and in 3% otherwise.)
+    # These two maps count bundles from 1, all others from 0: key n + 1 describes bundle n. (Read this way,
+    # the list prices of a bundle's games add up to its list price in 96% of bundles; otherwise in 3%.)
     prices, discounts = _numbers(path, "bundle_final_price_map"), _numbers(path, "bundle_discount_map")
     size = max(_size(path / "bundle_final_price_map", prices, discounts) - 1, 0)
-    bundles = Vocabulary.numbered("bundle", size)
     percents = [_price(discounts.get(n + 1)) for n in range(size)]
-    table = empty_catalogue(BUNDLE_SCHEMA, bundles)
-    final = pa.array([_price(prices.get(n + 1)) for n in range(size)], pa.float64())
-    fractions = pa.array([None if percent is None else percent / 100 for percent in percents], pa.float64())
-    for name, column in (("price", final), ("discount", fractions)):
+    columns = {
+        "price": pa.array([_price(prices.get(n + 1)) for n in range(size)], pa.float64()),
+        "discount": pa.array([None if value is None else value / 100 for value in percents], pa.float64()),
+    }
+    table = empty_catalogue(BUNDLE_SCHEMA, Vocabulary.numbered("bundle", size))
+    for name, column in columns.items():
         table = table.set_column(BUNDLE_SCHEMA.get_field_index(name), BUNDLE_SCHEMA.field(name), column)
     return table
 
 
 def _longer(table: pa.Table, vocabulary: Vocabulary) -> pa.Table:
-    """Rows of nulls for the ids that no description reaches."""
+    """Adds rows of nulls for ids without a description."""
     whole = empty_catalogue(table.schema, vocabulary)
     return (
         pa.concat_tables([table, whole.slice(table.num_rows)]) if len(vocabulary) > table.num_rows else table
     )
-
-
-def _undescribed(path: Path) -> Iterable[Problem]:
-    for name in _DESCRIPTIONS:
-        if not (path / name).exists():
-            message = "the file is missing, so what it describes is unknown"
-            yield Problem("missing-file", str(path / name), message, _AGAIN, severity="warning")

@@ -1,7 +1,7 @@
-"""The few things a published pickle may hold, each built from checked plain values.
+"""The few NumPy and SciPy objects that a published pickle may hold, built from checked plain values.
 
-A pickle names functions and classes, and asks for them to be called. Here a name is only looked up in
-the tables below, and what is built is decided by this file: no name in a file ever becomes code.
+A pickle names functions and classes to be called. Here a name is only looked up in the tables below, and
+this module decides what is built: no name in a file ever becomes code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class BrokenError(Exception):
 
 @dataclass(frozen=True)
 class Name:
-    """A function or class that a pickle asked for: a word, never the thing itself."""
+    """The name of a function or class in a pickle: text only, never the object itself."""
 
     role: str
     asked: str
@@ -34,12 +34,12 @@ class Name:
 
 @dataclass(eq=False)
 class Unbuilt:
-    """An object made but not yet filled, as pickles make NumPy and SciPy objects in two steps."""
+    """An object that is not filled yet: pickles build NumPy and SciPy objects in two steps."""
 
     role: str
     argument: Any = None
     remembered_at: list[int] = field(default_factory=list)
-    """Where the memo refers to it, and is to refer to the finished object."""
+    """The memo entries to be replaced by the finished object."""
 
 
 _NUMPY = ("numpy.core", "numpy._core")
@@ -66,7 +66,7 @@ _ROLES = _roles()
 
 
 def lookup(module: object, name: object) -> Name:
-    """The name, if a published file has a use for it. Raises before anything is called otherwise."""
+    """Returns the name if published files need it; otherwise raises before anything is called."""
     if not isinstance(module, str) or not isinstance(name, str):
         raise BrokenError("a name in it is not text")
     asked = f"{module}.{name}"
@@ -76,7 +76,7 @@ def lookup(module: object, name: object) -> Name:
 
 
 def call(name: object, arguments: object) -> Any:
-    """What REDUCE means for an admitted name."""
+    """The instruction REDUCE: returns the result of calling an admitted name."""
     if not isinstance(name, Name) or type(arguments) is not tuple:
         raise RefusedError("it calls something that is not a name")
     maker = _CALLS.get(name.role)
@@ -89,7 +89,7 @@ def call(name: object, arguments: object) -> Any:
 
 
 def new(name: object, arguments: object) -> Unbuilt:
-    """What NEWOBJ means: only sparse matrices are made so, and without arguments."""
+    """The instruction NEWOBJ: returns an empty sparse matrix. Other objects and arguments are refused."""
     if not isinstance(name, Name) or name.role not in _SCIPY or arguments != ():
         asked = name.asked if isinstance(name, Name) else "something that is not a class"
         raise RefusedError(f"it makes an object of {asked}")
@@ -97,7 +97,7 @@ def new(name: object, arguments: object) -> Unbuilt:
 
 
 def build(target: object, state: object) -> Any:
-    """What BUILD means: the finished array, dtype or matrix."""
+    """The instruction BUILD: returns the finished array, dtype or matrix."""
     if not isinstance(target, Unbuilt):
         raise RefusedError(f"it sets the inner state of a {type(target).__name__}")
     if target.role == "dtype":
@@ -168,7 +168,7 @@ def _make_scalar(dtype: Any, raw: Any) -> Any:
 
 
 def _make_defaultdict(factory: Any = None) -> dict[Any, Any]:
-    """A plain dict: a missing key of a published map is a fault to report, not a value to invent."""
+    """A plain dict, so that a missing key of a published map is reported as a fault."""
     if factory is not None and not (isinstance(factory, Name) and factory.role in _FACTORIES):
         raise _odd("collections.defaultdict")
     return {}
@@ -180,10 +180,6 @@ def _make_set(members: Any = ()) -> set[Any]:
     return set(map(hashable, members))
 
 
-def _make_bytes() -> bytes:
-    return b""
-
-
 def _make_encoded(text: Any, encoding: Any) -> bytes:
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
         raise _odd("_codecs.encode")
@@ -192,7 +188,7 @@ def _make_encoded(text: Any, encoding: Any) -> bytes:
 
 _CALLS: dict[str, Callable[..., Any]] = {
     "array": _make_array,
-    "bytes": _make_bytes,
+    "bytes": lambda: b"",
     "defaultdict": _make_defaultdict,
     "dtype": _make_dtype,
     "encode": _make_encoded,
@@ -204,7 +200,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
 
 
 def hashable(value: Any) -> Any:
-    """A set member or dict key. Plain values only: hashing nested tuples can hang or crash Python."""
+    """Returns a set member or dict key. Only plain values: hashing nested tuples can hang or crash Python."""
     if value is not None and type(value) not in (int, float, str, bytes, bool):
         raise RefusedError(f"it uses a {type(value).__name__} as a key")
     return value

@@ -1,8 +1,9 @@
-"""Where tables lie: a folder of this machine, or a prefix of an object store, by its URI."""
+"""Where tables are: a folder of this machine, or a prefix of an object store."""
 
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,15 +18,15 @@ from bundlemage.errors import DataError, Problem
 
 _URI = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _NOT_DATA = ("_", ".")
-"""How names begin that other programs leave among the parts, such as `_SUCCESS`."""
+"""Beginnings of names that other programs leave among the parts, such as `_SUCCESS`."""
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """One file of a table. It travels to whoever reads it."""
+    """One file of a table. It can be sent to another process."""
 
     where: str
-    """As messages name it."""
+    """Its name in messages."""
     path: str
     filesystem: Any = None
     """An Arrow file system; None: this machine's."""
@@ -45,23 +46,45 @@ class TableFile:
             return Path(self.path).stat().st_size
         return int(self.filesystem.get_file_info(self.path).size)
 
+    def check(self) -> None:
+        """Raises `DataError` if this is not a file or is empty, `OSError` if it cannot be reached."""
+        if self.filesystem is None:
+            mode = Path(self.path).stat().st_mode
+            if not stat.S_ISREG(mode):
+                what = "a folder" if stat.S_ISDIR(mode) else "a device"
+                message = f"{what} stands where a file should be"
+                raise DataError.of("not-a-file", self.where, message, "Put the table there as a single file")
+        if self.size == 0:
+            raise DataError(empty_file(self.where))
+
+
+def empty_file(where: str) -> Problem:
+    return Problem("empty-file", where, "the file is empty", "Export the data again")
+
+
+def unreadable(where: str, error: Exception) -> Problem:
+    """A file that cannot be read because of `error`."""
+    reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+    fix = "Check that it exists, that you may read it, and that it opens in another program"
+    return Problem("unreadable", where, f"the file cannot be read: {reason}", fix)
+
 
 @dataclass(frozen=True)
 class Place:
-    """A folder in which there may be tables."""
+    """A folder that may hold tables."""
 
     label: str
-    """As messages name it; without the secrets that a URI may hold."""
+    """Its name in messages, without the secrets that a URI may hold."""
     name: str
     path: str
     filesystem: Any = None
     _listed: dict[str, list[str]] = field(default_factory=dict, repr=False, compare=False)
-    """What lies in folders that were listed already: an object store takes its time."""
+    """The contents of folders that were listed already, because an object store is slow."""
 
     def names(self) -> list[str]:
-        """Raises `OSError` where it cannot be listed."""
+        """Returns the names in this folder; raises `OSError` if it cannot be listed."""
         if self.filesystem is None:
-            # Listing, rather than asking for each file, also sees links that lead nowhere.
+            # Listing the folder also finds links that lead nowhere.
             return sorted(entry.name for entry in Path(self.path).iterdir())
         return sorted(info.base_name for info in self.filesystem.get_file_info(fs.FileSelector(self.path)))
 
@@ -69,19 +92,18 @@ class Place:
         return TableFile(name, f"{self.path}/{name}", self.filesystem)
 
     def parts(self, name: str) -> tuple[list[TableFile], list[str]]:
-        """The Parquet files in the folder `name` and below, by path; and what else lies there."""
-        found, others = [], []
+        """Returns the Parquet files in the folder `name` and below, by path; and the other files there."""
+        parts, others = [], []
         if name not in self._listed:
             self._listed[name] = self._inside(name)
         for inner in self._listed[name]:
             if any(step.startswith(_NOT_DATA) for step in inner.split("/")):
                 continue
             if inner.endswith(".parquet"):
-                where = f"{name}/{inner}"
-                found.append(TableFile(where, f"{self.path}/{where}", self.filesystem))
+                parts.append(self.file(f"{name}/{inner}"))
             else:
                 others.append(f"{name}/{inner}")
-        return found, others
+        return parts, others
 
     def _inside(self, name: str) -> list[str]:
         folder = f"{self.path}/{name}"
@@ -95,19 +117,19 @@ class Place:
 
 
 def is_remote(location: object) -> bool:
-    """Whether this is a URI, of anything but a folder of this machine."""
+    """Whether this is a URI of anything but a folder of this machine."""
     text = str(location)
     return _URI.match(text) is not None and not text.lower().startswith("file://")
 
 
 def local_path(location: str | Path) -> Path:
-    """A path of this machine, which may have been written as file://."""
+    """Returns a path of this machine, which may be written as file://."""
     text = str(location)
     return Path(unquote(urlsplit(text).path)) if text.lower().startswith("file://") else Path(location)
 
 
 def place(location: str | Path) -> Place:
-    """Raises `DataError` where a URI leads nowhere that Arrow knows."""
+    """Returns the folder of a path or URI; raises `DataError` if Arrow cannot use the URI."""
     if not is_remote(location):
         path = local_path(location)
         return Place(str(path), path.resolve().name, str(path))
@@ -118,7 +140,6 @@ def place(location: str | Path) -> Place:
         filesystem, path = fs.FileSystem.from_uri(uri)
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0].replace(uri, label)
-        raise DataError(
-            Problem("bad-url", label, f"the URI cannot be used: {reason}", "Write it as s3://bucket/prefix")
-        ) from None
+        message = f"the URI cannot be used: {reason}"
+        raise DataError.of("bad-url", label, message, "Write it as s3://bucket/prefix") from None
     return Place(label, path.rpartition("/")[2], path, filesystem)

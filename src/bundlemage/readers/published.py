@@ -1,22 +1,24 @@
-"""What the readers of published layouts share: files that must be there, sizes that can be, names."""
+"""What the readers of published data share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
 
+from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import Problem
 
 LARGEST = 10_000_000
-"""More users, bundles or items than this is a damaged file, not data: each id takes memory at once.
+"""Maximum number of users, bundles or items. More means a damaged file, and each id takes memory.
 
-The largest published bundle data has some hundred thousand of anything.
+The largest published bundle data has some hundred thousand of each.
 """
 
 _LAYOUT_FOLDERS = {"authors", "bgcn", "gen", "mat", "pathak"}
 
 
 def missing_files(folder: Path, names: Iterable[str], fix: str) -> list[Problem]:
+    """Returns a problem for each file that is not in the folder."""
     return [
         Problem("missing-file", str(folder / name), "the file is missing", fix)
         for name in names
@@ -25,14 +27,24 @@ def missing_files(folder: Path, names: Iterable[str], fix: str) -> list[Problem]
 
 
 def too_large(where: Path | str, size: int, kind: str) -> Problem:
-    message = f"it speaks of {size:,} {kind}, where no published data has over {LARGEST:,}"
+    """The problem of a file with more than `LARGEST` ids; `kind` is what they number."""
+    message = f"it has {size:,} {kind}, but no published data has over {LARGEST:,}"
     return Problem(
         "size-out-of-range", str(where), message, "Correct it, or download it again.", value=str(size)
     )
 
 
+def numbered(users: int, items: int, bundles: int) -> tuple[Vocabulary, Vocabulary, Vocabulary]:
+    """Returns the vocabularies of users, items and bundles for data that has numbers instead of ids."""
+    return (
+        Vocabulary.numbered("user", users),
+        Vocabulary.numbered("item", items),
+        Vocabulary.numbered("bundle", bundles),
+    )
+
+
 def data_name(folder: Path) -> str:
-    """`youshu` for youshu/authors/mat: the nearest folder that is named after data, not a layout."""
+    """Returns the name of the nearest folder that is not a layout: `youshu` for youshu/authors/mat."""
     resolved = folder.resolve()
     for candidate in (resolved, *resolved.parents):
         if candidate.name and candidate.name not in _LAYOUT_FOLDERS:

@@ -1,4 +1,4 @@
-"""A database by URL: each table is named, or given as a query. SQLAlchemy is imported only when used."""
+"""Tables of a database, each by name or by a query. SQLAlchemy is imported only when it is needed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from bundlemage.errors import DataError, MissingExtraError, Problem
-from bundlemage.readers.assemble import Given, assemble
+from bundlemage.data.splits import Source
+from bundlemage.errors import DataError, MissingExtraError, Problem, collected
+from bundlemage.readers.assemble import TableData, assemble
 from bundlemage.readers.columns import TABLES, resolve
-from bundlemage.readers.ids import Codebook
-from bundlemage.readers.source import Source
+from bundlemage.readers.values import Codebook
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, ColumnClause, Connection, CursorResult, Engine, Inspector
@@ -39,24 +39,23 @@ def read_sql(
     items: str | None = None,
     bundles: str | None = None,
 ) -> Source:
-    """Three tables of a database, each by name (`table`, `schema.table`) or by a SELECT, to a dataset.
+    """Read tables of a database, each by name (`table`, `schema.table`) or by a SELECT.
 
-    `items` and `bundles` are read from the tables of those names if there are any; an empty text reads none.
+    `items` and `bundles` are the catalogue: None reads the tables of these names if they exist, an empty
+    text reads none. Returns the data; raises `DataError` with every problem.
     """
     places = {"user_item": user_item, "user_bundle": user_bundle, "bundle_item": bundle_item}
     optional = {"items": items, "bundles": bundles}
     address = _address(url)
-    tables: dict[str, Given] = {}
+    tables: dict[str, TableData] = {}
     problems: list[Problem] = []
     with _connected(address) as (connection, inspector):
         for table, place in optional.items():
             if place or (place is None and inspector.has_table(table)):
                 places[table] = place or table
         for table, place in places.items():
-            try:
+            with collected(problems):
                 tables[table] = _read(connection, inspector, table, place)
-            except DataError as error:
-                problems += error.problems
     return assemble(tables, Path(address.database or "database").stem, problems)
 
 
@@ -68,29 +67,17 @@ def _address(url: str) -> URL:
         raise MissingExtraError("sql", "Reading a database") from error
     try:
         address = make_url(url)
-    except (ArgumentError, ValueError):  # its text may hold a password, so it is not repeated
-        raise DataError(
-            Problem(
-                "bad-url",
-                "the database",
-                "the URL cannot be understood",
-                "Write it as postgresql://user:password@host:5432/database or sqlite:///path/to/file.db",
-            )
-        ) from None
+    except (ArgumentError, ValueError):  # the URL is not shown: it may hold a password
+        fix = "Write it as postgresql://user:password@host:5432/database or sqlite:///path/to/file.db"
+        raise DataError.of("bad-url", "the database", "the URL cannot be understood", fix) from None
     if address.drivername in ("postgres", "postgresql"):
         address = address.set(drivername="postgresql+psycopg")
-    if address.get_backend_name() == "sqlite" and _is_absent_file(address.database):
-        # SQLite would make a new, empty database of that name.
-        raise DataError(
-            Problem("no-such-path", str(address.database), "there is no such database file", "Check the path")
-        )
+    if address.get_backend_name() == "sqlite":
+        name = address.database or ":memory:"
+        # SQLite would create an empty database of that name.
+        if name != ":memory:" and not name.startswith("file:") and not Path(name).exists():
+            raise DataError.of("no-such-path", name, "there is no such database file", "Check the path")
     return address
-
-
-def _is_absent_file(database: str | None) -> bool:
-    if not database or database == ":memory:" or database.startswith("file:"):
-        return False
-    return not Path(database).exists()
 
 
 def _engine(address: URL) -> Engine:
@@ -101,23 +88,14 @@ def _engine(address: URL) -> Engine:
     patience = {} if "connect_timeout" in address.query else patience
     try:
         return create_engine(address, connect_args=patience)
-    except NoSuchModuleError as error:
-        message = f"{address.drivername!r} is no known kind of database"
-        raise DataError(_no_driver(address, message)) from error
+    except NoSuchModuleError:
+        message = f"{address.drivername!r} is not a known kind of database"
     except ImportError as error:
         if error.name == "psycopg":
             raise MissingExtraError("sql", "Reading PostgreSQL") from error
         message = f"the driver {error.name!r} of this database is not installed"
-        raise DataError(_no_driver(address, message)) from error
-
-
-def _no_driver(address: URL, message: str) -> Problem:
-    return Problem(
-        "missing-driver",
-        address.render_as_string(hide_password=True),
-        message,
-        "Install the driver that the SQLAlchemy documentation names for it, or use PostgreSQL or SQLite",
-    )
+    fix = "Install the driver that the SQLAlchemy documentation names for it, or use PostgreSQL or SQLite"
+    raise DataError.of("missing-driver", address.render_as_string(hide_password=True), message, fix)
 
 
 @contextmanager
@@ -130,16 +108,13 @@ def _connected(address: URL) -> Iterator[tuple[Connection, Inspector]]:
         try:
             connection = engine.connect()
             inspector = inspect(connection)
-            inspector.has_table("user_item")  # SQLite looks at its file only when first asked something
+            inspector.has_table("user_item")  # SQLite opens its file only for the first query
         except SQLAlchemyError as error:
-            raise DataError(
-                Problem(
-                    "unreachable",
-                    address.render_as_string(hide_password=True),
-                    f"the database does not answer: {_reason(error, address)}",
-                    "Check the address, the name and the password, and that the server is running",
-                )
-            ) from None  # the cause may show the password
+            message = f"the database does not answer: {_reason(error, address)}"
+            fix = "Check the address, the name and the password, and that the server is running"
+            where = address.render_as_string(hide_password=True)
+            # Without the cause, which may show the password.
+            raise DataError.of("unreachable", where, message, fix) from None
         with connection:
             yield connection, inspector
     finally:
@@ -151,75 +126,59 @@ def _reason(error: Exception, address: URL) -> str:
     return text.replace(str(address.password), "***") if address.password else text
 
 
-def _read(connection: Connection, inspector: Inspector, table: str, place: str) -> Given:
+def _read(connection: Connection, inspector: Inspector, table: str, place: str) -> TableData:
     from sqlalchemy.exc import SQLAlchemyError
 
-    is_query = _QUERY.match(place) is not None
-    where = f"{table} query" if is_query else place
+    where = f"{table} query" if _QUERY.match(place) else place
     try:
-        run = _run_query if is_query else _run_select
-        with run(connection, inspector, table, place) as result:
+        with _run(connection, inspector, table, place) as result:
             return _collect(result, table, where)
     except SQLAlchemyError as error:
         connection.rollback()  # PostgreSQL answers nothing more in a failed transaction
-        raise DataError(
-            Problem(
-                "failing-query",
-                where,
-                f"the database refuses it: {_reason(error, connection.engine.url)}",
-                "Try it in the database's own shell, and correct it",
-                value=place,
-            )
-        ) from None
+        message = f"the database refuses it: {_reason(error, connection.engine.url)}"
+        fix = "Try it in the database's own shell, and correct it"
+        raise DataError.of("failing-query", where, message, fix, value=place) from None
 
 
-def _run_query(connection: Connection, _: Inspector, __: str, query: str) -> CursorResult[Any]:
-    # Passed on as it is: colons and percent signs in it are the user's, not placeholders.
-    options = {"stream_results": True, "no_parameters": True}
-    return connection.exec_driver_sql(query, execution_options=options)
-
-
-def _run_select(connection: Connection, inspector: Inspector, table: str, place: str) -> CursorResult[Any]:
+def _run(connection: Connection, inspector: Inspector, table: str, place: str) -> CursorResult[Any]:
+    if _QUERY.match(place):
+        # no_parameters: colons and percent signs in the query are not placeholders.
+        options = {"stream_results": True, "no_parameters": True}
+        return connection.exec_driver_sql(place, execution_options=options)
     from sqlalchemy import column, select
     from sqlalchemy import table as sql_table
 
     schema, _, name = place.rpartition(".")
     if not inspector.has_table(name, schema=schema or None):
-        raise DataError(_missing_table(inspector, table, place, schema or None))
-    names = [found["name"] for found in inspector.get_columns(name, schema=schema or None)]
+        names = sorted(
+            [*inspector.get_table_names(schema or None), *inspector.get_view_names(schema or None)]
+        )
+        listed = ", ".join(names[:12]) + (" …" if len(names) > 12 else "")
+        message = f"there is no such table; the database has {listed or 'none'}"
+        fix = f"Name the right one for {table!r}, or give a SELECT"
+        raise DataError.of("missing-table", place, message, fix, value=place)
+    names = [described["name"] for described in inspector.get_columns(name, schema=schema or None)]
     needed: list[ColumnClause[Any]] = [
         column(names[position]) for position in resolve(table, names, place).values()
     ]
-    # SQLAlchemy quotes the names, so that no name can be read as anything else.
+    # SQLAlchemy quotes the names, so that no name is read as SQL.
     query = select(*needed).select_from(sql_table(name, schema=schema or None))
     return connection.execute(query, execution_options={"stream_results": True})
 
 
-def _missing_table(inspector: Inspector, table: str, place: str, schema: str | None) -> Problem:
-    names = sorted([*inspector.get_table_names(schema), *inspector.get_view_names(schema)])
-    listed = ", ".join(names[:12]) + (" …" if len(names) > 12 else "")
-    return Problem(
-        "missing-table",
-        place,
-        f"there is no such table; the database has {listed or 'none'}",
-        f"Name the right one for {table!r}, or give a SELECT",
-        value=place,
-    )
-
-
-def _collect(result: CursorResult[Any], table: str, where: str) -> Given:
-    """Rows come a batch at a time; ids are kept as small numbers, so that memory holds each id once."""
-    found = resolve(table, list(result.keys()), where)
+def _collect(result: CursorResult[Any], table: str, where: str) -> TableData:
+    """Read the rows in batches. Ids are kept as small numbers, so that memory holds each id once."""
+    positions = resolve(table, list(result.keys()), where)
     layout = TABLES[table]
     books = {column: Codebook() for column in layout.ids}
-    details: dict[str, list[Any]] = {column: [] for column in layout.details if column in found}
+    details: dict[str, list[Any]] = {column: [] for column in layout.details if column in positions}
     for batch in result.yield_per(_ROWS_AT_ONCE).partitions():
         for column, book in books.items():
-            book.add(row[found[column]] for row in batch)
+            book.add(row[positions[column]] for row in batch)
         for column, values in details.items():
-            values.extend(row[found[column]] for row in batch)
+            values.extend(row[positions[column]] for row in batch)
     ids = {column: book.coded() for column, book in books.items()}
-    return Given(where, ids, _as_arrow(details))
+    return TableData(where, ids, _as_arrow(details))
 
 
 def _as_arrow(details: Mapping[str, list[Any]]) -> dict[str, pa.ChunkedArray]:

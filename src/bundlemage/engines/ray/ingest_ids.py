@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from bundlemage.data.vocabulary import INTEGER
 from bundlemage.errors import DataError, Problem
-from bundlemage.readers.ids import Codes, encode, read_ids
+from bundlemage.readers.values import Codes, encode, read_ids
 
 Order = npt.NDArray[np.int64]
 
@@ -45,7 +45,7 @@ def read(column: pa.ChunkedArray, name: str, where: str, first: int) -> tuple[Id
     good, problems = read_ids(encode(column), name, where, lambda row: first + row + 1)
     if good is None:
         return None, problems
-    return Ids(pa.array(good.texts, pa.string()), good.codes), problems
+    return Ids(pa.array(good.values, pa.string()), good.codes), problems
 
 
 def _quick(column: pa.ChunkedArray) -> Ids | None:

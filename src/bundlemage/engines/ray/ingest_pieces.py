@@ -13,9 +13,9 @@ from bundlemage.engines.ray.ingest_ids import Ids
 from bundlemage.errors import DataError, Problem
 from bundlemage.readers import parquet
 from bundlemage.readers.assemble import CATALOGUE_SCHEMAS
-from bundlemage.readers.catalogue import read_details
 from bundlemage.readers.parquet import Footer
 from bundlemage.readers.places import TableFile
+from bundlemage.readers.values import read_details
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from bundlemage.errors import Problem
 from bundlemage.readers import parquet
 from bundlemage.readers.assemble import CATALOGUE_SCHEMAS
 from bundlemage.readers.columns import TABLES
-from bundlemage.readers.parquet import Footer
-from bundlemage.readers.tables import TableFiles
+from bundlemage.readers.parquet import Footer, TableFiles
 
 _FILES_AT_ONCE = 32
 _LEAST_ROWS, _BLOCK = 100_000, 4000

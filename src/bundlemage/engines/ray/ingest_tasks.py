@@ -30,11 +30,10 @@ from bundlemage.engines.ray.ingest_pieces import (
 from bundlemage.errors import DataError, Problem
 from bundlemage.readers import parquet
 from bundlemage.readers.assemble import CATALOGUE_SCHEMAS, CROSSINGS
-from bundlemage.readers.catalogue import align, duplicates
 from bundlemage.readers.columns import TABLES
-from bundlemage.readers.ids import IdColumn
 from bundlemage.readers.parquet import Footer
 from bundlemage.readers.places import TableFile
+from bundlemage.readers.values import Coded, align, duplicates
 
 _SAMPLES = 128
 _NEVER = np.iinfo(np.int64).max
@@ -148,7 +147,7 @@ def vocabulary(
         mentioned[owner] = first
         if owner in CATALOGUE_SCHEMAS:
             by_row = np.argsort(rows)
-            described = IdColumn(encoded.dictionary.to_pylist(), mine[by_row])
+            described = Coded(encoded.dictionary.to_pylist(), mine[by_row])
             ordered = rows[by_row]
             doubled[owner] = duplicates(described, column, wheres[owner], lambda at: int(ordered[at]) + 1)  # noqa: B023
     known = np.zeros(len(encoded.dictionary), bool)
@@ -243,7 +242,7 @@ def catalogue(
     if len(blocks) > pairs:
         rows = concatenated(blocks[pairs:]).sort_by("row")
         named = column_of(rows, "id").dictionary_encode()
-        column = IdColumn(named.dictionary.to_pylist(), named.indices.to_numpy())
+        column = Coded(named.dictionary.to_pylist(), named.indices.to_numpy())
         table = align(rows.drop_columns(["id", "row"]), column, vocabulary, schema)
     else:
         table = empty_catalogue(schema, vocabulary)

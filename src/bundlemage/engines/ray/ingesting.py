@@ -26,9 +26,9 @@ from bundlemage.engines.ray.ingest_ids import boundaries
 from bundlemage.engines.ray.ingest_survey import Surveyed, piece_rows, survey
 from bundlemage.engines.ray.windows import Done, Task, run
 from bundlemage.errors import DataError, Problem
-from bundlemage.readers import parquet, shards, sql, tables
+from bundlemage.readers import parquet, sql, tables
 from bundlemage.readers.assemble import CATALOGUE_SCHEMAS, CROSSINGS, no_rows, placed
-from bundlemage.readers.load import SAMPLE
+from bundlemage.readers.load import SAMPLE, is_layout
 from bundlemage.readers.places import Place, is_remote, local_path, place
 
 _PIECES_IN_A_RANGE = 4
@@ -262,7 +262,7 @@ def _place(job: IngestJob) -> Place:
     if is_remote(location):
         return place(location)
     path = local_path(location).resolve()  # workers stand in other folders
-    if path.is_dir() and (shards.matches(path) or not tables.matches(path)):
+    if path.is_dir() and (is_layout(path) or not tables.matches(path)):
         raise DataError(_only_parquet(location))
     return Place(location, path.name, str(path))
 

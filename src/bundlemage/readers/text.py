@@ -1,0 +1,265 @@
+"""CSV and TSV files, gzipped or not. Arrow reads them; if it cannot, a slow scan finds every faulty line."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.csv as arrow_csv
+
+from bundlemage.errors import DataError, Problem
+from bundlemage.readers.assemble import TableData
+from bundlemage.readers.columns import resolve
+from bundlemage.readers.places import TableFile, empty_file, unreadable
+from bundlemage.readers.values import shown
+
+BLOCK_BYTES = 16 << 20
+_AFTER_END = "\0end"
+"""A line added after the last one. A quoted field that is still open swallows it, which reveals the fault."""
+_DICTIONARY = pa.dictionary(pa.int32(), pa.string())
+_DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "vertical bars"}
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+
+class _NulByteError(ValueError):
+    """A NUL byte in a text file, which Arrow would let through."""
+
+
+class _OpenQuoteError(ValueError):
+    """A quoted field that is still open at the end of the file."""
+
+    def __init__(self, line: int = 0) -> None:
+        super().__init__("a quote is never closed")
+        self.line = line
+
+
+def read(table: str, file: TableFile) -> TableData:
+    """Read a table from a text file of this machine; raises `DataError` with everything wrong with it."""
+    where = file.where
+    if file.filesystem is not None:
+        message = "text files are read from folders of this machine only"
+        raise DataError.of("not-parquet", where, message, "Store the table as Parquet")
+    text = _TextFile(Path(file.path))
+    try:
+        file.check()
+        return TableData.from_arrow(table, where, _columns(table, text, where), text.line_of)
+    except EOFError as error:
+        fix = "Copy or export it again"
+        raise DataError.of("bad-gzip", where, "the gzip file is cut short", fix) from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        message = f"this is not a sound gzip file ({error})"
+        fix = "Compress it again, or drop .gz from the name if it is plain text"
+        raise DataError.of("bad-gzip", where, message, fix) from error
+    except OSError as error:
+        raise DataError(unreadable(where, error)) from error
+
+
+def _columns(table: str, file: _TextFile, where: str) -> pa.Table:
+    try:
+        header = next(file.records(), None)
+        if header is None:
+            raise DataError(empty_file(where))
+        "".join(header.fields).encode()  # fails if a name is not UTF-8
+        _check_delimiter(file, header, where)
+        positions = resolve(table, header.fields, where)
+        return file.read(header, sorted(positions.values()))
+    except (UnicodeError, csv.Error, _NulByteError, _OpenQuoteError, pa.ArrowInvalid) as error:
+        # If the bytes are not text, rows mean nothing.
+        problems = list(_encoding_problems(file, where)) or list(_row_problems(file, where))
+        raise DataError(problems or [unreadable(where, error)]) from error
+
+
+@dataclass(frozen=True)
+class _Record:
+    """One row of a text file; it may span several lines."""
+
+    line: int
+    last_line: int
+    fields: list[str]
+
+
+@dataclass(frozen=True)
+class _TextFile:
+    """A delimited file. Its name tells the delimiter and the compression."""
+
+    path: Path
+
+    @property
+    def delimiter(self) -> str:
+        return "\t" if ".tsv" in self.path.suffixes else ","
+
+    @contextmanager
+    def open(self) -> Iterator[IO[bytes]]:
+        with self.path.open("rb") as raw:
+            if self.path.suffix != ".gz":
+                yield raw
+                return
+            with closing(gzip.GzipFile(fileobj=raw)) as unpacked:
+                yield unpacked  # type: ignore[misc]  # a binary stream in all but its declared type
+
+    def records(self, guarded: bool = False) -> Iterator[_Record]:
+        """Yields every row that is not blank, the header first, with its lines.
+
+        Bytes that are not UTF-8 come through as lone surrogates, so that the scan continues. A guarded
+        scan raises `_OpenQuoteError` at a quoted field that never ends.
+        """
+        with self.open() as stream:
+            text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
+            rows = csv.reader(chain(text, [_AFTER_END]), delimiter=self.delimiter)
+            line = 1
+            for fields in rows:
+                if fields == [_AFTER_END]:
+                    return
+                if guarded and fields and fields[-1].endswith(_AFTER_END):
+                    raise _OpenQuoteError(line)
+                if fields:
+                    yield _Record(line, rows.line_num, fields)
+                line = rows.line_num + 1
+
+    def line_of(self, row: int) -> int:
+        """Returns the line on which the n-th row after the header begins."""
+        for number, record in enumerate(self.records(), start=-1):
+            if number == row:
+                return record.line
+        raise IndexError(row)
+
+    def read(self, header: _Record, positions: list[int]) -> pa.Table:
+        """Returns the columns at these positions as dictionaries of strings, under the header's names."""
+        names = [str(position) for position in range(len(header.fields))]
+        wanted = [names[position] for position in positions]
+        empty_row = ("\n" + self.delimiter.join(['""'] * len(names)) + "\n").encode()
+        with self.open() as stream:
+            table = arrow_csv.read_csv(
+                _Guarded(stream, empty_row),
+                read_options=arrow_csv.ReadOptions(
+                    column_names=names, skip_rows=header.last_line, block_size=BLOCK_BYTES
+                ),
+                parse_options=arrow_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+                convert_options=arrow_csv.ConvertOptions(
+                    column_types=dict.fromkeys(wanted, _DICTIONARY),
+                    include_columns=wanted,
+                    strings_can_be_null=False,  # an id may be NA or null
+                ),
+            )
+        rows = table.num_rows - 1
+        if rows < 0 or any(column[0].as_py() for column in table.slice(rows).columns):
+            raise _OpenQuoteError
+        return table.slice(0, rows).rename_columns([header.fields[position] for position in positions])
+
+
+class _Guarded(io.RawIOBase):
+    """A stream that refuses NUL bytes and adds a row of empty fields at its end.
+
+    Arrow lets a quote that is never closed swallow the rest of the file in silence. It then swallows the
+    added row too, which reveals the fault.
+    """
+
+    def __init__(self, stream: IO[bytes], last_row: bytes) -> None:
+        self._stream = stream
+        self._rest = last_row
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        if b"\0" in data:
+            raise _NulByteError
+        space = len(buffer) - len(data)
+        if space:  # the end: the added row joins the last block, since Arrow wants a header in one block
+            data += self._rest[:space]
+            self._rest = self._rest[space:]
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _check_delimiter(file: _TextFile, header: _Record, where: str) -> None:
+    """Raises `DataError` if the header is one field, and several by another delimiter."""
+    line = header.fields[0]
+    counts = {mark: line.count(mark) for mark in _DELIMITERS if mark != file.delimiter}
+    used = max(counts, key=lambda mark: counts[mark])
+    if len(header.fields) > 1 or not counts[used]:
+        return
+    ending = {",": ".csv", "\t": ".tsv"}.get(used)
+    packed = ".gz" if where.endswith(".gz") else ""
+    rename = f", or name it {ending}{packed}" if ending else ""
+    expected = _DELIMITERS[file.delimiter]
+    message = f"the columns are separated by {_DELIMITERS[used]}, not {expected}: {shown(line)}"
+    fix = f"Save it with {expected}{rename}"
+    raise DataError.of("wrong-delimiter", where, message, fix, header.line, line)
+
+
+def _encoding_problems(file: _TextFile, where: str) -> Iterator[Problem]:
+    """Lines that are not UTF-8 text."""
+    nul: list[tuple[int, bytes]] = []
+    broken: list[tuple[int, bytes]] = []
+    with file.open() as stream:
+        for number, line in enumerate(stream, start=1):
+            if number == 1 and line.startswith(_UTF16_MARKS):
+                fix = "Save it as UTF-8 (in Excel: 'CSV UTF-8')"
+                yield Problem("broken-utf8", where, "the file is UTF-16, not UTF-8", fix, line=1)
+                return
+            if b"\0" in line:
+                nul.append((number, line))
+            elif not _is_utf8(line):
+                broken.append((number, line))
+    if nul:
+        number, line = nul[0]
+        message = f"there is a NUL byte in the line {_escaped(line)}"
+        fix = "Export the data again; a NUL byte is the mark of a damaged copy"
+        if line.count(b"\0") * 3 > len(line):
+            fix = "Save the file as UTF-8; it looks like UTF-16"
+        yield Problem("nul-byte", where, message, fix, number, _escaped(line), len(nul) - 1)
+    if broken:
+        number, line = broken[0]
+        message = f"the line is not UTF-8 text: {_escaped(line)}"
+        fix = "Save the file as UTF-8; it is probably in Latin-1 or Windows-1252 now"
+        yield Problem("broken-utf8", where, message, fix, number, _escaped(line), len(broken) - 1)
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _escaped(line: bytes) -> str:
+    return shown(line.rstrip(b"\r\n")).removeprefix("b")
+
+
+def _row_problems(file: _TextFile, where: str) -> Iterator[Problem]:
+    """Rows of the wrong length, and a quote that is never closed."""
+    ragged: list[_Record] = []
+    expected = next_line = open_quote = 0
+    try:
+        for record in file.records(guarded=True):
+            expected = expected or len(record.fields)
+            if len(record.fields) != expected:
+                ragged.append(record)
+            next_line = record.last_line + 1
+    except csv.Error:  # an extremely long field
+        open_quote = next_line
+    except _OpenQuoteError as error:
+        open_quote = error.line
+    if open_quote:
+        message = 'a field opens with " and is never closed, so that the rest of the file is one field'
+        fix = 'Close the quote; write a " inside a quoted field as ""'
+        yield Problem("unclosed-quote", where, message, fix, open_quote)
+    if ragged:
+        first = ragged[0]
+        value, count = file.delimiter.join(first.fields), len(first.fields)
+        fields = f"{count} field{'' if count == 1 else 's'}"
+        message = f"{fields} where the header has {expected}: {shown(value)}"
+        fix = "Correct the row; put a field that holds a delimiter in double quotes"
+        yield Problem("ragged-row", where, message, fix, first.line, value, len(ragged) - 1)

@@ -1,0 +1,374 @@
+"""Ids, titles, prices, tags, stock and discounts: columns of any type become checked values.
+
+A column is first reduced to its distinct values. Only these are looked at in Python.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import compress
+from typing import Any, Literal
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from bundlemage.data.vocabulary import Vocabulary
+from bundlemage.errors import Problem
+
+Codes = npt.NDArray[np.int32]
+LineOf = Callable[[int], int]
+"""Returns the 1-based line (or row) of the n-th row of a table. It may read the file again."""
+
+_EXACT_FLOATS = 2**53
+"""Above this, a float does not hold every whole number: two ids may already have become one."""
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A column as its distinct values and, for each row, the position of its value (-1: no value)."""
+
+    values: Sequence[Any]
+    codes: Codes
+
+
+def encode(column: pa.ChunkedArray) -> Coded:
+    """Returns an Arrow column as distinct Python values, without those that no row holds."""
+    try:
+        codes, values = _encode(column)
+    except pa.ArrowNotImplementedError:  # lists, structs and the like, which Arrow does not hash
+        book = Codebook()
+        book.add(column.to_pylist())
+        return book.coded()
+    used = np.zeros(len(values) + 1, dtype=bool)
+    used[codes] = True  # the code -1 sets the spare last place
+    renumbered = np.where(used, np.cumsum(used) - 1, -1).astype(np.int32)
+    renumbered[-1] = -1
+    return Coded(list(compress(_python_values(values), used[:-1].tolist())), renumbered[codes])
+
+
+def _encode(column: pa.ChunkedArray) -> tuple[Codes, pa.Array]:
+    if isinstance(column.type, pa.BaseExtensionType):  # such as UUIDs: Arrow hashes only their storage
+        storage = [chunk.storage for chunk in column.chunks]
+        hashed, values = _encode(pa.chunked_array(storage, column.type.storage_type))
+        return hashed, pa.ExtensionArray.from_storage(column.type, values)
+    if pa.types.is_dictionary(column.type):
+        try:
+            column = column.unify_dictionaries()
+        except pa.ArrowInvalid:  # too many values for the index type, or a null among them
+            column = column.cast(column.type.value_type).dictionary_encode()
+    else:
+        column = column.dictionary_encode()
+    if column.num_chunks == 0:
+        return np.empty(0, np.int32), pa.array([], column.type.value_type)
+    codes = [chunk.indices.cast(pa.int32()).fill_null(-1).to_numpy() for chunk in column.chunks]
+    return np.concatenate(codes), column.chunk(0).dictionary
+
+
+def _python_values(values: pa.Array) -> list[Any]:
+    try:
+        python: list[Any] = values.to_pylist()
+    except UnicodeDecodeError:  # Arrow does not check text; as bytes the faulty ids can be found
+        python = values.cast(pa.large_binary()).to_pylist()
+    return python
+
+
+def joined(parts: Sequence[Coded]) -> Coded:
+    """Returns several columns as one. A value may then occur more than once in `values`."""
+    starts = np.cumsum([0, *(len(part.values) for part in parts)])
+    codes = [
+        np.where(part.codes < 0, -1, part.codes + start)
+        for part, start in zip(parts, starts[:-1], strict=True)
+    ]
+    values = [value for part in parts for value in part.values]
+    return Coded(values, np.concatenate([np.empty(0, np.int32), *codes]).astype(np.int32))
+
+
+class Codebook:
+    """Builds a `Coded` column from batches of Python values."""
+
+    def __init__(self) -> None:
+        self._book: dict[Any, int] = {}
+        self._batches: list[Codes] = []
+
+    def add(self, values: Iterable[Any]) -> None:
+        book, rows = self._book, list(values)
+        try:
+            codes = [-1 if value is None else book.setdefault(value, len(book)) for value in rows]
+        except TypeError:  # a list or a dict among them
+            codes = [-1 if value is None else book.setdefault(_hashable(value), len(book)) for value in rows]
+        self._batches.append(np.array(codes, dtype=np.int32))
+
+    def coded(self) -> Coded:
+        return Coded(list(self._book), np.concatenate([np.empty(0, np.int32), *self._batches]))
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(map(_hashable, value))
+    return value if isinstance(value, Hashable) else (str(value),)
+
+
+# Problems
+
+
+def shown(value: object, width: int = 60) -> str:
+    """Returns a value for a message: quoted if it is text, and shortened to `width`."""
+    text = repr(value) if isinstance(value, str | bytes) else str(value)
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """A kind of faulty value. `message` may use {name}, {value} and {type}."""
+
+    message: str
+    fix: str
+    kind: str = "bad-number"
+    severity: Literal["error", "warning"] = "error"
+
+    def problem(
+        self, rows: npt.NDArray[np.intp], column: Coded, name: str, where: str, line_of: LineOf
+    ) -> Problem:
+        """Describes the first of the faulty `rows`, and counts the others."""
+        code = column.codes[rows[0]]
+        value = "" if code < 0 else column.values[code]
+        message = self.message.format(name=name, value=shown(value), type=type(value).__name__)
+        line, more = line_of(int(rows[0])), len(rows) - 1
+        return Problem(self.kind, where, message, self.fix, line, str(value), more, self.severity)
+
+
+# Ids
+
+_MISSING_ID = _Fault("{name!r} is empty", "Fill it in or remove the row", "missing-id")
+_BROKEN_ID = _Fault(
+    "{name!r} holds bytes that are not UTF-8 text: {value}",
+    "Store the ids as UTF-8 text or as whole numbers",
+    "broken-utf8",
+)
+_NUL_ID = _Fault(
+    "{name!r} holds a NUL byte: {value}",
+    "Export the data again; a NUL byte is the mark of a damaged copy",
+    "nul-byte",
+)
+_BAD_ID_TYPE = _Fault(
+    "{name!r} holds {value}, a {type}; an id is text, a whole number or a UUID",
+    "Convert the column to text or whole numbers, or name the right column",
+    "bad-id-type",
+)
+_SPACED_ID = _Fault(
+    "{name!r} holds {value}, with a space at its start or end, which makes it another id than without",
+    "Trim the ids if the space is not meant",
+    "id-with-spaces",
+    "warning",
+)
+_DESCRIBED_TWICE = _Fault(
+    "{name!r} {value} is described a second time; only the first description counts",
+    "Keep one row for each id",
+    "duplicate-catalogue-id",
+    "warning",
+)
+
+
+def read_ids(column: Coded, name: str, where: str, line_of: LineOf) -> tuple[Coded | None, list[Problem]]:
+    """Check a column of ids. `name` and `where` are the column and the file for messages.
+
+    Returns the ids as text, or None if there is an error; and the problems.
+    """
+    texts: list[str] = []
+    faulty: dict[_Fault, list[int]] = defaultdict(list)
+    for position, value in enumerate(column.values):
+        text, fault = _read_id(value)
+        texts.append(text)
+        if fault:
+            faulty[fault].append(position)
+    if (column.codes < 0).any():
+        faulty[_MISSING_ID].append(-1)
+    problems = []
+    for fault, positions in faulty.items():
+        chosen = np.zeros(len(column.values) + 1, dtype=bool)
+        chosen[positions] = True
+        problems.append(fault.problem(np.flatnonzero(chosen[column.codes]), column, name, where, line_of))
+    if any(problem.severity == "error" for problem in problems):
+        return None, problems
+    # Different values may be the same id as text, such as 1 and '1'.
+    distinct = {text: code for code, text in enumerate(dict.fromkeys(texts))}
+    if len(distinct) == len(texts):
+        return Coded(texts, column.codes), problems
+    merged = np.array([distinct[text] for text in texts], dtype=np.int32)
+    return Coded(list(distinct), merged[column.codes]), problems
+
+
+def _read_id(value: Any) -> tuple[str, _Fault | None]:
+    """An id as text, and what is wrong with it."""
+    if value is None:
+        return "", _MISSING_ID
+    if isinstance(value, bytes):
+        try:
+            value = value.decode()
+        except UnicodeDecodeError:
+            return "", _BROKEN_ID
+    if isinstance(value, str):
+        if not value or value.isspace():
+            return value, _MISSING_ID
+        if "\0" in value:
+            return value, _NUL_ID
+        return value, _SPACED_ID if value[0].isspace() or value[-1].isspace() else None
+    if isinstance(value, int | UUID) and not isinstance(value, bool):
+        return str(value), None
+    if isinstance(value, float | Decimal):  # whole numbers become floats where a value was missing
+        if math.isnan(value):
+            return "", _MISSING_ID
+        exact = math.isfinite(value) and (isinstance(value, Decimal) or abs(value) < _EXACT_FLOATS)
+        if exact and value == int(value):
+            return str(int(value)), None
+    return "", _BAD_ID_TYPE
+
+
+def duplicates(ids: Coded, name: str, where: str, line_of: LineOf) -> list[Problem]:
+    """Returns a warning if a catalogue describes an id more than once."""
+    _, first_rows = np.unique(ids.codes, return_index=True)
+    repeated = np.setdiff1d(np.arange(len(ids.codes)), first_rows)
+    return [_DESCRIBED_TWICE.problem(repeated, ids, name, where, line_of)] if repeated.size else []
+
+
+# Details of the catalogue
+
+_TAG_SEPARATOR = re.compile(r"[|;,]")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+
+
+def _title(value: Any) -> str | None:
+    text = value.decode() if isinstance(value, bytes) else str(value)
+    return text if text.strip() else None
+
+
+def _tags(value: Any) -> list[str] | None:
+    parts = value if isinstance(value, tuple) else _TAG_SEPARATOR.split(_title(value) or "")
+    tags = [str(part).strip() for part in parts if part is not None]
+    return [tag for tag in tags if tag] or None
+
+
+def _number(value: Any, highest: float) -> float | None:
+    """A number from 0 to `highest`; None if it is empty. Raises `ValueError` for anything else."""
+    if isinstance(value, str):
+        text = value.strip()
+        if not text:
+            return None
+        if not _NUMBER.fullmatch(text):
+            raise ValueError
+        value = float(text)
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        raise ValueError  # noqa: TRY004 - callers treat every faulty value alike
+    if math.isnan(value):
+        return None
+    if not 0 <= value <= highest:
+        raise ValueError
+    return float(value)
+
+
+def _price(value: Any) -> float | None:
+    return _number(value, sys.float_info.max)
+
+
+def _stock(value: Any) -> int | None:
+    stock = _price(value)
+    if stock is not None and (stock != int(stock) or stock >= 2**63):
+        raise ValueError
+    return None if stock is None else int(stock)
+
+
+def _discount(value: Any) -> float | None:
+    return _number(value, 1)
+
+
+_DETAILS: Mapping[str, tuple[Callable[[Any], Any], _Fault]] = {
+    "title": (
+        _title,
+        _Fault("{name!r} is {value}; expected text in UTF-8", "Store the text as UTF-8", "broken-utf8"),
+    ),
+    "tags": (
+        _tags,
+        _Fault(
+            "{name!r} is {value}; expected a list of texts, or one text separated by | ; or ,",
+            "Store the text as UTF-8",
+            "broken-utf8",
+        ),
+    ),
+    "price": (
+        _price,
+        _Fault(
+            "{name!r} is {value}; expected a number, 0 or more",
+            "Write it without a currency sign, with a point for the decimals; "
+            "leave it empty if it is not known",
+        ),
+    ),
+    "stock": (
+        _stock,
+        _Fault(
+            "{name!r} is {value}; expected a whole number, 0 or more",
+            "Write how many can be sold; leave it empty if it is not known",
+        ),
+    ),
+    "discount": (
+        _discount,
+        _Fault(
+            "{name!r} is {value}; expected a fraction from 0 to 1",
+            "Write 20% off as 0.2; leave it empty if it is not known",
+        ),
+    ),
+}
+"""How each column is read, and what to say about a value that cannot be read."""
+
+
+def read_details(
+    columns: Mapping[str, pa.ChunkedArray], schema: pa.Schema, rows: int, where: str, line_of: LineOf
+) -> tuple[pa.Table, list[Problem]]:
+    """Check the columns of a catalogue, except its ids. Missing columns become null.
+
+    Returns them in the types of `schema`, in the order of the rows; and the problems.
+    """
+    kept: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for name in schema.names[1:]:
+        kind = schema.field(name).type
+        if name not in columns:
+            kept[name] = pa.nulls(rows, kind)
+            continue
+        column = encode(columns[name])
+        parse, fault = _DETAILS[name]
+        values: list[Any] = []
+        bad: list[int] = []
+        for position, value in enumerate(column.values):
+            try:
+                values.append(None if value is None else parse(value))
+            except ValueError:
+                values.append(None)
+                bad.append(position)
+        if bad:
+            faulty = np.flatnonzero(np.isin(column.codes, bad))
+            problems.append(fault.problem(faulty, column, name, where, line_of))
+        values.append(None)  # the code -1
+        kept[name] = pa.array([values[code] for code in column.codes.tolist()], kind)
+    return pa.table(kept), problems
+
+
+def align(details: pa.Table, ids: Coded, vocabulary: Vocabulary, schema: pa.Schema) -> pa.Table:
+    """Returns details in the order of a vocabulary, with its ids as the first column.
+
+    An id that is described twice keeps its first description; one without a description has nulls.
+    """
+    positions = vocabulary.positions(ids.values)[ids.codes]
+    described, first_rows = np.unique(positions, return_index=True)
+    rows = np.full(len(vocabulary), -1, dtype=np.int64)
+    rows[described] = first_rows
+    taken = details.take(pa.array(rows, mask=rows < 0))
+    columns = {name: taken[name] for name in taken.column_names}
+    return pa.table({schema.names[0]: vocabulary.to_arrow(), **columns}, schema=schema)
