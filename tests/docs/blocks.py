@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.docs.commands import run_forked
+
 ROOT = Path(__file__).resolve().parents[2]
 _TRAINING = re.compile(
     r"bundlemage train (?P<data>shop) -o (?P<model>[\w/-]+)(?P<options>(?: --[\w-]+ [\w=.]+)*)(?:\s+#.*)?"
@@ -126,9 +128,8 @@ class Shell:
         """Run the commands of a block; what they print on either stream, as in a terminal of 80 columns."""
         printed = []
         for command in block.commands:
-            arguments = ["bash", "-c", self._here(command)]
             if re.search(r"&\s*(#.*)?$", command):
-                arguments[2] = "exec " + re.sub(r"&\s*(#.*)?$", "", arguments[2])
+                arguments = ["bash", "-c", "exec " + re.sub(r"&\s*(#.*)?$", "", self._here(command))]
                 started = subprocess.Popen(
                     arguments, cwd=self.folder, env=self._environment, stdout=subprocess.DEVNULL, text=True
                 )
@@ -138,23 +139,28 @@ class Shell:
             if training and self._once and block.exit_code == 0:
                 printed.append(self._trained(training, block))
             else:
-                printed.append(self._run(arguments, block))
+                printed.append(self._run(self._here(command), block))
         return "".join(printed).replace(f"127.0.0.1:{self._port}", "127.0.0.1:8000")
 
-    def _run(self, arguments: list[str], block: Block, folder: Path | None = None) -> str:
+    def _run(self, command: str, block: Block, folder: Path | None = None) -> str:
         """Run one command and return what it printed."""
-        done = subprocess.run(
-            arguments,
-            cwd=folder or self.folder,
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert done.returncode == block.exit_code, f"{block.place}: $ {arguments[-1]}\n{done.stdout}"
-        return done.stdout
+        folder = folder or self.folder
+        done = run_forked(command, folder, self._environment)
+        if done is None:
+            ended = subprocess.run(
+                ["bash", "-c", command],
+                cwd=folder,
+                env=self._environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=240,
+                check=False,
+            )
+            done = ended.returncode, ended.stdout
+        code, printed = done
+        assert code == block.exit_code, f"{block.place}: $ {command}\n{printed}"
+        return printed
 
     def _trained(self, training: re.Match[str], block: Block) -> str:
         """Copy the model of a training that another page ran, or run it now. Return what it printed."""
@@ -169,7 +175,7 @@ class Shell:
             place.mkdir()
             shutil.copytree(data, place / training["data"])
             command = f"bundlemage train {training['data']} -o MODEL{training['options']}"
-            (place / "printed.txt").write_text(self._run(["bash", "-c", command], block, place))
+            (place / "printed.txt").write_text(self._run(command, block, place))
 
         place = self._once(f"page-{inputs.hexdigest()[:16]}", train)
         shutil.copytree(place / "MODEL", self.folder / training["model"])
