@@ -164,7 +164,7 @@ def test_an_impossible_design_says_what_cannot_hold_and_what_would_help(client: 
         ({"method": "magic"}, "method"),
         ({"tags": {"at least": {}}}, "tags"),
         ({"tags": {"at_least": {"Seafairing": 1}}}, "Did you mean 'Seafaring'"),
-        ({"one_per": ["nothing:*"]}, "begins so"),
+        ({"one_per": ["nothing:*"]}, "begins with"),
         ({"start": ["g9999"]}, "'g9999'"),
         ({"must": ["g9999"]}, "'g9999'"),
         ({"costs": {"g9999": 1}}, "'g9999'"),

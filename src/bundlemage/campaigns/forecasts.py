@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bundlemage.core.shop import Shop
-from bundlemage.designer.money import to_pay, units_of
+from bundlemage.designer.constraints import to_pay, units_of
 from bundlemage.errors import ConfigError
 from bundlemage.wire.requests import MOST_OFF
 

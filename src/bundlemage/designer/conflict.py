@@ -1,35 +1,51 @@
-"""What cannot hold together, and what would have to change: for a request that no bundle meets.
+"""Whether any bundle keeps all rules; if not, the smallest conflict, and changes that resolve it.
 
-The smallest conflict is found from its other side. Each set of rules that can hold together, made as large
-as possible, leaves some rules out; a conflict needs one of every such remainder. So the fewest rules that
-touch all remainders found so far are tried: if they cannot hold together, no smaller set is a conflict; if
-they can, there is one more remainder.
+Everything here is over the whole catalogue, and does not depend on the model's scores.
+
+The smallest conflict is found by hitting sets. Each set of rules that can hold together, made as large as
+possible, leaves some rules out; a conflict needs one rule of every such remainder. So the fewest rules that
+touch all known remainders are tried: if they cannot hold together, no smaller set is a conflict; if they can,
+there is one more remainder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from bundlemage.designer.constraints import Rules
-from bundlemage.designer.possible import Possible
-from bundlemage.designer.solver import cp, new_solver
+import numpy as np
+
+from bundlemage.designer.constraints import NO_LIMIT, Lists, Rules, Sum
+from bundlemage.designer.solver import cp, new_solver, signatures
 from bundlemage.designer.waiting import Deadline
 from bundlemage.errors import ConfigError, OutOfTimeError
-from bundlemage.wire.design import Change, ImpossibleDesignError, Rule, Step
+from bundlemage.wire.design import Change, ImpossibleDesignError, Step
+from bundlemage.wire.requests import MOST_ITEMS
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
 
 SECONDS = 3.0
-"""The least time for finding out why nothing is possible."""
+"""The least time for finding out why no bundle is possible."""
 MOST_TRIED = 12
-"""How many ways out are looked at."""
+"""How many changes are worked out."""
 MOST_CHANGES = 5
-"""How many ways out are named."""
+"""How many changes are named."""
+MANY = 500
+"""With more kinds of items than this, easier questions are asked first."""
+LARGEST = 6
+"""How many of the largest groups an easier question looks at, besides those that always matter."""
+SOME = 60
+"""How many kinds of each sort the other easier question looks at."""
 
 
 def refuse_impossible(rules: Rules, deadline: Deadline) -> None:
-    """Raise `ImpossibleDesignError`, and say why, where no bundle keeps all rules.
+    """Raises `ImpossibleDesignError`, with the reasons, if no bundle keeps all rules.
 
-    It takes the time that is left, and a few seconds in any case: to say what is wrong is worth a wait.
+    It takes the time that is left, and at least `SECONDS`, because a good explanation is worth a wait.
     """
     possible = Possible(rules, Deadline(max(SECONDS, deadline.left)))
     everything = frozenset(range(len(rules.rules)))
@@ -60,7 +76,7 @@ def _smallest(possible: Possible, everything: frozenset[int]) -> frozenset[int]:
 def _fewest_that_touch(
     sets: Iterable[frozenset[int]], other_than: Iterable[frozenset[int]] = ()
 ) -> frozenset[int] | None:
-    """The fewest numbers of which one at least is in each set; None where only the others are left."""
+    """The fewest numbers of which at least one is in each set; None if only `other_than` would do."""
     wanted = list(sets)
     numbers = sorted(frozenset().union(*wanted))
     model = cp().CpModel()
@@ -70,48 +86,48 @@ def _fewest_that_touch(
     for each in other_than:
         model.add_bool_or([~chosen[number] for number in sorted(each)])
     model.minimize(sum(chosen.values()))
-    solver = new_solver(0, 10.0)  # a matter of milliseconds: a request has few rules
+    solver = new_solver(0, 10.0)  # it takes milliseconds, because a request has few rules
     status = solver.solve(model)
     if status == cp().INFEASIBLE:
         return None
     if status != cp().OPTIMAL:
-        raise OutOfTimeError("what cannot hold together was not found in time: give fewer rules")
+        raise OutOfTimeError("the conflicting rules were not found in time: give fewer rules")
     return frozenset(number for number in numbers if solver.boolean_value(chosen[number]))
 
 
-# ── Ways out ─────────────────────────────────────────────────────────────────────────────────────
+# ── Changes that make a request possible ─────────────────────────────────────────────────────────
 
 
 def _changes(possible: Possible, conflict: frozenset[int]) -> list[Change]:
     """The fewest rules whose change suffices, each changed no more than needed; the smallest change first.
 
-    Where time runs out, those that were found until then.
+    If time runs out, the changes that are known by then.
     """
     everything = frozenset(range(len(possible.rules.rules)))
-    found: list[tuple[float, Change]] = []
+    changes: list[tuple[float, Change]] = []
     with suppress(OutOfTimeError):
         for numbers in _ways_out(possible, conflict, everything):
-            found.append(_change(possible, everything, sorted(numbers)))
-            if len(found) == MOST_TRIED:
+            changes.append(_change(possible, everything, sorted(numbers)))
+            if len(changes) == MOST_TRIED:
                 break
-    return [change for _, change in sorted(found, key=lambda each: each[0])][:MOST_CHANGES]
+    return [change for _, change in sorted(changes, key=lambda each: each[0])][:MOST_CHANGES]
 
 
 def _ways_out(
     possible: Possible, conflict: frozenset[int], everything: frozenset[int]
 ) -> Iterator[frozenset[int]]:
-    """Sets of rules without which the others can hold together, as small as can be.
+    """Smallest sets of rules without which the others can hold together.
 
-    As above, with the sides changed: whatever is dropped must touch every conflict, so the fewest that touch
-    those found so far are tried; if the others cannot hold together, there is one more conflict among them.
+    As above, the other way round: the dropped rules must touch every conflict, so the fewest that touch the
+    known ones are tried; if the others cannot hold together, there is one more conflict among them.
     """
-    conflicts, found = [conflict], list[frozenset[int]]()
-    while (tried := _fewest_that_touch(conflicts, found)) is not None:
-        if found and len(tried) > len(found[0]):
+    conflicts, ways = [conflict], list[frozenset[int]]()
+    while (tried := _fewest_that_touch(conflicts, ways)) is not None:
+        if ways and len(tried) > len(ways[0]):
             return
         rest = everything - tried
         if possible.together(rest):
-            found.append(tried)
+            ways.append(tried)
             yield tried
             continue
         for number in sorted(rest):
@@ -124,41 +140,226 @@ def _change(possible: Possible, everything: frozenset[int], numbers: Sequence[in
     rules, values = possible.rules, dict[int, int]()
     steps, texts, weight = [], [], 0.0
     active = everything - set(numbers)
-    for number in numbers:
-        rule = rules.rules[number]
-        old = _number_of(rules, number)
-        value = None if old is None else possible.extreme(number, active, values)
-        if old is None or value is None:
+    for place in numbers:
+        rule, number = rules.rules[place], rules.numbers.get(place)
+        value = None if number is None else possible.extreme(place, active, values)
+        if number is None or value is None:
             steps.append(Step(rule.kind, rule.key, None))
             texts.append(f"without: {rule.text}")
             weight += 1.0
             continue
-        values[number] = value
-        active |= {number}
-        new = rules.price(value) if rule.kind.startswith("budget") else float(value)
+        values[place] = value
+        active |= {place}
+        new = number.of_sum(value)
         steps.append(Step(rule.kind, rule.key, new))
-        texts.append(_said(rule, old, new))
-        weight += abs(new - old) / max(1.0, abs(old))
+        texts.append(f"with {number.said(new)} instead of {number.form.format(number.value)}")
+        weight += abs(new - number.value) / max(1.0, abs(number.value))
     return weight, Change(tuple(steps), " and ".join(texts))
 
 
-def _number_of(rules: Rules, number: int) -> float | None:
-    """The number in a rule that has one."""
-    rule, request = rules.rules[number], rules.request
-    match rule.kind:
-        case "size_min" | "size_max":
-            return float(rules.size[rule.kind == "size_max"])
-        case "budget_min" | "budget_max":
-            return rules.budget[rule.kind == "budget_max"]
-        case "at_least" | "at_most":
-            counts = request.tags.at_least if rule.kind == "at_least" else request.tags.at_most
-            return float(counts[rule.key or ""])
-    return None
+# ── Whether rules can hold together ──────────────────────────────────────────────────────────────
 
 
-def _said(rule: Rule, old: float, new: float) -> str:
-    limit = "at least" if rule.kind in ("size_min", "budget_min", "at_least") else "at most"
-    if rule.kind.startswith("budget"):
-        return f"with a price of {limit} {new:,.2f} instead of {old:,.2f}"
-    tagged = f" with the tag {rule.key!r}" if rule.key else ""
-    return f"with {limit} {new:g} instead of {old:g} items{tagged}"
+@dataclass(frozen=True)
+class _Kinds:
+    """Items that all rules treat alike: one of each kind, and how many there are."""
+
+    alike: list[tuple[int, int]]
+    groups: Lists
+    """For each group of the rules the kinds that are in it."""
+    counted: frozenset[int]
+    """The groups that count. With fewer groups, a question is easier, and more is possible."""
+
+    @classmethod
+    def of(cls, rules: Rules, counted: Iterable[int] | None = None) -> _Kinds:
+        groups = frozenset(range(len(rules.groups)) if counted is None else counted)
+        places = np.flatnonzero(rules.sold)
+        banned = np.stack([mask[places] for mask in rules.bans.values()] or [np.zeros(len(places), bool)])
+        weights = 1 << np.arange(len(banned), dtype=np.int64)
+        must = np.where(np.isin(places, rules.must), places + 1, 0)
+        sums = [each.weights[places] for each in rules.sums]
+        keys = [signatures(rules, places, (), groups), weights @ banned, *sums, must]
+        _, first, counts = np.unique(np.stack(keys), axis=1, return_index=True, return_counts=True)
+        items = places[first]
+        alike = list(zip(items.tolist(), counts.tolist(), strict=True))
+        return cls(alike, rules.inside(items), groups)
+
+    def some(self, rules: Rules) -> _Kinds:
+        """A few kinds, among which there is nearly always a bundle if there is one at all."""
+        random = np.random.default_rng(0)
+        items, _ = np.array(self.alike, np.int64).T
+        free = rules.allowed[items]
+        chosen = set(np.flatnonzero(np.isin(items, rules.must)).tolist())
+        wanted = [self.groups[group] for group in np.flatnonzero(rules.least).tolist()]
+        for inside in [np.arange(len(self.alike)), *wanted]:
+            order = random.permutation(inside[free[inside]])
+            parts = [order[:SOME]]
+            for each in rules.sums:
+                ordered = order[np.argsort(each.weights[items[order]], kind="stable")]
+                parts += [ordered[:SOME], ordered[-SOME:]]
+            chosen.update(np.concatenate(parts).tolist())
+        alike = [self.alike[number] for number in sorted(chosen)]
+        return _Kinds(alike, rules.inside(np.array([item for item, _ in alike], np.int64)), self.counted)
+
+
+class Possible:
+    """Answers whether some of the rules can hold together.
+
+    In a large shop there may be nearly as many kinds as items. Two easier questions come first then: whether
+    it is possible even with a few kinds, and whether it is impossible even if most groups are ignored.
+    """
+
+    def __init__(self, rules: Rules, deadline: Deadline) -> None:
+        self.rules, self.deadline = rules, deadline
+        self._known: dict[frozenset[int], bool] = {}
+
+    @cached_property
+    def all(self) -> _Kinds:
+        return _Kinds.of(self.rules)
+
+    @cached_property
+    def easier(self) -> tuple[_Kinds, _Kinds] | None:
+        """Kinds with which more is possible, and kinds with which less is possible."""
+        if len(self.all.alike) <= MANY:
+            return None
+        rules = self.rules
+        sizes = [(-len(group.members), number) for number, group in enumerate(rules.groups)]
+        counted = {number for _, number in sorted(sizes)[:LARGEST]}
+        counted |= set(np.flatnonzero((rules.least > 0) | (rules.counts(rules.fixed) > 0)).tolist())
+        for number in np.flatnonzero(rules.least).tolist():  # and those that share much with a wanted one
+            members = rules.membership[number]
+            common = np.bincount(rules.groups_of.all_of(members.tolist()), minlength=len(rules.groups))
+            counted |= set(np.flatnonzero(2 * common > len(members)).tolist())
+        return _Kinds.of(rules, counted), self.all.some(rules)
+
+    def together(self, active: frozenset[int]) -> bool:
+        """Whether these rules can hold together. Known answers for more or fewer rules are used again."""
+        if self.deadline.passed:
+            raise _out_of_time()
+        for known, answer in self._known.items():
+            if (answer and active <= known) or (not answer and known <= active):
+                return answer
+        self._known[active] = self._ask(active)
+        return self._known[active]
+
+    def _ask(self, active: frozenset[int]) -> bool:
+        if self.easier is not None:
+            more, less = self.easier
+            if self._problem(less, active).solve() is not None:
+                return True
+            if self._problem(more, active).solve() is None:
+                return False
+        return self._problem(self.all, active).solve() is not None
+
+    def extreme(self, number: int, active: frozenset[int], values: Mapping[int, int]) -> int | None:
+        """The value nearest to a rule's own with which the others can be kept; None if no value will do.
+
+        (For example, an item without a price fits into no budget.)
+        """
+        ends = [self._extreme(kinds, number, active | {number}, values) for kinds in self.easier or ()]
+        if ends and ends[0] == ends[1]:
+            return ends[0]
+        try:
+            return self._extreme(self.all, number, active | {number}, values)
+        except OutOfTimeError:
+            if ends and ends[1] is not None:
+                return ends[1]  # enough, though not proven to be the nearest
+            raise
+
+    def _problem(
+        self,
+        kinds: _Kinds,
+        active: frozenset[int],
+        values: Mapping[int, int] | None = None,
+        free: int | None = None,
+    ) -> _Problem:
+        return _Problem(self.rules, kinds, active, self.deadline, values or {}, free)
+
+    def _extreme(
+        self, kinds: _Kinds, number: int, active: frozenset[int], values: Mapping[int, int]
+    ) -> int | None:
+        problem = self._problem(kinds, active, values, free=number)
+        return problem.solve(problem.amount(number), downwards=self.rules.numbers[number].upper)
+
+
+class _Problem:
+    """One question to the solver: how many items of each kind are added."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        kinds: _Kinds,
+        active: frozenset[int],
+        deadline: Deadline,
+        values: Mapping[int, int],
+        free: int | None,
+    ) -> None:
+        """`values` replace the numbers of some rules; the rule `free` holds with any number."""
+        self.rules, self.alike, self.groups = rules, kinds.alike, kinds.groups
+        self.deadline, self.values = deadline, values
+        bans = [mask for number, mask in rules.bans.items() if number in active]
+        self.refused = any(mask[list(rules.start)].any() for mask in bans)  # these cannot be taken out
+        self.model: cp_model.CpModel = cp().CpModel()
+        self.counts = [
+            self.model.new_int_var(0, 0 if any(mask[item] for mask in bans) else count, "")
+            for item, count in self.alike
+        ]
+        self._of_start = rules.counts(rules.start)
+        added = self._total(rules.size) - len(rules.start)
+        self.model.add(added >= 1)
+        self.model.add(added <= MOST_ITEMS - len(rules.start))
+        places = {item: number for number, (item, _) in enumerate(self.alike)}
+        for item, number in rules.must_rules.items():
+            if number in active:
+                self.model.add(self.counts[places[item]] == 1)
+        holding = active - {free}
+        for each in (rules.size, *rules.sums):
+            least, most = (rule if rule in holding else None for rule in each.rules)
+            if least is not None:
+                self.model.add(self._total(each) >= values.get(least, each.least))
+            if most is not None:
+                self.model.add(self._total(each) <= values.get(most, each.most))
+        for place in sorted(kinds.counted):
+            group = rules.groups[place]
+            if group.rule in holding:
+                if group.least:
+                    self.model.add(self._in_group(place) >= values.get(group.rule, group.least))
+                if group.most < NO_LIMIT:
+                    self.model.add(self._in_group(place) <= values.get(group.rule, group.most))
+
+    def amount(self, number: int) -> Any:
+        """The sum that a rule limits: items, money, or items of a group."""
+        for each in (self.rules.size, *self.rules.sums):
+            if number in each.rules:
+                return self._total(each)
+        (group,) = (place for place, group in enumerate(self.rules.groups) if group.rule == number)
+        return self._in_group(group)
+
+    def _total(self, each: Sum) -> Any:
+        weights = [int(each.weights[item]) for item, _ in self.alike]
+        return cp().LinearExpr.weighted_sum(self.counts, weights) + each.of(self.rules.start)
+
+    def _in_group(self, group: int) -> Any:
+        inside = [self.counts[number] for number in self.groups[group].tolist()]
+        return cp().LinearExpr.weighted_sum(inside, [1] * len(inside)) + int(self._of_start[group])
+
+    def solve(self, amount: Any = None, *, downwards: bool = True) -> int | None:
+        """None if it is impossible; else the lowest or highest possible amount."""
+        if self.refused:
+            return None
+        if amount is not None:
+            self.model.minimize(amount) if downwards else self.model.maximize(amount)
+        solver = new_solver(0, self.deadline.left)
+        status = solver.solve(self.model)
+        if status == cp().INFEASIBLE:
+            return None
+        if status != cp().OPTIMAL:
+            raise _out_of_time()
+        return 0 if amount is None else round(solver.value(amount))
+
+
+def _out_of_time() -> OutOfTimeError:
+    return OutOfTimeError(
+        "the search did not find out in time which of these rules can hold together: give a longer time "
+        "limit, or fewer rules"
+    )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from bundlemage.core.filters import Mask, Shelf
-from bundlemage.designer.money import UNITS, to_pay
 from bundlemage.errors import ConfigError
 from bundlemage.wire.design import DesignRequest, PriceRange, Rule
 from bundlemage.wire.requests import MOST_ITEMS
@@ -21,6 +21,18 @@ Items: TypeAlias = tuple[int, ...]
 Integers: TypeAlias = npt.NDArray[np.int64]
 
 NO_LIMIT = 2**60
+UNITS = 10_000
+"""Parts of a unit of money in which prices are added up, exactly."""
+
+
+def units_of(prices: Iterable[float]) -> int:
+    """The sum of some prices, in parts of a unit of money."""
+    return sum(round(price * UNITS) for price in prices)
+
+
+def to_pay(units: int, discount: float) -> float:
+    """A list price less the discount, in whole cents; half a cent counts as one."""
+    return round(units / UNITS * (1 - discount) + 1e-9, 2)
 
 
 @dataclass(frozen=True)
@@ -43,7 +55,7 @@ class Lists:
         return np.concatenate([*(self[number] for number in numbers), np.zeros(0, np.int64)])
 
     def turned(self, count: int) -> Lists:
-        """For each of so many values, the lists that it is in."""
+        """For each value below `count`, the lists that it is in."""
         order = np.argsort(self.values, kind="stable")
         lists = np.repeat(np.arange(len(self.edges) - 1), np.diff(self.edges))
         sizes = np.bincount(self.values, minlength=count)
@@ -51,8 +63,25 @@ class Lists:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Items of which a bundle has at least and at most so many."""
+class Sum:
+    """A sum over the items of a bundle, such as their prices, and the numbers that it lies between.
+
+    Sums are whole numbers, so they are exact. The size of a bundle is such a sum, too.
+    """
+
+    weights: Integers  # [items]
+    least: int
+    most: int
+    rules: tuple[int | None, int | None]
+    """The rules that name the least and the most; None where the request names none."""
+
+    def of(self, items: Sequence[int]) -> int:
+        return int(self.weights[list(items)].sum())
+
+
+@dataclass(frozen=True)
+class TagLimit:
+    """Items of which a bundle has at least and at most some number."""
 
     rule: int
     members: Integers
@@ -60,31 +89,48 @@ class Group:
     most: int
 
 
+@dataclass(frozen=True)
+class Number:
+    """The number in a rule."""
+
+    value: float
+    upper: bool
+    """Whether the rule says "at most"."""
+    words: str
+    """The rule in words, with {} for the number."""
+    form: str = "{:g}"
+    of_sum: Callable[[int], float] = float
+    """Turns a sum over items into the number that a request would name."""
+
+    def said(self, value: float) -> str:
+        text = self.words.format(self.form.format(value))
+        return text.replace(" items", " item") if value == 1 else text
+
+
 class Rules:
-    """All conditions of one request. Items are positions; `start` is what is in the bundle already."""
+    """All conditions of one request. Items are positions; `start` is what is in the bundle already.
+
+    A rule either keeps items out (`bans`), or limits a sum over a bundle's items (`size` and `sums`), or
+    limits how many items have a tag (`groups`). The searches know only these three kinds, so a new condition
+    of one of the kinds is added here alone.
+    """
 
     def __init__(self, request: DesignRequest, shelf: Shelf, gone: Mask, owned: Integers) -> None:
-        self.request = request
+        self.request, self.items = request, len(shelf.ids)
         self.rules: list[Rule] = []
-        self.items = len(shelf.ids)
+        self.numbers: dict[int, Number] = {}
+        """The numbers of those rules that have one."""
+        self.bans: dict[int, Mask] = {}
+        """The items that a rule keeps out, by the number of the rule."""
         self.start: Items = tuple(shelf.ids.positions(request.start).tolist())
         must = [name for name in request.must if name not in request.start]
         self.must: Items = tuple(shelf.ids.positions(must).tolist())
+        self._check(must, gone)
         self.sold = ~gone
-        self.sold[list(self.start)] = False  # it is there already
-        self._check_must(must, gone)
-        if len(self.start) >= MOST_ITEMS:
-            raise ConfigError(
-                f"'start' has {len(self.start)} items; a bundle has at most {MOST_ITEMS}, and one is added"
-            )
-        self.size = (request.size.least, request.size.most)
-        money = request.budget or PriceRange()
-        self.budget = (money.least, money.most)
-        self.bans: dict[int, Mask] = {}
-        """What a rule keeps out altogether: by the number of the rule."""
-        self.size_min = self._rule("size_min", None, f"at least {_items(self.size[0])}")
-        self.size_max = self._rule("size_max", None, f"at most {_items(self.size[1])}")
-        self._take_budget(request, shelf)
+        self.sold[list(self.start)] = False  # they are in the bundle already
+        limits = (request.size.least, request.size.most)
+        self.size = self._sum("size", np.ones(self.items, np.int64), limits, "{} {{}} items")
+        self.sums = self._sums(shelf)
         self.must_rules = {
             place: self._rule("must", name, f"the item {name!r} in it")
             for name, place in zip(must, self.must, strict=True)
@@ -93,20 +139,22 @@ class Rules:
             named = ", ".join(map(repr, request.forbid[:3])) + (", …" if len(request.forbid) > 3 else "")
             rule = self._rule("forbid", None, f"nothing that is forbidden ({named})")
             self.bans[rule] = self._mask(shelf.ids.positions(shelf.ids.known(request.forbid)))
-        self.groups = [*self._tag_groups(request, shelf), *self._groups_of_one(request, shelf)]
-        in_stock = request.in_stock if request.in_stock is not None else shelf.tells_stock
-        if in_stock:
-            self.bans[self._rule("in_stock", None, "only what is in stock")] = ~shelf.in_stock
+        self.groups = [*self._tag_groups(shelf), *self._groups_of_one(shelf)]
+        # What is in the bundle already need be neither in stock nor new to the user.
+        if shelf.tells_stock if request.in_stock is None else request.in_stock:
+            rule = self._rule("in_stock", None, "only what is in stock")
+            self.bans[rule] = ~shelf.in_stock & ~self._mask(self.start)
         if request.not_owned and len(owned):
             rule = self._rule("not_owned", None, "only what the user does not have")
-            self.bans[rule] = self._mask(owned)
-        self._exempt_start()
+            self.bans[rule] = self._mask(owned) & ~self._mask(self.start)
         self._finish()
 
     # ── Taking a request apart ───────────────────────────────────────────────────────────────────
 
-    def _rule(self, kind: str, key: str | None, text: str) -> int:
+    def _rule(self, kind: str, key: str | None, text: str, number: Number | None = None) -> int:
         self.rules.append(Rule(kind, key, text))
+        if number is not None:
+            self.numbers[len(self.rules) - 1] = number
         return len(self.rules) - 1
 
     def _mask(self, places: npt.ArrayLike) -> Mask:
@@ -114,75 +162,79 @@ class Rules:
         mask[np.asarray(places, np.int64)] = True
         return mask
 
-    def _check_must(self, must: Sequence[str], gone: Mask) -> None:
+    def _check(self, must: Sequence[str], gone: Mask) -> None:
         for name, place in zip(must, self.must, strict=True):
             if gone[place]:
-                raise ConfigError(
-                    f"'must' names the item {name!r}, which is withdrawn: it is not sold any more"
-                )
+                raise ConfigError(f"'must' names the item {name!r}, which is withdrawn: it is no longer sold")
+        if len(self.start) >= MOST_ITEMS:
+            raise ConfigError(
+                f"'start' has {len(self.start)} items; a bundle has at most {MOST_ITEMS}, and one is added"
+            )
 
-    def _take_budget(self, request: DesignRequest, shelf: Shelf) -> None:
-        least, most = self.budget
-        self.off = request.discount
-        self.budget_min = self.budget_max = -1
-        self.units = np.zeros(self.items, np.int64)
-        """What each item costs; 0 where that does not matter."""
-        self.spending = (0, NO_LIMIT)
-        """The list prices that a bundle's may lie between."""
-        if least is None and most is None:
-            return
-        unpriced = np.isnan(shelf.prices)
-        self.units = np.rint(np.nan_to_num(shelf.prices) * UNITS).astype(np.int64)
-        if least is not None:
-            self.budget_min = self._rule("budget_min", None, f"a price of at least {least:,.2f}")
-            self.bans[self.budget_min] = unpriced
-        if most is not None:
-            self.budget_max = self._rule("budget_max", None, f"a price of at most {most:,.2f}")
-            self.bans[self.budget_max] = unpriced
-        self.spending = (
-            0 if least is None else self._fewest_units(least),
-            NO_LIMIT if most is None else self._most_units(most),
+    def _sum(
+        self,
+        name: str,
+        weights: Integers,
+        limits: tuple[float | None, float | None],
+        words: str,
+        form: str = "{:g}",
+        of_sum: Callable[[int], float] = float,
+    ) -> Sum:
+        """A sum with the rules `NAME_min` and `NAME_max`, where the request has them.
+
+        `words` has {} for "at least" or "at most", and {{}} for the number. `of_sum` never falls.
+        """
+        rules: list[int | None] = []
+        for limit, end, upper in zip(limits, ("min", "max"), (False, True), strict=True):
+            said = words.format("at most" if upper else "at least")
+            rule = None
+            if limit is not None:
+                number = Number(limit, upper, said, form, of_sum)
+                rule = self._rule(f"{name}_{end}", None, number.said(limit), number)
+            rules.append(rule)
+        least, most = limits
+        return Sum(
+            weights,
+            0 if least is None else bisect_left(range(NO_LIMIT), least - 1e-9, key=of_sum),
+            NO_LIMIT if most is None else bisect_right(range(NO_LIMIT), most + 1e-9, key=of_sum) - 1,
+            (rules[0], rules[1]),
         )
 
-    def price(self, units: int) -> float:
-        """What a bundle of that list price costs."""
-        return to_pay(units, self.off)
+    def _sums(self, shelf: Shelf) -> list[Sum]:
+        """The sums that the request limits, besides the size."""
+        budget = self.request.budget or PriceRange()
+        if budget.least is None and budget.most is None:
+            return []
+        units = np.rint(np.nan_to_num(shelf.prices) * UNITS).astype(np.int64)
+        price = partial(to_pay, discount=self.request.discount)
+        paid = self._sum("budget", units, (budget.least, budget.most), "a price of {} {{}}", "{:,.2f}", price)
+        self.bans |= {rule: np.isnan(shelf.prices) for rule in paid.rules if rule is not None}
+        return [paid]
 
-    def _most_units(self, most: float) -> int:
-        return bisect_right(range(NO_LIMIT), most + 1e-9, key=self.price) - 1
-
-    def _fewest_units(self, least: float) -> int:
-        return bisect_left(range(NO_LIMIT), least - 1e-9, key=self.price)
-
-    def _tag_groups(self, request: DesignRequest, shelf: Shelf) -> list[Group]:
-        groups = []
-        for tag, count in request.tags.at_least.items():
-            rule = self._rule("at_least", tag, f"at least {_items(count)} with the tag {tag!r}")
-            groups.append(Group(rule, _tagged(shelf, tag), count, NO_LIMIT))
-        for tag, count in request.tags.at_most.items():
-            text = (
-                f"at most {_items(count)} with the tag {tag!r}" if count else f"nothing with the tag {tag!r}"
-            )
-            groups.append(Group(self._rule("at_most", tag, text), _tagged(shelf, tag), 0, count))
+    def _tag_groups(self, shelf: Shelf) -> list[TagLimit]:
+        tags, groups = self.request.tags, []
+        for kind, counts in (("at_least", tags.at_least), ("at_most", tags.at_most)):
+            for tag, count in counts.items():
+                upper = kind == "at_most"
+                escaped = repr(tag).replace("{", "{{").replace("}", "}}")
+                number = Number(count, upper, f"{kind.replace('_', ' ')} {{}} items with the tag {escaped}")
+                text = f"nothing with the tag {tag!r}" if upper and not count else number.said(count)
+                rule = self._rule(kind, tag, text, number)
+                least, most = (0, count) if upper else (count, NO_LIMIT)
+                groups.append(TagLimit(rule, _tagged(shelf, tag), least, most))
         return groups
 
-    def _groups_of_one(self, request: DesignRequest, shelf: Shelf) -> list[Group]:
+    def _groups_of_one(self, shelf: Shelf) -> list[TagLimit]:
         groups = []
-        for name in request.one_per:
+        for name in self.request.one_per:
             rule = self._rule("one_per", name, f"at most one item for each tag {name!r}")
-            if not name.endswith("*"):
-                groups.append(Group(rule, _tagged(shelf, name), 0, 1))
-                continue
-            meant = [tag for tag in shelf.tagged if tag.startswith(name[:-1])]
-            if not meant:
-                raise ConfigError(f"'one_per' is {name!r}, and no tag of an item begins so")
-            groups += [Group(rule, _tagged(shelf, tag), 0, 1) for tag in meant]
+            tags = [name]
+            if name.endswith("*"):
+                tags = [tag for tag in shelf.tagged if tag.startswith(name[:-1])]
+            if not tags:
+                raise ConfigError(f"'one_per' is {name!r}, but no tag of an item begins with {name[:-1]!r}")
+            groups += [TagLimit(rule, _tagged(shelf, tag), 0, 1) for tag in tags]
         return groups
-
-    def _exempt_start(self) -> None:
-        for rule, mask in self.bans.items():
-            if self.rules[rule].kind in ("in_stock", "not_owned") and mask[list(self.start)].any():
-                self.bans[rule] = mask & ~self._mask(self.start)
 
     def _finish(self) -> None:
         self.allowed = self.sold.copy()
@@ -204,31 +256,24 @@ class Rules:
         """How many of some items are in each group."""
         return np.bincount(self.groups_of.all_of(items), minlength=len(self.groups))
 
-    def limits(self, group: int) -> tuple[int, int]:
-        return int(self.least[group]), int(self.most[group])
-
     def inside(self, places: Integers) -> Lists:
         """For each group which of some items are in it, by their number among these."""
         here = Lists.of([self.groups_of[place] for place in places.tolist()])
         return here.turned(len(self.groups))
 
-    def spent(self, items: Sequence[int]) -> int:
-        return int(self.units[list(items)].sum())
-
     def hold(self, added: Items, earlier: Sequence[Items] = ()) -> bool:
         """Whether a bundle keeps every rule, and differs enough from earlier ones."""
-        items = self.start + added
-        chosen = [item for item in added if item not in self.must]
-        if not added or not self.size[0] <= len(items) <= self.size[1] or len(set(items)) < len(items):
+        items, chosen = self.start + added, self.chosen(added)
+        if not added or len(set(items)) < len(items):
             return False
-        if not set(self.must) <= set(added) or not self.allowed[chosen].all():
+        if not set(self.must) <= set(added) or not self.allowed[list(chosen)].all():
             return False
         if any(mask[list(self.fixed)].any() for mask in self.bans.values()):
             return False
         counts = self.counts(items)
         if (counts < self.least).any() or (counts > self.most).any():
             return False
-        if not self.spending[0] <= self.spent(items) <= self.spending[1]:
+        if not all(each.least <= each.of(items) <= each.most for each in (self.size, *self.sums)):
             return False
         return all(
             len(set(chosen) & set(other)) <= self.most_common(min(len(chosen), len(other)))
@@ -240,18 +285,14 @@ class Rules:
         return min(int((1 - self.request.apart) * smaller + 1e-9), smaller - 1)
 
     def chosen(self, added: Items) -> Items:
-        """What was free to choose: that by which bundles differ."""
+        """The items that the search was free to choose. Bundles differ by these."""
         return tuple(item for item in added if item not in self.must)
 
 
 def _tagged(shelf: Shelf, tag: str) -> Integers:
-    found = shelf.tagged.get(tag)
-    if found is None:
+    members = shelf.tagged.get(tag)
+    if members is None:
         close = get_close_matches(tag, list(shelf.tagged), n=3)
         hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
         raise ConfigError(f"no item has the tag {tag!r}.{hint}")
-    return np.unique(found)  # an item may have been given a tag twice
-
-
-def _items(count: int) -> str:
-    return f"{count:,} item" if count == 1 else f"{count:,} items"
+    return np.unique(members)  # an item may have a tag twice

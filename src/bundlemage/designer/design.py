@@ -12,10 +12,9 @@ import torch
 
 from bundlemage.core.shop import Shop
 from bundlemage.designer.conflict import refuse_impossible
-from bundlemage.designer.constraints import Items, Rules
+from bundlemage.designer.constraints import Items, Rules, to_pay, units_of
 from bundlemage.designer.explain import Explanation, explain_added
 from bundlemage.designer.growing import WIDTH, grow
-from bundlemage.designer.money import to_pay, units_of
 from bundlemage.designer.objective import Objective, Worth
 from bundlemage.designer.pairs import Fits, neighbours, shortlist
 from bundlemage.designer.solver import any_bundle, cp, every_bundle
@@ -223,9 +222,9 @@ def _named(rank: int, worth: Worth, why: Sequence[Explanation | None], rules: Ru
     return Design(
         rank,
         items,
-        None if units is None else to_pay(units, rules.off),
+        None if units is None else to_pay(units, rules.request.discount),
         None if units is None else to_pay(units, 0.0),
-        rules.off,
+        rules.request.discount,
         math.exp(worth.likelihood),
         worth.value,
         {"likelihood": worth.likelihood, "margin": worth.margin, "diversity": worth.diversity},

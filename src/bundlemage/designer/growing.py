@@ -29,7 +29,8 @@ class _State:
     """Of the distances between its items, where variety counts."""
     counts: Integers
     """In each group."""
-    spent: int
+    sums: Integers
+    """So far, of each of the rules' sums."""
 
     @property
     def key(self) -> Items:
@@ -44,38 +45,35 @@ class Lookahead:
 
     def __init__(self, rules: Rules, earlier: Sequence[Items]) -> None:
         self.rules, self.earlier = rules, [frozenset(items) for items in earlier]
-        prices = np.sort(rules.units[rules.allowed])
-        self._cheapest = _sums(prices)
-        self._priciest = _sums(prices[::-1])
         self._wanted = [number for number, least in enumerate(rules.least) if least > 0]
         self._members = np.zeros((len(self._wanted), rules.items), bool)  # [wanted, items]
         for row, number in enumerate(self._wanted):
             self._members[row, rules.membership[number]] = True
         inside = self._members[:, rules.allowed]
         self._at_once = max(1, int(inside.sum(0).max(initial=0)))  # wanted tags that one item has
-        self._cheapest_of = [_sums(np.sort(rules.units[row & rules.allowed])) for row in self._members]
+        self._sums = [_Reach.of(each.weights, rules.allowed, self._members) for each in rules.sums]
         self._blocked: dict[bytes, Mask] = {}
 
     def open(self, state: _State, items: Integers) -> Mask:
         """Which of some items may be added next."""
         rules = self.rules
         size = len(rules.start) + len(state.added)
-        room = rules.size[1] - size - 1  # after the next one
+        room = rules.size.most - size - 1  # after the next one
         mask = rules.allowed[items] & self._groups_open(state)[items] & ~np.isin(items, state.added)
         missing = rules.least[self._wanted] - state.counts[self._wanted]  # [wanted]
         after = np.maximum(missing[:, None] - self._members[:, items], 0)  # [wanted, items]
         needed = np.maximum(after.max(0, initial=0), -(-after.sum(0) // self._at_once))  # [items]
         mask &= needed <= room
-        further = np.maximum(needed, rules.size[0] - size - 1)  # so many come after the next one, or more
-        if rules.spending[1] < NO_LIMIT:
-            left = rules.spending[1] - state.spent - rules.units[items]
-            mask &= _least(self._cheapest, further) <= left
-            for number, sums in enumerate(self._cheapest_of):
-                rest = np.maximum(further - after[number], 0)
-                mask &= _least(sums, after[number]) + _least(self._cheapest, rest) <= left
-        if rules.spending[0] > 0:
-            most = self._priciest[min(room, len(self._priciest) - 1)]
-            mask &= state.spent + rules.units[items] + most >= rules.spending[0]
+        further = np.maximum(needed, rules.size.least - size - 1)  # that come after the next one
+        for each, reach, so_far in zip(rules.sums, self._sums, state.sums, strict=True):
+            total = so_far + each.weights[items]
+            if each.most < NO_LIMIT:
+                mask &= total + _least(reach.lowest, further) <= each.most
+                for number, lowest in enumerate(reach.lowest_of):
+                    rest = np.maximum(further - after[number], 0)
+                    mask &= total + _least(lowest, after[number]) + _least(reach.lowest, rest) <= each.most
+            if each.least > 0:
+                mask &= total + reach.highest[min(room, len(reach.highest) - 1)] >= each.least
         chosen = set(rules.chosen(state.added))
         for other in self.earlier:
             if len(chosen & other) >= rules.most_common(len(other)):
@@ -93,12 +91,28 @@ class Lookahead:
         return self._blocked[key]
 
 
-def _sums(prices: Integers) -> Integers:
-    return np.concatenate([[0], np.cumsum(prices)])
+@dataclass(frozen=True)
+class _Reach:
+    """The lowest and the highest sum that 0, 1, 2, … further items can have."""
+
+    lowest: Integers
+    highest: Integers
+    lowest_of: list[Integers]
+    """The lowest with items of each wanted tag alone."""
+
+    @classmethod
+    def of(cls, weights: Integers, allowed: Mask, wanted: Mask) -> _Reach:
+        ordered = np.sort(weights[allowed])
+        members = [_running(np.sort(weights[row & allowed])) for row in wanted]
+        return cls(_running(ordered), _running(ordered[::-1]), members)
+
+
+def _running(weights: Integers) -> Integers:
+    return np.concatenate([[0], np.cumsum(weights)])
 
 
 def _least(sums: Integers, count: Integers) -> Integers:
-    """The least that so many items cost; more than anyone has, where there are not that many."""
+    """The lowest sum of `count` items; above every limit, where there are not that many."""
     enough = count < len(sums)
     return np.where(enough, sums[np.where(enough, count, 0)], NO_LIMIT)
 
@@ -109,10 +123,11 @@ def grow(
     """Whole bundles that keep every rule, the most promising first: the added items of each."""
     ahead = Lookahead(rules, earlier)
     first = rules.fixed
-    states = [_State(rules.must, 0.0, _pairs(objective, first), rules.counts(first), rules.spent(first))]
+    sums = np.array([each.of(first) for each in rules.sums], np.int64)
+    states = [_State(rules.must, 0.0, _pairs(objective, first), rules.counts(first), sums)]
     whole: dict[Items, tuple[float, Items]] = {}
     _keep(whole, rules, earlier, states)
-    while states and len(rules.start) + len(states[0].added) < rules.size[1]:
+    while states and len(rules.start) + len(states[0].added) < rules.size.most:
         if deadline.passed:
             if whole:
                 break
@@ -170,7 +185,7 @@ def _with(objective: Objective, rules: Rules, state: _State, item: int, log: flo
         state.total + log + float(objective.earns[item]),
         pairs,
         state.counts + rules.counts([item]),
-        state.spent + int(rules.units[item]),
+        state.sums + np.array([each.weights[item] for each in rules.sums], np.int64),
     )
 
 

@@ -8,14 +8,14 @@ a request leaves so few bundles that all can be listed, all are looked at.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from bundlemage.designer.constraints import NO_LIMIT, Integers, Items, Rules
 from bundlemage.designer.objective import Floats, Objective
-from bundlemage.designer.solver import Choice, cp, new_solver, representatives, sizes
+from bundlemage.designer.solver import BundleChoice, cp, new_solver, representatives, sizes
 from bundlemage.designer.waiting import Deadline
 
 POOL = 200
@@ -116,8 +116,11 @@ class TwoByTwo:
         others = ~np.eye(len(alone), dtype=bool)
         lowest = together[others].min() if len(alone) > 1 else 0.0
         self.together = np.where(others, np.rint(fine * (together - lowest)), 0).astype(np.int64)
-        self.units = rules.units[self.places]
-        self.room = rules.spending[1] - rules.spent(rules.fixed)
+        self.rooms = [
+            (each.weights[self.places], each.most - each.of(rules.fixed))
+            for each in rules.sums
+            if each.most < NO_LIMIT
+        ]
         self.limits = self._limits()
 
     def value(self, chosen: Items) -> int:
@@ -125,13 +128,14 @@ class TwoByTwo:
         index = np.searchsorted(self.places, chosen)
         return int(self.alone[index].sum() + self.together[np.ix_(index, index)].sum())
 
-    def _prices(self) -> Floats:
-        """What a unit of money may be worth: Lagrange multipliers of the budget to try."""
-        if self.room >= NO_LIMIT // 2:
-            return np.zeros(1)
-        gain, cost = self.together.max(initial=1) * self.free, self.units.max(initial=1)
-        scale = max(1.0, float(gain)) / max(1.0, float(cost))
-        return np.concatenate([[0.0], np.geomspace(1e-3, 10, 30) * scale])
+    def _penalties(self) -> Iterator[tuple[Floats, float]]:
+        """Lagrange multipliers to try: what each item then costs, and what the room for a sum is worth."""
+        yield np.zeros(len(self.places)), 0.0
+        for weights, room in self.rooms:
+            gain, cost = self.together.max(initial=1) * self.free, weights.max(initial=1)
+            scale = max(1.0, float(gain)) / max(1.0, float(cost))
+            for price in (np.geomspace(1e-3, 10, 30) * scale).tolist():
+                yield price * weights, price * room
 
     def _limits(self) -> Integers:
         """What each item can add at most: itself, and the best others beside it that the budget allows."""
@@ -139,9 +143,9 @@ class TwoByTwo:
         scores = self.together.astype(np.float64)
         np.fill_diagonal(scores, -np.inf)
         lowest = np.full(len(self.places), np.inf)
-        for price in self._prices():
-            beside = -np.sort(-(scores - price * self.units), axis=1)[:, :others].sum(1)
-            lowest = np.minimum(lowest, beside + price * (self.room - self.units))
+        for costs, worth in self._penalties():
+            beside = -np.sort(-(scores - costs), axis=1)[:, :others].sum(1)
+            lowest = np.minimum(lowest, beside + worth - costs)
         limits: Integers = np.maximum(np.floor(self.alone + lowest + 1e-6), 0).astype(np.int64)
         return limits
 
@@ -149,14 +153,14 @@ class TwoByTwo:
         """Which items can be in a bundle of such a value: the others are left to no solver."""
         limits = self.limits.astype(np.float64)
         highest = np.full(len(limits), np.inf)
-        for price in self._prices():
-            reduced = limits - price * self.units
+        for costs, worth in self._penalties():
+            reduced = limits - costs
             best = -np.sort(-reduced)[: self.free]
             with_it = np.where(reduced >= best[-1], best.sum(), best[:-1].sum() + reduced)
-            highest = np.minimum(highest, with_it + price * self.room)
+            highest = np.minimum(highest, with_it + worth)
         return np.asarray(np.flatnonzero(highest >= at_least - 1e-6), np.int64)
 
-    def add_to(self, choice: Choice, index: Integers) -> None:
+    def add_to(self, choice: BundleChoice, index: Integers) -> None:
         """The sum to be maximised, over the items that `choice` is of."""
         total = []
         for row, place in enumerate(index):
@@ -189,7 +193,7 @@ def best_of_size(
     index = np.arange(len(fits.places))
     if ranked:
         index = problem.promising(problem.value(rules.chosen(ranked[0])))
-    choice = Choice(rules, fits.places[index], earlier, (size, size))
+    choice = BundleChoice(rules, fits.places[index], earlier, (size, size))
     problem.add_to(choice, index)
     for var, place in zip(choice.chosen, choice.places, strict=True):
         choice.model.add_hint(var, bool(ranked) and int(place) in ranked[0])

@@ -40,8 +40,7 @@ def new_solver(seed: int, seconds: float) -> cp_model.CpSolver:
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
     solver.parameters.max_time_in_seconds = max(0.01, seconds)
-    found: cp_model.CpSolver = solver
-    return found
+    return solver
 
 
 # ── What there is to choose from ─────────────────────────────────────────────────────────────────
@@ -50,21 +49,20 @@ def new_solver(seed: int, seconds: float) -> cp_model.CpSolver:
 def representatives(rules: Rules, scores: Floats, earlier: Sequence[Items]) -> Integers:
     """Items among which there is a bundle that keeps the rules if there is one at all.
 
-    Items are alike if every rule treats them alike, but for their price. Of those that are alike the best by
-    score are enough; with a limit on the price also the cheapest, or priciest; with both, some of each price.
+    Items are alike if every rule treats them alike, but for sums such as the price. Of those that are alike
+    the best by score are enough; with one limit on one sum also the cheapest, or the most expensive; with
+    more limits, some of each price.
     """
     places = np.flatnonzero(rules.allowed)
     kinds = signatures(rules, places, earlier)
-    most = max(1, rules.size[1] - len(rules.fixed))
-    units, score = rules.units[places], scores[places]
-    below, above = rules.spending[1] < NO_LIMIT, rules.spending[0] > 0
-    if below and above:
-        kinds = np.unique(np.stack([kinds, units]), axis=1, return_inverse=True)[1].ravel()
-    keep = _first_of_each(kinds, -score, most)
-    if below and not above:
-        keep |= _first_of_each(kinds, units, most)
-    if above and not below:
-        keep |= _first_of_each(kinds, -units, most)
+    most = max(1, rules.size.most - len(rules.fixed))
+    weights = [each.weights[places] for each in rules.sums]
+    ends = [end for each in rules.sums for end in (each.least > 0, each.most < NO_LIMIT)]
+    if sum(ends) > 1:
+        kinds = np.unique(np.stack([kinds, *weights]), axis=1, return_inverse=True)[1].ravel()
+    keep = _first_of_each(kinds, -scores[places], most)
+    if sum(ends) == 1:
+        keep |= _first_of_each(kinds, -weights[0] if ends[0] else weights[0], most)
     return np.asarray(places[keep], np.int64)
 
 
@@ -95,7 +93,7 @@ def _first_of_each(kinds: Integers, order: npt.NDArray[Any], most: int) -> npt.N
 # ── Rules for the solver ─────────────────────────────────────────────────────────────────────────
 
 
-class Choice:
+class BundleChoice:
     """A model in which items are chosen, and every rule holds."""
 
     def __init__(
@@ -115,9 +113,9 @@ class Choice:
         for number in range(len(rules.groups)):
             low, high = (int(limit[number] - fixed[number]) for limit in (rules.least, rules.most))
             self._some(inside[number].tolist(), low, high)
-        if rules.spending != (0, NO_LIMIT):
-            spent = rules.spent(rules.fixed)
-            self.within(rules.units[places], rules.spending[0] - spent, rules.spending[1] - spent)
+        for each in rules.sums:
+            so_far = each.of(rules.fixed)
+            self.within(each.weights[places], each.least - so_far, each.most - so_far)
         for other in earlier:
             shared = np.flatnonzero(np.isin(places, other)).tolist()
             largest = min(most, len(other))
@@ -167,20 +165,22 @@ def any_bundle(
     if any(mask[list(rules.fixed)].any() for mask in rules.bans.values()):
         return None
     places = representatives(rules, scores, earlier)
-    if len(places) > TRIED:  # a few that are likely, or cheap, or dear, will do nearly always
-        by_score, by_price = np.argsort(-scores[places], kind="stable"), np.argsort(rules.units[places])
-        best = np.concatenate([by_score[: TRIED // 2], by_price[: TRIED // 4], by_price[-TRIED // 4 :]])
+    if len(places) > TRIED:  # a few that are likely, or cheap, or expensive, are nearly always enough
+        best = [np.argsort(-scores[places], kind="stable")[: TRIED // 2]]
+        for each in rules.sums:
+            order = np.argsort(each.weights[places], kind="stable")
+            best += [order[: TRIED // 4], order[-TRIED // 4 :]]
         with suppress(OutOfTimeError):
-            found = _any_of(rules, scores, np.unique(places[best]), earlier, seed, deadline)
-            if found is not None:
-                return found
+            bundle = _any_of(rules, scores, np.unique(places[np.concatenate(best)]), earlier, seed, deadline)
+            if bundle is not None:
+                return bundle
     return _any_of(rules, scores, places, earlier, seed, deadline)
 
 
 def _any_of(
     rules: Rules, scores: Floats, places: Integers, earlier: Sequence[Items], seed: int, deadline: Deadline
 ) -> Items | None:
-    choice = Choice(rules, places, earlier, rules.size)
+    choice = BundleChoice(rules, places, earlier, (rules.size.least, rules.size.most))
     weights = np.rint(100 * np.maximum(scores[choice.places], -50)).astype(np.int64) + 5000
     choice.maximise(weights)
     solver = new_solver(seed, max(1.0, deadline.left))
@@ -199,7 +199,7 @@ def _any_of(
 
 
 def sizes(rules: Rules) -> range:
-    return range(max(rules.size[0], len(rules.fixed), len(rules.start) + 1), rules.size[1] + 1)
+    return range(max(rules.size.least, len(rules.fixed), len(rules.start) + 1), rules.size.most + 1)
 
 
 def every_bundle(rules: Rules, earlier: Sequence[Items], seed: int, deadline: Deadline) -> list[Items] | None:
@@ -207,7 +207,7 @@ def every_bundle(rules: Rules, earlier: Sequence[Items], seed: int, deadline: De
     free = np.flatnonzero(rules.allowed)
     if sum(comb(len(free), size - len(rules.fixed)) for size in sizes(rules)) > 20 * LISTED:
         return None
-    choice = Choice(rules, free, earlier, rules.size)
+    choice = BundleChoice(rules, free, earlier, (rules.size.least, rules.size.most))
     collected = _callback()(choice)
     solver = new_solver(seed, deadline.left)
     solver.parameters.enumerate_all_solutions = True
@@ -222,7 +222,7 @@ def _callback() -> Any:
     """Made once: a class that is made for each search stays until the next collection."""
 
     class Callback(cp().CpSolverSolutionCallback):  # type: ignore[misc]
-        def __init__(self, choice: Choice) -> None:
+        def __init__(self, choice: BundleChoice) -> None:
             super().__init__()
             self.choice = choice
             self.found: dict[Items, None] = {}
