@@ -16,6 +16,7 @@ from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import BundleMageError, ConfigError, UnknownIdError, UnsupportedError
 from bundlemage.readers.load import read
 from bundlemage.wire.design import ImpossibleDesignError, Method
+from tests.counted_clock import CountedClock
 from tests.designing import (
     Goods,
     Judge,
@@ -65,6 +66,11 @@ def ask(recommender: Recommender, user: User, request: Request) -> Any:
         return recommender.design(user, **request)
     except BundleMageError as error:
         return error
+
+
+@pytest.fixture
+def counted_clock(monkeypatch: pytest.MonkeyPatch) -> CountedClock:
+    return CountedClock(monkeypatch)
 
 
 def ids(design: Any) -> list[str]:
@@ -216,7 +222,7 @@ class TestWhatIsAsked:
         assert len(answer) == 5
         assert {len(design.items) for design in answer} <= {3, 4, 5}
         assert (answer.method, answer.complete, answer.proven) == ("beam", True, False)
-        assert 0 < answer.seconds < 10
+        assert answer.seconds > 0
 
     def test_start_counts_but_need_be_neither_in_stock_nor_new(self, sample: Recommender) -> None:
         goods, user = goods_of(sample), "u0007"
@@ -380,7 +386,7 @@ class TestExact:
             assert not found["beam"].proven
             assert not found["greedy"].proven
 
-    def test_nor_in_a_larger_shop(self, sample: Recommender) -> None:
+    def test_nor_in_a_larger_shop(self, sample: Recommender, counted_clock: CountedClock) -> None:
         maker, compared = RequestMaker(sample, seed=9), 0
         while compared < 4:
             user, request = maker.user(), maker.request() | {"n": 1, "reasons": False, "time_limit": 0.4}
@@ -421,9 +427,11 @@ class TestMethods:
             else:
                 assert list(one) == list(other)
 
-    @pytest.mark.parametrize("seconds", [0, 1e-4])
+    @pytest.mark.parametrize("seconds", [0, 0.015])
     @pytest.mark.parametrize("method", METHODS)
-    def test_too_little_time_is_said(self, sample: Recommender, method: str, seconds: float) -> None:
+    def test_too_little_time_is_said(
+        self, sample: Recommender, counted_clock: CountedClock, method: str, seconds: float
+    ) -> None:
         goods, user = goods_of(sample), "u0007"
         request: Request = {"size": (4, 6), "n": 5, "budget": (40, 90), "method": method}
         request["time_limit"] = seconds
@@ -435,13 +443,13 @@ class TestMethods:
         judge = Judge(sample, goods, user)
         assert not violations(goods, owned_by(sample, user), request, answer, judge)
         assert not answer.proven
-        assert not answer.complete or answer.seconds < 1e-3
+        assert not answer.complete
 
-    def test_a_time_limit_is_kept(self, sample: Recommender) -> None:
+    def test_a_time_limit_is_kept(self, sample: Recommender, counted_clock: CountedClock) -> None:
         request: Request = {"size": (4, 8), "n": 5, "budget": (60, 90), "one_per": ["*"], "diversity": 1.0}
         sample.design("u0007", **request, method="beam")
         answer = sample.design("u0007", **request, method="exact", time_limit=0.3, reasons=False)
-        assert answer.seconds < 2.0
+        assert answer.seconds < 0.4
         assert not violations(
             goods_of(sample),
             owned_by(sample, "u0007"),

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+
+clock: Callable[[], float] = time.perf_counter
+"""Every search reads its time here. A test may put a counter of readings in its place."""
 
 
 class Deadline:
-    """So many seconds from now."""
+    """A point in time, some seconds from now."""
 
     def __init__(self, seconds: float) -> None:
-        self._begun = time.perf_counter()
+        self._begun = clock()
         self._ends = self._begun + seconds
 
     @property
     def passed(self) -> bool:
-        return time.perf_counter() >= self._ends
+        return clock() >= self._ends
 
     @property
     def left(self) -> float:
-        return max(0.0, self._ends - time.perf_counter())
+        """The seconds that are left; 0 when it has passed."""
+        return max(0.0, self._ends - clock())
 
     @property
     def taken(self) -> float:
-        return time.perf_counter() - self._begun
+        """The seconds since it was made."""
+        return clock() - self._begun
 
     def share(self, parts: int) -> float:
-        """What each of so many parts may take of the time that is left."""
+        """The seconds for each of `parts` equal parts of the time that is left."""
         return self.left / max(1, parts)
