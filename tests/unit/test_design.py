@@ -449,7 +449,7 @@ class TestMethods:
         request: Request = {"size": (4, 8), "n": 5, "budget": (60, 90), "one_per": ["*"], "diversity": 1.0}
         sample.design("u0007", **request, method="beam")
         answer = sample.design("u0007", **request, method="exact", time_limit=0.3, reasons=False)
-        assert answer.seconds < 0.4
+        assert answer.seconds < 0.8  # a few readings after the limit has passed
         assert not violations(
             goods_of(sample),
             owned_by(sample, "u0007"),
