@@ -1,4 +1,4 @@
-"""One family of exceptions. A message says what was found, where, what is expected, and what to do."""
+"""All exceptions. A message says what was found and where, what is expected, and what to do."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Literal
 
 
 class BundleMageError(Exception):
-    """Anything the caller can mend. The command line prints it and exits with 2."""
+    """An error that the caller can fix. The command line prints it and exits with 2."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """As it is, from one process to another: an error is not worked out anew from its message."""
+        """Lets an error be sent to another process as it is."""
         return _error, (type(self), self.args, self.__dict__)
 
 
@@ -28,12 +28,12 @@ def _error(
 
 @dataclass(frozen=True)
 class Problem:
-    """One kind of fault in one place, with the first instance spelled out and the rest counted."""
+    """One kind of fault in one place: the first instance in full, and the number of the others."""
 
     kind: str
     """A stable slug, e.g. `missing-file`, for programs and tests."""
     where: str
-    """The file, table or frame, as the user named it."""
+    """The file, table or frame, by the user's name for it."""
     message: str
     """What was found and what is expected."""
     fix: str
@@ -43,9 +43,9 @@ class Problem:
     value: str | None = None
     """The offending value of the first instance."""
     more: int = 0
-    """How many more instances of the same kind there are in the same place."""
+    """The number of further instances of the same kind in the same place."""
     severity: Literal["error", "warning"] = "error"
-    """An error stops loading. A warning loads, but `data check` still refuses it."""
+    """With an error nothing is loaded. With a warning the data loads, but `data check` still fails."""
 
     def __str__(self) -> str:
         place = self.where if self.line is None else f"{self.where}:{self.line}"
@@ -54,7 +54,7 @@ class Problem:
 
 
 class DataError(BundleMageError):
-    """The data cannot be used. Carries every problem found, not only the first."""
+    """The data cannot be used. Holds every problem, not only the first."""
 
     def __init__(self, problems: Problem | Iterable[Problem]) -> None:
         self.problems: tuple[Problem, ...] = (problems,) if isinstance(problems, Problem) else tuple(problems)
@@ -99,11 +99,11 @@ class UnknownIdError(BundleMageError):
 
 
 class OutOfTimeError(BundleMageError):
-    """A search ended without an answer in the time that it was given."""
+    """A search found no answer in its time limit."""
 
 
 class NoModelYetError(BundleMageError):
-    """Training was interrupted by the user before there was anything to keep."""
+    """The user interrupted training before there was a model to keep."""
 
 
 class ArtifactError(BundleMageError):
@@ -119,24 +119,24 @@ class DeviceError(BundleMageError):
 
 
 class UnsupportedError(BundleMageError):
-    """A thing this model does not do, such as scoring users it was not trained on."""
+    """Something that this model cannot do, such as scoring users it was not trained on."""
 
 
 class StoreError(BundleMageError):
-    """The service's database cannot be opened, or does not do what it is asked."""
+    """The service's database cannot be opened, or a statement failed."""
 
 
 class UnstorableError(StoreError):
-    """A value that the store does not take, such as an id with a control character. Nothing was written."""
+    """The store does not accept a value, such as an id with a control character. Nothing was written."""
 
 
 class SupersededError(StoreError):
-    """A model was to take the place of one that serves no longer. Nothing was published."""
+    """A model was to replace another one that no longer serves. Nothing was published."""
 
     def __init__(self, serving: str | None, instead_of: str) -> None:
         super().__init__(
-            f"nothing was published: the place of the model {instead_of} was to be taken, and by now "
-            f"{serving} serves. Compare with that one, and publish again"
+            f"nothing was published: the model was to replace {instead_of}, but {serving} serves now. "
+            "Compare with that one, and publish again"
         )
         self.serving = serving
 
@@ -156,14 +156,14 @@ class UnknownThingsError(BundleMageError):
 
 
 class ExistsError(BundleMageError):
-    """Something that was to be new is there already. Nothing was written."""
+    """Something that should be new exists already. Nothing was written."""
 
     def __init__(self, kind: Literal["item", "bundle"], name: str) -> None:
-        super().__init__(f"there is a {kind} {name!r} already, and it was asked not to replace one")
+        super().__init__(f"there is a {kind} {name!r} already, and the request says not to replace it")
 
 
 class IdempotencyError(BundleMageError):
-    """An idempotency key was used before, by the same caller, for something else. Nothing was written."""
+    """The same caller used an idempotency key before for something else. Nothing was written."""
 
     def __init__(self, key: str) -> None:
         super().__init__(
@@ -190,4 +190,4 @@ class ClusterError(BundleMageError):
 
 
 class BusyError(BundleMageError):
-    """More is asked for than can be answered in time, or the same is under way already."""
+    """There are too many requests to answer in time, or the same work is under way already."""

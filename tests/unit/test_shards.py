@@ -113,7 +113,7 @@ class TestDamage:
         (problem,) = check(layout.folder)
         assert problem.kind == "damaged-layout"
         assert problem.where == str(file)
-        with pytest.raises(DataError, match="Copy the folder anew"):
+        with pytest.raises(DataError, match="Copy the folder again"):
             layout.dataset()
 
     @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""The one form in which data reaches a model: three binary matrices, three vocabularies, a catalogue."""
+"""The form of data that models use: three binary matrices, three vocabularies and a catalogue."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +12,6 @@ import numpy.typing as npt
 import pyarrow as pa
 from scipy import sparse
 
-from bundlemage.data.digests import IdDigest, RowDigest, fingerprint
 from bundlemage.data.vocabulary import Vocabulary
 
 Positions = npt.NDArray[np.int32]
@@ -37,12 +37,15 @@ BUNDLE_SCHEMA = pa.schema(
 
 
 def binary_matrix(rows: npt.ArrayLike, columns: npt.ArrayLike, shape: tuple[int, int]) -> sparse.csr_matrix:
-    """A CSR matrix of ones with sorted rows; a pair given twice counts once. Its arrays are read-only."""
+    """Returns a CSR matrix with ones at these positions, with sorted rows and read-only arrays.
+
+    A pair that occurs twice counts once. Raises `ValueError` if a position is outside `shape`.
+    """
     row, column = np.asarray(rows, dtype=np.int64), np.asarray(columns, dtype=np.int64)
     if row.size and (row.min() < 0 or column.min() < 0 or row.max() >= shape[0] or column.max() >= shape[1]):
         raise ValueError(f"a position lies outside a matrix of shape {shape}")
     keys = row * max(shape[1], 1) + column
-    keys.sort()  # np.unique hashes instead, which is several times slower for ten million pairs
+    keys.sort()  # np.unique hashes, which is several times slower for ten million pairs
     keys = keys[np.diff(keys, prepend=-1) > 0]
     counts = np.bincount(keys // max(shape[1], 1), minlength=shape[0])
     indptr = np.concatenate([[0], np.cumsum(counts)])
@@ -51,6 +54,7 @@ def binary_matrix(rows: npt.ArrayLike, columns: npt.ArrayLike, shape: tuple[int,
 
 
 def frozen(matrix: sparse.csr_matrix) -> sparse.csr_matrix:
+    """Makes the arrays of a matrix read-only, and returns it."""
     for array in (matrix.data, matrix.indices, matrix.indptr):
         array.setflags(write=False)
     return matrix
@@ -64,23 +68,64 @@ def _as_binary(matrix: Any, shape: tuple[int, int]) -> sparse.csr_matrix:
     return binary_matrix(coo.row[stored], coo.col[stored], shape)
 
 
-def _digest(part: Vocabulary | sparse.csr_matrix) -> str:
+class IdDigest:
+    """Computes the digest of a vocabulary from pieces, in order."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind, self._count = kind, 0
+        self._lengths, self._texts = hashlib.sha256(), hashlib.sha256()
+
+    def add(self, ids: pa.Array) -> None:
+        """Adds the next ids, as Arrow strings."""
+        if not len(ids):
+            return
+        _, offsets_buffer, texts = ids.buffers()
+        width = "<i8" if pa.types.is_large_string(ids.type) else "<i4"
+        offsets = np.frombuffer(offsets_buffer, width)[ids.offset : ids.offset + len(ids) + 1]
+        self._count += len(ids)
+        self._lengths.update(np.diff(offsets).astype("<i8").tobytes())
+        if texts is not None:
+            self._texts.update(memoryview(texts)[int(offsets[0]) : int(offsets[-1])])
+
+    def hexdigest(self) -> str:
+        whole = f"{self._kind}:{self._count}\n".encode() + self._lengths.digest() + self._texts.digest()
+        return hashlib.sha256(whole).hexdigest()
+
+
+class RowDigest:
+    """Computes the digest of a binary matrix from pieces of rows, in order."""
+
+    def __init__(self) -> None:
+        self._counts, self._columns = hashlib.sha256(), hashlib.sha256()
+
+    def add(self, counts: npt.NDArray[np.integer], columns: npt.NDArray[np.integer]) -> None:
+        """Adds the next rows: the number of columns of each, and the columns in order."""
+        self._counts.update(counts.astype("<i8").tobytes())
+        self._columns.update(np.ascontiguousarray(columns, dtype="<i4").data)
+
+    def hexdigest(self) -> str:
+        return hashlib.sha256(self._counts.digest() + self._columns.digest()).hexdigest()
+
+
+def fingerprint(digests: Mapping[str, str]) -> str:
+    """Returns one digest for those of the three vocabularies and the three matrices."""
+    listed = "".join(f"{name} {digests[name]}\n" for name in sorted(digests))
+    return hashlib.sha256(listed.encode()).hexdigest()
+
+
+def _digest(part: Vocabulary | sparse.csr_matrix, piece: int = 1_000_000) -> str:
     if isinstance(part, Vocabulary):
         ids = IdDigest(part.kind)
-        for piece in _pieces(part):
-            ids.add(piece)
+        for start in range(0, len(part), piece):
+            ids.add(part.to_arrow(start, start + piece))
         return ids.hexdigest()
     rows = RowDigest()
     rows.add(np.diff(part.indptr), part.indices)
     return rows.hexdigest()
 
 
-def _pieces(vocabulary: Vocabulary, size: int = 1_000_000) -> Iterable[pa.Array]:
-    for start in range(0, len(vocabulary), size):
-        yield vocabulary.to_arrow(start, start + size)
-
-
 def empty_catalogue(schema: pa.Schema, vocabulary: Vocabulary) -> pa.Table:
+    """Returns a catalogue table for these ids in which everything else is null."""
     columns: dict[str, Any] = {schema.names[0]: vocabulary.to_arrow()}
     for column in schema.names[1:]:
         columns[column] = pa.nulls(len(vocabulary), schema.field(column).type)
@@ -89,7 +134,7 @@ def empty_catalogue(schema: pa.Schema, vocabulary: Vocabulary) -> pa.Table:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What is known of items and bundles besides who bought them. Row n describes position n."""
+    """Titles, prices, tags and so on of items and bundles. Row n describes position n."""
 
     items: pa.Table
     """`ITEM_SCHEMA`; unknown values are null."""
@@ -107,7 +152,7 @@ class Catalogue:
 
 @dataclass(frozen=True)
 class BundleDataset:
-    """Who bought which items and bundles, and what is in each bundle. Frozen, validated, binary."""
+    """The items and bundles of each user, and the items of each bundle. Immutable and validated."""
 
     user_item: sparse.csr_matrix  # [users, items]
     user_bundle: sparse.csr_matrix  # [users, bundles]
@@ -118,9 +163,9 @@ class BundleDataset:
     catalogue: Catalogue | None = None
     name: str = "dataset"
     notes: tuple[str, ...] = field(default=())
-    """What a reader of figures must know of this data, such as that a matrix was reconstructed."""
+    """Facts to know before comparing figures, such as that a matrix was reconstructed."""
     known_digests: tuple[tuple[object, str], ...] = field(default=(), repr=False, compare=False)
-    """Vocabularies and matrices that stand here for whole ones, and the digest of each whole one."""
+    """Vocabularies and matrices that replace complete ones, and the digest of each complete one."""
 
     def __post_init__(self) -> None:
         shapes = {
@@ -153,7 +198,7 @@ class BundleDataset:
             )
 
     def with_interactions(self, **matrices: sparse.csr_matrix) -> BundleDataset:
-        """The same vocabularies and catalogue with other matrices, as a split needs."""
+        """Returns the same vocabularies and catalogue with other matrices, as a split needs."""
         return replace(self, **matrices)
 
     def item_title(self, position: int) -> str | None:
@@ -163,18 +208,18 @@ class BundleDataset:
         return None if self.catalogue is None else self.catalogue.bundles["title"][position].as_py()
 
     def fingerprint(self) -> str:
-        """A SHA-256 over ids and pairs: equal for equal data, whatever reader it came through."""
+        """Returns a SHA-256 over ids and pairs. It is equal for equal data, whichever reader was used."""
         return fingerprint(self.digests())
 
     def digests(self) -> dict[str, str]:
-        """A SHA-256 of each vocabulary and of each matrix."""
-        found = {}
+        """Returns a SHA-256 of each vocabulary and of each matrix."""
+        digests = {}
         for name in ("users", "items", "bundles", "user_item", "user_bundle", "bundle_item"):
             part = getattr(self, name)
-            # By identity: where the part was replaced, as a split does, what was known of it is void.
+            # By identity: a part that was replaced, as in a split, has another digest.
             known = next((digest for owner, digest in self.known_digests if owner is part), None)
-            found[name] = known or _digest(part)
-        return found
+            digests[name] = known or _digest(part)
+        return digests
 
     @property
     def sizes(self) -> Mapping[str, int]:

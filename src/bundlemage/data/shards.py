@@ -1,19 +1,23 @@
-"""The sharded layout: one dataset as many files of limited size, of which a process may read a part.
+"""The sharded layout: a data set as many files of limited size. A process may read only some of them.
 
-`layout.json` lists the files and is written last: a folder that has it is a whole one.
+`layout.json` lists the files and is written last: a folder that has it is complete. The same rows give the
+same bytes on every engine.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
 from scipy import sparse
 
 from bundlemage.data.dataset import (
@@ -21,22 +25,96 @@ from bundlemage.data.dataset import (
     ITEM_SCHEMA,
     BundleDataset,
     Catalogue,
+    IdDigest,
+    RowDigest,
     empty_catalogue,
     frozen,
 )
-from bundlemage.data.digests import IdDigest, RowDigest
 from bundlemage.data.folders import beside, write_whole
-from bundlemage.data.parts import COPY_ANEW, Counts, Part, lists, read_part, rows_of, write_part
 from bundlemage.data.vocabulary import Vocabulary
-from bundlemage.errors import ConfigError, DataError, Problem
+from bundlemage.errors import ConfigError, DataError
 
 LAYOUT = "layout.json"
 FORMAT, VERSION = "bundlemage-layout", 1
 SHARD_ROWS = 100_000
 KINDS = ("users", "items", "bundles")
+MATRICES = {
+    "user_item": ("users", "items"),
+    "user_bundle": ("users", "bundles"),
+    "bundle_item": ("bundles", "items"),
+}
+"""For each matrix the files and the column that hold its pairs."""
+_POSITIONS = pa.list_(pa.int32())
+SCHEMAS = {
+    "users": pa.schema([("user_id", pa.string()), ("items", _POSITIONS), ("bundles", _POSITIONS)]),
+    "items": ITEM_SCHEMA,
+    "bundles": BUNDLE_SCHEMA.append(pa.field("items", _POSITIONS)),
+}
+_COPY_AGAIN = "Copy the folder again, or run 'bundlemage data ingest' again"
 
+Counts = npt.NDArray[np.integer]
 Written = Callable[[int, int], None]
-"""Called with how many files are written, and how many there will be."""
+"""Called with the number of files written so far, and the total."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of a layout, as layout.json lists it."""
+
+    name: str
+    rows: int
+    bytes: int
+    sha256: str
+
+
+def lists(counts: Counts, positions: npt.NDArray[np.integer]) -> pa.Array:
+    """Returns rows of positions as an Arrow array; `counts` are the lengths of the rows."""
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    if offsets[-1] >= 2**31:  # the limit of the lists in one file
+        message = f"the lists of {len(counts):,} rows hold {offsets[-1]:,} positions, too many for one file"
+        raise DataError.of("shard-too-large", "the layout", message, "Set a smaller --shard-rows")
+    return pa.ListArray.from_arrays(offsets.astype(np.int32), positions.astype(np.int32, copy=False))
+
+
+def write_part(folder: Path, kind: str, number: int, columns: dict[str, Any]) -> Part:
+    """Write one file and flush it to disk; its folder is created if needed. Returns its description."""
+    table = pa.table(columns, schema=SCHEMAS[kind]).combine_chunks()
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", row_group_size=max(table.num_rows, 1))
+    content = sink.getvalue()
+    name = f"{kind}/part-{number:05}.parquet"
+    (folder / kind).mkdir(exist_ok=True)
+    with (folder / name).open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return Part(name, table.num_rows, content.size, hashlib.sha256(content).hexdigest())
+
+
+def read_part(folder: Path, part: Part, columns: Sequence[str] | None = None) -> pa.Table:
+    """Returns some columns of a file, or all; raises `DataError` unless its checksum is right."""
+    path = folder / part.name
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise _damaged(path, f"the file cannot be read: {error.strerror}") from None
+    if len(content) != part.bytes:
+        raise _damaged(path, f"the file has {len(content):,} bytes where {part.bytes:,} were written")
+    if hashlib.sha256(content).hexdigest() != part.sha256:
+        raise _damaged(path, "the file was altered after it was written")
+    return pq.ParquetFile(pa.BufferReader(content)).read(columns=columns, use_threads=False)
+
+
+def _damaged(path: Path, message: str, fix: str = _COPY_AGAIN) -> DataError:
+    return DataError.of("damaged-layout", str(path), message, fix)
+
+
+def rows_of(column: pa.ChunkedArray) -> tuple[Counts, npt.NDArray[np.int32]]:
+    """Returns the lengths of the rows of a column of lists, and all their positions in order."""
+    lists_ = column.combine_chunks()
+    if isinstance(lists_, pa.ChunkedArray):  # a column without rows
+        return np.empty(0, np.int32), np.empty(0, np.int32)
+    return np.diff(lists_.offsets.to_numpy()), lists_.flatten().to_numpy()
 
 
 @dataclass(frozen=True)
@@ -48,58 +126,58 @@ class Layout:
     notes: tuple[str, ...]
     shard_rows: int
     sizes: Mapping[str, int]
-    """How many users, items and bundles there are."""
+    """The numbers of users, items and bundles."""
     pairs: Mapping[str, int]
-    """How many pairs each matrix has."""
+    """The number of pairs of each matrix."""
     catalogue: bool
-    """Whether anything is known of items and bundles besides who has them."""
+    """Whether there is a catalogue of items and bundles."""
     digests: Mapping[str, str]
     files: tuple[Part, ...]
 
     @classmethod
     def open(cls, folder: Path) -> Layout:
-        """Raises `DataError` where the folder is no whole layout. The files are checked as they are read."""
+        """Open a folder; raises `DataError` if it is not a complete layout. Files are checked when read."""
         path = folder / LAYOUT
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            checksum = found.pop("sha256")
-            form, version = found.pop("format"), found.pop("version")
+            content = json.loads(path.read_text(encoding="utf-8"))
+            checksum = content.pop("sha256")
+            form, version = content.pop("format"), content.pop("version")
         except FileNotFoundError:
-            raise _bad(folder, f"this is no layout: it has no {LAYOUT}", COPY_ANEW) from None
+            raise _damaged(folder, f"this is not a layout: it has no {LAYOUT}") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            raise _bad(path, "the file is damaged", COPY_ANEW) from None
+            raise _damaged(path, "the file is damaged") from None
         if form != FORMAT:
-            raise _bad(path, "this is the file of another program", "Name a folder of 'data ingest'")
+            raise _damaged(path, "this is the file of another program", "Name a folder of 'data ingest'")
         if version != VERSION:
             fix = "Run 'bundlemage data ingest' again, or use the version that wrote it"
-            raise _bad(path, f"the format is {version}; this program reads format {VERSION}", fix)
-        if checksum != _checksum(found):
-            raise _bad(path, "the file was altered after it was written", COPY_ANEW)
-        found["files"] = tuple(Part(name, **part) for name, part in found["files"].items())
-        return cls(folder, **{**found, "notes": tuple(found["notes"])})
+            raise _damaged(path, f"the format is {version}; this program reads format {VERSION}", fix)
+        if checksum != _checksum(content):
+            raise _damaged(path, "the file was altered after it was written")
+        content["files"] = tuple(Part(name, **part) for name, part in content["files"].items())
+        return cls(folder, **{**content, "notes": tuple(content["notes"])})
 
     def parts(self, kind: str) -> list[Part]:
-        """The files of `users`, `items` or `bundles`, in order."""
+        """Returns the files of `users`, `items` or `bundles`, in order."""
         return [part for part in self.files if part.name.startswith(f"{kind}/")]
 
     def tables(self, kind: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Part by part, each checked against its checksum."""
+        """Yields the tables of the files of a kind, each checked against its checksum."""
         for part in self.parts(kind):
             yield read_part(self.folder, part, columns)
 
     def item_counts(self) -> Counts:
-        """How many items each user has."""
+        """Returns the number of items of each user."""
         counts = [rows_of(table["items"])[0] for table in self.tables("users", ["items"])]
         return np.concatenate([np.empty(0, np.int32), *counts])
 
     def dataset(
         self, users: range | None = None, ids: bool = True, items: range | None = None
     ) -> BundleDataset:
-        """All of it, or with the items of some users only, the rows of the others being empty; or with some
-        items only, of every user. Bundles are whole.
+        """Read the data set, or a part of it: bundles are always complete.
 
-        Without `ids` the vocabularies are numbers and there is no catalogue. The fingerprint is the whole
-        one's in any case.
+        `users` keeps the items of these users, and leaves the rows of the others empty; `items` keeps only
+        these items of every user. Without `ids` the vocabularies are numbers and there is no catalogue.
+        The fingerprint is that of the complete data in any case.
         """
         vocabularies: dict[str, Vocabulary] = {}
         described: dict[str, pa.Table] = {}
@@ -134,7 +212,7 @@ class Layout:
     def _users(self, users: range | None, ids: bool, items: range | None) -> tuple[Vocabulary, _Rows, _Rows]:
         wanted = range(self.sizes["users"]) if users is None else users
         if wanted.step != 1 or (len(wanted) and not 0 <= wanted.start <= wanted.stop <= self.sizes["users"]):
-            raise ValueError(f"{wanted} is no range of the {self.sizes['users']:,} users")
+            raise ValueError(f"{wanted} is not a range of the {self.sizes['users']:,} users")
         user_item = _Rows(self.sizes["users"], self.sizes["items"])
         user_bundle = _Rows(self.sizes["users"], self.sizes["bundles"])
         names: list[str] = []
@@ -156,7 +234,7 @@ class Layout:
 
 
 class _Rows:
-    """A matrix from columns of lists, which come from the top down."""
+    """Builds a matrix from columns of lists, from the top down."""
 
     def __init__(self, rows: int, columns: int) -> None:
         self._shape = (rows, columns)
@@ -164,7 +242,7 @@ class _Rows:
         self._positions: list[Any] = []
 
     def add(self, column: pa.ChunkedArray, within: range | None = None) -> None:
-        """Rows, or of each of them what lies in a range."""
+        """Adds rows; with `within` only their positions in that range."""
         counts, positions = rows_of(column)
         if within is not None:
             kept = (positions >= within.start) & (positions < within.stop)
@@ -185,15 +263,11 @@ class _Rows:
 
 
 def _joined(tables: Iterator[pa.Table], schema: pa.Schema) -> pa.Table:
-    """In the types of the schema: Parquet has its own names for what is inside a list."""
+    """One table in the types of the schema: Parquet names the insides of lists differently."""
     parts = [pa.table({name: table[name] for name in table.column_names}) for table in tables]
     columns = parts[0].column_names if parts else schema.names
     wanted = pa.schema([schema.field(name) for name in columns])
     return pa.concat_tables([wanted.empty_table(), *(part.cast(wanted) for part in parts)]).combine_chunks()
-
-
-def _bad(where: Path, message: str, fix: str) -> DataError:
-    return DataError(Problem("damaged-layout", str(where), message, fix))
 
 
 def _checksum(described: Mapping[str, Any]) -> str:
@@ -201,7 +275,7 @@ def _checksum(described: Mapping[str, Any]) -> str:
 
 
 def check_output(folder: Path, shard_rows: int, *, overwrite: bool) -> None:
-    """Known before the work: nothing but a layout is replaced, and that only if it is said."""
+    """Raises `ConfigError` unless `folder` is new, or a layout that may be overwritten."""
     if shard_rows < 1:
         raise ConfigError(f"shard_rows is {shard_rows}; a file has at least one row")
     if not folder.exists():
@@ -223,7 +297,10 @@ def write_layout(
     overwrite: bool = False,
     written: Written | None = None,
 ) -> Layout:
-    """The dataset as a layout, which is at its place as a whole or not at all."""
+    """Write a data set as a layout. The folder appears complete or not at all.
+
+    `written` is called before each file. Returns the layout.
+    """
     check_output(folder, shard_rows, overwrite=overwrite)
     described = dataset.catalogue or Catalogue(
         empty_catalogue(ITEM_SCHEMA, dataset.items), empty_catalogue(BUNDLE_SCHEMA, dataset.bundles)
@@ -265,21 +342,13 @@ def write_layout(
     return Layout.open(folder)
 
 
-MATRICES = {
-    "user_item": ("users", "items"),
-    "user_bundle": ("users", "bundles"),
-    "bundle_item": ("bundles", "items"),
-}
-"""Where the pairs of each matrix stand: which files, which column."""
-
-
 def _lists(matrix: sparse.csr_matrix, start: int, stop: int) -> pa.Array:
     bounds = matrix.indptr[start : stop + 1]
     return lists(np.diff(bounds), matrix.indices[bounds[0] : bounds[-1]])
 
 
 def seal(building: Path, files: Sequence[Part], **described: Any) -> None:
-    """The last file, which says that all the others are there."""
+    """Write layout.json, the last file, which makes the folder complete."""
     listed = {
         part.name: {key: value for key, value in asdict(part).items() if key != "name"} for part in files
     }
@@ -289,7 +358,7 @@ def seal(building: Path, files: Sequence[Part], **described: Any) -> None:
 
 
 def digests_of(folder: Path, files: Sequence[Part], kind: str) -> tuple[dict[str, str], dict[str, int]]:
-    """The digests of what stands in the files of one kind, and how many pairs: part by part, in order."""
+    """Returns the digests of the files of one kind, and the numbers of pairs; reads them in order."""
     ids = IdDigest(kind[:-1])
     matrices = {name: column for name, (where, column) in MATRICES.items() if where == kind}
     rows = {name: RowDigest() for name in matrices}

@@ -1,9 +1,11 @@
-"""What a model may learn from and what it is asked afterwards: splits, and the ways to make them."""
+"""Splits: the part of the data that a model learns from, and the cases that test it afterwards."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +16,12 @@ from bundlemage.errors import ConfigError, Problem
 
 Random = np.random.Generator
 PAD = -1
-"""Fills the candidate rows of cases that have fewer candidates than the widest one."""
+"""Fills candidate rows that are shorter than the longest one."""
 
 
 @dataclass(frozen=True)
 class MatchingCases:
-    """Questions of the form: which of these bundles did this user take next?"""
+    """Questions of the form: which of these bundles does this user take next?"""
 
     users: Positions  # [cases]
     positives: sparse.csr_matrix  # [cases, bundles]
@@ -29,12 +31,10 @@ class MatchingCases:
         return len(self.users)
 
     def fingerprint(self) -> str:
-        """A SHA-256 over the cases."""
+        """Returns a SHA-256 over the cases."""
         candidates = np.zeros(0, np.int32) if self.candidates is None else self.candidates
-        digest = hashlib.sha256(str(candidates.shape).encode())
-        for array in (self.users, self.positives.indptr, self.positives.indices, candidates):
-            digest.update(array.astype("<i8").tobytes())
-        return digest.hexdigest()
+        arrays = (self.users, self.positives.indptr, self.positives.indices, candidates)
+        return _sha256(candidates.shape, arrays)
 
 
 @dataclass(frozen=True)
@@ -42,46 +42,51 @@ class GenerationCases:
     """Questions of the form: which of these items complete this bundle for this user?
 
     Several users may share an incomplete bundle: `partial`, `positives` and `candidates` have one
-    row for each held-out bundle, and `bundles` says which row a case asks about.
+    row for each held-out bundle, and `bundles` is the row of each case.
     """
 
-    users: Positions  # [cases]; the number of users stands for somebody without a history
+    users: Positions  # [cases]; the position after the last user means no history
     bundles: Positions  # [cases], rows of the three below
     partial: sparse.csr_matrix  # [held-out bundles, items]
     positives: sparse.csr_matrix  # [held-out bundles, items]
     candidates: Positions  # [held-out bundles, width], positives included, padded with PAD
     known_as: Positions | None = None  # [held-out bundles]; positions of bundles that training knows
-    """For cases made from training bundles: what is to be left out of the users' histories."""
+    """For cases made from training bundles: the bundles to leave out of the users' histories."""
 
     def __len__(self) -> int:
         return len(self.users)
 
     def fingerprint(self) -> str:
-        """A SHA-256 over the cases."""
-        digest = hashlib.sha256(str((self.candidates.shape, self.partial.shape)).encode())
+        """Returns a SHA-256 over the cases."""
         shown, hidden = self.partial, self.positives
         rows = (shown.indptr, shown.indices, hidden.indptr, hidden.indices)
-        for array in (self.users, self.bundles, *rows, self.candidates):
-            digest.update(array.astype("<i8").tobytes())
-        return digest.hexdigest()
+        shapes = (self.candidates.shape, self.partial.shape)
+        return _sha256(shapes, (self.users, self.bundles, *rows, self.candidates))
+
+
+def _sha256(shapes: tuple[Any, ...], arrays: Iterable[npt.NDArray[np.integer]]) -> str:
+    digest = hashlib.sha256(str(shapes).encode())
+    for array in arrays:
+        digest.update(array.astype("<i8").tobytes())
+    return digest.hexdigest()
 
 
 COLD_PROTOCOLS = ("cold-bundles", "new-bundles", "new-bundles-known")
-"""Those in whose validation and test some bundles are new."""
+"""Protocols with new bundles in validation and test."""
 PROTOCOLS = ("auto", "paper", "full", *COLD_PROTOCOLS, "none")
-"""`auto` takes the split that the files define, or else `paper`."""
+"""`auto` uses the split that the files define, otherwise `paper`."""
 
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """How to divide a dataset. Kept in a saved model, so that evaluation can divide it the same way."""
+    """How to divide a data set. A saved model keeps it, so that evaluation divides the data the same way."""
 
     protocol: str = "auto"
     seed: int = 0
     negatives: int = 99
-    """How many bundles that the user has not are ranked against the held-out one."""
+    """Number of bundles, not taken by the user, that are ranked against the held-out one."""
     positives: int | None = None
-    """n: how many items of a held-out bundle are to be found; None picks it by the bundles' mean size."""
+    """n: number of hidden items of each held-out bundle; None: chosen by the mean size of bundles."""
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
@@ -93,7 +98,7 @@ class SplitPlan:
                 raise ConfigError(f"split setting {name!r} is {value}; it must be at least {least}")
 
     def divide(self, dataset: BundleDataset, ready: Split | None = None) -> Split:
-        """Divide a dataset; `ready` is the split that its own files define, where they define one."""
+        """Returns a split of the data set; `ready` is the one that its files define, if any."""
         if self.protocol == "auto" and ready is not None:
             return ready
         random = np.random.default_rng(self.seed)
@@ -111,7 +116,7 @@ class SplitPlan:
 
 @dataclass(frozen=True)
 class Split:
-    """A dataset divided. `train` shares its vocabularies with `dataset` and holds fewer pairs."""
+    """A divided data set. `train` has the vocabularies of `dataset` and fewer pairs."""
 
     dataset: BundleDataset
     train: BundleDataset
@@ -119,11 +124,11 @@ class Split:
     test: MatchingCases | None
     generation: GenerationCases | None
     protocol: str
-    """How it was made, e.g. `paper`, `authors`, `bgcn`, `cold-bundles`, `none`."""
+    """For example `paper`, `authors-mat`, `bgcn`, `cold-bundles`, `none`."""
     plan: SplitPlan = SplitPlan()
-    """How to make it again from the same data; `auto` finds a split that the files define."""
+    """Gives the same split again from the same data; `auto` uses the split that the files define."""
     new_bundles: Positions | None = None
-    """Bundles that training knows by their items alone, to be scored as if they had come after it."""
+    """Bundles that training knows only by their items, scored as if they had been added later."""
 
 
 @dataclass(frozen=True)
@@ -138,15 +143,15 @@ class Source:
 
 
 def _paper(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
-    """Section "Experimental process": 10% of the bundles held out for generation, one bundle of each
-    user for validation and one for test, each among bundles that the user has not."""
+    """As in the paper's section "Experimental process": 10% of the bundles are held out for generation; one
+    bundle of each user is for validation and one for test, each among bundles the user does not have."""
     held_out = _choose_bundles(dataset, 0.1, random)
     generation = _generation_cases(dataset, held_out, plan, random)
     users, bundles = _pairs(dataset.user_bundle)
     rest = ~held_out[bundles]
     order = _rank_in_user(users, rest, random)
     train = _training_part(dataset, rest & (order >= 2), ~held_out)
-    # As in the published split, a user's only bundle goes to validation, and the second to test.
+    # As in the published split, the first bundle of a user goes to validation, the second to test.
     validation, test = (
         leave_one_out(dataset, users[which], bundles[which], held_out, plan.negatives, random)
         for which in (rest & (order == 0), rest & (order == 1))
@@ -155,12 +160,12 @@ def _paper(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
 
 
 def _full_ranking(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
-    """70% / 10% / 20% of each user's bundles to learn from, to choose by and to be tested on; every bundle
-    that the user has not in training is a candidate."""
+    """70% / 10% / 20% of each user's bundles for training, validation and test. The candidates are all
+    bundles that the user does not have in training."""
     users, bundles = _pairs(dataset.user_bundle)
     order = _rank_in_user(users, np.ones(len(users), bool), random)
     count = np.bincount(users, minlength=len(dataset.users))[users]
-    to_test = np.maximum((count * 0.2).round(), count > 2)  # whoever has three bundles is tested on one
+    to_test = np.maximum((count * 0.2).round(), count > 2)  # users with three bundles are tested on one
     to_tune = np.maximum((count * 0.1).round(), count > 2)
     test, tune = order < to_test, (order >= to_test) & (order < to_test + to_tune)
     train = _training_part(dataset, ~(test | tune), np.ones(len(dataset.bundles), bool))
@@ -169,12 +174,12 @@ def _full_ranking(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Sp
 
 
 def _cold_bundles(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
-    """A tenth of the bundles is new at test time and another tenth at validation: known by their items,
-    taken by nobody yet. Candidates are all bundles that are new at that time."""
+    """A tenth of the bundles is new at test time and another tenth at validation: their items are known, but
+    no user has them yet. The candidates are all bundles that are new at that time."""
     is_tune, is_test = _two_tenths(dataset, random)
     users, bundles = _pairs(dataset.user_bundle)
     seen = ~(is_test | is_tune)
-    # Their items are known, as for a bundle that a shop has just put together.
+    # Their items are known, as for a bundle that a shop has just created.
     train = _training_part(dataset, seen[bundles], np.ones(len(seen), bool))
     validation, test = (
         _all_bundles(dataset, users[cold[bundles]], bundles[cold[bundles]], np.flatnonzero(cold))
@@ -184,11 +189,11 @@ def _cold_bundles(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Sp
 
 
 def _new_bundles(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
-    """New bundles as in `_cold_bundles`, among all bundles that the user has not in training.
+    """New bundles as in `_cold_bundles`, among all bundles that the user does not have in training.
 
-    `new-bundles` tests the purchases of new bundles. `new-bundles-known` learns from the same and tests one
-    purchase of a known bundle of each user who has three: what crediting new bundles costs there. Validation
-    ranks the new bundles among themselves, as a model is credited for them only after its epoch is chosen.
+    `new-bundles` tests the purchases of new bundles. `new-bundles-known` trains on the same data and tests
+    one known bundle of each user with three: it measures what crediting new bundles costs there. Validation
+    ranks the new bundles among themselves, because they are credited only after the epoch is chosen.
     """
     is_tune, is_test = _two_tenths(dataset, random)
     users, bundles = _pairs(dataset.user_bundle)
@@ -198,8 +203,8 @@ def _new_bundles(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Spl
     train = _training_part(dataset, known & ~held_out, np.ones(len(is_test), bool))
     tune = is_tune[bundles]
     validation = _all_bundles(dataset, users[tune], bundles[tune], np.flatnonzero(is_tune))
-    asked = held_out if plan.protocol == "new-bundles-known" else is_test[bundles]
-    test = _all_bundles(dataset, users[asked], bundles[asked])
+    tested = held_out if plan.protocol == "new-bundles-known" else is_test[bundles]
+    test = _all_bundles(dataset, users[tested], bundles[tested])
     new = np.flatnonzero(is_test | is_tune).astype(np.int32)
     return Split(dataset, train, validation, test, None, plan.protocol, plan, new)
 
@@ -216,17 +221,17 @@ def _two_tenths(
 
 
 VALIDATION_SHARE, MOST_HELD_OUT, USERS_PER_BUNDLE = 0.05, 300, 4
-"""Of the training bundles, how many choose the epoch of generation, and for how many users each."""
+"""Share and maximum number of training bundles that choose the epoch of generation, and users for each."""
 LEAST_BUNDLES = 40
-"""Of a shop with fewer bundles that have two items, none is held out: each is needed to learn from."""
+"""Minimum number of bundles with two items or more: in a smaller shop none is held out."""
 
 
 def completion_cases(
     train: BundleDataset, plan: SplitPlan
 ) -> tuple[npt.NDArray[np.bool_], GenerationCases] | None:
-    """Some training bundles to be completed while a model learns, and which they are; None for a tiny shop.
+    """Returns a mask of training bundles to complete during training, and the cases; None for a tiny shop.
 
-    They stay known to matching. A bundle without a buyer is completed for somebody without a history.
+    Matching still learns from them. A bundle without buyers is completed for a user without a history.
     """
     random = np.random.default_rng([plan.seed, 0xB0D1E])
     usable = np.flatnonzero(np.diff(train.bundle_item.indptr) > 1)
@@ -269,7 +274,7 @@ def _pairs(matrix: sparse.csr_matrix) -> tuple[Positions, Positions]:
 
 
 def _rank_in_user(users: Positions, counted: npt.NDArray[np.bool_], random: Random) -> Positions:
-    """A random rank of each counted pair among its user's counted pairs; the others rank last."""
+    """A random rank of each counted pair among those of its user; the other pairs rank last."""
     key = np.where(counted, random.random(len(users)), 2.0)
     order = np.lexsort((key, users))
     starts = np.searchsorted(users, users)  # users are in order
@@ -281,7 +286,7 @@ def _rank_in_user(users: Positions, counted: npt.NDArray[np.bool_], random: Rand
 def _training_part(
     dataset: BundleDataset, pairs: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]
 ) -> BundleDataset:
-    """The given user-bundle pairs, and the contents of the bundles that training may know."""
+    """The user-bundle pairs in the mask `pairs`, and the items of the bundles in the mask `known`."""
     users, bundles = _pairs(dataset.user_bundle)
     owners, items = _pairs(dataset.bundle_item)
     return dataset.with_interactions(
@@ -298,7 +303,10 @@ def leave_one_out(
     negatives: int,
     random: Random,
 ) -> MatchingCases:
-    """One positive a user, among `negatives` bundles that the user has nowhere in the data."""
+    """Returns a case for each pair, among `negatives` bundles that the user does not have.
+
+    Bundles in the mask `held_out` are not drawn.
+    """
     allowed = np.flatnonzero(~held_out)
     drawn = [
         _draw(np.setdiff1d(allowed, _row(dataset.user_bundle, user), assume_unique=True), negatives, random)
@@ -312,15 +320,15 @@ def leave_one_out(
 def _all_bundles(
     dataset: BundleDataset, users: Positions, bundles: Positions, among: npt.NDArray[np.intp] | None = None
 ) -> MatchingCases:
-    """A case for each user who has a pair, with all the user's pairs as positives."""
-    asked, case = np.unique(users, return_inverse=True)
-    positives = binary_matrix(case, bundles, (len(asked), len(dataset.bundles)))
-    candidates = None if among is None else np.tile(among.astype(np.int32), (len(asked), 1))
-    return MatchingCases(asked, positives, candidates)
+    """One case for each user, with all pairs of that user as positives."""
+    unique, case = np.unique(users, return_inverse=True)
+    positives = binary_matrix(case, bundles, (len(unique), len(dataset.bundles)))
+    candidates = None if among is None else np.tile(among.astype(np.int32), (len(unique), 1))
+    return MatchingCases(unique, positives, candidates)
 
 
 def positives_by_size(dataset: BundleDataset) -> int:
-    """n as the paper set it: 1 for bundles of 6 items on average, 5 for 37, 10 for 78."""
+    """Returns n as in the paper: 1 for bundles of 6 items on average, 5 for 37, 10 for 78."""
     filled = int(np.count_nonzero(np.diff(dataset.bundle_item.indptr)))
     mean = dataset.bundle_item.nnz / max(1, filled)
     return 1 if mean < 15 else 5 if mean < 60 else 10
@@ -329,24 +337,24 @@ def positives_by_size(dataset: BundleDataset) -> int:
 def _generation_cases(
     dataset: BundleDataset, held_out: npt.NDArray[np.bool_], plan: SplitPlan, random: Random
 ) -> GenerationCases | None:
-    """n items of each held-out bundle to be found among 99 n that are not in it."""
+    """Cases with n hidden items of each held-out bundle among 99 n items that are not in it."""
     chosen = np.flatnonzero(held_out)
     if not len(chosen):
         return None
     users, bundles = _pairs(dataset.user_bundle)
-    asked = held_out[bundles]
+    pairs = held_out[bundles]
     row_of_bundle = np.cumsum(held_out) - 1
     return replace(
         _completions_of(dataset, chosen, plan, random),
-        users=users[asked],
-        bundles=row_of_bundle[bundles[asked]].astype(np.int32),
+        users=users[pairs],
+        bundles=row_of_bundle[bundles[pairs]].astype(np.int32),
     )
 
 
 def _completions_of(
     dataset: BundleDataset, chosen: npt.NDArray[np.intp], plan: SplitPlan, random: Random
 ) -> GenerationCases:
-    """What is shown of each chosen bundle, what is to be found and among what; for no user yet."""
+    """The shown items, hidden items and candidates of each chosen bundle; without users."""
     positives = plan.positives or positives_by_size(dataset)
     hidden, shown, candidates = [], [], []
     everything = np.arange(len(dataset.items))
@@ -356,10 +364,10 @@ def _completions_of(
         hidden.append(items[:positives])
         shown.append(items[positives:])
         candidates.append(np.concatenate([items[:positives], _draw(others, 99 * positives, random)]))
-    nobody = np.zeros(0, np.int32)
+    no_users = np.zeros(0, np.int32)
     return GenerationCases(
-        nobody,
-        nobody,
+        no_users,
+        no_users,
         _rows_to_matrix(shown, len(dataset.items)),
         _rows_to_matrix(hidden, len(dataset.items)),
         padded(candidates),
@@ -367,8 +375,8 @@ def _completions_of(
 
 
 def _row(matrix: sparse.csr_matrix, row: int) -> Positions:
-    found: Positions = matrix.indices[matrix.indptr[row] : matrix.indptr[row + 1]]
-    return found
+    columns: Positions = matrix.indices[matrix.indptr[row] : matrix.indptr[row + 1]]
+    return columns
 
 
 def _draw(pool: npt.NDArray[np.intp], count: int, random: Random) -> npt.NDArray[np.intp]:
@@ -376,6 +384,7 @@ def _draw(pool: npt.NDArray[np.intp], count: int, random: Random) -> npt.NDArray
 
 
 def padded(rows: list[npt.NDArray[np.intp]]) -> Positions:
+    """Returns rows of different lengths as one array, filled with `PAD`."""
     table = np.full((len(rows), max(map(len, rows), default=0)), PAD, np.int32)
     for number, row in enumerate(rows):
         table[number, : len(row)] = row

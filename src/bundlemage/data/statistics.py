@@ -13,11 +13,11 @@ from bundlemage.data.dataset import BundleDataset
 Floats = npt.NDArray[np.float64]
 
 _CELLS = 1 << 22
-"""The most entries in a block of preference vectors: 50 MB, and a few such blocks live at once."""
+"""Maximum number of entries in a block of preference vectors: 50 MB, with a few blocks at a time."""
 
 
 def dataset_table(dataset: BundleDataset) -> dict[str, int | float]:
-    """A row of the paper's table "Summary of datasets". A density is a fraction: 0.01 is 1%."""
+    """Returns a row of the paper's table "Summary of datasets". A density is a fraction: 0.01 is 1%."""
     table: dict[str, int | float] = {
         "users": len(dataset.users),
         "bundles": len(dataset.bundles),
@@ -32,12 +32,12 @@ def dataset_table(dataset: BundleDataset) -> dict[str, int | float]:
 
 
 def popularity_bias(dataset: BundleDataset) -> float:
-    """How popular the items in bundles are: near 0, the most popular ones; 0.5, as good as any.
+    """Returns how popular the items in bundles are: near 0 for the most popular items, 0.5 for average ones.
 
     The paper: "the average of every bundle's ranking score which is evaluated as the average of
     rankings of included items", here as a fraction of the number of items. An item's popularity is its
-    number of users; rank 1 is the most popular item, and equally popular ones share their mean rank,
-    so that the order of the items does not matter. Bundles without items are left out; nan if all are.
+    number of users. Rank 1 is the most popular item; equally popular items share their mean rank, so that
+    the order of items does not matter. Bundles without items are left out. Without any others it is nan.
     """
     rank = _popularity_ranks(dataset.user_item)
     size = np.diff(dataset.bundle_item.indptr)
@@ -57,11 +57,11 @@ def _popularity_ranks(user_item: sparse.csr_matrix) -> Floats:
 
 
 def dissimilarity(dataset: BundleDataset) -> Floats:
-    """For each user, the cosine similarity of item and bundle preferences (figure "dissimilarity").
+    """Returns the cosine similarity of item and bundle preferences of each user (figure "dissimilarity").
 
     c_i is the multi-hot vector of item i's users. A user's item preference is the mean c_i over the
-    user's items, the bundle preference that over all items of the user's bundles, each item once. Where
-    either is missing (no items, no bundles, or only items that nobody bought) the answer is nan.
+    user's items; the bundle preference is the mean over all items of the user's bundles, each item once.
+    It is nan if either is missing (no items, no bundles, or only items that no user has).
     """
     item_users = dataset.user_item.T.tocsr().astype(np.float64)  # [items, users], row i is c_i
     users = len(dataset.users)
@@ -73,7 +73,7 @@ def dissimilarity(dataset: BundleDataset) -> Floats:
 def _block_similarity(dataset: BundleDataset, item_users: sparse.csr_matrix, start: int, stop: int) -> Floats:
     bundle_items = dataset.user_bundle[start:stop] @ dataset.bundle_item  # [block, items]
     bundle_items.data[:] = 1  # a union: an item in two bundles counts once
-    # Sums in place of the paper's means: the length of a vector does not change its cosine.
+    # Sums instead of the paper's means: the length of a vector does not change its cosine.
     by_items = dataset.user_item[start:stop].astype(np.float64) @ item_users  # [block, users]
     by_bundles = bundle_items.astype(np.float64) @ item_users  # [block, users]
     lengths = np.sqrt(_row_sums(by_items.power(2)) * _row_sums(by_bundles.power(2)))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bundlemage.data.digests import fingerprint
+from bundlemage.data.dataset import fingerprint
 from bundlemage.data.shards import SHARD_ROWS, Layout, check_output, write_layout
 from bundlemage.engines.base import Progress, in_silence
 from bundlemage.errors import Problem

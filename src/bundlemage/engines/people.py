@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from bundlemage.artifact.files import artifact_version
-from bundlemage.data.parts import Part, read_part, rows_of
-from bundlemage.data.shards import Layout
+from bundlemage.data.shards import Layout, Part, read_part, rows_of
 from bundlemage.errors import ArtifactError
 from bundlemage.models.base import Histories, Interactions
 from bundlemage.models.ragged import Ragged

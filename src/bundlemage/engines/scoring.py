@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from bundlemage.artifact.files import artifact_version, load_without_users, verify_artifact
 from bundlemage.core.bulk import record_batches, write_parquet
 from bundlemage.core.filters import Filter
-from bundlemage.data.digests import fingerprint
+from bundlemage.data.dataset import fingerprint
 from bundlemage.data.shards import Layout
 from bundlemage.engines.answers import AnswersFolder
 from bundlemage.engines.base import Progress, in_silence

@@ -270,7 +270,7 @@ _DOCUMENTED: dict[int, tuple[str, str, str]] = {
     412: (
         "There is one of that id already, and 'If-None-Match: *' was said.",
         "Is there already",
-        "there is a bundle 'b0166' already, and it was asked not to replace one",
+        "there is a bundle 'b0166' already, and the request says not to replace it",
     ),
     413: (
         "The body is too large.",

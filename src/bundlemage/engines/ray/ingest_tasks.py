@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import ray
 
 from bundlemage.data.dataset import empty_catalogue
-from bundlemage.data.parts import Part, lists, rows_of, write_part
+from bundlemage.data.shards import Part, lists, rows_of, write_part
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.engines.ray import ingest_ids as ids
 from bundlemage.engines.ray.ingest_pieces import (

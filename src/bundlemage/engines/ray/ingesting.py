@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from bundlemage.data.folders import beside
-from bundlemage.data.parts import Part
-from bundlemage.data.shards import KINDS, MATRICES, Layout, check_output, digests_of, seal
+from bundlemage.data.shards import KINDS, MATRICES, Layout, Part, check_output, digests_of, seal
 from bundlemage.engines.base import Progress, in_silence
 from bundlemage.engines.ingesting import Ingested, IngestJob
 from bundlemage.engines.ray import ingest_tasks as tasks
