@@ -12,7 +12,7 @@ from benchmarks.generated import generated_recommender
 from benchmarks.setting import Setting
 from benchmarks.training import memory_figures
 from bundlemage.core.filters import Filter
-from bundlemage.core.shop import History
+from bundlemage.core.history import History
 from bundlemage.recommender import Recommender
 from bundlemage.sample.generate import ShopSize
 

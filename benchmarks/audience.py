@@ -135,8 +135,7 @@ def foretold(recommender: Recommender, split: Split, bundles: npt.NDArray[np.int
     import torch
 
     from bundlemage.campaigns.chances import new_log_probabilities
-    from bundlemage.core.answering import rows_at_a_time
-    from bundlemage.core.bulk import slices
+    from bundlemage.core.answering import rows_at_a_time, slices
     from bundlemage.models.base import Interactions
 
     model, device, calibration = recommender.model, recommender.shop.device, recommender.calibration

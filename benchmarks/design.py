@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bundlemage import Recommender, sample_shop
-from bundlemage.core.shop import User
+from bundlemage.core.history import User
 from bundlemage.errors import BundleMageError, OutOfTimeError
 from bundlemage.readers.load import read
 from bundlemage.sample.generate import Tastes

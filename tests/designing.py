@@ -20,7 +20,7 @@ import torch
 from scipy import optimize, sparse
 
 from bundlemage import History, Recommender, SplitPlan, sample_shop
-from bundlemage.core.shop import User
+from bundlemage.core.history import User
 from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, Catalogue, empty_catalogue
 from bundlemage.models.base import Histories
 from bundlemage.models.ragged import Ragged

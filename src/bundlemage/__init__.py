@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bundlemage.core.filters import Filter
-    from bundlemage.core.shop import History, Recommendation
+    from bundlemage.core.history import History
+    from bundlemage.core.shop import Recommendation
     from bundlemage.data.dataset import BundleDataset, Catalogue
     from bundlemage.data.splits import Split, SplitPlan
     from bundlemage.errors import BundleMageError
@@ -33,7 +34,7 @@ _HOME = {
     "BundleMageError": "bundlemage.errors",
     "Catalogue": "bundlemage.data.dataset",
     "Filter": "bundlemage.core.filters",
-    "History": "bundlemage.core.shop",
+    "History": "bundlemage.core.history",
     "ImpossibleDesignError": "bundlemage.wire.design",
     "Recommendation": "bundlemage.core.shop",
     "Recommender": "bundlemage.recommender",

@@ -14,7 +14,7 @@ from bundlemage.engines.evaluating import Chunk, EvaluationJob, Examiner, Task, 
 from bundlemage.errors import ArtifactError, ConfigError
 from bundlemage.evaluation import protocols
 from bundlemage.evaluation.protocols import PerCase
-from bundlemage.measure import evaluate_beside_popularity
+from bundlemage.recommender import evaluate_beside_popularity
 from tests.small_shop import QUICK, small_shop
 
 

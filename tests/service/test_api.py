@@ -12,7 +12,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from bundlemage.core.shop import History, Recommendation
+from bundlemage.core.history import History
+from bundlemage.core.shop import Recommendation
 from bundlemage.recommender import Recommender
 from tests.service.running import Inside, copied, ids, inside, ok, problem, wait_until
 
@@ -117,7 +118,7 @@ def test_an_answer_carries_all_that_a_page_needs(client: httpx.Client, service: 
     answered = client.get(f"/v1/users/{SOMEONE}/bundles", params={"k": 3, "details": True})
     answer = ok(answered)
     assert answer["request_id"] == answered.headers["x-request-id"]
-    assert answer["model_version"] == service.service.engine.serving.record.version
+    assert answer["model_version"] == service.service.answerer.serving.record.version
     for bundle in answer["bundles"]:
         listed = ok(client.get(f"/v1/bundles/{bundle['id']}"))
         for name in ("title", "price", "discount", "tags", "items"):
@@ -683,7 +684,7 @@ def test_an_erased_user_leaves_nothing(fresh: Inside, own: httpx.Client) -> None
     took(own, {"user_id": SOMEONE, "bundle_id": answer["bundles"][0]["id"]})
     ok(own.get(f"/v1/users/{SOMEONE}/bundles"))  # may not be written to the store yet
     assert own.delete(f"/v1/users/{SOMEONE}").status_code == 204
-    fresh.service.engine.write_shown()
+    fresh.service.answerer.write_shown()
     assert fresh.store.served_since(fresh.store.models()[0].published_at).answers == 0  # type: ignore[arg-type]
     problem(own.get(f"/v1/users/{SOMEONE}"), 404)
     assert ids(own.get("/v1/users", params={"search": SOMEONE}), "users") == []
@@ -762,7 +763,7 @@ def test_metrics_count_what_was_asked(own: httpx.Client, fresh: Inside) -> None:
     own.get("/v1/users/never-seen/bundles", params={"k": 2})
     took(own, {"user_id": "x", "item_id": "g0022"}, {"user_id": "x", "item_id": "g0401"})
     problem(own.get("/v1/items/no-such"), 404)
-    version = fresh.service.engine.serving.record.version
+    version = fresh.service.answerer.serving.record.version
 
     def lines() -> str:
         answer = own.get("/metrics")

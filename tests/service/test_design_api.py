@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bundlemage.core.shop import History
+from bundlemage.core.history import History
 from bundlemage.designer import conflict
 from bundlemage.recommender import Recommender
 from bundlemage.service import app

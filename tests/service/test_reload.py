@@ -192,7 +192,7 @@ def test_a_model_of_another_shop_is_refused(
     problem(client.post("/v1/models/reload"), 422, "different shops", "--db")
     assert serving(client) == running.store.state().model == first
     running.store.publish(record_of(other))  # somebody did not look
-    wait_until(lambda: running.service.engine.failed, "the attempt to load it")
+    wait_until(lambda: running.service.answerer.failed, "the attempt to load it")
     assert serving(client) == first
     assert scores(client)
     faults = {model["version"]: model["problem"] for model in ok(client.get("/v1/models"))["models"]}
@@ -231,9 +231,9 @@ def test_what_another_process_publishes_is_followed_within_seconds(
 
 
 def test_it_is_followed_while_nobody_asks(running: Inside, second_model: Path) -> None:
-    engine, second = running.service.engine, record_of(second_model)
+    answerer, second = running.service.answerer, record_of(second_model)
     running.store.publish(second)
-    wait_until(lambda: engine._next is not None, "the published model", 15)
+    wait_until(lambda: answerer._next is not None, "the published model", 15)
     with running.client() as client:  # so not even the first one has the old model's answer
         answer = ok(client.get(f"/v1/users/{USERS[0]}/bundles"))
     assert answer["model_version"] == second.version

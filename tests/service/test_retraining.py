@@ -26,8 +26,8 @@ from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import ArtifactError, BusyError, ConfigError, UnsupportedError
 from bundlemage.evaluation.results import Evaluation
-from bundlemage.live import EMPTY, Answer, Live, Question, Stock
-from bundlemage.measure import evaluate_beside_popularity
+from bundlemage.live import EMPTY, Live, Question, Stock
+from bundlemage.recommender import evaluate_beside_popularity
 from bundlemage.retraining import retrain as retraining
 from bundlemage.retraining.comparing import DECISIVE, compare
 from bundlemage.retraining.held_out import fresh_cases, hold_out, plan_for
@@ -301,8 +301,8 @@ def test_a_comparison_counts_the_lists_that_the_service_would_show(
             )
             owned = replace(owned, bundles=tuple(name for name in owned.bundles if name != bundle))
             (answer,) = live.answer([Question(owned, 10)])
-            assert isinstance(answer, Answer)
-            ranks = [one.rank for one in answer.found if one.id == bundle]
+            assert isinstance(answer, list)
+            ranks = [one.rank for one in answer if one.id == bundle]
             values.append(1 / math.log2(ranks[0] + 1) if ranks else 0.0)
         return values
 

@@ -16,7 +16,7 @@ import httpx
 import psycopg
 import pytest
 
-from bundlemage.core.shop import History
+from bundlemage.core.history import History
 from bundlemage.recommender import Recommender
 from bundlemage.store.repository import Store
 from tests.service.running import command, ids, inside, new_key, ok, problem, wait_until

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from bundlemage import History, Recommender, SplitPlan
-from bundlemage.artifact.files import FORMAT_VERSION, MANIFEST, load_artifact
+from bundlemage.artifact.files import FORMAT_VERSION, MANIFEST, load_artifact, save_artifact
 from bundlemage.data.folders import _exchange
 from bundlemage.errors import ArtifactError
 from tests.small_shop import QUICK, dataset_of, pairs_of, small_shop
@@ -242,6 +242,16 @@ class TestDamage:
         (saved / MANIFEST).write_text(json.dumps(manifest | {"version": version}))
         with pytest.raises(ArtifactError, match=f"format version {version}.*reads version {FORMAT_VERSION}"):
             Recommender.load(saved)
+
+    @pytest.mark.parametrize("changed", [{"settings": {"popularity_bias": 0.5}}, {"model": "gone"}])
+    def test_settings_of_another_version_say_to_train_again(
+        self, whole: Path, tmp_path: Path, changed: dict[str, Any]
+    ) -> None:
+        saved = load_artifact(whole)
+        save_artifact(replace(saved, config={**saved.config, **changed}), tmp_path / "older")
+        name = "popularity_bias" if "settings" in changed else "gone"
+        with pytest.raises(ArtifactError, match=rf"older does not fit .*{name}.*\. Train the model again"):
+            Recommender.load(tmp_path / "older")
 
     def test_what_is_no_folder_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("x")

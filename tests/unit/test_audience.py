@@ -20,7 +20,7 @@ from bundlemage.campaigns import chances as module
 from bundlemage.campaigns.audience import forecast
 from bundlemage.campaigns.chances import Calibration, calibrate, logistic
 from bundlemage.campaigns.forecasts import BundleForecast
-from bundlemage.core.bulk import slices
+from bundlemage.core.answering import slices
 from bundlemage.core.shop import Shop, Trade
 from bundlemage.data.dataset import BundleDataset, binary_matrix
 from bundlemage.data.splits import MatchingCases, Split

@@ -20,7 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bundlemage import History, Recommendation, Recommender, SplitPlan
-from bundlemage.core.bulk import SCHEMA, slices, write_parquet
+from bundlemage.core.answering import slices
+from bundlemage.core.bulk import SCHEMA, write_parquet
 from bundlemage.core.filters import Filter
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.errors import ConfigError, UnknownIdError, UnsupportedError
@@ -225,6 +226,7 @@ SLOWLY = """
 import sys, time
 from pathlib import Path
 from bundlemage import Recommender
+from bundlemage.core.answering import slices
 from bundlemage.core.bulk import write_parquet
 from tests.small_shop import small_shop
 

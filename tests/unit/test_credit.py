@@ -110,23 +110,48 @@ class TestFitting:
         assert isinstance(both.model, BundleMage)
         assert both.model.new_bundle_credit == pytest.approx(credit.sales)
 
-    def test_it_waits_until_it_is_needed(self, shop: BundleDataset, monkeypatch: pytest.MonkeyPatch) -> None:
-        asked: list[str] = []
+    def test_only_fit_and_calibrate_look_for_it(
+        self, shop: BundleDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls: list[str] = []
 
         def find(*arguments: Any, **more: Any) -> NewBundleCredit:
-            asked.append(arguments[0])
+            calls.append(arguments[0])
             return NewBundleCredit(7.0, 1.0, "a test says so")
 
         monkeypatch.setattr("bundlemage.recommender.find_credit", find)
-        model = Recommender(**SETTINGS | {"epochs": 1}).fit(SplitPlan("paper").divide(shop))
-        model.recommend("u0")
-        model.evaluate(SplitPlan("paper").divide(shop))
-        assert asked == []
+        split = SplitPlan("paper").divide(shop)
+        model = Recommender(**SETTINGS | {"epochs": 1}).fit(split, calibrate=False)
+        model.recommend("u0", new_bundles={"box": ["i0"]})
+        model.evaluate(split)
+        model.save(tmp_path / "plain")
+        assert (calls, model.calibration, model.new_bundle_credit) == ([], None, None)
         for _ in range(2):
-            model.recommend("u0", new_bundles={"box": ["i0"]})
-        assert asked == ["bundlemage"]
+            model.calibrate(split)
+        assert calls == ["bundlemage"]
         assert isinstance(model.model, BundleMage)
         assert float(model.model.new_bundle_credit) == 7
+        fitted = Recommender(**SETTINGS | {"epochs": 1}).fit(split)
+        assert calls == ["bundlemage"] * 2
+        assert fitted.calibration is not None
+        assert fitted.new_bundle_credit == model.new_bundle_credit
+
+    def test_saving_does_not_run_the_model(
+        self, shop: BundleDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model = Recommender(**SETTINGS | {"epochs": 1}).fit(shop)
+        plain = Recommender(**SETTINGS | {"epochs": 1}).fit(shop, calibrate=False)
+        monkeypatch.setattr(BundleMage, "score_bundles", None)
+        monkeypatch.setattr("bundlemage.recommender.find_credit", None)
+        loaded = Recommender.load(model.save(tmp_path / "model"), device="cpu")
+        assert loaded.calibration == model.calibration is not None
+        assert loaded.new_bundle_credit == model.new_bundle_credit is not None
+        assert Recommender.load(plain.save(tmp_path / "plain"), device="cpu").new_bundle_credit is None
+
+    def test_a_split_of_new_bundles_always_finds_it(self, split: Split, model: Recommender) -> None:
+        compared = Recommender(**SETTINGS).fit(split, calibrate=False)
+        assert compared.new_bundle_credit == model.new_bundle_credit
+        assert compared.calibration is None
 
     @pytest.mark.parametrize(
         ("credit", "sales", "words"), [("median", 1.0, "the median"), (12.5, 12.5, "as the settings say")]

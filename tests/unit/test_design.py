@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from bundlemage import History, Recommender, SplitPlan
-from bundlemage.core.shop import Shop, User
+from bundlemage.core.history import User
+from bundlemage.core.shop import Shop
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import BundleMageError, ConfigError, UnknownIdError, UnsupportedError
 from bundlemage.readers.load import read

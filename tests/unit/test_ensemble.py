@@ -405,7 +405,7 @@ class TestAnswers:
         live = Live(three, stock_of(data), sales)
         (answer,) = live.answer([Question(owned_by(data, "u0001"), 4)])
         assert not isinstance(answer, Exception)
-        assert [one.id for one in answer.found] == [one.id for one in three.recommend("u0001", 4)]
+        assert [one.id for one in answer] == [one.id for one in three.recommend("u0001", 4)]
         assert live.similar("b0001", 3)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bundlemage import History, Recommender
-from bundlemage.core.shop import Id, User
+from bundlemage.core.history import Id, User
 from bundlemage.errors import ConfigError, UnknownIdError, UnsupportedError
 from bundlemage.models.ragged import Ragged
 from bundlemage.sample.generate import Tastes

@@ -10,7 +10,7 @@ import pytest
 
 from bundlemage import History, Recommender, SplitPlan
 from bundlemage.core.filters import Filter, Shelf
-from bundlemage.core.shop import Kept
+from bundlemage.core.shop import RecentlyUsed
 from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, Catalogue
 from bundlemage.errors import ConfigError, UnknownIdError
 from tests.small_shop import dataset_of
@@ -195,7 +195,7 @@ class TestKept:
         assert found[2] is found[0]
 
     def test_the_last_few_are_kept(self) -> None:
-        kept: Kept[int] = Kept(2)
+        kept: RecentlyUsed[int] = RecentlyUsed(2)
         made: list[int] = []
 
         def make(key: int) -> int:

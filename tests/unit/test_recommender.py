@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from bundlemage import History, Recommendation, Recommender, SplitPlan
+from bundlemage import Filter, History, Recommendation, Recommender, SplitPlan
 from bundlemage.artifact.files import load_artifact, save_artifact
-from bundlemage.core.shop import User
+from bundlemage.core.history import User
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import Source
 from bundlemage.data.vocabulary import Vocabulary
@@ -239,6 +239,42 @@ class TestComplete:
     def test_one_text_instead_of_a_list_of_users_is_a_clear_error(self, model: Recommender) -> None:
         with pytest.raises(ConfigError, match=r"\['u0001'\]"):
             model.recommend_many("u0001")
+
+
+class TestSimilarAndGate:
+    def test_the_most_similar_bundles_come_first_without_the_bundle_itself(
+        self, model: Recommender, shop: BundleDataset
+    ) -> None:
+        answers = model.similar("b0003", ALL)
+        assert sorted(ids(answers)) == sorted(set(shop.bundles) - {"b0003"})
+        scores = [answer.score for answer in answers]
+        assert scores == sorted(scores, reverse=True)
+        assert all(-1.0001 <= score <= 1.0001 for score in scores)
+        assert model.similar("b0003", 2) == answers[:2]
+        first = answers[0].id
+        assert first not in ids(model.similar("b0003", ALL, where=Filter(exclude=[first])))
+
+    def test_what_cannot_be_compared_is_refused(self, model: Recommender) -> None:
+        with pytest.raises(UnknownIdError, match="bundle id 'b00012'"):
+            model.similar("b00012")
+        with pytest.raises(ConfigError, match="k is 0"):
+            model.similar("b0001", 0)
+        shop = dataset_of([[0], [1]], [[0], [1]], [[0], [1], []], 2)
+        with pytest.raises(ConfigError, match="'b2' has no items"):
+            Recommender(**QUICK).fit(shop, SplitPlan("none")).similar("b2")
+        popular = Recommender("popularity", device="cpu").fit(shop, SplitPlan("none"))
+        with pytest.raises(UnsupportedError, match="no vectors of bundles"):
+            popular.similar("b0")
+        with pytest.raises(UnsupportedError, match="no gate"):
+            popular.gate("u0")
+
+    def test_the_gate_of_a_user_is_that_of_their_history(
+        self, model: Recommender, shop: BundleDataset
+    ) -> None:
+        user = someone(shop)
+        history = History(items=items_of_user(shop, user), bundles=bundles_of_user(shop, user))
+        assert 0 < model.gate(user) < 1
+        assert model.gate(history) == pytest.approx(model.gate(user))
 
 
 class TestPopular:

@@ -24,8 +24,9 @@ from bundlemage.campaigns.forecasts import (
 )
 from bundlemage.core.answering import nearest
 from bundlemage.core.filters import Filter, Shelf
+from bundlemage.core.history import Id
 from bundlemage.core.ranking import top
-from bundlemage.core.shop import Id, Shop
+from bundlemage.core.shop import Shop
 from bundlemage.errors import ConfigError, UnsupportedError
 from bundlemage.models.base import Histories, Model
 from bundlemage.models.ragged import Ragged

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bundlemage.core.filters import Filter
-from bundlemage.core.shop import Id, Shop
+from bundlemage.core.history import Id
+from bundlemage.core.shop import Shop
 from bundlemage.errors import ConfigError
 
 Reserve: TypeAlias = Literal["shown", "expected"]

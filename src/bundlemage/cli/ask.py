@@ -12,7 +12,7 @@ from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
     from bundlemage.core.filters import Filter
-    from bundlemage.core.shop import User
+    from bundlemage.core.history import User
     from bundlemage.recommender import Recommender
 
 FILTERS = "What may be shown"
@@ -241,7 +241,7 @@ def none_left(kind: str, where: Filter | None) -> str:
 
 
 def who(user: str | None, items: list[str] | None, bundles: list[str] | None) -> User:
-    from bundlemage.core.shop import History
+    from bundlemage.core.history import History
 
     if user is not None and (items or bundles):
         raise ConfigError("give --user or a history, not both")

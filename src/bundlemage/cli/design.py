@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.panel import Panel
     from rich.table import Table
 
-    from bundlemage.core.shop import User
+    from bundlemage.core.history import User
     from bundlemage.designer.design import Design, DesignedItem, Designs
     from bundlemage.designer.explain import Explanation
     from bundlemage.recommender import Recommender

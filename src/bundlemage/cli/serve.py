@@ -118,7 +118,7 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
         raise
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    serving = service.engine.serving
+    serving = service.answerer.serving
     name = show.plain(serving.live.recommender.dataset.name)
     show.out.print(
         f"BundleMage serves {name} (model {serving.record.version}) at [bold]http://{shown}:{port}/[/]\n"

@@ -112,9 +112,10 @@ def train(
     from bundlemage.cli import show
     from bundlemage.engines.base import engine as engine_of
     from bundlemage.engines.training import TrainingJob, trainer_of
-    from bundlemage.measure import evaluate_beside_popularity, tasks_not_learned
+    from bundlemage.evaluation.results import tasks_not_learned
     from bundlemage.models.registry import model_class
     from bundlemage.recipe import Recipe
+    from bundlemage.recommender import evaluate_beside_popularity
     from bundlemage.training.devices import present, resolve_device
     from bundlemage.training.history import SELECTION_METRIC
 
@@ -148,15 +149,16 @@ def train(
         checkpoint_every=checkpoint_every,
         observers=_observers(tensorboard),
         progress=False,
+        calibrate=False,  # below, with a line that says what takes the time
         calibration=calibration,
         trainer=trainer,
     )
     training = recommender.training
     assert training is not None
-    if recommender.model.credits_new_bundles:
-        with show.notes.status("finding how new bundles are to be ranked, by holding some out"):
-            credit = recommender.new_bundle_credit
-        show.notes.print(str(credit), soft_wrap=True)
+    with show.notes.status("calibrating, and holding bundles out to find how new ones are to be ranked"):
+        recommender.calibrate(split)
+    if recommender.new_bundle_credit is not None:
+        show.notes.print(str(recommender.new_bundle_credit), soft_wrap=True)
     with show.notes.status("evaluating and saving"):
         rows = evaluate_beside_popularity(recommender, split)
         recommender.metrics = {"test": [row.to_json() for row in rows]}

@@ -1,4 +1,4 @@
-"""Which candidates an answer may name at all: a filter, and the things it is asked about."""
+"""Which candidates an answer may contain: a filter, and the columns that it looks at."""
 
 from __future__ import annotations
 
@@ -22,37 +22,36 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Filter:
-    """What may be shown. Every condition that is given must hold; one that is not given holds for all.
+    """Which items or bundles may be shown: those that meet every condition.
 
-    A price or a stock that the catalogue does not know is neither in a range nor in stock: nobody who asked
-    for at most 20 wants to find out at the till.
+    Something without a known price meets no condition on the price, and something without a known stock is
+    not in stock.
     """
 
     exclude: Collection[str | int] = ()
-    """Ids that must not be shown. An id that the shop does not have is no error: it will not be shown. So a
-    block list may be older or newer than the model."""
+    """Ids that must not be shown. Unknown ids are ignored: a block list may be older or newer than the
+    model."""
     among: Collection[str | int] | None = None
-    """Show only these. Ids that the shop does not have are passed over, so that a campaign does not go down
-    for one bundle that is newer than the model; but if it has none of them, that is an error, as nothing
-    could ever be shown."""
+    """Show only these ids. Unknown ids are ignored, so that one bundle that is newer than the model does not
+    stop a campaign. If all of them are unknown, that is an error: nothing could ever be shown."""
     tags: Collection[str] = ()
-    """Show what has at least one of these tags."""
+    """Show only what has at least one of these tags."""
     min_price: float | None = None
     max_price: float | None = None
     in_stock: bool = False
-    """Show what can be sold: an item whose stock is above 0, a bundle all of whose items are so."""
+    """Show only items with a stock above 0, and bundles all of whose items have one."""
 
     def __post_init__(self) -> None:
         for name in ("exclude", "among", "tags"):
-            given = getattr(self, name)
-            if isinstance(given, str):
-                raise ConfigError(f"a filter's {name!r} is a list, not one text: write [{given!r}]")
-            if given is not None:
-                object.__setattr__(self, name, frozenset(map(str, given)))
+            values = getattr(self, name)
+            if isinstance(values, str):
+                raise ConfigError(f"a filter's {name!r} is a list, not one text: write [{values!r}]")
+            if values is not None:
+                object.__setattr__(self, name, frozenset(map(str, values)))
         for name in ("min_price", "max_price"):
-            given = getattr(self, name)
-            if given is not None and (isinstance(given, str) or math.isnan(given)):
-                raise ConfigError(f"a filter's {name!r} is {given!r}; a number is wanted")
+            price = getattr(self, name)
+            if price is not None and (isinstance(price, str) or math.isnan(price)):
+                raise ConfigError(f"a filter's {name!r} is {price!r}; a number is wanted")
         if self.min_price is not None and self.max_price is not None and self.min_price > self.max_price:
             raise ConfigError(
                 f"a filter's 'min_price' {self.min_price:g} is above its 'max_price' {self.max_price:g}: "
@@ -60,10 +59,10 @@ class Filter:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """In one order, so that equal filters are written alike."""
+        """The conditions by name; lists are sorted, so that equal filters give equal JSON."""
         return {
-            name: sorted(given) if isinstance(given, frozenset) else given
-            for name, given in asdict(self).items()
+            name: sorted(value) if isinstance(value, frozenset) else value
+            for name, value in asdict(self).items()
         }
 
     @property
@@ -72,7 +71,7 @@ class Filter:
 
 
 class Facts(NamedTuple):
-    """What the catalogue says of one thing."""
+    """What the catalogue says about one item or bundle."""
 
     title: str | None = None
     price: float | None = None
@@ -83,31 +82,31 @@ _A = {"price": "a price", "tags": "a tag", "stock": "a stock"}
 
 
 class Shelf:
-    """Things of one kind as a filter sees them, each column looked up once."""
+    """All items, or all bundles, with the columns that filters look at. Each column is read once."""
 
-    def __init__(self, ids: Vocabulary, catalogue: pa.Table | None, parts: Parts | None = None) -> None:
+    def __init__(self, ids: Vocabulary, catalogue: pa.Table | None) -> None:
         self.ids = ids
         self.catalogue = catalogue
-        self.parts = parts
-        """For bundles: the items in them, whose stock is the bundle's where it has none of its own."""
 
-    @classmethod
-    def of_items(cls, dataset: BundleDataset) -> Shelf:
-        return cls(dataset.items, dataset.catalogue.items if dataset.catalogue else None)
-
-    @classmethod
-    def of_bundles(cls, dataset: BundleDataset, items: Shelf) -> Shelf:
-        table = dataset.catalogue.bundles if dataset.catalogue else None
-        return cls(dataset.bundles, table, Parts(dataset.bundle_item, items))
+    @staticmethod
+    def of(dataset: BundleDataset) -> tuple[Shelf, Shelf]:
+        """The shelves of a dataset's items and of its bundles."""
+        tables = dataset.catalogue
+        items = Shelf(dataset.items, tables.items if tables else None)
+        bundles = tables.bundles if tables else None
+        return items, _BundleShelf(dataset.bundles, bundles, dataset.bundle_item, items)
 
     def allowed(self, where: Filter, more: Iterable[tuple[str, Collection[int]]] = ()) -> Mask:
-        """True for each thing that may be shown; then for each of `more`, things that came later.
+        """True for each item or bundle that may be shown, then for each of the new bundles in `more`.
 
-        Of those the catalogue knows nothing, so they have no price and no tag; `more` has ids and items.
+        `more` has ids and positions of items. New bundles are not in the catalogue: they have no price and
+        no tag.
         """
         later = list(more)
         names = [name for name, _ in later]
-        mask = np.concatenate([self._by_catalogue(where), _later(self.parts, where, later)])
+        unknown = bool(where.tags) or where.asks_for_price
+        of_later = [not unknown and (not where.in_stock or self.all_in_stock(items)) for _, items in later]
+        mask = np.concatenate([self._by_catalogue(where), np.array(of_later, dtype=bool)])
         places = dict(zip(names, range(len(self.ids), len(mask)), strict=True))
         if where.among is not None:
             listed = np.zeros_like(mask)
@@ -140,19 +139,19 @@ class Shelf:
 
     @cached_property
     def titles(self) -> Sequence[str | None]:
-        """May be empty: nothing has one."""
-        found: Sequence[str | None] = [] if self.catalogue is None else self.catalogue["title"].to_pylist()
-        return found
+        """The titles, by position; empty where there is no catalogue."""
+        titles: Sequence[str | None] = [] if self.catalogue is None else self.catalogue["title"].to_pylist()
+        return titles
 
     @cached_property
     def prices(self) -> npt.NDArray[np.float64]:
-        """Not a number where a price is not known."""
+        """The prices, by position; nan where a price is not known."""
         prices: npt.NDArray[np.float64] = self._column("price").to_numpy(zero_copy_only=False)
         return prices
 
     @cached_property
     def tagged(self) -> dict[str, npt.NDArray[np.int64]]:
-        """For each tag the positions of what has it."""
+        """For each tag, the positions of the items or bundles that have it."""
         column = self._column("tags")
         row = pc.list_parent_indices(column).to_numpy()
         coded = column.flatten().dictionary_encode(null_encoding="encode")
@@ -166,15 +165,20 @@ class Shelf:
 
     @cached_property
     def in_stock(self) -> Mask:
-        if self.parts is not None and not self._has("stock"):
-            return self.parts.all_in_stock()
+        """True for each item or bundle that is in stock."""
         stock = self._column("stock").fill_null(0).to_numpy(zero_copy_only=False)
         return np.asarray(stock > 0)
 
+    def all_in_stock(self, items: Collection[int]) -> bool:
+        """Whether all the items of a new bundle are in stock."""
+        return bool(self.in_stock[list(items)].all())
+
     def title(self, place: int) -> str | None:
+        """The title at a position, or None."""
         return self.titles[place] if place < len(self.titles) else None
 
     def facts(self, place: int) -> Facts:
+        """What the catalogue says about the item or bundle at a position."""
         if self.catalogue is None:
             return Facts()
         row = self.catalogue.slice(place, 1).to_pylist()[0]
@@ -182,14 +186,15 @@ class Shelf:
 
     @property
     def tells_stock(self) -> bool:
-        """Whether the stock of anything is known."""
+        """Whether any stock is known."""
         return self._has("stock")
 
     def lacks(self, name: str) -> ConfigError:
+        """The error for a filter on a column that has no value at all."""
         kind = "item" if name == "stock" else self.ids.kind  # a bundle is in stock if all its items are
         return ConfigError(
             f"cannot filter by {name}: no {kind} has {_A[name]}. Put a column {name!r} into the "
-            f"table of {kind}s (see 'bundlemage data check') and train again, or tell the live service: "
+            f"table of {kind}s (see 'bundlemage data check') and train again, or send it to the service: "
             f"PUT /v1/{kind}s/ID"
         )
 
@@ -204,27 +209,24 @@ class Shelf:
         return self.catalogue[name].combine_chunks()
 
 
-class Parts:
-    """What bundles are made of, for a bundle's stock."""
+class _BundleShelf(Shelf):
+    """Bundles. One without a stock of its own is in stock if all its items are."""
 
-    def __init__(self, bundle_item: Any, items: Shelf) -> None:
-        self.bundle_item = bundle_item
-        self.items = items
+    def __init__(self, ids: Vocabulary, catalogue: pa.Table | None, contents: Any, items: Shelf) -> None:
+        super().__init__(ids, catalogue)
+        self.contents, self.items = contents, items
 
-    def all_in_stock(self) -> Mask:
+    @cached_property
+    def in_stock(self) -> Mask:
+        """True for each bundle that is in stock."""
+        if self._has("stock"):
+            return super().in_stock
         missing = np.flatnonzero(~self.items.in_stock)
-        lacking = np.asarray(np.isin(self.bundle_item.indices, missing), dtype=np.int64)
+        lacking = np.asarray(np.isin(self.contents.indices, missing), dtype=np.int64)
         before = np.concatenate([[0], np.cumsum(lacking)])  # in all entries up to each one
-        edges = self.bundle_item.indptr
+        edges = self.contents.indptr
         return np.asarray(before[edges[1:]] == before[edges[:-1]])
 
-    def in_stock(self, items: Collection[int]) -> bool:
-        return bool(self.items.in_stock[list(items)].all())
-
-
-def _later(parts: Parts | None, where: Filter, later: list[tuple[str, Collection[int]]]) -> Mask:
-    known = not where.tags and not where.asks_for_price
-    return np.array(
-        [known and (not where.in_stock or parts is None or parts.in_stock(items)) for _, items in later],
-        dtype=bool,
-    )
+    def all_in_stock(self, items: Collection[int]) -> bool:
+        """Whether all the items of a new bundle are in stock."""
+        return self.items.all_in_stock(items)

@@ -1,4 +1,4 @@
-"""Ids to positions and back, for one dataset on one device: what lies between a question and a model."""
+"""Ids to positions and back, for one dataset on one device."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,33 +15,21 @@ import torch
 from torch import Tensor
 
 from bundlemage.core.filters import Filter, Shelf
+from bundlemage.core.history import History, Id, NewBundles, User
 from bundlemage.core.ranking import Ranker, Ranking
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.errors import ConfigError
 from bundlemage.models.base import Histories, Interactions, Model
 from bundlemage.models.ragged import Contents, Ragged
 
-Id: TypeAlias = str | int
 T = TypeVar("T")
+ExpectedSales: TypeAlias = Mapping[str, float]
+"""How often new bundles are expected to sell, by their ids."""
 
 FILTERS_KEPT = 64
-"""How many filters are kept ready: a shop has a few pages, and asks each of them again and again."""
+"""How many filters are kept ready: a shop has a few pages, and asks with the same filters again."""
 CONTENTS_KEPT = 4
 """How many tables of contents with further bundles are kept: a model embeds the same table only once."""
-
-
-@dataclass(frozen=True)
-class History:
-    """What someone has, whether the shop knows them or not. A bundle without an id is given by its items."""
-
-    items: Sequence[Id] = ()
-    bundles: Sequence[Id | Sequence[Id]] = ()
-
-
-User: TypeAlias = Id | History
-NewBundles: TypeAlias = Mapping[str, Sequence[Id]]
-ExpectedSales: TypeAlias = Mapping[str, float]
-"""Of new bundles, by their names."""
 
 
 @dataclass(frozen=True)
@@ -57,42 +45,64 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Candidates:
-    """What an answer may name: ids, titles, and each one's share of all sales."""
+    """The items or bundles that an answer may contain."""
 
     ids: tuple[str, ...]
     titles: Sequence[str | None]
-    """May be shorter than `ids`: the rest have none."""
-    shares: Tensor  # [candidates]
-    hidden: Tensor  # [candidates]: 0, or -∞ for what is not to be shown to anyone
+    """May be shorter than `ids`: the rest have no title."""
+    shares: Tensor  # [candidates], the share of each in all sales
+    hidden: Tensor  # [candidates]: 0, or -∞ for a candidate that must not be shown
 
     def ranker(self) -> Ranker:
+        """Ranks these candidates by scores."""
         return Ranker(self.shares, self.hidden)
 
     def answer(self, position: int, score: float, rank: int, popular: bool) -> Recommendation:
+        """The candidate at a position, as an answer."""
         title = self.titles[position] if position < len(self.titles) else None
         return Recommendation(self.ids[position], title, score, rank, "popular" if popular else "model")
 
+    def answers(self, ranking: Ranking) -> list[list[Recommendation]]:
+        """The answers of each row of a ranking, with ids and titles."""
+        rows = zip(
+            ranking.positions.tolist(),
+            ranking.chances.tolist(),
+            ranking.counts.tolist(),
+            ranking.popular.tolist(),
+            strict=True,
+        )
+        return [
+            [
+                self.answer(position, chance, rank, popular)
+                for rank, (position, chance) in enumerate(
+                    zip(positions[:count], chances, strict=False), start=1
+                )
+            ]
+            for positions, chances, count, popular in rows
+        ]
 
-class Kept(Generic[T]):
-    """The last few things that were worked out."""
+
+class RecentlyUsed(Generic[T]):
+    """Keeps the results that were used last, at most `most` of them."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._things: dict[Any, T] = {}
+        self._results: dict[Any, T] = {}
 
     def get(self, key: Any, make: Callable[[], T]) -> T:
-        found = self._things.pop(key, None)
-        if found is None:
-            found = make()
-            for oldest in list(self._things)[: len(self._things) + 1 - self._most]:
-                self._things.pop(oldest, None)
-        self._things[key] = found  # the last one again
-        return found
+        """The result for a key; `make` computes it if it is not kept."""
+        result = self._results.pop(key, None)
+        if result is None:
+            result = make()
+            for oldest in list(self._results)[: len(self._results) + 1 - self._most]:
+                self._results.pop(oldest, None)
+        self._results[key] = result  # at the end: it was used last
+        return result
 
 
 @dataclass(frozen=True)
 class Trade:
-    """What a dataset does not tell of a shop that is open: what sells how often, and what is sold no more."""
+    """How often things sell, and which are no longer sold."""
 
     item_sales: npt.NDArray[np.int64]
     bundle_sales: npt.NDArray[np.int64]
@@ -101,7 +111,7 @@ class Trade:
 
     @classmethod
     def of(cls, dataset: BundleDataset) -> Trade:
-        """As the dataset's own pairs say; everything is sold."""
+        """Counted from the dataset's own pairs; everything is sold."""
         items, bundles = len(dataset.items), len(dataset.bundles)
         return cls(
             np.bincount(dataset.user_item.indices, minlength=items),
@@ -111,6 +121,7 @@ class Trade:
         )
 
     def selling(self, items: npt.NDArray[np.int64], bundles: npt.NDArray[np.int64]) -> Trade:
+        """The same with other numbers of sales."""
         return replace(self, item_sales=items, bundle_sales=bundles)
 
     def with_more_bundles(self, count: int) -> Trade:
@@ -123,18 +134,6 @@ class Trade:
         )
 
 
-class Shelves(NamedTuple):
-    """What filters look at."""
-
-    items: Shelf
-    bundles: Shelf
-
-    @classmethod
-    def of(cls, dataset: BundleDataset) -> Shelves:
-        items = Shelf.of_items(dataset)
-        return cls(items, Shelf.of_bundles(dataset, items))
-
-
 class Shop:
     """A dataset made ready to answer questions from."""
 
@@ -143,25 +142,26 @@ class Shop:
         dataset: BundleDataset,
         device: torch.device,
         trade: Trade | None = None,
-        shelves: Shelves | None = None,
+        shelves: tuple[Shelf, Shelf] | None = None,
         interactions: Interactions | None = None,
     ) -> None:
         self.dataset = dataset
         self.device = device
         self.trade = trade or Trade.of(dataset)
-        self.item_shelf, self.bundle_shelf = shelves or Shelves.of(dataset)
+        self.item_shelf, self.bundle_shelf = shelves or Shelf.of(dataset)
         self.interactions = interactions or Interactions.of(dataset, device)
 
-        # Each belongs to this shop, and goes when it goes: at once, as nothing in it refers back to the shop.
-        self._hidden: Kept[Tensor] = Kept(FILTERS_KEPT)
-        self._with_more: Kept[Ragged] = Kept(CONTENTS_KEPT)
+        # Nothing in here refers back to the shop, so that it is freed as soon as the shop is.
+        self._hidden: RecentlyUsed[Tensor] = RecentlyUsed(FILTERS_KEPT)
+        self._with_more: RecentlyUsed[Ragged] = RecentlyUsed(CONTENTS_KEPT)
 
     def items(self, where: Filter | None = None) -> Candidates:
-        """All items, those hidden that the filter does not let through."""
+        """All items; those that the filter `where` excludes are hidden."""
         return replace(self._all_items, hidden=self._hidden_of("item", where))
 
     def bundles(self, where: Filter | None = None, new: NewBundles | None = None) -> Candidates:
-        """The shop's bundles and further ones, which nobody has bought yet; hidden is what cannot be sold."""
+        """The shop's bundles and the new ones, which nobody has bought yet; those that cannot be sold are
+        hidden, as are those that the filter `where` excludes."""
         if not new:
             return replace(self._all_bundles, hidden=self._hidden_of("bundle", where))
         for name in new:
@@ -175,76 +175,84 @@ class Shop:
 
     @cached_property
     def _all_items(self) -> Candidates:
-        shares = self._shares(self.trade.item_sales)
-        return Candidates(self.dataset.items.ids, self.item_shelf.titles, shares, torch.zeros_like(shares))
+        return self._all(self.item_shelf, self.trade.item_sales)
 
     @cached_property
     def _all_bundles(self) -> Candidates:
-        shares = self._shares(self.trade.bundle_sales)
-        return Candidates(
-            self.dataset.bundles.ids, self.bundle_shelf.titles, shares, torch.zeros_like(shares)
-        )
+        return self._all(self.bundle_shelf, self.trade.bundle_sales)
+
+    def _all(self, shelf: Shelf, sales: npt.NDArray[np.int64]) -> Candidates:
+        shares = torch.from_numpy((sales / max(1, sales.sum())).astype(np.float32)).to(self.device)
+        return Candidates(shelf.ids.ids, shelf.titles, shares, torch.zeros_like(shares))
 
     def _hidden_of(self, kind: Literal["item", "bundle"], where: Filter | None) -> Tensor:
         shelf = self.item_shelf if kind == "item" else self.bundle_shelf
         return self._hidden.get((kind, where), lambda: self._never(shelf, where, []))
 
     def _never(self, shelf: Shelf, where: Filter | None, later: list[tuple[str, list[int]]]) -> Tensor:
-        """-∞ for what nobody is to see."""
+        """-∞ for each candidate that must not be shown."""
         allowed = shelf.allowed(where or Filter(), later)
         gone = self.trade.bundles_gone if shelf is self.bundle_shelf else self.trade.items_gone
         allowed[: len(gone)] &= ~gone
         if shelf is self.bundle_shelf:
-            # A bundle without items cannot be sold, and its score would say nothing.
+            # A bundle without items cannot be sold, and its score would mean nothing.
             sizes = np.diff(self.dataset.bundle_item.indptr)
             allowed &= np.concatenate([sizes, np.array([len(items) for _, items in later], sizes.dtype)]) > 0
         return torch.from_numpy(np.where(allowed, 0.0, -np.inf).astype(np.float32)).to(self.device)
 
     @cached_property
     def user_ids(self) -> pa.Array:
+        """The ids of all users, in the order of their positions."""
         return self.dataset.users.to_arrow()
 
     @cached_property
     def bundle_ids(self) -> pa.Array:
+        """The ids of all bundles, in the order of their positions."""
         return self.dataset.bundles.to_arrow()
 
     def everyone(self) -> Histories:
-        """What every user has, in the order of the vocabulary."""
+        """The histories of all users, in the order of their positions."""
         data = self.interactions
         return Histories(
             data.user_item, data.user_bundle, torch.arange(len(data.user_item), device=self.device)
         )
 
     def known(self, users: Iterable[Id]) -> Histories:
-        """What these users have."""
+        """The histories of these users of the shop."""
         rows = self.dataset.users.positions(map(str, users)).astype(np.int64)
         return self.interactions.histories(torch.from_numpy(rows).to(self.device))
 
     def checked(self, histories: Histories) -> Histories:
-        """Histories by positions, on this device; or a message where they are not of this shop."""
+        """The same histories on the shop's device; raises where they contain a position that the shop does
+        not have."""
         items, bundles, users = histories.items, histories.bundles, histories.users
         if len(items) != len(bundles):
             raise ConfigError(
                 f"histories with {len(items):,} rows of items and {len(bundles):,} rows of bundles: "
-                "each person has one row in both"
+                "each user has one row in both"
             )
-        for kind, values, there in (
+        for kind, values, size in (
             ("items", items.values, len(self.dataset.items)),
             ("bundles", bundles.values, len(self.dataset.bundles)),
         ):
             lowest, highest = (int(values.min()), int(values.max())) if len(values) else (0, -1)
-            if lowest < 0 or highest >= there:
+            if lowest < 0 or highest >= size:
                 raise ConfigError(
-                    f"histories with {kind} at the positions {lowest} to {highest}: the shop has {there:,}, "
-                    f"at the positions 0 to {there - 1}"
+                    f"histories with {kind} at the positions {lowest} to {highest}: the shop has {size:,}, "
+                    f"at the positions 0 to {size - 1}"
                 )
         on_device = None if users is None else users.to(self.device)
         return Histories(items.to(self.device), bundles.to(self.device), on_device)
 
     def item_positions(self, items: Sequence[Id]) -> list[int]:
+        """Positions of items, in ascending order, each once; raises where an id is not known."""
         if isinstance(items, str):
             raise ConfigError(f"items are a list of ids, not one text: write [{items!r}]")
         return sorted(set(self.dataset.items.positions(map(str, items)).tolist()))
+
+    def bundle_position(self, bundle: Id) -> int:
+        """The position of a bundle; raises where the id is not known."""
+        return self.dataset.bundles.position(str(bundle))
 
     def expectations(
         self,
@@ -253,11 +261,11 @@ class Shop:
         expected_sales: Mapping[str, float],
         sells_like: Mapping[str, Id],
     ) -> ExpectedSales:
-        """How often new bundles are expected to sell, as numbers, or as a bundle of the shop has sold."""
+        """The expected sales of new bundles: numbers, or those of the bundles that they sell like."""
         expected: dict[str, float] = {}
         if expected_sales or sells_like:
-            sales = model.known_sales()  # of a model that goes by sales, else a message
-            check_expected_sales(expected_sales)
+            sales = model.known_sales()  # raises for a model whose scores do not depend on sales
+            _check_expected_sales(expected_sales)
             for name in (*expected_sales, *sells_like):
                 if name not in new:
                     raise ConfigError(f"{name!r} is expected to sell, but is not among the new bundles")
@@ -274,10 +282,10 @@ class Shop:
         new: NewBundles | None = None,
         expected: ExpectedSales | None = None,
     ) -> tuple[Histories, Ragged]:
-        """Histories as positions, and the contents of the shop's, the new and the nameless bundles.
+        """Histories as positions, and the contents of all bundles that they may refer to.
 
-        New bundles come right after the shop's own, nameless ones of the histories last. `expected` says how
-        often some of the new ones will sell.
+        Contents are those of the shop's bundles, then of the new bundles, then of bundles without an id in
+        the histories. `expected` has the expected sales of some of the new bundles.
         """
         if not any(isinstance(user, History) for user in users) and not new:
             return self.known(cast(Sequence[Id], users)), self.interactions.bundle_item
@@ -303,25 +311,23 @@ class Shop:
         return histories, contents.ragged()
 
     def appended(self, more: tuple[tuple[int, ...], ...], expected: tuple[float | None, ...] = ()) -> Ragged:
-        """The contents of the shop's bundles and these; of the first of these, what they should sell."""
+        """The contents of the shop's bundles and of more bundles; `expected` has the expected sales of the
+        first of those."""
 
         def together() -> Ragged:
             later = Ragged.from_lists(more, self.device)
             if any(count is not None for count in expected):
                 sales = torch.full((len(more),), torch.nan, device=self.device)
-                said = [math.nan if count is None else count for count in expected]
-                sales[: len(said)] = torch.tensor(said, device=self.device)
+                known = [math.nan if count is None else count for count in expected]
+                sales[: len(known)] = torch.tensor(known, device=self.device)
                 later = Contents.of(later, sales)
             return self.interactions.bundle_item.append(later)
 
         return self._with_more.get((more, expected), together)
 
-    def _shares(self, sales: npt.NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy((sales / max(1, sales.sum())).astype(np.float32)).to(self.device)
-
 
 class _Contents:
-    """The contents of bundles, growing by those that questions bring along."""
+    """The contents of the shop's bundles and of those that come with the questions."""
 
     def __init__(self, shop: Shop, new: NewBundles, expected: ExpectedSales) -> None:
         self.shop = shop
@@ -333,16 +339,15 @@ class _Contents:
     def positions(self, bundles: Sequence[Id | Sequence[Id]]) -> list[int]:
         if isinstance(bundles, str):
             raise ConfigError(f"bundles are a list of ids, not one text: write [{bundles!r}]")
-        found: dict[int, None] = {}
+        positions: dict[int, None] = {}
         for bundle in bundles:
             if isinstance(bundle, str | int | np.integer):
-                name = str(bundle)
-                place = self.places.get(name)
-                found[self.shop.dataset.bundles.position(name) if place is None else place] = None
+                place = self.places.get(str(bundle))
+                positions[self.shop.bundle_position(bundle) if place is None else place] = None
             else:
                 self.added.append(self.shop.item_positions(bundle))
-                found[self.known + len(self.added) - 1] = None
-        return list(found)
+                positions[self.known + len(self.added) - 1] = None
+        return list(positions)
 
     def ragged(self) -> Ragged:
         if not self.added:
@@ -350,8 +355,7 @@ class _Contents:
         return self.shop.appended(tuple(map(tuple, self.added)), self.expected)
 
 
-def check_expected_sales(expected: Mapping[str, float]) -> None:
-    """Numbers of sales, or a message."""
+def _check_expected_sales(expected: Mapping[str, float]) -> None:
     for name, count in expected.items():
         is_number = isinstance(count, int | float | np.number) and not isinstance(count, bool)
         if not is_number or not (math.isfinite(count) and count >= 0):
@@ -361,21 +365,3 @@ def check_expected_sales(expected: Mapping[str, float]) -> None:
 def _row(matrix: Any, row: int) -> list[int]:
     positions: list[int] = matrix.indices[matrix.indptr[row] : matrix.indptr[row + 1]].tolist()
     return positions
-
-
-def best(ranking: Ranking, candidates: Candidates) -> list[list[Recommendation]]:
-    """The answers of each row by name, without those that are not there."""
-    rows = zip(
-        ranking.positions.tolist(),
-        ranking.chances.tolist(),
-        ranking.counts.tolist(),
-        ranking.popular.tolist(),
-        strict=True,
-    )
-    return [
-        [
-            candidates.answer(position, chance, rank, popular)
-            for rank, (position, chance) in enumerate(zip(positions[:count], chances, strict=False), start=1)
-        ]
-        for positions, chances, count, popular in rows
-    ]

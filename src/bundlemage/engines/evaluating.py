@@ -14,10 +14,9 @@ from bundlemage.engines.people import trained_on
 from bundlemage.errors import ConfigError
 from bundlemage.evaluation.protocols import PerCase, cases_at_a_time
 from bundlemage.evaluation.results import Evaluation, case_metrics
-from bundlemage.measure import beside_popularity
 from bundlemage.models.base import Interactions
 from bundlemage.readers.load import SAMPLE, read
-from bundlemage.recommender import Recommender
+from bundlemage.recommender import Recommender, beside_popularity
 
 Task: TypeAlias = Literal["matching", "generation"]
 

@@ -59,3 +59,13 @@ def case_metrics(
     if split.generation and model.generates:
         found["generation"] = generation_metrics(model, split.generation, data, ks)
     return found
+
+
+def tasks_not_learned(rows: Sequence[Evaluation]) -> list[str]:
+    """The tasks in which the first row, a model, is not better than the second row, popularity."""
+    scores = {task: [row.to_json()[task] for row in rows] for task in ("matching", "generation")}
+    return [
+        task
+        for task, values in scores.items()
+        if len(values) == 2 and all(values) and values[0]["ndcg@5"] <= values[1]["ndcg@5"]
+    ]

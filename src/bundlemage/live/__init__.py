@@ -1,7 +1,6 @@
-"""A model in a shop that is open: the catalogue as it is now, people with what they have at this moment."""
+"""A model in a shop that is open: the catalogue and the users' histories as they are now."""
 
-from bundlemage.live.published import load_published, record_of
-from bundlemage.live.snapshot import Answer, HistoryKnown, Live, Question
-from bundlemage.live.stock import EMPTY, Stock
+from bundlemage.live.catalogue import EMPTY, Stock
+from bundlemage.live.snapshot import HistoryKnown, Live, Question, load_published, record_of
 
-__all__ = ["EMPTY", "Answer", "HistoryKnown", "Live", "Question", "Stock", "load_published", "record_of"]
+__all__ = ["EMPTY", "HistoryKnown", "Live", "Question", "Stock", "load_published", "record_of"]

@@ -81,7 +81,7 @@ def _asked(
         for answer, bundle in zip(live.answer(questions[some]), wanted[some], strict=True):
             if isinstance(answer, Exception):
                 raise answer
-            shown = [found.id for found in answer.found]
+            shown = [recommendation.id for recommendation in answer]
             places.append([shown.index(bundle) if bundle in shown else LONGEST])
         told(len(places))
     # A column stands for a place of the list, and the last one for what is not in it.

@@ -18,10 +18,9 @@ from bundlemage.data.splits import Split
 from bundlemage.errors import ArtifactError, ConfigError, SupersededError, UnsupportedError
 from bundlemage.evaluation.results import Evaluation
 from bundlemage.live import EMPTY, load_published
-from bundlemage.measure import evaluate_beside_popularity
 from bundlemage.models.base import Sizes
 from bundlemage.models.registry import build
-from bundlemage.recommender import Recommender
+from bundlemage.recommender import Recommender, evaluate_beside_popularity
 from bundlemage.retraining.comparing import DECISIVE, Comparison, compare
 from bundlemage.retraining.held_out import fresh_cases, hold_out, plan_for
 from bundlemage.store.records import ModelRecord

@@ -1,4 +1,4 @@
-"""An index is used only if it finds enough of what an exact search finds."""
+"""Builds an index, and refuses it if it finds too little of what an exact search finds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bundlemage.core.answering import Questions, exact_ranking, rows_at_a_time
-from bundlemage.core.bulk import slices
+from bundlemage.core.answering import Batch, exact_ranking, rows_at_a_time, slices
 from bundlemage.core.ranking import Ranking
 from bundlemage.core.shop import Shop
 from bundlemage.errors import ConfigError, RecallError
@@ -21,41 +20,41 @@ from bundlemage.models.base import Histories, Model
 from bundlemage.retrieval.index import MEASURED_AT, BundleIndex, faiss_or_fail
 
 LEAST_BUNDLES = 20_000
-"""With fewer, a look at each is the faster answer for one person. (For many at once an index still gains.)"""
+"""With fewer bundles, an exact search is faster for one user. (For many at once an index still gains.)"""
 ASKED = 500
-"""How many users recall is measured with."""
+"""The number of users by whom recall is measured."""
 SAMPLES = (2**12, 2**13, 2**14, 2**15)
-"""Sizes of the sample for the sum over all bundles: the first that is good enough is used."""
+"""Sizes of the sample for the sum over all bundles; the first that is good enough is used."""
 GOOD_ENOUGH = 0.05
-"""By how much of itself a score may be off, for 95 of 100 users, before a larger sample is tried."""
+"""The relative error of a score, in 95 of 100 users, above which a larger sample is tried."""
 
 
 @dataclass(frozen=True)
 class IndexReport:
-    """What was built, and how good it is."""
+    """The size and the quality of an index."""
 
     bundles: int
     kind: Literal["ivf-flat", "exact"]
     recall: float
-    """How much of the ten best bundles of each user, as an exact search finds them, the index finds, too."""
+    """The share of each user's ten best bundles, by an exact search, that the index finds."""
     asked: int
-    """How many users that was measured with."""
+    """The number of users by whom that was measured."""
     score_error: float
-    """By how much of itself a score is off for all but 5 of 100 users. It is the same factor for all bundles
-    of a person, so that their order, and what one is to another, is exact."""
+    """The relative error of a score in all but 5 of 100 users. It is the same factor for all bundles of a
+    user, so their order and their ratios are exact."""
     seconds: float
-    """To build it and to measure it."""
+    """The time to build the index and to measure it."""
     answered_exactly: int = 0
-    """How many of the users asked have so many bundles that they are answered by an exact search; `recall` is
-    of the others."""
+    """How many of these users have so many bundles that their search is exact; `recall` is that of the
+    others."""
     looked_further: int = 0
-    """For how many of the users asked the cells held too few bundles. What was not found counts as missed in
-    `recall`; whoever asks is answered from more cells, and in the end by an exact search."""
+    """For how many of these users the cells contained too few bundles. The missing ones lower `recall`; a
+    real question is then answered from more cells, and in the end by an exact search."""
     cells: int = 0
     probed: int = 0
-    """Into how many cells a search for ten looks; for more, or with a filter, into more."""
+    """How many cells a search for ten bundles looks into; for more bundles, or with a filter, it is more."""
     sampled: int = 0
-    """How many bundles the sum over all is estimated from, beside those that are found."""
+    """The number of bundles in the sample for the sum over all bundles."""
 
     def __str__(self) -> str:
         if self.kind == "exact":
@@ -69,7 +68,7 @@ class IndexReport:
         )
 
 
-def built(
+def build_index(
     model: Model,
     shop: Shop,
     least_recall: float,
@@ -79,7 +78,10 @@ def built(
     seed: int,
     say: Callable[[str], None],
 ) -> tuple[BundleIndex | None, IndexReport]:
-    """An index that has passed, or None where there are too few bundles for one; and a report."""
+    """An index that is good enough, or None where there are too few bundles for one; and its report.
+
+    The parameters are those of `Asker.use_index`; `say` is called with each step in words.
+    """
     for name, share in (("least_recall", least_recall), ("most_share", most_share)):
         if not 0 < share <= 1:
             raise ConfigError(f"{name!r} is {share!r}; a share above 0 and up to 1 is wanted")
@@ -138,8 +140,8 @@ def _efforts(most: int) -> Iterator[int]:
 
 
 def _asked(shop: Shop, seed: int) -> Histories:
-    """Some users who have anything at all."""
-    everyone = Questions(shop.everyone(), shop.interactions.bundle_item)
+    """The histories of a sample of the users who have anything."""
+    everyone = Batch(shop.everyone(), shop.interactions.bundle_item)
     users = (~everyone.nothing).nonzero()[:, 0].cpu().numpy()
     if not len(users):
         raise RecallError(
@@ -151,7 +153,7 @@ def _asked(shop: Shop, seed: int) -> Histories:
 
 
 class _Trial:
-    """What is best for some users, and what an index makes of that."""
+    """The exact answers for some users, to compare an index with."""
 
     def __init__(self, index: BundleIndex, histories: Histories, say: Callable[[str], None]) -> None:
         self.index = index
@@ -159,33 +161,33 @@ class _Trial:
         shop = index.shop
         self.asked = len(self.histories)
         self.exactly = 0
-        """How many of them own so much that the index is not asked."""
+        """How many of them own so much that the index is not used."""
         self.lacking = 0
-        """For how many of them the index found fewer than there are, so that it would look further."""
+        """For how many of them the index found too few bundles in the first cells."""
         self.ranker = shop.bundles().ranker()
         say(f"an exact search for {self.asked:,} users, to compare with")
         rows = rows_at_a_time(len(self.ranker.shares), shop.device)
         self._exact = [
-            exact_ranking(index.model, self._questions(part), self.ranker, MEASURED_AT, include_owned=False)
+            exact_ranking(index.model, self._batch(part), self.ranker, MEASURED_AT, include_owned=False)
             for part in slices(self.histories, rows)
         ]
 
-    def _questions(self, part: Histories) -> Questions:
-        return Questions(part, self.index.shop.interactions.bundle_item)
+    def _batch(self, part: Histories) -> Batch:
+        return Batch(part, self.index.shop.interactions.bundle_item)
 
     def _pairs(self) -> Iterator[tuple[Ranking, Ranking, Tensor, Tensor, Tensor]]:
-        """As it is, and as the index alone has it; True where the two name the same; True for whom it has
-        searched; True for whom it has too few."""
+        """The exact ranking and that of the index; True where both contain the same bundle; True for each
+        row that the index searched for; True for each row where it found too few."""
         start = 0
         for exact in self._exact:
             rows = torch.arange(start, start + len(exact), device=exact.positions.device)
-            questions, k = self._questions(self.histories.rows(rows)), exact.positions.shape[1]
-            found, searched, lacking = self.index.searched(
-                questions, self.ranker.hidden, k, include_owned=False, once=True
+            batch, k = self._batch(self.histories.rows(rows)), exact.positions.shape[1]
+            ranking, searched, lacking = self.index.searched(
+                batch, self.ranker.hidden, k, include_owned=False, once=True
             )
-            there, here = _named(exact), _named(found)
-            same = (there[:, :, None] == here[:, None, :]) & (there >= 0)[:, :, None]
-            yield exact, found, same, searched, lacking
+            true, other = _named(exact), _named(ranking)
+            same = (true[:, :, None] == other[:, None, :]) & (true >= 0)[:, :, None]
+            yield exact, ranking, same, searched, lacking
             start += len(exact)
 
     def recall(self) -> float:
@@ -198,17 +200,17 @@ class _Trial:
         return hits / wanted if wanted else 0.0
 
     def score_error(self) -> float:
-        """Of bundles that both name, as a share of the exact score."""
+        """The relative error of the scores of bundles that both rankings contain."""
         errors = []
-        for exact, found, same, *_ in self._pairs():
+        for exact, ranking, same, *_ in self._pairs():
             row, one, other = same.nonzero(as_tuple=True)
             true = exact.chances[row, one].clamp(min=torch.finfo(exact.chances.dtype).tiny)
-            off = ((found.chances[row, other] - true) / true).abs()
+            off = ((ranking.chances[row, other] - true) / true).abs()
             errors.append(off.new_zeros(len(exact)).scatter_reduce(0, row, off, "amax").cpu())
         return float(torch.cat(errors).quantile(0.95))
 
 
 def _named(ranking: Ranking) -> Tensor:
-    """Positions, and -1 in the places that say nothing."""
+    """Positions, and -1 after the last one of each row."""
     places = torch.arange(ranking.positions.shape[1], device=ranking.positions.device)
     return ranking.positions.masked_fill(places >= ranking.counts[:, None], -1)

@@ -1,9 +1,9 @@
 """An index over a shop's bundles.
 
-Bundles are grouped into cells of vectors that are near each other (FAISS, "IVF-flat"), and a search looks
-only into the cells whose middle fits a person best. What it finds is scored and ranked as in an exact search.
-A score is a probability over all bundles, though, and the sum over all of them is what an index is there to
-avoid: so that sum is estimated, from the bundles that were found and a fixed sample of the others.
+Bundles are grouped into cells of similar vectors (FAISS, "IVF-flat"), and a search looks only into the cells
+whose centres fit a user best. The bundles in them are scored and ranked as in an exact search. A score is a
+probability over all bundles, which needs a sum over all of them. That sum is estimated, from the bundles that
+the search found and a fixed sample of the others.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bundlemage.core.answering import Questions, exact_ranking, rows_at_a_time
+from bundlemage.core.answering import Batch, exact_ranking, rows_at_a_time
 from bundlemage.core.ranking import Ranker, Ranking, top
-from bundlemage.core.shop import FILTERS_KEPT, Kept, Shop
+from bundlemage.core.shop import FILTERS_KEPT, RecentlyUsed, Shop
 from bundlemage.errors import MissingExtraError
 from bundlemage.models.base import Factors, Histories, Model
 from bundlemage.models.ragged import Ragged
 
 MEASURED_AT = 10
-"""Recall is measured among the ten best."""
+"""Recall is measured on the ten best bundles."""
 POINTS_IN_A_CELL = 64
-"""How many bundles the middle of a cell is learned from."""
+"""How many bundles the centre of a cell is learned from."""
 ROUNDS = 10
-"""Of k-means."""
+"""Rounds of k-means."""
 AT_A_TIME = 2**16
-"""How many bundles go into the index together: bounds what is copied meanwhile."""
+"""How many bundles are added to the index together, which bounds the memory of the copies."""
 FURTHER = 4
-"""How many times as many cells are looked into where some held too few."""
+"""The factor by which the number of cells grows where they contained too few bundles."""
 OWNED_LOOKED_PAST = 256
-"""How many of a person's own bundles a search goes past; where it meets more, the answer is exact."""
+"""How many of a user's own bundles a search skips; with more of them, the search is exact."""
 
 
 @dataclass(frozen=True)
 class _View:
-    """What a filter leaves of the bundles in the index."""
+    """The bundles in the index that a filter allows."""
 
     hidden: Tensor  # [candidates]
     left: int
     selector: Any
-    """For FAISS; None: all of them."""
+    """For FAISS; None: all bundles."""
 
 
 class BundleIndex:
-    """A shop's bundles, grouped. Several threads may ask it."""
+    """A shop's bundles in cells. Several threads may use it."""
 
     def __init__(
         self,
@@ -65,16 +65,16 @@ class BundleIndex:
         self.model = model
         self.shop = shop
         self.factors = factors
-        self._hidden = shop.bundles().hidden  # what is never shown at all is not in the index
-        self._views: Kept[_View] = Kept(FILTERS_KEPT)
+        self._hidden = shop.bundles().hidden  # bundles that are never shown are not in the index
+        self._views: RecentlyUsed[_View] = RecentlyUsed(FILTERS_KEPT)
         members = (self._hidden == 0).nonzero()[:, 0].cpu()
         self.size = len(members)
         self.cells = max(1, min(self.size, round(2 * math.sqrt(self.size))))
         self.most_cells = max(1, int(self.cells * most_share))
-        """More would take as long as a look at all."""
+        """More cells would take as long as an exact search."""
         self.probed = 1
-        # What differs in a cell should be what hardly tells in a score: a person's vector weighs differences
-        # of vectors by about its own size, those of a bias by one. (Measured: twice that is best.)
+        # Bundles in a cell should differ only in what matters little to a score: a user's vector weighs
+        # differences of vectors by about its own size, and those of a bias by one. (Measured: twice is best.)
         people = model.factors_of_people(asked, shop.interactions.bundle_item)
         self._scale = 2 * float(people.square().mean().sqrt()) or 1.0
         self._usually_owned = float(asked.bundles.lengths.float().mean())
@@ -82,7 +82,7 @@ class BundleIndex:
 
     @property
     def width(self) -> int:
-        """How many scores are worked out for a person, about."""
+        """About how many scores are computed for a user."""
         return len(self.sample) + OWNED_LOOKED_PAST
 
     # ── Building ─────────────────────────────────────────────────────────────────────────────────
@@ -103,8 +103,8 @@ class BundleIndex:
             min_points_per_centroid=1,
         )
         means.train(self._points(members[chosen]))
-        # Which cell a bundle is in goes by distance, so that cells are alike in size; which cells are looked
-        # into, by the product. With the product for both, long vectors draw all bundles into a few cells.
+        # Bundles go to the cell with the nearest centre, so that cells have similar sizes; a search takes the
+        # cells with the highest product. With the product for both, long vectors would attract all bundles.
         nearest, middles = faiss.IndexFlatL2(dim), faiss.IndexFlatIP(dim)
         nearest.add(means.centroids)
         middles.add(means.centroids)
@@ -118,13 +118,13 @@ class BundleIndex:
         return cells
 
     def _points(self, bundles: Tensor) -> npt.NDArray[np.float32]:
-        """[vector; bias / scale], whose product with [person; scale] is the score."""
+        """[vector; bias / scale], whose product with [user; scale] is the score."""
         rows = bundles.to(self.factors.vectors.device)
         points = torch.cat([self.factors.vectors[rows], self.factors.bias[rows, None] / self._scale], dim=1)
         return _for_faiss(points)
 
     def take_sample(self, size: int, seed: int) -> None:
-        """Bundles by which to estimate the sum over all: drawn by what each has for everyone, exp(bias)."""
+        """Draw the bundles by which the sum over all is estimated, in proportion to exp(bias)."""
         vectors, bias = self.factors.vectors, self.factors.bias.double()
         total = torch.logsumexp(bias, 0)
         upto = (bias - total).exp().cumsum(0).cpu().numpy()
@@ -132,7 +132,7 @@ class BundleIndex:
         chosen, times = np.unique(np.minimum(drawn, len(upto) - 1), return_counts=True)
         self.sample = torch.from_numpy(chosen).to(vectors.device)
         self._sample_vectors = vectors[self.sample].T.contiguous()  # [d, sample]
-        # A draw stands for exp(total) / size, so with its product for that times exp(product).
+        # A draw stands for exp(total) / size, and with its product for that times exp(product).
         weights = torch.from_numpy(np.log(times / size)).to(vectors.device) + total
         self._sample_weights = weights.to(vectors.dtype)
         place = torch.full((len(vectors),), -1, dtype=torch.int32, device=vectors.device)
@@ -141,48 +141,49 @@ class BundleIndex:
 
     # ── Asking ───────────────────────────────────────────────────────────────────────────────────
 
-    def rank(self, questions: Questions, ranker: Ranker, k: int, include_owned: bool) -> Ranking:
-        """The k best for each question. An answer may miss a bundle that is about as good as the last of
-        them; it names nothing that it must not, and no fewer than there are."""
+    def rank(self, batch: Batch, ranker: Ranker, k: int, include_owned: bool) -> Ranking:
+        """The k best bundles for each question.
+
+        An answer may miss a bundle that is about as good as the last one. It never contains a hidden bundle,
+        and is never shorter than an exact one.
+        """
         k = min(k, len(ranker.shares))
-        found, searched, lacking = self.searched(questions, ranker.hidden, k, include_owned)
-        rest = (~questions.nothing & (~searched | lacking)).nonzero()[:, 0]
+        ranking, searched, lacking = self.searched(batch, ranker.hidden, k, include_owned)
+        rest = (~batch.nothing & (~searched | lacking)).nonzero()[:, 0]
         for part in torch.split(rest, rows_at_a_time(len(ranker.shares), self.shop.device)):
-            answers = exact_ranking(self.model, questions.rows(part), ranker, k, include_owned)
-            _put(found, part, answers)
-        popular = questions.nothing.nonzero()[:, 0]
-        if len(popular):  # whoever has nothing gets the same
+            _put(ranking, part, exact_ranking(self.model, batch.rows(part), ranker, k, include_owned))
+        popular = batch.nothing.nonzero()[:, 0]
+        if len(popular):  # users with nothing all get the same
             any_scores = self.factors.vectors.new_zeros(1, len(ranker.shares))
-            _put(
-                found, popular, ranker.rank(any_scores, torch.ones_like(popular[:1], dtype=torch.bool), [], k)
-            )
-        return found
+            is_popular = torch.ones_like(popular[:1], dtype=torch.bool)
+            _put(ranking, popular, ranker.rank(any_scores, is_popular, [], k))
+        return ranking
 
     def searched(
-        self, questions: Questions, hidden: Tensor, k: int, include_owned: bool, *, once: bool = False
+        self, batch: Batch, hidden: Tensor, k: int, include_owned: bool, *, once: bool = False
     ) -> tuple[Ranking, Tensor, Tensor]:
-        """Rankings by the index alone; True for those it has searched for; True for those of them for whom
-        there is more than it found, though it looked further and further, or `once`."""
-        view, asked = self._view(hidden), ~questions.nothing
-        found = _empty(len(asked), k, self.factors.vectors)
+        """Rankings by the index alone; True for each row that it searched for; True for each row with fewer
+        bundles than there are. Such rows are searched again in more cells, unless `once`."""
+        view, asked = self._view(hidden), ~batch.nothing
+        ranking = _empty(len(asked), k, self.factors.vectors)
         searched, lacking = torch.zeros_like(asked), torch.zeros_like(asked)
-        cells, further = self._effort(k, view), self._further(questions.histories, k, include_owned)
+        cells, further = self._effort(k, view), self._further(batch.histories, k, include_owned)
         while cells <= self.most_cells:
             open_still = ~searched if once else ~searched | lacking
             rows = (asked & open_still & (further < 1)).nonzero()[:, 0]
             if len(rows):
-                some = questions if len(rows) == len(asked) else questions.rows(rows)
-                answers, lacking[rows] = self._found(some, view, k, cells, include_owned)
+                some = batch if len(rows) == len(asked) else batch.rows(rows)
+                answers, lacking[rows] = self._searched_once(some, view, k, cells, include_owned)
                 searched[rows] = True
-                _put(found, rows, answers)
+                _put(ranking, rows, answers)
             further, cells = further - 1, cells * FURTHER
-        return found, searched, lacking
+        return ranking, searched, lacking
 
     def _view(self, hidden: Tensor) -> _View:
-        """What is left where so much is hidden."""
-        if len(hidden) > len(self._hidden):  # with new bundles, it is another one each time
+        """The bundles that are left where `hidden` says so."""
+        if len(hidden) > len(self._hidden):  # with new bundles, the tensor is another one each time
             return self._seen(hidden)
-        # What is kept keeps its tensor, too, so that no other can have its address meanwhile.
+        # A view keeps its tensor, so that no other tensor can have the same id.
         return self._views.get(id(hidden), lambda: self._seen(hidden))
 
     def _seen(self, hidden: Tensor) -> _View:
@@ -194,24 +195,23 @@ class BundleIndex:
         return _View(hidden, int(shown.sum()), faiss_or_fail().IDSelectorBitmap(bits))
 
     def _effort(self, k: int, view: _View) -> int:
-        """The k best of what a filter leaves are spread over as many more cells as there are more to look at
-        until k are found."""
+        """How many cells to search: the fewer bundles a filter leaves, the more cells hold the k best."""
         if not view.left:
             return self.probed
         return math.ceil(self.probed * max(1.0, k / MEASURED_AT) * self.size / view.left)
 
     def _further(self, histories: Histories, k: int, include_owned: bool) -> Tensor:
-        """How many times further each person's search begins: the bundles of somebody who has many, more
-        than twice as many as others, are in just the cells that fit best."""  # [rows]
+        """By how many factors of `FURTHER` each user's search begins wider: the own bundles of a user who has
+        more than twice as many as usual fill the best cells."""  # [rows]
         owned = histories.bundles.lengths.float() * (not include_owned)
         depth = (k + owned) / (k + 2 * self._usually_owned)
         return (depth.clamp(min=1).log() / math.log(FURTHER)).ceil()
 
-    def _found(
-        self, questions: Questions, view: _View, k: int, cells: int, include_owned: bool
+    def _searched_once(
+        self, batch: Batch, view: _View, k: int, cells: int, include_owned: bool
     ) -> tuple[Ranking, Tensor]:
-        """Rankings, and True for the rows where the index found too few."""
-        histories, contents, hidden = questions.histories, questions.contents, view.hidden
+        """Rankings, and True for each row where the index found too few bundles."""
+        histories, contents, hidden = batch.histories, batch.contents, view.hidden
         people = self.model.factors_of_people(histories, contents)
         owned = histories.bundles
         past = 0 if include_owned or not len(owned) else min(int(owned.lengths.max()), OWNED_LOOKED_PAST)
@@ -223,7 +223,7 @@ class BundleIndex:
         scores = scores.masked_fill(missing, -torch.inf)
         rest = self._others(people, positions.masked_fill(missing, -1))
         new = len(hidden) - len(self._hidden)
-        if new:  # few, so all of them are looked at
+        if new:  # they are few, so all of them are scored
             factors = self.model.factors_of_bundles(contents, start=len(self._hidden))
             later = torch.arange(len(self._hidden), len(hidden), device=positions.device)
             positions = torch.cat([positions, later.expand(len(positions), -1)], dim=1)
@@ -237,20 +237,20 @@ class BundleIndex:
         values, best = top(order, min(k, order.shape[1]))
         counts = torch.isfinite(values).sum(1)
         chances = (scores.gather(1, best) - total[:, None]).exp()
-        ranking = Ranking(positions.gather(1, best), chances, counts, questions.nothing)
+        ranking = Ranking(positions.gather(1, best), chances, counts, batch.nothing)
         return ranking, counts < left.clamp(max=k)
 
     def _search(self, people: Tensor, count: int, cells: int, view: _View) -> Tensor:
-        """Positions in ascending order: of equal scores, the first in the data is to come first."""
+        """Positions in ascending order, so that of equal scores the first in the data comes first."""
         if not view.left:
             return torch.full((len(people), count), -1, device=people.device)
         asked = _for_faiss(torch.cat([people, people.new_full((len(people), 1), self._scale)], dim=1))
         settings = faiss_or_fail().SearchParametersIVF(nprobe=cells, sel=view.selector)
-        _, found = self._cells.search(asked, count, params=settings)
-        return torch.from_numpy(np.sort(found, axis=1)).to(people.device)
+        _, positions = self._cells.search(asked, count, params=settings)
+        return torch.from_numpy(np.sort(positions, axis=1)).to(people.device)
 
     def _others(self, people: Tensor, found: Tensor) -> Tensor:
-        """The logarithm of the sum of exp(score) over all bundles but those found, as the sample has it."""
+        """The logarithm of the sum of exp(score) over all bundles but `found`, estimated by the sample."""
         terms = people @ self._sample_vectors + self._sample_weights  # [rows, sample]
         place = torch.where(found < 0, -1, self._place_in_sample[found.clamp(min=0)])
         rows, columns = (place >= 0).nonzero(as_tuple=True)
@@ -259,15 +259,15 @@ class BundleIndex:
 
 
 def _among(positions: Tensor, owned: Ragged, columns: int) -> Tensor:
-    """Which of the positions in each row are in the same row of `owned`."""  # [rows, found] bool
+    """True for each position that is in the same row of `owned`."""  # [rows, found] bool
     rows = torch.arange(len(positions), device=positions.device)
     return torch.isin(positions + rows[:, None] * columns, owned.values + owned.row_of_entry() * columns)
 
 
 def _counted(owned: Ragged, hidden: Tensor) -> Tensor:
-    """How many in each row would be shown, if they were not owned."""  # [rows]
-    there = owned.keep(owned.values < len(hidden))  # bundles without a name are no candidates
-    return there.keep(hidden[there.values] == 0).lengths
+    """How many bundles in each row are not hidden."""  # [rows]
+    candidates = owned.keep(owned.values < len(hidden))  # bundles without an id are no candidates
+    return candidates.keep(hidden[candidates.values] == 0).lengths
 
 
 def _empty(rows: int, k: int, like: Tensor) -> Ranking:
@@ -276,7 +276,7 @@ def _empty(rows: int, k: int, like: Tensor) -> Ranking:
 
 
 def _put(ranking: Ranking, rows: Tensor, others: Ranking) -> None:
-    """Other answers for some rows."""
+    """Replace the answers of some rows."""
     for mine, theirs in (
         (ranking.positions, others.positions),
         (ranking.chances, others.chances),

@@ -1,6 +1,6 @@
-"""What answers: the model that serves, the catalogue as the store has it now, and people's histories.
+"""Answers from the serving model, the catalogue as the store has it now, and the users' histories.
 
-One thread asks the model. Before each batch it looks whether the store has moved on, so that what one process
+One thread asks the model. Before each batch it checks whether the store has changed, so that what one process
 has written counts in the next answer of every process.
 """
 
@@ -11,20 +11,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar, cast
 
 import torch
 
-from bundlemage.core.filters import Filter
-from bundlemage.errors import (
-    BundleMageError,
-    ConfigError,
-    UnknownThingsError,
-    UnstorableError,
-)
-from bundlemage.live import EMPTY, Answer, Live, Question, load_published
+from bundlemage.core.shop import Recommendation
+from bundlemage.errors import BundleMageError, ConfigError, UnknownThingsError, UnstorableError
+from bundlemage.live import EMPTY, HistoryKnown, Live, Question, load_published
 from bundlemage.service.batching import Batcher
 from bundlemage.service.settings import Settings
 from bundlemage.store.records import ModelRecord, Owned, Served
@@ -34,9 +29,9 @@ T = TypeVar("T")
 log = logging.getLogger("bundlemage.service")
 
 SERVED_EVERY = 0.5
-"""Seconds between writings of what was served. It is for statistics: so much of it is lost in a crash."""
+"""Seconds between writes of what was served. A crash loses that much; it is only used for statistics."""
 FOLLOW_EVERY = 2.0
-"""Seconds between looks for a newly published model while nobody asks."""
+"""Seconds between checks for a newly published model while there are no questions."""
 SALES_EVERY = 300.0
 FORGET_EVERY = 3600.0
 SAY_AGAIN_AFTER = 60.0
@@ -45,43 +40,32 @@ TRY_AGAIN_AFTER = 60.0
 
 
 @dataclass(frozen=True)
-class Ask:
-    """A question of a user whom the store knows, or of a history that came along."""
-
-    user_id: str | None
-    owned: Owned | None
-    k: int
-    where: Filter | None
-    include_owned: bool
-    partial: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True)
 class Serving:
-    """A model with its place in the shop, as one thing that is swapped."""
+    """A model in its shop and its record, which are replaced together."""
 
     live: Live
     record: ModelRecord
 
 
 @dataclass(frozen=True)
-class Told:
-    """An answer, and what it was given from."""
+class Answer:
+    """Recommendations, and what they come from."""
 
-    answer: Answer
+    recommendations: list[Recommendation]
+    known: HistoryKnown
     serving: Serving
 
 
-Work = Ask | Callable[[Serving], Any]
+Work = Question | Callable[[Serving], Any]
 
 
-class Engine:
+class Answerer:
     """Starts with a model, and follows the store from then on."""
 
     def __init__(self, store: Store, record: ModelRecord, settings: Settings) -> None:
         self.store = store
         self.failed: dict[str, str] = {}
-        """Versions that could not be loaded, and why."""
+        """The versions that could not be loaded, each with the reason."""
         self._served_days = settings.served_days
         torch.set_num_threads(settings.threads)
         stock = EMPTY.after(store.catalogue())
@@ -103,8 +87,9 @@ class Engine:
 
     # ── Asking ───────────────────────────────────────────────────────────────────────────────────
 
-    async def ask(self, ask: Ask) -> Told:
-        return cast(Told, await self.batcher.ask(ask))
+    async def ask(self, question: Question) -> Answer:
+        """The answer to a question about bundles or items."""
+        return cast(Answer, await self.batcher.ask(question))
 
     async def on_live(self, work: Callable[[Serving], T]) -> T:
         """Run something on the model's thread, with catalogue and model up to date."""
@@ -112,56 +97,52 @@ class Engine:
 
     @property
     def serving(self) -> Serving:
-        """What served last. For what must be up to date, there is `on_live`."""
+        """The model and catalogue of the last answer. `on_live` has them up to date."""
         return self._serving
 
     def shown(self, served: Served) -> None:
-        """Remember an answer, to be written with others."""
+        """Keep an answer, to be written together with others."""
         self._shown.append(served)
 
     def _work(self, batch: list[Work]) -> Sequence[Any]:
         serving = self._up_to_date()
-        asks = [work for work in batch if isinstance(work, Ask)]
-        told = iter(self._answers(serving, asks) if asks else ())
-        return [next(told) if isinstance(work, Ask) else _attempt(work, serving) for work in batch]
+        questions = [work for work in batch if isinstance(work, Question)]
+        answers = iter(self._answers(serving, questions) if questions else ())
+        return [next(answers) if isinstance(work, Question) else _attempt(work, serving) for work in batch]
 
-    def _answers(self, serving: Serving, asks: Sequence[Ask]) -> list[Told | Exception]:
-        unknown = [_unknown(serving.live, ask) for ask in asks]
-        if any(unknown):
-            told = iter(self._answers(serving, [a for a, bad in zip(asks, unknown, strict=True) if not bad]))
-            return [bad or next(told) for bad in unknown]
-        names = list({ask.user_id for ask in asks if ask.user_id is not None})
+    def _answers(self, serving: Serving, questions: Sequence[Question]) -> list[Answer | Exception]:
+        live = serving.live
+        errors = [_unknown(live, question) for question in questions]
+        if any(errors):
+            good = [question for question, error in zip(questions, errors, strict=True) if not error]
+            answers = iter(self._answers(serving, good))
+            return [error or next(answers) for error in errors]
+        names = list({question.user for question in questions if isinstance(question.user, str)})
         histories = self.store.histories(names) if names else {}
-        questions = [
-            Question(
-                histories[ask.user_id] if ask.user_id is not None else ask.owned or Owned(),
-                ask.k,
-                ask.where,
-                ask.include_owned,
-                ask.partial,
-            )
-            for ask in asks
+        owned = [histories[q.user] if isinstance(q.user, str) else q.user for q in questions]
+        outcomes = live.answer([replace(q, user=user) for q, user in zip(questions, owned, strict=True)])
+        return [
+            outcome if isinstance(outcome, Exception) else Answer(outcome, live.known_of(user), serving)
+            for outcome, user in zip(outcomes, owned, strict=True)
         ]
-        answers = serving.live.answer(questions)
-        return [answer if isinstance(answer, Exception) else Told(answer, serving) for answer in answers]
 
     # ── Following the store ──────────────────────────────────────────────────────────────────────
 
     def _up_to_date(self) -> Serving:
-        """Only the answering thread comes here, so nothing else changes what serves."""
-        # In this order: what is next was published before, so the state that is read now knows of it.
+        """Only the answering thread calls this, so nothing else changes the serving model."""
+        # In this order: the next model was published before the state is read, so the state knows it.
         following, sales = self._next, self._fresh_sales
         serving = self._serving if following is None else following
         state = self.store.state()
         known = serving.live.stock.version
-        if state.catalogue < known:  # the database was put back to an earlier time: nothing is as it was
+        if state.catalogue < known:  # the database was restored to an earlier time
             stock = EMPTY.after(self.store.catalogue())
             serving = Serving(Live(serving.live.recommender, stock, self.store.sales()), serving.record)
         elif state.catalogue > known or sales is not None:
             live = serving.live.after(self.store.catalogue(known), sales)
             serving = Serving(live, serving.record)
         self._serving = serving
-        if self._next is following:  # not before: what fails above is done again
+        if self._next is following:  # only now: if something above fails, it is done again
             self._next = None
         if self._fresh_sales is sales:
             self._fresh_sales = None
@@ -170,7 +151,7 @@ class Engine:
         return serving
 
     def _load_soon(self, version: str) -> None:
-        """Another process has published a model: load it beside the one that serves."""
+        """Load a model that another process has published, while the current one serves."""
         if self._loading.locked() or time.monotonic() - self._tried.get(version, -1e9) < TRY_AGAIN_AFTER:
             return
         self._tried[version] = time.monotonic()
@@ -183,16 +164,18 @@ class Engine:
                 self._swap(record, publish=False)
         except Exception as error:
             self.failed[version] = str(error)
-            log.exception("the published model %s cannot be loaded; the one before goes on serving", version)
+            log.exception(
+                "the published model %s cannot be loaded; the previous one goes on serving", version
+            )
 
     def load(self, record: ModelRecord) -> None:
-        """Load a model beside the one that serves, publish it if it is not yet, and swap the two."""
+        """Load a model while the current one serves, publish it unless it is, and swap the two."""
         self._swap(record, publish=True)
 
     def _swap(self, record: ModelRecord, *, publish: bool) -> None:
         with self._loading:
             published = self.store.state().model == record.version
-            if not published and not publish:  # something else was published while this waited
+            if not published and not publish:  # another model was published while this waited
                 return
             following = None
             if (self._next or self._serving).record.version != record.version:
@@ -204,14 +187,14 @@ class Engine:
                 self.store.publish(record)
             self._next = following or self._next
             self.failed.pop(record.version, None)
-            self._tried.pop(record.version, None)  # if it is published again, it is followed at once
+            self._tried.pop(record.version, None)  # if it is published again, it is loaded at once
 
     # ── Housekeeping ─────────────────────────────────────────────────────────────────────────────
 
     def _keep_house(self) -> None:
         follow_at = sales_at = time.monotonic()
         said_at = follow_at - SAY_AGAIN_AFTER
-        forget_at = follow_at - FORGET_EVERY  # also where the service is restarted every day
+        forget_at = follow_at - FORGET_EVERY  # also if the service is restarted every day
         while not self._stop.wait(SERVED_EVERY):
             try:
                 self.write_shown()
@@ -237,31 +220,32 @@ class Engine:
             self._load_soon(version)
 
     def write_shown(self) -> None:
-        """What was served, into the store."""
-        with self._writing_shown:  # two at once would take from an empty queue, or see half of it written
+        """Write to the store what was served."""
+        with self._writing_shown:  # two at once would write parts of the queue
             waiting = [self._shown.popleft() for _ in range(len(self._shown))]
             if not waiting:
                 return
             try:
                 self.store.add_served(waiting)
             except UnstorableError:
-                raise  # it would be refused for ever, and all that comes after it
+                raise  # it would be refused each time, and hold up what comes after it
             except BundleMageError:
                 self._shown.extendleft(reversed(waiting))
                 raise
 
     def close(self) -> None:
+        """Answer what has been asked, write what was served, and stop."""
         self._stop.set()
         self._housekeeper.join(timeout=10)
         self.batcher.close()
         try:
             self.write_shown()
         except BundleMageError as error:
-            log.warning("what was served last is not written: %s", error)
+            log.warning("the last answers are not written to the store: %s", error)
 
 
 def check_catalogue(live: Live, items: Sequence[str] = (), bundles: Sequence[str] = ()) -> None:
-    """What comes along with a question must be in the catalogue: a typo is not passed over."""
+    """Raise if an id in a question is not in the catalogue: a typing error is not ignored."""
     unknown = [name for name in items if name not in live.stock.items]
     if unknown:
         raise UnknownThingsError("item", unknown)
@@ -270,10 +254,10 @@ def check_catalogue(live: Live, items: Sequence[str] = (), bundles: Sequence[str
         raise UnknownThingsError("bundle", unknown)
 
 
-def _unknown(live: Live, ask: Ask) -> UnknownThingsError | None:
-    owned = ask.owned or Owned()
+def _unknown(live: Live, question: Question) -> UnknownThingsError | None:
+    owned = Owned() if isinstance(question.user, str) else question.user
     try:
-        check_catalogue(live, (*owned.items, *(ask.partial or ())), owned.bundles)
+        check_catalogue(live, (*owned.items, *(question.partial or ())), owned.bundles)
     except UnknownThingsError as error:
         return error
     return None
@@ -282,7 +266,7 @@ def _unknown(live: Live, ask: Ask) -> UnknownThingsError | None:
 def _check_same_shop(live: Live, record: ModelRecord) -> None:
     stock = live.stock
     if stock.items and not any(map(live.in_model, stock.items)):
-        first, other = next(iter(stock.items)), live.shop.dataset.items[0]
+        first, other = next(iter(stock.items)), live.dataset.items[0]
         raise ConfigError(
             f"the store and the model {record.path} are of different shops: no item is in both (the store "
             f"has {first!r}, the model {other!r}). Give each shop a database of its own with --db"

@@ -19,7 +19,7 @@ from bundlemage.errors import ArtifactError, BusyError, ConfigError, StoreError
 from bundlemage.live import record_of
 from bundlemage.recommender import Recommender
 from bundlemage.service import problems
-from bundlemage.service.answerer import Engine, Serving
+from bundlemage.service.answerer import Answerer, Serving
 from bundlemage.service.metrics import Metrics
 from bundlemage.service.middleware import Frame
 from bundlemage.service.routes import catalogue, design, health, models, pages, recommend, session, users
@@ -50,7 +50,7 @@ class Service:
 
     settings: Settings
     store: Store
-    engine: Engine
+    answerer: Answerer
     metrics: Metrics
     security: Security
     long_work: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(LONG_AT_ONCE))
@@ -82,10 +82,10 @@ class Service:
     async def now(self) -> Serving:
         """Catalogue and model up to date. It never changes, so it may be looked at for long, in any thread,
         while the thread that asks the model goes on."""
-        return await self.engine.on_live(lambda serving: serving)
+        return await self.answerer.on_live(lambda serving: serving)
 
     def close(self) -> None:
-        self.engine.close()
+        self.answerer.close()
         self.store.close()
 
 
@@ -95,15 +95,15 @@ def open_service(settings: Settings, store: Store, progress: Progress | None = N
     if store.is_empty():
         _take_over(store, record, progress)
     try:
-        engine = Engine(store, record, settings)
+        answerer = Answerer(store, record, settings)
     except ArtifactError as error:
         record = _instead(record, settings.model, error)
-        engine = Engine(store, record, settings)
+        answerer = Answerer(store, record, settings)
     known = store.model(record.version)
     if store.state().model != record.version or known is None or known.path != record.path:
         store.publish(record)  # only now, as it serves
-    metrics = Metrics(lambda: len(engine.batcher))
-    return Service(settings, store, engine, metrics, Security(settings, store))
+    metrics = Metrics(lambda: len(answerer.batcher))
+    return Service(settings, store, answerer, metrics, Security(settings, store))
 
 
 def _instead(record: ModelRecord, given: Path | None, error: ArtifactError) -> ModelRecord:

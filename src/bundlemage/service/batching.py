@@ -1,4 +1,4 @@
-"""Many askers, one worker thread: what came in while it was busy is answered together."""
+"""Many questions, one worker thread: those that arrive while it is busy are answered together."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from bundlemage.errors import BusyError
 
 Q = TypeVar("Q")
 A = TypeVar("A")
+_Waiting: TypeAlias = tuple[Q, asyncio.AbstractEventLoop, "asyncio.Future[A]"]
 
 
 class Batcher(Generic[Q, A]):
-    """Hands questions to a function, as many at a time as have come in; nobody waits for a batch to fill.
+    """Passes questions to a function, all that have arrived at a time. It never waits for a batch to fill.
 
-    So one asker alone is answered at once, and under load a batch grows until the work keeps up.
+    So a single question is answered at once, and under load batches grow until the work keeps up.
     """
 
     def __init__(
@@ -28,20 +29,23 @@ class Batcher(Generic[Q, A]):
         waiting: int,
         patience: float,
     ) -> None:
+        """`answer` returns an answer or an error for each question, at most `most` at a time. More than
+        `waiting` questions are refused, and a question fails after `patience` seconds."""
         self._answer = answer
         self._most = most
         self._waiting = waiting
         self._patience = patience
-        self._queue: queue.SimpleQueue[_Asked[Q, A] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Waiting[Q, A] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="answers", daemon=True)
         self._closed = False
         self._thread.start()
 
     def __len__(self) -> int:
-        """How many questions wait."""
+        """How many questions are waiting."""
         return self._queue.qsize()
 
     async def ask(self, question: Q) -> A:
+        """The answer to a question. Raises `BusyError` if too many wait, or if it takes too long."""
         if self._closed or len(self) >= self._waiting:
             raise BusyError(
                 "the service is shutting down"
@@ -49,16 +53,16 @@ class Batcher(Generic[Q, A]):
                 else f"{self._waiting:,} questions are waiting already: ask again in a second"
             )
         loop = asyncio.get_running_loop()
-        asked: _Asked[Q, A] = _Asked(question, loop, loop.create_future())
-        self._queue.put(asked)
+        future: asyncio.Future[A] = loop.create_future()
+        self._queue.put((question, loop, future))
         try:
             async with asyncio.timeout(self._patience):
-                return await asked.future
+                return await future
         except TimeoutError:
             raise BusyError(f"there was no answer in {self._patience:g} s: ask again in a second") from None
 
     def close(self) -> None:
-        """Answer what has been asked, then stop."""
+        """Answer the questions that wait, then stop."""
         self._closed = True
         self._queue.put(None)
         self._thread.join(timeout=10)
@@ -76,34 +80,25 @@ class Batcher(Generic[Q, A]):
             if last:
                 return
 
-    def _settle(self, batch: list[_Asked[Q, A]]) -> None:
-        batch = [asked for asked in batch if not asked.future.cancelled()]
+    def _settle(self, batch: list[_Waiting[Q, A]]) -> None:
+        batch = [waiting for waiting in batch if not waiting[2].cancelled()]
         if not batch:
             return
         try:
-            outcomes = self._answer([asked.question for asked in batch])
+            outcomes = self._answer([question for question, _, _ in batch])
         except Exception as error:
             outcomes = [error] * len(batch)
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[A], A | Exception]]] = {}
-        for asked, outcome in zip(batch, outcomes, strict=True):
-            by_loop.setdefault(asked.loop, []).append((asked.future, outcome))
+        for (_, loop, future), outcome in zip(batch, outcomes, strict=True):
+            by_loop.setdefault(loop, []).append((future, outcome))
         for loop, settled in by_loop.items():
             if not loop.is_closed():
-                loop.call_soon_threadsafe(_tell, settled)
+                loop.call_soon_threadsafe(_set_outcomes, settled)
 
 
-class _Asked(Generic[Q, A]):
-    __slots__ = ("future", "loop", "question")
-
-    def __init__(self, question: Q, loop: asyncio.AbstractEventLoop, future: asyncio.Future[A]) -> None:
-        self.question = question
-        self.loop = loop
-        self.future = future
-
-
-def _tell(settled: Iterable[tuple[asyncio.Future[A], A | Exception]]) -> None:
+def _set_outcomes(settled: Iterable[tuple[asyncio.Future[A], A | Exception]]) -> None:
     for future, outcome in settled:
-        if future.done():  # whoever asked has gone
+        if future.done():  # the caller has gone
             continue
         if isinstance(outcome, Exception):
             future.set_exception(outcome)

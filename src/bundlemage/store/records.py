@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from bundlemage.core.history import History
+
 Role = Literal["read", "write", "admin"]
 
 
@@ -60,8 +62,8 @@ class CatalogueChange:
 
 
 @dataclass(frozen=True)
-class Owned:
-    """What a user has, oldest first."""
+class Owned(History):
+    """What a user has, by ids, oldest first."""
 
     items: tuple[str, ...] = ()
     bundles: tuple[str, ...] = ()

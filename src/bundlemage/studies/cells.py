@@ -213,8 +213,6 @@ def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Obs
     )
     training = recommender.training
     assert training is not None
-    if split.new_bundles is not None:
-        recommender.settle_credit()
     started = time.perf_counter()
     found = case_metrics(recommender.model, split, Interactions.of(split.train, where), KS)
     scores = {task: means(values) for task, values in found.items()}
@@ -270,6 +268,7 @@ def fitted(
             resume=True,
             observers=observers,
             progress=False,
+            calibrate=False,
         )
 
     try:

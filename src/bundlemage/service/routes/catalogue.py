@@ -63,7 +63,7 @@ async def tags(service: TheService) -> Tags:
 @router.get("/items/{item_id:id}", dependencies=[Depends(require("read"))], responses=READ)
 async def item(item_id: ItemId, service: TheService) -> ItemOut:
     """An item, also if it was withdrawn."""
-    return await service.engine.on_live(lambda serving: _item(item_id, serving))
+    return await service.answerer.on_live(lambda serving: _item(item_id, serving))
 
 
 @router.put(
@@ -78,7 +78,7 @@ async def put_item(
     given = Item(item_id, body.title, body.price, tuple(dict.fromkeys(body.tags)), body.stock)
     new = await service.in_thread(service.store.put_item, given, only_new=if_none_match is not None)
     response.status_code = 201 if new else 200
-    return await service.engine.on_live(lambda serving: _item(item_id, serving))
+    return await service.answerer.on_live(lambda serving: _item(item_id, serving))
 
 
 @router.patch("/items/{item_id:id}", dependencies=[Depends(require("write"))], responses=CHANGE)
@@ -86,7 +86,7 @@ async def change_item(item_id: ItemId, body: ItemChange, service: TheService) ->
     """Change some of what is known of an item, such as its price or stock, and leave the rest."""
     if await service.in_thread(service.store.change_item, item_id, _given(body)) is None:
         raise unknown("item", item_id)
-    return await service.engine.on_live(lambda serving: _item(item_id, serving))
+    return await service.answerer.on_live(lambda serving: _item(item_id, serving))
 
 
 @router.delete(
@@ -101,7 +101,7 @@ def withdraw_item(item_id: ItemId, service: TheService) -> None:
 @router.get("/bundles/{bundle_id:id}", dependencies=[Depends(require("read"))], responses=READ)
 async def bundle(bundle_id: BundleId, service: TheService) -> BundleOut:
     """A bundle, also if it was withdrawn."""
-    return await service.engine.on_live(lambda serving: _bundle(bundle_id, serving))
+    return await service.answerer.on_live(lambda serving: _bundle(bundle_id, serving))
 
 
 @router.put(
@@ -129,7 +129,7 @@ async def put_bundle(
     )
     new = await service.in_thread(service.store.put_bundle, given, only_new=if_none_match is not None)
     response.status_code = 201 if new else 200
-    return await service.engine.on_live(lambda serving: _bundle(bundle_id, serving))
+    return await service.answerer.on_live(lambda serving: _bundle(bundle_id, serving))
 
 
 @router.patch("/bundles/{bundle_id:id}", dependencies=[Depends(require("write"))], responses=CHANGE)
@@ -137,7 +137,7 @@ async def change_bundle(bundle_id: BundleId, body: BundleChange, service: TheSer
     """Change some of what is known of a bundle, such as its price or title, and leave the rest."""
     if await service.in_thread(service.store.change_bundle, bundle_id, _given(body)) is None:
         raise unknown("bundle", bundle_id)
-    return await service.engine.on_live(lambda serving: _bundle(bundle_id, serving))
+    return await service.answerer.on_live(lambda serving: _bundle(bundle_id, serving))
 
 
 @router.delete(

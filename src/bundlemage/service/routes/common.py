@@ -11,8 +11,8 @@ from fastapi import Depends, Path, Query, Request
 from starlette.convertors import PathConvertor, register_url_convertor
 
 from bundlemage.core.filters import Filter
-from bundlemage.live import HistoryKnown
-from bundlemage.service.answerer import Ask, Serving, Told
+from bundlemage.live import HistoryKnown, Question
+from bundlemage.service.answerer import Answer, Serving
 from bundlemage.service.answers import ranked_bundle, ranked_item
 from bundlemage.service.problems import ApiError
 from bundlemage.store.records import Owned, Served
@@ -94,30 +94,29 @@ async def bundles_for(
 ) -> BundlesFor:
     told = await _told(service, request_id, someone, k, None)
     live = told.serving.live
-    bundles = tuple(ranked_bundle(answer, live, details=details) for answer in told.answer.found)
-    return BundlesFor(**about(told.serving, request_id, someone, told.answer.known), bundles=bundles)
+    bundles = tuple(ranked_bundle(answer, live, details=details) for answer in told.recommendations)
+    return BundlesFor(**about(told.serving, request_id, someone, told.known), bundles=bundles)
 
 
 async def items_for(
     service: Service, request_id: str, someone: Filtered, partial: tuple[str, ...], k: int
 ) -> ItemsFor:
     told = await _told(service, request_id, someone, k, partial)
-    items = tuple(ranked_item(answer, told.serving.live) for answer in told.answer.found)
-    return ItemsFor(**about(told.serving, request_id, someone, told.answer.known), items=items)
+    items = tuple(ranked_item(answer, told.serving.live) for answer in told.recommendations)
+    return ItemsFor(**about(told.serving, request_id, someone, told.known), items=items)
 
 
 async def _told(
     service: Service, request_id: str, someone: Filtered, k: int, partial: tuple[str, ...] | None
-) -> Told:
+) -> Answer:
     """An answer, counted and remembered."""
     begun = time.perf_counter()
-    where = filter_of(someone.where)
-    told = await service.engine.ask(
-        Ask(someone.user_id, owned_of(someone), k, where, someone.include_owned, partial)
-    )
-    found = told.answer.found
+    user = owned_of(someone) if someone.user_id is None else someone.user_id
+    question = Question(user or Owned(), k, filter_of(someone.where), someone.include_owned, partial)
+    told = await service.answerer.ask(question)
+    found = told.recommendations
     service.metrics.answered(time.perf_counter() - begun, Counter(answer.source for answer in found))
-    service.engine.shown(
+    service.answerer.shown(
         Served(
             request_id,
             "bundles" if partial is None else "items",

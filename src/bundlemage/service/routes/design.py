@@ -69,7 +69,7 @@ async def explain(
             found = live.explain_bundles(owned, names)
             titles = [live.stock.bundles[name].title for name in names]
         else:
-            found = [live.explain_item(owned, body.item, body.items)]
+            found = [live.explain(owned, item=body.item, items=body.items)]
             names, titles = [body.item], [live.stock.items[body.item].title]
         explanations = tuple(
             Explained(id=name, title=title, why=why_out(why, IN_AN_EXPLANATION))
@@ -95,7 +95,7 @@ async def score(body: ScoreIn, service: TheService, request_id: RequestId, reque
         check_catalogue(live, items=body.items)
         _check_in_model(live, body.items)
         found = live.score_bundle(
-            everyone(service.store), body.items, price=body.price, discount=body.discount, k=body.k
+            body.items, body.price, discount=body.discount, k=body.k, users=everyone(service.store)
         )
         return forecast_out(found, {"request_id": request_id, "model_version": serving.record.version})
 

@@ -30,7 +30,7 @@ async def readyz(request: Request, service: TheService) -> Health:
     state = request.app.state
     if not hasattr(state, "readiness"):
         state.readiness = Kept(READY_FOR)
-    await state.readiness.outcome(lambda: service.engine.on_live(lambda _: None))
+    await state.readiness.outcome(lambda: service.answerer.on_live(lambda _: None))
     return Health(status="ok")
 
 
@@ -50,6 +50,6 @@ async def readyz(request: Request, service: TheService) -> Health:
 )
 async def metrics(service: TheService) -> Response:
     """Counts and times for Prometheus."""
-    record = service.engine.serving.record
+    record = service.answerer.serving.record
     service.metrics.serves(record.version, record.name)
     return Response(service.metrics.exposition(), media_type=service.metrics.CONTENT_TYPE)

@@ -33,7 +33,7 @@ async def models(service: TheService) -> Models:
             ModelLine(
                 **vars(record),
                 serving=record.version == serving,
-                problem=service.engine.failed.get(record.version),
+                problem=service.answerer.failed.get(record.version),
             )
             for record in published
         ),
@@ -47,8 +47,8 @@ async def models(service: TheService) -> Models:
 )
 async def reload(service: TheService, body: ReloadIn | None = None) -> Reloaded:
     """Serve what the served folder holds now, or an earlier version. No request fails meanwhile."""
-    engine = service.engine
-    before = engine.serving.record
+    answerer = service.answerer
+    before = answerer.serving.record
     wanted = body.version if body else None
 
     def load() -> None:
@@ -59,7 +59,7 @@ async def reload(service: TheService, body: ReloadIn | None = None) -> Reloaded:
                 "No such model",
                 f"there is no model {wanted!r}: GET /v1/models lists those that there are",
             )
-        engine.load(record)
+        answerer.load(record)
 
     await service.in_thread(load)
     serving = (await service.now()).record.version
@@ -72,7 +72,7 @@ async def insights(service: TheService) -> Insights:
     since = datetime.now(UTC) - timedelta(days=DAYS_OF_INSIGHT)
 
     def gathered() -> ServedSummary:
-        service.engine.write_shown()
+        service.answerer.write_shown()
         return service.store.served_since(since)
 
     served = await service.in_thread(gathered)

@@ -90,11 +90,11 @@ async def similar(
                 f"the bundle {bundle_id!r} has only items that are newer than the model, which therefore "
                 "cannot compare it with others; 'bundlemage retrain' makes a model that can",
             )
-        similar = live.similar(bundle_id, k, filter_of(where))
+        similar = live.similar(bundle_id, k, where=filter_of(where))
         bundles = tuple(ranked_bundle(answer, live, details=details) for answer in similar)
         return SimilarBundles(request_id=request_id, model_version=serving.record.version, bundles=bundles)
 
-    return await service.engine.on_live(work)
+    return await service.answerer.on_live(work)
 
 
 @router.get("/users/{user_id:id}/gate", responses=responses(401, 403, 404, 409, 422, 429, 503))
@@ -102,7 +102,7 @@ async def gate(user_id: UserId, service: TheService, request_id: RequestId) -> G
     """How far a user's items and bundles each speak when the model mixes them."""
 
     def work(serving: Serving) -> Gate:
-        share = serving.live.item_share(service.store.histories([user_id])[user_id])
+        share = serving.live.gate(service.store.histories([user_id])[user_id])
         return Gate(
             request_id=request_id,
             model_version=serving.record.version,
@@ -111,4 +111,4 @@ async def gate(user_id: UserId, service: TheService, request_id: RequestId) -> G
             bundles=1 - share,
         )
 
-    return await service.engine.on_live(work)
+    return await service.answerer.on_live(work)

@@ -67,7 +67,7 @@ async def user(user_id: UserId, service: TheService) -> UserOut:
             ),
         )
 
-    return await service.engine.on_live(work)
+    return await service.answerer.on_live(work)
 
 
 @router.delete(
@@ -78,7 +78,7 @@ async def user(user_id: UserId, service: TheService) -> UserOut:
 )
 def erase(user_id: UserId, service: TheService) -> None:
     """Erase everything that is stored of a user. (A model that learned from it keeps what it learned.)"""
-    service.engine.write_shown()  # or what was served to them a moment ago would be written afterwards
+    service.answerer.write_shown()  # or what was served to them a moment ago would be written afterwards
     if not service.store.erase_user(user_id):
         raise ApiError(404, "No such user", f"nothing is stored of the user {user_id!r}")
 

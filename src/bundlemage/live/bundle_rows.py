@@ -1,4 +1,4 @@
-"""Where things stand in a model's arrays: which bundle in which row, and what is in it."""
+"""The rows of a live model: which bundle is in which row, and which items are in it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from scipy import sparse
 from torch import Tensor
@@ -18,22 +20,24 @@ from bundlemage.models.base import Interactions
 from bundlemage.models.ragged import Contents
 from bundlemage.store.records import Bundle
 
+Positions: TypeAlias = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True)
-class Layout:
-    """The model's own bundles first, as it expects them, then those that came later, as they came.
+class BundleRows:
+    """The bundles of training first, in the model's order, then those that came later, in theirs.
 
-    Contents of the model's own are what the shop says now. Nobody owns anything here: people are asked about
-    with what they have at that moment.
+    The contents are those in the shop now, also for bundles of training. The dataset has no users: each
+    question comes with what the user has at that moment.
     """
 
     dataset: BundleDataset
     device: torch.device
     sales: Tensor | None = None  # [bundles of training]
-    """How often the model knows its own bundles to have sold; None where it does not go by that."""
+    """How often the bundles of training have sold; None for a model whose scores do not depend on that."""
     expected: Mapping[str, float | str] = field(default_factory=dict)
-    """What bundles are expected to sell: a number, or the name of another that they sell like. It counts for
-    those that came later."""
+    """Expected sales of bundles: a number, or the id of another bundle that sells as often. Only those of
+    bundles that came later are used."""
 
     @classmethod
     def of(
@@ -42,21 +46,26 @@ class Layout:
         bundles: Mapping[str, Bundle],
         device: torch.device,
         sales: Tensor | None = None,
-    ) -> Layout:
+    ) -> BundleRows:
+        """The rows for a model's training data and the shop's bundles; `sales` are those of training."""
         later = sorted(name for name in bundles if name not in trained.bundles)
         names = (*trained.bundles, *later)
         items = trained.items.known_positions
         rows = [_row(bundles[name], items) if name in bundles else [] for name in names]
-        expected = {name: said for name, bundle in bundles.items() if (said := _said(bundle)) is not None}
+        expected = {
+            name: sales_of for name, bundle in bundles.items() if (sales_of := _expected(bundle)) is not None
+        }
         return cls(_dataset(trained, names, *_entries(rows)), device, sales, expected)
 
-    def after(self, bundles: Iterable[Bundle]) -> Layout:
-        """With these bundles new or changed; the very same where none has other contents, or is expected to
-        sell otherwise, than before."""
+    def after(self, bundles: Iterable[Bundle]) -> BundleRows:
+        """The rows with these bundles new or changed; the same object if no contents and no expected sales
+        have changed."""
         bundles = list(bundles)
-        said = {bundle.id: _said(bundle) for bundle in bundles}
-        if any(self.expected.get(name) != value for name, value in said.items()):
-            expected = {name: value for name, value in {**self.expected, **said}.items() if value is not None}
+        changes = {bundle.id: _expected(bundle) for bundle in bundles}
+        if any(self.expected.get(name) != value for name, value in changes.items()):
+            expected = {
+                name: value for name, value in {**self.expected, **changes}.items() if value is not None
+            }
             return replace(self, expected=expected).after(bundles)
         dataset = self.dataset
         items, places = dataset.items.known_positions, dataset.bundles.known_positions
@@ -73,8 +82,9 @@ class Layout:
         kept = np.isin(self._owners, list(changed), invert=True)
         owners, members = _entries(list(changed.values()))
         new_owners, new_members = _entries(list(later.values()))
-        return Layout(
-            _dataset(
+        return replace(
+            self,
+            dataset=_dataset(
                 dataset,
                 (*dataset.bundles, *later),
                 np.concatenate(
@@ -82,36 +92,33 @@ class Layout:
                 ),
                 np.concatenate([dataset.bundle_item.indices[kept], members, new_members]),
             ),
-            self.device,
-            self.sales,
-            self.expected,
         )
 
     @cached_property
     def interactions(self) -> Interactions:
-        """One object as long as the contents stay: by it a model knows that it need not embed them again."""
-        found = Interactions.of(self.dataset, self.device)
+        """The same object as long as the contents stay, so that a model need not embed them again."""
+        plain = Interactions.of(self.dataset, self.device)
         expected = self._expected_sales()
         if expected is None:
-            return found
-        return replace(found, bundle_item=Contents.of(found.bundle_item, expected))
+            return plain
+        return replace(plain, bundle_item=Contents.of(plain.bundle_item, expected))
 
     def _expected_sales(self) -> Tensor | None:
-        """What is expected of each bundle that came later; nan where nothing is said."""  # [bundles]
+        """The expected sales of each bundle that came later; nan where none are given."""  # [bundles]
         if self.sales is None:
             return None
         places = self.dataset.bundles.known_positions
         later = [name for name in self.expected if name in places and places[name] >= len(self.sales)]
         if not later:
             return None
-        found = torch.full((len(places),), torch.nan, device=self.device)
-        found[[places[name] for name in later]] = torch.tensor(
+        expected = torch.full((len(places),), torch.nan, device=self.device)
+        expected[[places[name] for name in later]] = torch.tensor(
             [self._sales_of(name, self.sales) for name in later], device=self.device
         )
-        return found
+        return expected
 
     def _sales_of(self, name: str, sales: Tensor) -> float:
-        """From one bundle to the next that it sells like, until a number is found; nan if none is."""
+        """Follows `sells_like` from bundle to bundle until it reaches a number; nan if there is none."""
         places = self.dataset.bundles.known_positions
         passed: set[str] = set()
         while name not in passed:
@@ -119,20 +126,20 @@ class Layout:
             if place < len(sales):
                 return float(sales[place])
             passed.add(name)
-            said = self.expected.get(name)
-            if not isinstance(said, str):
-                return math.nan if said is None else said
-            name = said
-        return math.nan  # they sell like each other
+            expected = self.expected.get(name)
+            if not isinstance(expected, str):
+                return math.nan if expected is None else expected
+            name = expected
+        return math.nan  # each sells like the other
 
     @cached_property
     def filled(self) -> dict[str, int]:
-        """The places of the bundles that have something in them that the model knows."""
+        """The positions of the bundles that contain an item that the model knows."""
         sizes = np.diff(self.dataset.bundle_item.indptr)
         return {name: place for name, place in self.dataset.bundles.known_positions.items() if sizes[place]}
 
     @cached_property
-    def _owners(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def _owners(self) -> Positions:
         return np.repeat(np.arange(len(self.dataset.bundles)), np.diff(self.dataset.bundle_item.indptr))
 
     def _contents(self, place: int) -> list[int]:
@@ -142,17 +149,15 @@ class Layout:
 
 
 def _row(bundle: Bundle, items: Mapping[str, int]) -> list[int]:
-    """What is in a bundle, as far as the model knows it."""
+    """The positions of a bundle's items that the model knows."""
     return sorted({items[name] for name in bundle.items if name in items})
 
 
-def _said(bundle: Bundle) -> float | str | None:
+def _expected(bundle: Bundle) -> float | str | None:
     return bundle.sells_like if bundle.expected_sales is None else bundle.expected_sales
 
 
-def _entries(
-    rows: Sequence[Sequence[int]],
-) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.int64]]]:
+def _entries(rows: Sequence[Sequence[int]]) -> tuple[Positions, Positions]:
     owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     return owners, np.fromiter((member for row in rows for member in row), np.int64, len(owners))
 
@@ -160,8 +165,8 @@ def _entries(
 def _dataset(
     trained: BundleDataset,
     names: Sequence[str],
-    owners: np.ndarray[tuple[int], np.dtype[np.int64]],
-    members: np.ndarray[tuple[int], np.dtype[np.int64]],
+    owners: Positions,
+    members: Positions,
 ) -> BundleDataset:
     items = len(trained.items)
     return BundleDataset(

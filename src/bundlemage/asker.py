@@ -1,0 +1,391 @@
+"""Every question that a model answers about a shop. `Recommender` and `Live` are both askers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeAlias, TypeVar
+
+import pyarrow as pa
+import torch
+
+from bundlemage.campaigns.audience import forecast
+from bundlemage.campaigns.chances import Calibration
+from bundlemage.campaigns.forecasts import BundleForecast
+from bundlemage.core.answering import Batch, exact_ranking, nearest, rows_at_a_time, slices
+from bundlemage.core.bulk import record_batches
+from bundlemage.core.filters import Filter
+from bundlemage.core.history import History, Id, NewBundles, User
+from bundlemage.core.ranking import Ranking
+from bundlemage.core.shop import Candidates, Recommendation, Shop
+from bundlemage.data.dataset import BundleDataset
+from bundlemage.designer.design import Designs, design
+from bundlemage.designer.explain import Explanation, explain_bundles, explain_item
+from bundlemage.errors import BundleMageError, ConfigError, UnsupportedError
+from bundlemage.models.base import Histories, Model
+from bundlemage.models.ragged import Ragged
+from bundlemage.retrieval.guard import LEAST_BUNDLES, IndexReport, build_index
+from bundlemage.retrieval.index import BundleIndex
+from bundlemage.wire.design import DesignRequest
+
+Row = TypeVar("Row")
+Pages: TypeAlias = Callable[[], Iterable[Mapping[str, History]]]
+"""Users by id with what they have, page by page. It is called more than once."""
+
+
+class Asker:
+    """A model, a shop, and how scores become chances. Ids go in, ids come out."""
+
+    def __init__(self) -> None:
+        self.calibration: Calibration | None = None
+        """How scores become chances; None for a model that was fitted without validation cases."""
+        self._fitted: tuple[Model, Shop] | None = None
+        self._index: BundleIndex | None = None
+
+    @property
+    def model(self) -> Model:
+        """The fitted model."""
+        return self._fit_or_fail()[0]
+
+    @property
+    def shop(self) -> Shop:
+        """The shop that questions are about."""
+        return self._fit_or_fail()[1]
+
+    @property
+    def dataset(self) -> BundleDataset:
+        """The shop's data, held-out pairs included."""
+        return self.shop.dataset
+
+    def _fit_or_fail(self) -> tuple[Model, Shop]:
+        if self._fitted is None:
+            raise BundleMageError("this recommender is not fitted yet: call fit, or use Recommender.load")
+        return self._fitted
+
+    # ── Bundles for a user, items for a bundle ───────────────────────────────────────────────────
+
+    def recommend(
+        self,
+        user: User,
+        k: int = 10,
+        *,
+        where: Filter | None = None,
+        new_bundles: NewBundles | None = None,
+        expected_sales: Mapping[str, float] | None = None,
+        sells_like: Mapping[str, Id] | None = None,
+        include_owned: bool = False,
+    ) -> list[Recommendation]:
+        """The k bundles that fit a user best, without those that the user has or that `where` excludes.
+
+        `new_bundles` are further candidates that the shop did not have at training: id → item ids. Each is
+        ranked as if it had sold as often as `new_bundle_credit` says. If you know better, `expected_sales`
+        has a number of sales for some of them, and `sells_like` a bundle of the shop that sold as often.
+
+        >>> model.recommend("u0007", new_bundles={"box": ["g0022", "g0401"]}, sells_like={"box": "b0013"})
+        """
+        return self.recommend_many(
+            [user],
+            k,
+            where=where,
+            new_bundles=new_bundles,
+            expected_sales=expected_sales,
+            sells_like=sells_like,
+            include_owned=include_owned,
+        )[0]
+
+    def recommend_many(
+        self,
+        users: Iterable[User],
+        k: int = 10,
+        *,
+        where: Filter | None = None,
+        new_bundles: NewBundles | None = None,
+        expected_sales: Mapping[str, float] | None = None,
+        sells_like: Mapping[str, Id] | None = None,
+        include_owned: bool = False,
+    ) -> list[list[Recommendation]]:
+        """`recommend` for several users: one list of answers each. For all users, see `recommend_all`."""
+        self._check_matches()
+        new = {str(name): items for name, items in (new_bundles or {}).items()}
+        expected = self.shop.expectations(self.model, new, expected_sales or {}, sells_like or {})
+        candidates = self.shop.bundles(where, new)
+        batches = (
+            Batch(*self._encode(some, new, expected))
+            for some in self._in_batches(users, k, self._width(candidates))
+        )
+        return self._answers(batches, candidates, k, include_owned)
+
+    def complete(
+        self,
+        user: User,
+        items: Sequence[Id] = (),
+        k: int = 5,
+        *,
+        where: Filter | None = None,
+        include_owned: bool = False,
+    ) -> list[Recommendation]:
+        """The k items that best complete a partial bundle for a user; with no items, the best to begin with.
+
+        Items of the partial bundle are never in the answer; items that the user owns only with
+        `include_owned`.
+        """
+        return self.complete_many([(user, items)], k, where=where, include_owned=include_owned)[0]
+
+    def complete_many(
+        self,
+        cases: Iterable[tuple[User, Sequence[Id]]],
+        k: int = 5,
+        *,
+        where: Filter | None = None,
+        include_owned: bool = False,
+    ) -> list[list[Recommendation]]:
+        """`complete` for several pairs of a user and items: one list of answers each."""
+        self._check_generates()
+        candidates = self.shop.items(where)
+
+        def batches() -> Iterator[Batch]:
+            for some in self._in_batches(cases, k, len(candidates.ids)):
+                partial = [self.shop.item_positions(items) for _, items in some]
+                histories, contents = self._encode([user for user, _ in some])
+                yield Batch(histories, contents, Ragged.from_lists(partial, self.shop.device))
+
+        return self._answers(batches(), candidates, k, include_owned)
+
+    def similar(self, bundle: Id, k: int = 10, *, where: Filter | None = None) -> list[Recommendation]:
+        """The k bundles that are most similar to a bundle, by the model's vectors.
+
+        A score is the cosine between the two vectors, from -1 to 1. The bundle itself is not in the answer.
+        """
+        _check_k(k)
+        place, contents = self.shop.bundle_position(bundle), self.shop.interactions.bundle_item
+        if contents.offsets[place] == contents.offsets[place + 1]:
+            raise ConfigError(
+                f"the bundle {str(bundle)!r} has no items, so it cannot be compared with others"
+            )
+        with torch.inference_mode():
+            vector = self.model.vectors_of_bundles(contents)[place : place + 1]
+        return nearest(self.model, contents, vector, self.shop.bundles(where), k, but=place)
+
+    def gate(self, user: User) -> float:
+        """The weight of item history when the model describes a user, from 0 to 1; the rest is the weight of
+        bundle history."""
+        with torch.inference_mode():
+            return float(self.model.item_share(*self._encode([user]))[0])
+
+    # ── Designing ────────────────────────────────────────────────────────────────────────────────
+
+    def design(self, user: User, request: DesignRequest | None = None, **conditions: Any) -> Designs:
+        """Whole bundles for a user that meet every condition of a `DesignRequest`, or each of `conditions`.
+
+        >>> model.design("u0007", start=["g0022"], size=(3, 5), budget=40, tags={"at least": {"Horror": 1}})
+
+        The best bundle comes first. Each has its price, score and reasons. Where no bundle is possible,
+        `ImpossibleDesignError` says which conditions conflict, and what would have to change.
+        """
+        self._check_generates()
+        request = DesignRequest.of(**conditions) if request is None else request
+        return design(self.model, self.shop, *self._encode([user]), request)
+
+    def explain(
+        self, user: User, *, bundle: Id | None = None, item: Id | None = None, items: Sequence[Id] = ()
+    ) -> Explanation:
+        """Why a bundle is recommended to a user; or why an item, as an addition to `items`.
+
+        The model answers again without each thing that the user has, and without each of `items`. The
+        strongest reason comes first.
+        """
+        if (bundle is None) == (item is None) or (items and item is None):
+            raise ConfigError("explain either a 'bundle', or an 'item' as an addition to 'items'")
+        if bundle is not None:
+            return self.explain_bundles(user, [bundle])[0]
+        self._check_generates()
+        place, partial = self.dataset.items.position(str(item)), tuple(self.shop.item_positions(items))
+        return explain_item(self.model, self.shop, *self._encode([user]), place, partial)
+
+    def explain_bundles(self, user: User, bundles: Sequence[Id]) -> list[Explanation]:
+        """Why each of these bundles is recommended to a user, in the same order."""
+        self._check_matches()
+        places = [self.shop.bundle_position(bundle) for bundle in bundles]
+        return explain_bundles(self.model, self.shop, *self._encode([user]), places)
+
+    def score_bundle(
+        self,
+        items: Sequence[Id],
+        price: float | None = None,
+        *,
+        discount: float | None = None,
+        k: int = 10,
+        users: Pages | None = None,
+    ) -> BundleForecast:
+        """The audience of a bundle that does not exist yet, among all users of the shop, or among `users`.
+
+        It contains the k users who are most likely to take it, how many would, the most similar bundles,
+        the item that it needs least and a better one in its place. The model knows no prices: a price, or a
+        discount on the items' prices, only turns buyers into takings.
+        """
+        self._check_matches()
+        _check_k(k)
+        rows = rows_at_a_time(len(self.dataset.bundles), self.shop.device)
+
+        def pages() -> Iterator[tuple[pa.Array, Histories]]:
+            if users is None:
+                yield self.shop.user_ids, self.shop.everyone()
+            else:
+                for page in users():
+                    yield pa.array(list(page), pa.string()), self._encode(list(page.values()))[0]
+
+        def everyone() -> Iterator[tuple[list[str], Histories]]:
+            for names, histories in pages():
+                for number, part in enumerate(slices(histories, rows)):
+                    yield names.slice(number * rows, len(part)).to_pylist(), part
+
+        return forecast(
+            self.model,
+            self.shop,
+            everyone,
+            items,
+            price,
+            discount=discount,
+            k=k,
+            calibration=self.calibration,
+        )
+
+    # ── Everyone at once ─────────────────────────────────────────────────────────────────────────
+
+    def recommend_all(
+        self,
+        k: int = 10,
+        *,
+        users: Iterable[Id] | None = None,
+        where: Filter | None = None,
+        include_owned: bool = False,
+    ) -> Iterator[pa.RecordBatch]:
+        """`recommend` for all users of the shop, or for these, as Arrow batches of some hundred users each.
+
+        Columns: user_id, rank, bundle_id, score, source. Memory does not grow with the number of users. A
+        user for whom no bundle is left has no row.
+        """
+        if users is None:
+            histories, names = self.shop.everyone(), self.shop.user_ids
+        elif isinstance(users, str):
+            raise ConfigError(f"give a list of users, not one text: write [{users!r}]")
+        else:
+            chosen = list(map(str, users))
+            histories, names = self.shop.known(chosen), pa.array(chosen, pa.string())
+        rankings = self.rank_bundles(histories, k, where=where, include_owned=include_owned)
+        return record_batches(rankings, names, self.shop.bundle_ids)
+
+    def rank_bundles(
+        self,
+        histories: Histories,
+        k: int = 10,
+        *,
+        where: Filter | None = None,
+        include_owned: bool = False,
+    ) -> Iterator[Ranking]:
+        """`recommend` by positions, for any number of histories, of known users or not.
+
+        Bundles and items are positions in `dataset.bundles` and `dataset.items`, in the histories and in the
+        rankings. The rankings come in the order of the histories, each for some hundred of them.
+        """
+        self._check_matches()
+        _check_k(k)
+        candidates = self.shop.bundles(where)
+        rows = rows_at_a_time(self._width(candidates), self.shop.device)
+        batches = (
+            Batch(part, self.shop.interactions.bundle_item)
+            for part in slices(self.shop.checked(histories), rows)
+        )
+        return self._rankings(batches, candidates, k, include_owned)
+
+    # ── Millions of bundles ──────────────────────────────────────────────────────────────────────
+
+    def use_index(
+        self,
+        least_recall: float = 0.95,
+        *,
+        least_bundles: int = LEAST_BUNDLES,
+        most_share: float = 0.25,
+        seed: int = 0,
+        progress: Callable[[str], None] | None = None,
+    ) -> IndexReport:
+        """Search bundles by an index from now on, in `recommend`, `recommend_all` and `rank_bundles`.
+
+        The index is built in memory and compared with an exact search for the ten best bundles of some of
+        the shop's users. If it finds less than `least_recall` of them in up to `most_share` of the bundles,
+        that is a `RecallError`, and the search stays exact. It also stays exact for fewer than
+        `least_bundles` bundles, where one user is answered sooner without an index. With an index, scores
+        are estimates. The report says how good they are, and how the index was built; `progress` is called
+        with each step in words.
+        """
+        self._check_matches()
+        self._index = None
+        self._index, report = build_index(
+            self.model,
+            self.shop,
+            least_recall,
+            least_bundles=least_bundles,
+            most_share=most_share,
+            seed=seed,
+            say=progress or (lambda _: None),
+        )
+        return report
+
+    # ── What the questions have in common ────────────────────────────────────────────────────────
+
+    def _check_matches(self) -> None:
+        """Raise `UnsupportedError` if the model cannot recommend bundles."""
+        if not self.model.matches:
+            raise UnsupportedError("this model learned generation alone: it does not recommend bundles")
+
+    def _check_generates(self) -> None:
+        """Raise `UnsupportedError` if the model cannot complete bundles."""
+        if not self.model.generates:
+            raise UnsupportedError("this model learned matching alone: it does not complete bundles")
+
+    def _encode(
+        self,
+        users: Sequence[User],
+        new: NewBundles | None = None,
+        expected: Mapping[str, float] | None = None,
+    ) -> tuple[Histories, Ragged]:
+        """`Shop.encode`, unless the model knows no users but those of training."""
+        if not self.model.knows_new_users and any(isinstance(user, History) for user in users):
+            raise UnsupportedError(f"{self.model.title} knows only the users it was trained on")
+        return self.shop.encode(users, new, expected)
+
+    def _width(self, candidates: Candidates) -> int:
+        """About how many scores a question about bundles needs."""
+        return len(candidates.ids) if self._index is None else self._index.width
+
+    def _in_batches(self, rows: Iterable[Row], k: int, width: int) -> Iterator[list[Row]]:
+        _check_k(k)
+        if isinstance(rows, str):
+            raise ConfigError(f"give a list of users, not one text: write [{rows!r}]")
+        remaining = iter(rows)
+        while batch := list(islice(remaining, rows_at_a_time(width, self.shop.device))):
+            yield batch
+
+    def _answers(
+        self, batches: Iterable[Batch], candidates: Candidates, k: int, include_owned: bool
+    ) -> list[list[Recommendation]]:
+        rankings = self._rankings(batches, candidates, k, include_owned)
+        return [answers for ranking in rankings for answers in candidates.answers(ranking)]
+
+    def _rankings(
+        self, batches: Iterable[Batch], candidates: Candidates, k: int, include_owned: bool
+    ) -> Iterator[Ranking]:
+        """The k best candidates for each question, batch by batch; without an index, exactly."""
+        ranker = candidates.ranker()
+        for batch in batches:
+            with torch.inference_mode():  # not around the yield: the caller may be training something
+                if self._index is not None and batch.partial is None:
+                    ranking = self._index.rank(batch, ranker, k, include_owned)
+                else:
+                    ranking = exact_ranking(self.model, batch, ranker, k, include_owned)
+            yield ranking
+
+
+def _check_k(k: int) -> None:
+    if not isinstance(k, int) or k < 1:
+        raise ConfigError(f"k is {k!r}; ask for at least one answer, in a whole number")

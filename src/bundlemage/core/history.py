@@ -1,0 +1,23 @@
+"""Whom a question is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Id: TypeAlias = str | int
+
+
+@dataclass(frozen=True)
+class History:
+    """What a user or a visitor has. A bundle without an id is a list of its items."""
+
+    items: Sequence[Id] = ()
+    bundles: Sequence[Id | Sequence[Id]] = ()
+
+
+User: TypeAlias = Id | History
+"""A user of the shop by id, or anyone by what they have."""
+NewBundles: TypeAlias = Mapping[str, Sequence[Id]]
+"""Bundles that the shop did not have at training: id → item ids."""
