@@ -1,12 +1,14 @@
-"""Ingesting on Ray within a limit of memory: `python -m benchmarks.ingest --rows 50000000 --limit-gb 4`.
+"""Ingesting within a limit of memory: `python -m benchmarks.ingest --rows 50000000 --limit-gb 4`.
 
-The tables are generated in parts, the command runs in a memory cgroup with all processes that Ray starts, and
-what it has written is compared with the source by DuckDB, which knows nothing of how it was made.
+The tables are generated in parts. Each way runs in a memory cgroup of its own: `command` is
+`bundlemage data ingest`, `in-memory` reads all tables at once. What each has written is compared with the
+source by SQL, and the ways with each other, byte by byte.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
@@ -110,7 +112,7 @@ class Watch:
             return {"limit_gb": None}
         killed = dict(line.split() for line in (self.group / "memory.oom_control").read_text().splitlines())
         highest = int((self.group / "memory.max_usage_in_bytes").read_text())
-        for _ in range(50):  # Ray's processes take a moment to end
+        for _ in range(50):  # processes take a moment to end
             try:
                 self.group.rmdir()
                 break
@@ -192,69 +194,77 @@ print(json.dumps({"same": wanted == found, "found": found, "wanted": wanted}, de
 """
 
 
+IN_MEMORY = """
+import json, sys
+from pathlib import Path
+from bundlemage.data.shards import write_layout
+from bundlemage.readers.load import read
+write_layout(read(sys.argv[1]).dataset, Path(sys.argv[2]), overwrite=True)
+"""
+WAYS = {
+    "command": ["-m", "bundlemage", "data", "ingest", "{source}", "-o", "{layout}", "--overwrite", "--json"],
+    "in-memory": ["-c", IN_MEMORY, "{source}", "{layout}"],
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=int, default=5_000_000, help="of user_item")
-    parser.add_argument("--limit-gb", type=float, default=4.0)
+    parser.add_argument("--limit-gb", type=float, default=4.0, help="of memory, for each way")
+    parser.add_argument("--ways", default="command", help=f"with commas between them: {', '.join(WAYS)}")
     parser.add_argument(
-        "--object-store-mb", type=int, default=600, help="what Ray keeps in memory; the rest spills"
-    )
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--engine", default="ray")
-    parser.add_argument(
-        "--folder", type=Path, help="for the tables and the layout; they are kept, and used again"
+        "--folder", type=Path, help="for the tables and the layouts; they are kept, and used again"
     )
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (chosen.folder or Path(temporary)).resolve()
-        source, layout = folder / f"tables-{chosen.rows}", folder / "layout"
+        source = folder / f"tables-{chosen.rows}"
         if not source.exists():
             generate(source, chosen.rows)
-        print(json.dumps(_ingest(chosen, source, layout)), flush=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            arguments = (str(source), str(layout), scratch, "100000")
-            subprocess.run([sys.executable, "-c", VERIFY, *arguments], check=True)
+        layouts = {}
+        for way in chosen.ways.split(","):
+            layout = folder / f"layout-{way}"
+            measured = _ingest(way, source, layout, chosen.limit_gb)
+            speed = round(chosen.rows / measured["seconds"])
+            print(
+                json.dumps({"way": way, "rows": chosen.rows, **measured, "rows_per_second": speed}),
+                flush=True,
+            )
+            if not measured["failed"]:
+                layouts[way] = layout
+                with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                    arguments = (str(source), str(layout), scratch, "100000")
+                    subprocess.run([sys.executable, "-c", VERIFY, *arguments], check=True)
+        same = len({_digest(layout) for layout in layouts.values()}) == 1
+        print(json.dumps({"ways": list(layouts), "the same bytes": same}))
 
 
-def _ingest(chosen: argparse.Namespace, source: Path, layout: Path) -> dict[str, Any]:
-    watch = Watch(int(chosen.limit_gb * _GIGABYTE))
-    command = [
-        sys.executable,
-        "-m",
-        "bundlemage",
-        "data",
-        "ingest",
-        str(source),
-        "-o",
-        str(layout),
-        "--overwrite",
-    ]
-    command += ["--json", "--engine", chosen.engine]
-    command += ["--workers", str(chosen.workers)] if chosen.engine == "ray" else []
-    environment = os.environ | {
-        "RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": str(chosen.object_store_mb * 2**20),
-        "OMP_NUM_THREADS": "1",
-    }
+def _digest(layout: Path) -> str:
+    """Of the file that lists all others with their checksums."""
+    return hashlib.sha256((layout / "layout.json").read_bytes()).hexdigest()
+
+
+def _ingest(way: str, source: Path, layout: Path, limit_gb: float) -> dict[str, Any]:
+    watch = Watch(int(limit_gb * _GIGABYTE))
+    command = [{"{source}": str(source), "{layout}": str(layout)}.get(part, part) for part in WAYS[way]]
     began = time.monotonic()
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, env=environment, cwd=ROOT, preexec_fn=watch.enter
+        [sys.executable, *command],
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=ROOT,
+        preexec_fn=watch.enter,
     )
     with process, watch.sampling(process.pid):
-        output, _ = process.communicate()
+        process.communicate()
     seconds = time.monotonic() - began
-    limits = watch.close()
-    if process.returncode:
-        raise SystemExit(f"the command failed with {process.returncode}: {limits}")
-    done = json.loads(output)
     return {
-        "rows": chosen.rows,
         "seconds": round(seconds, 1),
-        "rows_per_second": round(chosen.rows / seconds),
+        "failed": bool(process.returncode),
         "peak_gb": round(watch.peak / _GIGABYTE, 2),
-        **limits,
-        **{name: done[name] for name in ("users", "items", "bundles", "user_item_pairs", "files")},
+        **watch.close(),
     }
 
 

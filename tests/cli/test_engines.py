@@ -40,8 +40,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def commands(model: str, output: Path) -> dict[str, list[str]]:
     out = str(output)
     return {
-        "ingest": ["data", "ingest", "sample", "-o", out],
-        "check": ["data", "check", "sample"],
         "train": ["train", "sample", "-o", out],
         "evaluate": ["evaluate", model, "sample"],
         "recommend": ["recommend-all", model, "-o", out],
@@ -65,8 +63,8 @@ def test_without_the_extra_a_command_says_how_to_install_it(
 
 
 def test_without_the_extras_nothing_else_changes(model: str, tmp_path: Path) -> None:
-    for name in ("recommend", "check"):
-        command = [sys.executable, "-c", WITHOUT_RAY, *commands(model, tmp_path / name)[name]]
+    for arguments in (commands(model, tmp_path / "out")["recommend"], ["data", "check", "sample"]):
+        command = [sys.executable, "-c", WITHOUT_RAY, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
 
@@ -92,11 +90,12 @@ def test_workers_without_a_cluster_are_refused(name: str, model: str, tmp_path: 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "somewhere:x"])
 def test_a_cluster_that_is_not_there_is_one_message_at_once(
-    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    address: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'bundlemage[ray]'")
     monkeypatch.setattr("ray.is_initialized", lambda: False)  # other tests may have joined one
-    done = run("data", "check", tmp_path, "--engine", "ray", "--address", address, code=2)
+    command = commands(model, tmp_path / "out")["evaluate"]
+    done = run(*command, "--engine", "ray", "--address", address, code=2)
     assert done.stderr.startswith(f"error: no Ray cluster at {address} lets us in: ")
     assert "ray start --head" in done.stderr
     assert done.stderr.count("\n") == 1

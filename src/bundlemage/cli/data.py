@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from bundlemage.cli import get
-from bundlemage.cli.options import Address, AsJson, EngineName, Location, Tables, Workers, key_values, label
+from bundlemage.cli.options import AsJson, Location, Tables, key_values, label
 
 app = typer.Typer(no_args_is_help=True, help="Check, describe, shard, generate and fetch data.")
 app.command("get")(get.get)
@@ -19,20 +19,14 @@ app.command("get")(get.get)
 def check(
     location: Location = "sample",
     table: Tables = None,
-    engine: EngineName = "local",
-    address: Address = None,
-    workers: Workers = None,
     as_json: AsJson = False,
 ) -> None:
     """Report every problem of PATH at once: where, what was found, what to do. Exits 2 if there is one."""
     from bundlemage.cli import show, stages
-    from bundlemage.cli.engines import chosen_engine
-    from bundlemage.engines.ingesting import IngestJob
+    from bundlemage.readers.ingest import ingest as read_in
 
-    job = IngestJob(location, tables=key_values(table, "--table"))
-    where = chosen_engine(engine, address, workers, "checking")
     with stages.watched(label(location)) as progress:
-        problems = where.ingest(job, progress).problems
+        problems = read_in(location, named=key_values(table, "--table"), progress=progress).problems
     if as_json:
         show.print_json({"ok": not problems, "problems": [asdict(problem) for problem in problems]})
     else:
@@ -58,48 +52,51 @@ def ingest(
     ] = 100_000,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a layout that is there.")] = False,
     table: Tables = None,
-    engine: EngineName = "local",
-    address: Address = None,
-    workers: Workers = None,
     as_json: AsJson = False,
 ) -> None:
     """Write PATH as a sharded layout, which every command takes as data, and of which a worker reads a part.
 
-    On Ray the tables are Parquet, each one file or a folder of parts, and need not fit into any machine's
-    memory. The files are the same on every engine.
+    Tables need not fit into memory: half of it is used, and the rest goes to disk beside the layout.
     """
     from bundlemage.cli import show, stages
-    from bundlemage.cli.engines import chosen_engine
-    from bundlemage.engines.ingesting import IngestJob
+    from bundlemage.readers.ingest import ingest as read_in
 
-    job = IngestJob(location, output, shard_rows, overwrite, key_values(table, "--table"))
-    where = chosen_engine(engine, address, workers, "ingesting")
     with stages.watched(label(location)) as progress:
-        done = where.ingest(job, progress)
+        done = read_in(
+            location,
+            output,
+            shard_rows,
+            overwrite=overwrite,
+            named=key_values(table, "--table"),
+            progress=progress,
+        )
+    layout = done.layout
+    assert layout is not None
     show.warnings(done.problems)
     if as_json:
         show.print_json(
             {
                 "output": str(output),
-                "dataset": done.name,
-                **done.sizes,
-                **{f"{name}_pairs": count for name, count in done.pairs.items()},
-                "files": done.files,
+                "dataset": layout.name,
+                **layout.sizes,
+                **{f"{name}_pairs": count for name, count in layout.pairs.items()},
+                "files": len(layout.files),
                 "fingerprint": done.fingerprint,
                 "warnings": [asdict(problem) for problem in done.problems],
                 "seconds": round(done.seconds, 3),
             }
         )
         return
-    sizes, pairs = done.sizes, done.pairs
+    sizes, pairs = layout.sizes, layout.pairs
     show.out.print(
-        f"{show.plain(done.name)}: {sizes['users']:,} users, {sizes['bundles']:,} bundles, "
+        f"{show.plain(layout.name)}: {sizes['users']:,} users, {sizes['bundles']:,} bundles, "
         f"{sizes['items']:,} items; {pairs['user_bundle']:,} user-bundle, {pairs['user_item']:,} user-item, "
         f"{pairs['bundle_item']:,} bundle-item pairs",
         soft_wrap=True,
     )
     show.out.print(
-        f"{done.files:,} files in [bold]{show.plain(output)}[/], in {done.seconds:,.1f} s", soft_wrap=True
+        f"{len(layout.files):,} files in [bold]{show.plain(output)}[/], in {done.seconds:,.1f} s",
+        soft_wrap=True,
     )
 
 

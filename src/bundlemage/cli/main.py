@@ -32,6 +32,10 @@ from bundlemage.errors import BundleMageError, ConfigError
 MOVED = {
     ("recommend", "--all"): "'recommend' answers for one user. For all users, use 'bundlemage recommend-all "
     "DIR --output PATH'",
+    (
+        "data",
+        "--engine",
+    ): "data is checked and ingested on this machine, in bounded memory: leave --engine out",
 }
 """Options that are now elsewhere, by their command, and what to use instead."""
 

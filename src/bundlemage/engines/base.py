@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from bundlemage.campaigns.settings import CampaignSummary
     from bundlemage.engines.campaigning import CampaignJob
     from bundlemage.engines.evaluating import EvaluationJob
-    from bundlemage.engines.ingesting import Ingested, IngestJob
     from bundlemage.engines.scoring import Scored, ScoringJob
     from bundlemage.engines.training import TrainingJob
     from bundlemage.evaluation.results import Evaluation
@@ -70,10 +69,6 @@ class Engine(ABC):
     def alone(self) -> bool:
         """Whether this process does it all."""
         return False
-
-    @abstractmethod
-    def ingest(self, job: IngestJob, progress: Progress = in_silence) -> Ingested:
-        """Tables to the sharded layout, or only what is wrong with them."""
 
     @abstractmethod
     def train(self, job: TrainingJob, model: Model, observers: Sequence[Observer] = ()) -> TrainingResult:

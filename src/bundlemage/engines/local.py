@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from bundlemage.campaigns.settings import CampaignSummary
     from bundlemage.engines.campaigning import CampaignJob
     from bundlemage.engines.evaluating import EvaluationJob
-    from bundlemage.engines.ingesting import Ingested, IngestJob
     from bundlemage.engines.scoring import Scored, ScoringJob
     from bundlemage.engines.training import TrainingJob
     from bundlemage.evaluation.results import Evaluation
@@ -32,11 +31,6 @@ class LocalEngine(Engine):
     @property
     def alone(self) -> bool:
         return self.workers == 1
-
-    def ingest(self, job: IngestJob, progress: Progress = in_silence) -> Ingested:
-        from bundlemage.engines.ingesting import ingest
-
-        return ingest(job, progress)
 
     def train(self, job: TrainingJob, model: Model, observers: Sequence[Observer] = ()) -> TrainingResult:
         from bundlemage.engines.processes import train

@@ -65,6 +65,16 @@ def read(location: str | Path, tables_or_queries: Mapping[str, str] | None = Non
     return tables.read(path)  # raises: says what a folder of tables needs
 
 
+def is_tables(location: str | Path, tables_or_queries: Mapping[str, str] | None = None) -> bool:
+    """Whether `read` takes this for a folder of tables, on this machine or on an object store."""
+    if tables_or_queries or sql.matches(str(location)) or location == SAMPLE:
+        return False
+    path = local_path(location)
+    if is_remote(location) or not path.is_dir():
+        return is_remote(location)
+    return tables.matches(path) and not is_layout(path) and not (path / "manifest.json").is_file()
+
+
 def check(location: str | Path, tables_or_queries: Mapping[str, str] | None = None) -> list[Problem]:
     """Returns every error and warning, errors first; an empty list for good data. Raises no `DataError`."""
     try:

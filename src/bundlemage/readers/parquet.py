@@ -174,19 +174,6 @@ def detail(table: pa.Table, column: str, kind: pa.DataType) -> pa.ChunkedArray:
     return values if values.type == kind else values.cast(kind, safe=False)
 
 
-def merged(problems: Iterable[Problem]) -> list[Problem]:
-    """Merge problems of one column, found part by part: for each kind the first, with the others counted."""
-    first: dict[str, Problem] = {}
-    for problem in problems:
-        known = first.get(problem.kind)
-        if known is None:
-            first[problem.kind] = problem
-            continue
-        earlier, later = sorted((known, problem), key=lambda each: each.line or 0)
-        first[problem.kind] = replace(earlier, more=earlier.more + later.more + 1)
-    return sorted(first.values(), key=lambda problem: problem.line or 0)
-
-
 def same_fault_once(problems: Iterable[Problem]) -> list[Problem]:
     """Merge files with the very same fault: the first of them, with the others counted."""
     first: dict[tuple[str, str], Problem] = {}

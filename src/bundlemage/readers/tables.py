@@ -38,10 +38,13 @@ def read(path: Path | Place) -> Source:
     tables: dict[str, TableData] = {}
     for table, files in found.items():
         with collected(problems):
-            tables[table] = (
-                parquet.read(table, files) if files.is_parquet else text.read(table, files.files[0])
-            )
+            tables[table] = read_table(table, files)
     return assemble(tables, where.name, problems)
+
+
+def read_table(table: str, files: TableFiles) -> TableData:
+    """Read one table; raises `DataError` with the problems of all its files."""
+    return parquet.read(table, files) if files.is_parquet else text.read(table, files.files[0])
 
 
 def find(where: Place) -> tuple[dict[str, TableFiles], list[Problem]]:

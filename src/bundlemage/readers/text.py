@@ -6,7 +6,7 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -63,14 +63,38 @@ def read(table: str, file: TableFile) -> TableData:
         raise DataError(unreadable(where, error)) from error
 
 
+def batches(table: str, file: TableFile) -> Iterator[pa.Table]:
+    """Yields the columns of a table in a text file as strings, some rows at a time.
+
+    Raises any exception, and perhaps after the first batches, if something is wrong: `read` says what it is.
+    """
+    if file.filesystem is not None:
+        raise ValueError(file.where)
+    file.check()
+    text = _TextFile(Path(file.path))
+    header, positions = _header(table, text, file.where)
+    for batch in text.batches(header, list(positions.values())):
+        yield pa.Table.from_batches([batch]).rename_columns(list(positions))
+
+
+def line_of(file: TableFile, row: int) -> int:
+    """Returns the line on which the n-th row after the header of a text file begins."""
+    return _TextFile(Path(file.path)).line_of(row)
+
+
+def _header(table: str, file: _TextFile, where: str) -> tuple[_Record, Mapping[str, int]]:
+    """Returns the first row, and the place in it of each column of the table."""
+    header = next(file.records(), None)
+    if header is None:
+        raise DataError(empty_file(where))
+    "".join(header.fields).encode()  # fails if a name is not UTF-8
+    _check_delimiter(file, header, where)
+    return header, resolve(table, header.fields, where)
+
+
 def _columns(table: str, file: _TextFile, where: str) -> pa.Table:
     try:
-        header = next(file.records(), None)
-        if header is None:
-            raise DataError(empty_file(where))
-        "".join(header.fields).encode()  # fails if a name is not UTF-8
-        _check_delimiter(file, header, where)
-        positions = resolve(table, header.fields, where)
+        header, positions = _header(table, file, where)
         return file.read(header, sorted(positions.values()))
     except (UnicodeError, csv.Error, _NulByteError, _OpenQuoteError, pa.ArrowInvalid) as error:
         # If the bytes are not text, rows mean nothing.
@@ -134,26 +158,45 @@ class _TextFile:
 
     def read(self, header: _Record, positions: list[int]) -> pa.Table:
         """Returns the columns at these positions as dictionaries of strings, under the header's names."""
+        with self.open() as stream:
+            table = arrow_csv.read_csv(*self._options(stream, header, positions, _DICTIONARY))
+        return _without_last_row(table).rename_columns([header.fields[position] for position in positions])
+
+    def batches(self, header: _Record, positions: list[int]) -> Iterator[pa.RecordBatch]:
+        """Yields the columns at these positions as strings, some rows at a time."""
+        with self.open() as stream:
+            last: list[pa.RecordBatch] = []
+            for batch in arrow_csv.open_csv(*self._options(stream, header, positions, pa.string())):
+                if batch.num_rows:
+                    yield from last
+                    last = [batch]
+            yield from _without_last_row(pa.Table.from_batches(last)).to_batches()
+
+    def _options(
+        self, stream: IO[bytes], header: _Record, positions: list[int], kind: pa.DataType
+    ) -> tuple[Any, ...]:
+        """Returns what Arrow needs to read the columns at these positions as this type."""
         names = [str(position) for position in range(len(header.fields))]
         wanted = [names[position] for position in positions]
         empty_row = ("\n" + self.delimiter.join(['""'] * len(names)) + "\n").encode()
-        with self.open() as stream:
-            table = arrow_csv.read_csv(
-                _Guarded(stream, empty_row),
-                read_options=arrow_csv.ReadOptions(
-                    column_names=names, skip_rows=header.last_line, block_size=BLOCK_BYTES
-                ),
-                parse_options=arrow_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
-                convert_options=arrow_csv.ConvertOptions(
-                    column_types=dict.fromkeys(wanted, _DICTIONARY),
-                    include_columns=wanted,
-                    strings_can_be_null=False,  # an id may be NA or null
-                ),
-            )
-        rows = table.num_rows - 1
-        if rows < 0 or any(column[0].as_py() for column in table.slice(rows).columns):
-            raise _OpenQuoteError
-        return table.slice(0, rows).rename_columns([header.fields[position] for position in positions])
+        return (
+            _Guarded(stream, empty_row),
+            arrow_csv.ReadOptions(column_names=names, skip_rows=header.last_line, block_size=BLOCK_BYTES),
+            arrow_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+            arrow_csv.ConvertOptions(
+                column_types=dict.fromkeys(wanted, kind),
+                include_columns=wanted,
+                strings_can_be_null=False,  # an id may be NA or null
+            ),
+        )
+
+
+def _without_last_row(table: pa.Table) -> pa.Table:
+    """Removes the row of empty fields that was added; raises `_OpenQuoteError` if it was swallowed."""
+    rows = table.num_rows - 1
+    if rows < 0 or any(column[0].as_py() for column in table.slice(rows).columns):
+        raise _OpenQuoteError
+    return table.slice(0, rows)
 
 
 class _Guarded(io.RawIOBase):

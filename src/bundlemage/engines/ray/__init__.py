@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from bundlemage.campaigns.settings import CampaignSummary
     from bundlemage.engines.campaigning import CampaignJob
     from bundlemage.engines.evaluating import EvaluationJob
-    from bundlemage.engines.ingesting import Ingested, IngestJob
     from bundlemage.engines.scoring import Scored, ScoringJob
     from bundlemage.engines.training import TrainingJob
     from bundlemage.evaluation.results import Evaluation
@@ -29,12 +28,6 @@ class RayEngine(Engine):
 
     def __init__(self, address: str | None = None, workers: int | None = None) -> None:
         self.cluster = Cluster(address, workers)
-
-    def ingest(self, job: IngestJob, progress: Progress = in_silence) -> Ingested:
-        with self.cluster.joined("reading data on Ray"):
-            from bundlemage.engines.ray.ingesting import ingest
-
-            return ingest(job, self.cluster, progress)
 
     def train(self, job: TrainingJob, model: Model, observers: Sequence[Observer] = ()) -> TrainingResult:
         with self.cluster.joined("training on Ray"):

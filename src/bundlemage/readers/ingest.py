@@ -1,0 +1,393 @@
+"""Tables to the sharded layout on one machine, within bounded memory.
+
+Arrow reads the files a few hundred thousand rows at a time. DuckDB holds the ids and the pairs, sorts them,
+and moves to disk what does not fit into memory. Only the catalogue is held in memory. Where something is not
+plainly good, such as an empty id or a damaged file, the careful reader reads all tables and says what it is.
+"""
+
+from __future__ import annotations
+
+import csv
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from bundlemage.data.dataset import empty_catalogue, fingerprint
+from bundlemage.data.folders import beside
+from bundlemage.data.shards import (
+    KINDS,
+    MATRICES,
+    SHARD_ROWS,
+    Layout,
+    Part,
+    check_output,
+    digests_of,
+    lists,
+    seal,
+    write_layout,
+    write_part,
+)
+from bundlemage.data.vocabulary import INTEGER, Vocabulary
+from bundlemage.errors import BundleMageError, DataError, Problem
+from bundlemage.readers import load, parquet, tables, text
+from bundlemage.readers.assemble import CATALOGUE_SCHEMAS, CROSSINGS, Crossing, TableData, placed
+from bundlemage.readers.columns import TABLES
+from bundlemage.readers.parquet import TableFiles
+from bundlemage.readers.places import Place, TableFile, place
+from bundlemage.readers.values import align, encode, read_ids
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of a stage, how much of it is done, and how much there is (0: not known)."""
+
+
+def in_silence(what: str, done: int, of: int) -> None:
+    """For callers who do not show progress."""
+
+
+MEMORY = "50%"
+"""The share of this machine's memory, or of the limit set for the process, that DuckDB may take."""
+BATCH_ROWS = 500_000
+_POSITION_BITS = 32
+_SURELY_GOOD = "[!-~]([ -~]*[!-~])?"
+"""Letters, digits and signs of ASCII, with no space at either end. Other ids are checked one by one."""
+
+
+@dataclass(frozen=True)
+class Ingested:
+    """What was written, or what was found wrong with data that was only checked."""
+
+    problems: tuple[Problem, ...]
+    """Errors first. Only warnings where a layout was written."""
+    seconds: float
+    layout: Layout | None = None
+    """None where the data was only checked."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the data in the layout."""
+        return "" if self.layout is None else fingerprint(self.layout.digests)
+
+
+def ingest(
+    location: str,
+    output: Path | None = None,
+    shard_rows: int = SHARD_ROWS,
+    *,
+    overwrite: bool = False,
+    named: Mapping[str, str] | None = None,
+    progress: Progress = in_silence,
+) -> Ingested:
+    """Write data as a sharded layout, or only check it where there is no `output`.
+
+    `location` and `named` are those of `readers.load.read`. `shard_rows` is the number of users, items or
+    bundles in one file. `overwrite` lets a layout be replaced. Raises `DataError` for bad data, except where
+    it is only checked.
+    """
+    began = time.monotonic()
+    if output is not None:
+        check_output(output, shard_rows, overwrite=overwrite)
+    layout, problems = None, None
+    if load.is_tables(location, named):
+        layout, problems = _by_duckdb(place(location), output, shard_rows, progress)
+    if problems is None:
+        layout, problems = _in_memory(location, output, shard_rows, overwrite, named, progress)
+    problems = sorted(problems, key=lambda problem: problem.severity == "warning")
+    return Ingested(tuple(problems), time.monotonic() - began, layout)
+
+
+def _in_memory(
+    location: str,
+    output: Path | None,
+    shard_rows: int,
+    overwrite: bool,
+    named: Mapping[str, str] | None,
+    progress: Progress,
+) -> tuple[Layout | None, Sequence[Problem]]:
+    """For every other kind of data, and for tables in which something may be wrong."""
+    progress("reading", 0, 0)
+    if output is None:
+        return None, load.check(location, named)
+    source = load.read(location, named)
+    layout = write_layout(
+        source.dataset,
+        output,
+        shard_rows,
+        overwrite=overwrite,
+        written=lambda done, of: progress("writing", done, of),
+    )
+    return layout, source.warnings
+
+
+class _SuspiciousError(Exception):
+    """Something is not plainly good, so the careful reader has to look at all tables."""
+
+
+def _by_duckdb(
+    where: Place, output: Path | None, shard_rows: int, progress: Progress
+) -> tuple[Layout | None, Sequence[Problem] | None]:
+    """The layout and its warnings; None instead of warnings where the careful reader has to look."""
+    import duckdb
+
+    try:
+        with (
+            nullcontext() if output is None else beside(output) as building,
+            tempfile.TemporaryDirectory(prefix="spill-", dir=building) as spill,
+            duckdb.connect(config={"memory_limit": MEMORY, "temp_directory": spill}) as database,
+        ):
+            shop = _Shop(where, database, progress)
+            problems = shop.load()
+            if building is not None:
+                shop.write(building, shard_rows)
+    except _SuspiciousError:
+        return None, None
+    except duckdb.Error as error:
+        raise BundleMageError(
+            f"the tables could not be sorted: {str(error).splitlines()[0]}. Free some memory or disk space, "
+            "or name an output folder on a larger disk"
+        ) from error
+    return None if output is None else Layout.open(output), problems
+
+
+class _Shop:
+    """Tables in a database: `user_item` and so on hold the ids of the files, row by row as they came."""
+
+    def __init__(self, where: Place, database: Any, progress: Progress) -> None:
+        self._where, self._database, self._progress = where, database, progress
+        self._files: dict[str, TableFiles] = {}
+        self._starts: dict[str, Sequence[tuple[int, str]]] = {}
+        """For each table that was loaded, where its files begin: see `TableData.files`."""
+        self._described: dict[str, TableData] = {}
+        """The catalogue tables that have rows."""
+
+    def load(self) -> list[Problem]:
+        """Read all tables; returns the warnings."""
+        try:
+            self._files, problems = tables.find(self._where)
+            for table, files in self._files.items():
+                if table in CATALOGUE_SCHEMAS:
+                    problems += self._load_catalogue(table, files)
+                else:
+                    self._load_pairs(table, files)
+        except (DataError, pa.ArrowException, OSError, ValueError, EOFError, csv.Error, zlib.error) as error:
+            raise _SuspiciousError from error
+        if any(problem.severity == "error" for problem in problems):
+            raise _SuspiciousError
+        for number, kind in enumerate(KINDS):
+            self._progress("sorting ids", number, len(KINDS))
+            self._order_ids(kind)
+        return problems + [problem for crossing in CROSSINGS for problem in self._strangers(crossing)]
+
+    def _load_pairs(self, table: str, files: TableFiles) -> None:
+        columns = TABLES[table].ids
+        self._create(table)
+        rows = [0] * len(files.files)
+        for number, file in enumerate(files.files):
+            self._progress(f"reading {table}", number, len(files.files))
+            for batch in _batches(table, file):
+                self._insert(table, pa.table({column: _texts(batch.column(column)) for column in columns}))
+                rows[number] += batch.num_rows
+        if not any(rows):
+            raise _SuspiciousError
+        self._starts[table] = files.starts(rows)
+
+    def _load_catalogue(self, table: str, files: TableFiles) -> list[Problem]:
+        self._progress(f"reading {table}", 0, 1)
+        checked, problems = tables.read_table(table, files).checked(table)
+        if checked is not None:
+            self._described[table], self._starts[table] = checked, checked.files
+            ((column, ids),) = checked.ids.items()
+            self._create(table)
+            texts = pa.array(ids.values, pa.string())
+            self._insert(
+                table, pa.table({column: pa.DictionaryArray.from_arrays(pa.array(ids.codes), texts)})
+            )
+        return problems
+
+    def _create(self, table: str) -> None:
+        columns = ", ".join(f"{column} VARCHAR" for column in TABLES[table].ids)
+        self._database.execute(f"CREATE TABLE {table} ({columns})")
+
+    def _insert(self, table: str, batch: pa.Table) -> None:
+        self._database.register("batch", batch)
+        self._database.execute(f"INSERT INTO {table} SELECT * FROM batch")
+        self._database.unregister("batch")
+
+    def _one(self, query: str) -> tuple[Any, ...]:
+        row: tuple[Any, ...] = self._database.execute(query).fetchone()
+        return row
+
+    def _order_ids(self, kind: str) -> None:
+        """Each id once, in the order of `canonical_order`: its row in the table is its position."""
+        column = f"{kind[:-1]}_id"
+        having = [table for table in self._starts if column in TABLES[table].ids]
+        every = " UNION ALL ".join(f"SELECT {column} AS id FROM {table}" for table in having)
+        self._database.execute(f"CREATE TABLE distinct_ids AS SELECT DISTINCT id FROM ({every})")
+        unusual = f"SELECT id FROM distinct_ids WHERE NOT regexp_full_match(id, '{_SURELY_GOOD}')"
+        for batch in self._stream(unusual):
+            _, faults = read_ids(encode(pa.chunked_array([batch.column(0)])), column, "", int)
+            if faults:
+                raise _SuspiciousError
+        (integers,) = self._one(f"SELECT bool_and(regexp_full_match(id, '{INTEGER}')) FROM distinct_ids")
+        key = "CAST(id AS BIGINT)" if integers else "id"
+        self._database.execute(f"CREATE TABLE {kind}_ids AS SELECT id FROM distinct_ids ORDER BY {key}")
+        self._database.execute("DROP TABLE distinct_ids")
+
+    def _stream(self, query: str) -> Iterator[pa.RecordBatch]:
+        """The rows of a query, on a connection of its own: several may be read at the same time."""
+        return self._database.cursor().sql(query).to_arrow_reader(BATCH_ROWS)  # type: ignore[no-any-return]
+
+    def _strangers(self, crossing: Crossing) -> list[Problem]:
+        """A warning for ids that another table should know as well."""
+        table, column = crossing.table, crossing.column
+        if not {table, crossing.known_in} <= self._starts.keys():
+            return []
+        count, row, value = self._one(
+            f"SELECT count(DISTINCT {column}), min(row), arg_min({column}, row) "
+            f"FROM (SELECT {column}, rowid AS row FROM {table}) "
+            f"ANTI JOIN {crossing.known_in} USING ({column})"
+        )
+        if not count:
+            return []
+        files, known = self._files[table], self._files[crossing.known_in]
+        line = row + 1 if files.is_parquet else text.line_of(files.files[0], row)
+        problem = crossing.problem(files.where, known.where, line, value, count - 1)
+        return [placed(problem, self._starts[table])]
+
+    def write(self, building: Path, shard_rows: int) -> None:
+        """Write the layout from tables that are good."""
+        sizes = {kind: self._one(f"SELECT count(*) FROM {kind}_ids")[0] for kind in KINDS}
+        of = sum(-(-size // shard_rows) for size in sizes.values())
+        files: dict[str, list[Part]] = {}
+        for kind in KINDS:
+            catalogue = self._catalogue(kind, sizes[kind])
+            matrices = {
+                column: _SortedPairs(self._stream(_sorted_pairs(name, kind, column)))
+                for name, (owners, column) in MATRICES.items()
+                if owners == kind
+            }
+            files[kind] = []
+            for number, start in enumerate(range(0, sizes[kind], shard_rows)):
+                self._progress("writing", sum(map(len, files.values())), of)
+                stop = min(start + shard_rows, sizes[kind])
+                columns = self._columns(kind, catalogue, start, stop)
+                columns |= {column: pairs.rows(start, stop) for column, pairs in matrices.items()}
+                files[kind].append(write_part(building, kind, number, columns))
+        digests: dict[str, str] = {}
+        pairs: dict[str, int] = {}
+        for number, kind in enumerate(KINDS):
+            self._progress("checking what was written", number, len(KINDS))
+            digests_here, pairs_here = digests_of(building, files[kind], kind)
+            digests |= digests_here
+            pairs |= pairs_here
+        seal(
+            building,
+            [file for kind in KINDS for file in files[kind]],
+            name=self._where.name,
+            notes=(),
+            shard_rows=shard_rows,
+            sizes=sizes,
+            pairs={name: pairs[name] for name in MATRICES},
+            catalogue=bool(self._described),
+            digests={name: digests[name] for name in (*KINDS, *MATRICES)},
+        )
+
+    def _ids(self, kind: str, start: int, stop: int) -> pa.Array:
+        query = f"SELECT id FROM {kind}_ids WHERE rowid >= {start} AND rowid < {stop} ORDER BY rowid"
+        return pa.concat_arrays([batch.column(0).cast(pa.string()) for batch in self._stream(query)])
+
+    def _catalogue(self, kind: str, size: int) -> pa.Table | None:
+        """What the catalogue says of all items or bundles, by position; None where it says nothing."""
+        checked = self._described.get(kind)
+        if checked is None:
+            return None
+        vocabulary = Vocabulary(kind[:-1], self._ids(kind, 0, size).to_pylist())
+        schema = CATALOGUE_SCHEMAS[kind]
+        return align(pa.table(dict(checked.details)), checked.ids[schema.names[0]], vocabulary, schema)
+
+    def _columns(self, kind: str, catalogue: pa.Table | None, start: int, stop: int) -> dict[str, Any]:
+        """The ids and the details of a range of positions."""
+        if catalogue is not None:
+            part = catalogue.slice(start, stop - start)
+        else:
+            ids = self._ids(kind, start, stop)
+            if kind == "users":
+                return {"user_id": ids}
+            part = empty_catalogue(CATALOGUE_SCHEMAS[kind], Vocabulary(kind[:-1], ids.to_pylist()))
+        return {name: part[name] for name in part.column_names}
+
+
+def _sorted_pairs(name: str, owners: str, others: str) -> str:
+    """The pairs of a table in order, each as one number: the owner's position, then the other's."""
+    owner, other = TABLES[name].ids
+    return (
+        f"SELECT (owners.rowid << {_POSITION_BITS}) | others.rowid AS pair FROM {name} "
+        f"JOIN {owners}_ids AS owners ON {owner} = owners.id "
+        f"JOIN {others}_ids AS others ON {other} = others.id ORDER BY pair"
+    )
+
+
+class _SortedPairs:
+    """Pairs that come in order, to be taken row by row."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._rest: npt.NDArray[np.int64] = np.empty(0, np.int64)
+
+    def rows(self, start: int, stop: int) -> pa.Array:
+        """What the owners of these positions have: a list each, in order, every position once."""
+        parts, end = [self._rest], stop << _POSITION_BITS
+        while not len(parts[-1]) or parts[-1][-1] < end:
+            batch = next(self._batches, None)
+            if batch is None:
+                break
+            parts.append(batch.column(0).to_numpy())
+        pairs = np.concatenate(parts)
+        cut = np.searchsorted(pairs, end)
+        pairs, self._rest = pairs[:cut], pairs[cut:]
+        pairs = pairs[np.diff(pairs, prepend=-1) > 0]
+        counts = np.bincount((pairs >> _POSITION_BITS) - start, minlength=stop - start)
+        return lists(counts, (pairs & (2**_POSITION_BITS - 1)).astype(np.int32))
+
+
+def _batches(table: str, file: TableFile) -> Iterator[pa.Table]:
+    """The id columns of one file, some rows at a time."""
+    if file.where.endswith(".parquet"):
+        footer = parquet.look(table, file)
+        for groups in _groups(footer.rows):
+            yield parquet.read_columns(file, footer, groups)
+    else:
+        yield from text.batches(table, file)
+
+
+def _groups(rows: Sequence[int]) -> Iterator[list[int]]:
+    """Row groups in order, as many together as make a batch."""
+    groups: list[int] = []
+    for group, size in enumerate(rows):
+        if groups and sum(rows[each] for each in groups) + size > BATCH_ROWS:
+            yield groups
+            groups = []
+        groups.append(group)
+    if groups:
+        yield groups
+
+
+def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of text or of whole numbers as sound text without gaps."""
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_integer(kind):
+        column = column.cast(kind).cast(pa.string())
+    elif not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise _SuspiciousError
+    if column.null_count:
+        raise _SuspiciousError
+    column.validate(full=True)
+    return column
