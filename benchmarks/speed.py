@@ -121,7 +121,7 @@ class _Progress:
 def _machine(where: Any, threads: int | None) -> dict[str, Any]:
     import torch
 
-    from bundlemage.studies.machine import device_in_words
+    from bundlemage.studies.cells import device_in_words
 
     return {
         "cpu": device_in_words(torch.device("cpu")),

@@ -27,17 +27,17 @@ from bundlemage.models.ragged import Ragged
 from bundlemage.studies import render
 from bundlemage.studies.abilities import abilities, every_model
 from bundlemage.studies.cache import Cache, CacheWarning
-from bundlemage.studies.cells import Cell, Contender, run_cell, split_key
-from bundlemage.studies.comparison import CompareObserver, Comparison, Table, compare
+from bundlemage.studies.cells import Cell, Contender, find, run, split_key
+from bundlemage.studies.comparison import CompareObserver, Comparison, compare
 from bundlemage.studies.outcome import METRICS, Outcome
-from bundlemage.studies.significance import holm, paired_p
-from bundlemage.studies.standings import DataFacts, make_table
+from bundlemage.studies.standings import DataFacts, ResultTable, holm, make_table, paired_p
 from bundlemage.training.history import EpochRecord, Observer
 from tests.small_shop import QUICK, small_shop
 
 SETTINGS = {key: value for key, value in QUICK.items() if key != "device"}
 SMALL = Contender("small", "bundlemage", SETTINGS)
 POPULARITY = Contender("popularity", "popularity")
+FORMS: tuple[render.Form, ...] = ("html", "markdown")
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +81,22 @@ class Quiet(CompareObserver):
 
     def on_failure(self, cell: Cell, message: str) -> None:
         self.log.append((cell.contender.label, cell.seed, "failed"))
+
+
+def run_cell(
+    contender: Contender,
+    split: Split,
+    seed: int,
+    cache: Cache,
+    device: str,
+    observers: Sequence[Observer] = (),
+    *,
+    fresh: bool = False,
+) -> Outcome:
+    """A cell's outcome from the cache, or else by running it."""
+    cell = Cell(contender, split, seed)
+    known = None if fresh else find(cell, cache)
+    return known or run(cell, cache, device, lambda: observers, fresh=fresh)[0]
 
 
 def same_figures(one: Outcome, other: Outcome) -> bool:
@@ -398,8 +414,8 @@ def test_a_contender_that_fails_keeps_its_row(toys: None, split: Split, cache: C
     assert "out of memory" in str(table.row("hungry").failure)
     assert table.row("popularity").leads
     assert table.ranked().rows[0].label == "popularity"
-    shown = render.html(found) + render.markdown(found)
-    assert shown.count("its author forgot something") >= 2
+    for form in FORMS:
+        assert "its author forgot something" in render.comparison_page(found, form)
 
 
 def test_what_cannot_be_asked_is_not_trained(cache: Cache) -> None:
@@ -410,7 +426,7 @@ def test_what_cannot_be_asked_is_not_trained(cache: Cache) -> None:
     assert watch.log == [("popularity", 0, "run")]
     assert [missing.label for missing in found.skipped] == ["small"]
     assert not found.failures
-    assert "small" in render.markdown(found)
+    assert "small" in render.comparison_page(found, "markdown")
 
 
 @pytest.mark.parametrize(
@@ -467,7 +483,7 @@ def made(label: str, seed: int, value: float, cases: Sequence[float], **others: 
 FACTS = DataFacts("shop", "paper", "s", 1, 1, 1, 1, 1, 1, 1, 1, 4, 0, ())
 
 
-def table_of(*outcomes: Outcome) -> Table:
+def table_of(*outcomes: Outcome) -> ResultTable:
     labels = list(dict.fromkeys(outcome.label for outcome in outcomes))
     contenders = [Contender(label, "bundlemage") for label in labels]
     table = make_table(FACTS, "matching", "ndcg@5", contenders, outcomes, [])
@@ -574,7 +590,7 @@ def test_comparisons_survive_json(comparison: Comparison) -> None:
 
 
 def test_the_page(comparison: Comparison) -> None:
-    text = render.html(comparison, "bundlemage compare 'a & b'")
+    text = render.comparison_page(comparison, "html", "bundlemage compare 'a & b'")
     page = Page(text)
     for shown in (
         NASTY,
@@ -590,20 +606,19 @@ def test_the_page(comparison: Comparison) -> None:
     assert page.seen.count("script") == 1  # ours
     assert not {"u", "img", "link"} & set(page.seen)
     assert "http" not in text  # nothing is fetched from anywhere
-    fragment = Page(render.html_table(comparison.tables[0]))
-    assert fragment.seen.count("tr") == 3
+    assert page.seen.count("tr") == 6, "two tables of two models"
     row = comparison.tables[0].row("popularity")
     assert row.metrics is not None
-    assert render.figure(row.metrics["ndcg@10"].mean) in fragment.text
+    assert render.figure(row.metrics["ndcg@10"].mean) in page.text
 
 
 def test_markdown(comparison: Comparison) -> None:
-    lines = render.markdown_table(comparison.tables[0], ["ndcg@5", "recall@40"]).splitlines()
+    text = render.comparison_page(comparison, "markdown", columns=["ndcg@5", "recall@40"])
+    lines = [line for line in text.splitlines() if line.startswith("|")][:4]
     assert lines[0] == "| model | ndcg@5 | recall@40 | seeds | fit | memory |"
-    assert len(lines) == 4
     plain = [line.replace("\\\\", "").replace("\\|", "") for line in lines]
     assert {line.count("|") for line in plain} == {7}
-    assert "<script" not in render.markdown(comparison)
+    assert "<script" not in text
     assert "**" in lines[2] + lines[3]
     assert "±" in lines[2]
     assert "±" not in lines[3]

@@ -28,13 +28,14 @@ from bundlemage.models.ragged import Ragged
 from bundlemage.recipe import Recipe
 from bundlemage.store.records import Sales
 from bundlemage.studies.cache import FORMAT, Cache
-from bundlemage.studies.cells import Cell, Contender, run_cell, split_key
+from bundlemage.studies.cells import Cell, Contender, split_key
 from bundlemage.studies.plan import table_plans
 from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.history import EpochRecord, Observer, TensorBoard, kept
 from bundlemage.training.progress import ProgressBar
 from tests.cli.run import TINY, run, run_json
 from tests.small_shop import QUICK, small_shop
+from tests.unit.test_compare import run_cell
 from tests.unit.test_live import owned_by, stock_of
 
 SETTINGS: dict[str, Any] = QUICK | {"learning_rate": 0.02, "seed": 5}

@@ -31,8 +31,8 @@ def similarity() -> Figure:
 
 
 def curves() -> Figure:
-    epochs, values = range(1, 101), [step / 200 for step in range(1, 101)]
-    lines = [Curve("BundleMage", "ours", epochs, values, 100), Curve("BPR", "paper", epochs, values, 50)]
+    values = [step / 200 for step in range(1, 101)]
+    lines = [Curve("BundleMage", "ours", values, 100), Curve("BPR", "paper", values, 50)]
     return figures.training_curves("curves", "Training", lines)
 
 

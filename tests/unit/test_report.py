@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,12 +17,12 @@ from bundlemage.models.registry import model_names
 from bundlemage.readers import pathak
 from bundlemage.readers.load import SAMPLE
 from bundlemage.recipe import recipe_names
-from bundlemage.studies import document, findings, paper, plan, report
-from bundlemage.studies.cells import Cell as StudyCell
-from bundlemage.studies.document import Cell, Document, Grid, Section, Text
-from bundlemage.studies.findings import Findings, Wishes, gather
+from bundlemage.studies import findings, paper, plan, report
+from bundlemage.studies.cells import Cell, Contender
+from bundlemage.studies.findings import Findings, ReproduceOptions, gather
+from bundlemage.studies.render import rendered
+from bundlemage.studies.report import banners, summary
 from bundlemage.studies.sections import signed, tone_of
-from bundlemage.studies.summary import banners, summary
 from bundlemage.training.history import EpochRecord, Observer
 from tests.published_files import write_bgcn, write_generation, write_matching, write_pathak
 
@@ -38,8 +39,14 @@ def skipped(dataset: str, *more: str) -> tuple[str, ...]:
     return (*sorted(name for name in every_name(dataset) if name not in KEPT), *more)
 
 
-def wishes(dataset: str, folder: Path | None, cache: Path, *skip: str, only_cached: bool = False) -> Wishes:
-    return Wishes(dataset, folder, (0, 1), cache, "cpu", 1, only_cached, skipped(dataset, *skip))
+def markdown(measured: Findings) -> str:
+    return rendered("report", "markdown", report=report.build(measured))
+
+
+def options(
+    dataset: str, folder: Path | None, cache: Path, *skip: str, only_cached: bool = False
+) -> ReproduceOptions:
+    return ReproduceOptions(dataset, folder, (0, 1), cache, "cpu", 1, only_cached, skipped(dataset, *skip))
 
 
 class Checker(HTMLParser):
@@ -93,12 +100,12 @@ def youshu_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sample(cache: Path) -> Findings:
-    return gather(wishes(SAMPLE, None, cache))
+    return gather(options(SAMPLE, None, cache))
 
 
 @pytest.fixture(scope="module")
 def youshu(youshu_data: Path, cache: Path) -> Findings:
-    return gather(wishes("youshu", youshu_data, cache, "cases"))
+    return gather(options("youshu", youshu_data, cache, "cases"))
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +179,7 @@ def test_every_number_of_the_paper_is_beside_ours(youshu_report: Path) -> None:
 
 
 def test_each_table_has_the_command_that_makes_it(youshu: Findings, youshu_data: Path) -> None:
-    text = document.markdown(report.build(youshu))
+    text = markdown(youshu)
     assert "bundlemage compare DATA/youshu/authors/mat --seeds 0,1 --epochs 1" in text
     assert "youshu/bundlemage-paper" in text
     assert text.count("```sh") == 9, "one for statistics, seven tables, and the report"
@@ -206,27 +213,32 @@ def test_the_sample_has_cases_and_figures(sample: Findings, tmp_path: Path) -> N
 
 
 def test_what_is_known_is_not_run_again(sample: Findings, cache: Path) -> None:
-    again = gather(wishes(SAMPLE, None, cache, only_cached=True))
+    again = gather(options(SAMPLE, None, cache, only_cached=True))
     assert [outcome.date for outcome in again.outcomes] == [outcome.date for outcome in sample.outcomes]
     assert again.cases == sample.cases
 
 
 def test_nothing_is_trained_where_only_the_cache_is_asked(tmp_path: Path, youshu_data: Path) -> None:
-    found = gather(wishes("youshu", youshu_data, tmp_path, only_cached=True))
+    found = gather(options("youshu", youshu_data, tmp_path, only_cached=True))
     assert found.outcomes == ()
-    text = document.markdown(report.build(found))
+    text = markdown(found)
     assert "not run (.3828)" in text
     assert "no training was asked for" in text
     assert not list(tmp_path.rglob("*.npz"))
 
 
 def test_validation_curves_are_kept_with_the_results(youshu_data: Path, tmp_path: Path) -> None:
-    asked = Wishes("youshu", youshu_data, (0,), tmp_path, "cpu", 3, False, skipped("youshu", "cases"))
-    curve = next(curve for curve in gather(asked).curves if curve.label == "bundlemage")
-    assert curve.epochs == (1, 2, 3)
-    again = Wishes("youshu", youshu_data, (0,), tmp_path, "cpu", 3, True, skipped("youshu", "cases"))
+    asked = ReproduceOptions(
+        "youshu", youshu_data, (0,), tmp_path, "cpu", 3, False, skipped("youshu", "cases")
+    )
+    values, best_epoch = gather(asked).curves["bundlemage"]
+    assert len(values) == 3
+    assert values[best_epoch - 1] == max(values)
+    again = ReproduceOptions(
+        "youshu", youshu_data, (0,), tmp_path, "cpu", 3, True, skipped("youshu", "cases")
+    )
     kept = gather(again)
-    assert next(one for one in kept.curves if one.label == "bundlemage") == curve
+    assert kept.curves["bundlemage"] == (values, best_epoch)
     assert "curves" in {figure.name for figure in report.build(kept).figures()}
 
 
@@ -238,13 +250,13 @@ def test_a_part_that_is_missing_is_named_with_its_place(tmp_path: Path, cache: P
     write_matching(folder / "authors" / "mat")
     write_generation(folder / "authors" / "gen")
     (folder / "authors" / "gen" / "gen_neg.pkl").unlink()
-    found = gather(wishes("youshu", folder, cache, "cases"))
+    found = gather(options("youshu", folder, cache, "cases"))
     missing = {one.part: one for one in found.missing}
     assert set(missing) == {"authors/gen", "bgcn"}
     assert "authors/gen/gen_neg.pkl" in missing["authors/gen"].problems[0]
     assert paper.AUTHORS_FILES in missing["authors/gen"].where
     assert "bundlemage data get youshu" in missing["bgcn"].where
-    text = document.markdown(report.build(found))
+    text = markdown(found)
     assert "Not possible here: authors/gen/gen\\_neg.pkl" in text
     assert "| -- (.2078)" in text, "the paper's numbers are shown all the same"
     assert next(one.table for one in found.tables if one.plan.key == "matching") is not None
@@ -252,10 +264,10 @@ def test_a_part_that_is_missing_is_named_with_its_place(tmp_path: Path, cache: P
 
 def test_with_nothing_the_papers_numbers_are_shown(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "netease").mkdir()
-    found = gather(Wishes("netease", tmp_path / "netease", (0,), cache))
+    found = gather(ReproduceOptions("netease", tmp_path / "netease", (0,), cache))
     assert found.nothing
     assert found.cases == ()
-    text = document.markdown(report.build(found))
+    text = markdown(found)
     assert ".4281" in text
     assert "1,778,838" in text
     assert "26.36%" in text
@@ -270,7 +282,7 @@ def test_steam_without_its_items_is_called_partial_and_never_beside_the_paper(
     for part, write in (("mat", write_matching), ("gen", write_generation)):
         write(folder / "authors" / part)
         (folder / "authors" / part / "user_item.pkl").unlink()
-    found = gather(wishes("steam", folder, cache, "cases"))
+    found = gather(options("steam", folder, cache, "cases"))
     tables = {one.plan.key: one for one in found.tables}
     assert tables["matching"].table is None
     assert tables["partial-matching"].table is not None
@@ -288,7 +300,7 @@ def test_steam_without_its_items_is_called_partial_and_never_beside_the_paper(
 def test_named_games_beside_the_data_make_a_case(tmp_path: Path, cache: Path) -> None:
     write_matching(tmp_path / "youshu" / "authors" / "mat")
     write_pathak(tmp_path / "steam" / "pathak")
-    found = gather(wishes("youshu", tmp_path / "youshu", cache))
+    found = gather(options("youshu", tmp_path / "youshu", cache))
     assert [one.dataset for one in found.cases] == [SAMPLE, pathak.PARTIAL_NAME]
     assert found.cases[1].study is not None
     assert any("Never compare" in note for note in found.cases[1].study.notes)
@@ -296,9 +308,9 @@ def test_named_games_beside_the_data_make_a_case(tmp_path: Path, cache: Path) ->
 
 def test_unknown_things_are_refused_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--skip bpt"):
-        gather(Wishes("youshu", tmp_path, (0,), tmp_path, skip=("bpt",)))
+        gather(ReproduceOptions("youshu", tmp_path, (0,), tmp_path, skip=("bpt",)))
     with pytest.raises(ConfigError, match="not a folder"):
-        gather(wishes("youshu", tmp_path / "nowhere", tmp_path))
+        gather(options("youshu", tmp_path / "nowhere", tmp_path))
 
 
 # ── Writing ──────────────────────────────────────────────────────────────────────────────────────
@@ -320,10 +332,10 @@ def test_a_report_that_cannot_be_finished_leaves_the_old_one(
     report.write_report(youshu, folder)
     before = (folder / "index.html").read_bytes()
 
-    def full(*_: object) -> str:
+    def full(*_: object, **__: object) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(document, "markdown", full)
+    monkeypatch.setattr(report, "rendered", full)
     with pytest.raises(OSError, match="No space"):
         report.write_report(youshu, folder)
     assert (folder / "index.html").read_bytes() == before
@@ -350,17 +362,33 @@ def test_a_file_is_never_replaced(tmp_path: Path) -> None:
 # ── Parts ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_text_that_is_not_ours_stays_text() -> None:
+def test_text_that_is_not_ours_stays_text(youshu: Findings) -> None:
     evil = '<script>alert("1")</script> | `x` *y*'
-    grid = Grid("evil", ("a", evil), ((Cell(evil, code="x"), Cell(evil, hint=evil, chips=(evil,))),))
-    made = Document(evil, evil, (evil,), (Text(evil),), (Section("one", evil, (grid,)),))
-    page = document.html(made)
-    Checker(page)
+    tables = [
+        replace(found, plan=replace(found.plan, title=evil, intro=evil, entries=tuple(
+            replace(entry, title=evil, remark=evil) for entry in found.plan.entries
+        )))
+        for found in youshu.tables
+    ]  # fmt: skip
+    poisoned = replace(
+        youshu,
+        options=replace(youshu.options, note=evil),
+        tables=tuple(tables),
+        failures={evil: evil},
+        missing=(plan.MissingFiles(evil, (evil,), evil),),
+    )
+    made = report.build(poisoned)
+    page = rendered("report", "html", report=made)
+    checked = Checker(page)
     assert page.count("<script>") == 1, "ours"
-    text = document.markdown(made)
+    assert " ".join(checked.words).count(evil) > 20
+    text = rendered("report", "markdown", report=made)
     assert "<script>" not in text
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
-    assert all(len(re.findall(r"(?<!\\)\|", row)) == 3 for row in rows)
+    for grid in made.grids():
+        assert text.count(f"| {' | '.join(grid.head)} |") >= 1
+    tables_of_text = [line for line in text.splitlines() if line.startswith("| ")]
+    widths = {len(grid.head) + 1 for grid in made.grids()}
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in tables_of_text} == widths
 
 
 def test_a_difference_is_near_within_a_twentieth_or_noise() -> None:
@@ -396,17 +424,15 @@ def test_a_row_shares_its_result_with_compare(youshu_data: Path) -> None:
     split = plan.read_parts("youshu", youshu_data)[plan.MATCHING_PART].split
     assert split is not None
     ours = plan.contender("bundlemage", "youshu")
-    from bundlemage.studies.cells import Contender
-
     theirs = Contender.parse("youshu/bundlemage")
-    assert StudyCell(ours, split, 0).key == StudyCell(theirs, split, 0).key
+    assert Cell(ours, split, 0).key == Cell(theirs, split, 0).key
 
 
 def test_the_model_of_a_case_study_goes_on_after_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything = skipped("sample", "matching", "generation", "ablations")
-    asked = Wishes(SAMPLE, None, (0,), tmp_path, "cpu", 13, False, everything)
+    asked = ReproduceOptions(SAMPLE, None, (0,), tmp_path, "cpu", 13, False, everything)
 
     class Watch(Observer):
         done: Sequence[EpochRecord] = ()

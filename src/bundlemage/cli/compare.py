@@ -279,9 +279,9 @@ def _write(file: Path, found: Comparison, columns: Sequence[str]) -> None:
 
     shown = columns or render.COLUMNS
     if file.suffix == ".md":
-        text = render.markdown(found, command_line(), shown)
+        text = render.comparison_page(found, "markdown", command_line(), shown)
     elif file.suffix == ".html":
-        text = render.html(found, command_line(), columns=shown)
+        text = render.comparison_page(found, "html", command_line(), shown)
     else:
         text = json.dumps({"command": command_line(), **found.to_json()}, ensure_ascii=False, indent=2) + "\n"
     file.write_text(text, encoding="utf-8")

@@ -11,7 +11,7 @@ from bundlemage.cli.options import AsJson, Device, Jobs, ids, seed_list
 from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
-    from bundlemage.studies.findings import Findings, Wishes
+    from bundlemage.studies.findings import Findings, ReproduceOptions
 
 
 def reproduce(
@@ -71,7 +71,7 @@ def reproduce(
     """
     from bundlemage.cli import show
     from bundlemage.studies.figures import require_plots
-    from bundlemage.studies.findings import Wishes
+    from bundlemage.studies.findings import ReproduceOptions
     from bundlemage.studies.plan import STUDIES
     from bundlemage.studies.report import check_writable, results_of, write_report
     from bundlemage.studies.sections import data_folder
@@ -88,10 +88,10 @@ def reproduce(
         check_writable(output)
     numbers = seed_list(seeds or ("0" if is_sample else "0,1,2"))
     left_out = tuple(dict.fromkeys(ids(skip)))
-    wishes = Wishes(
+    options = ReproduceOptions(
         dataset, data, numbers, cache, device, epochs, only_cached, left_out, note=note, jobs=jobs
     )
-    findings = _gathered(wishes)
+    findings = _gathered(options)
     for missing in findings.missing:
         for problem in dict.fromkeys(missing.problems):
             show.notes.print(f"[yellow]missing:[/] {show.plain(problem)}", soft_wrap=True)
@@ -114,13 +114,13 @@ def reproduce(
         )
 
 
-def _gathered(wishes: Wishes) -> Findings:
+def _gathered(options: ReproduceOptions) -> Findings:
     from bundlemage.cli import show
     from bundlemage.cli.compare_progress import progress_for
     from bundlemage.studies.findings import gather
 
     try:
-        return gather(wishes, progress_for(show.notes))
+        return gather(options, progress_for(show.notes))
     except KeyboardInterrupt:
         show.notes.print("What is done is kept: the same command goes on from here.")
         raise
@@ -128,7 +128,7 @@ def _gathered(wishes: Wishes) -> Findings:
 
 def _tell(findings: Findings) -> None:
     from bundlemage.cli import show
-    from bundlemage.studies.summary import banners, summary
+    from bundlemage.studies.report import banners, summary
 
     for banner in banners(findings):
         show.out.print(f"[yellow]{show.plain(banner)}[/]", soft_wrap=True)

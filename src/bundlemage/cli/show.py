@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bundlemage.data.dataset import BundleDataset
     from bundlemage.errors import Problem
     from bundlemage.evaluation.results import Evaluation
-    from bundlemage.studies.comparison import Table as Comparison
+    from bundlemage.studies.standings import ResultTable
     from bundlemage.training.history import EpochRecord
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -100,7 +100,7 @@ def evaluations(rows: Sequence[Evaluation]) -> RenderableType:
     return Group(*tables) if tables else Text("Nothing is held out to test on.")
 
 
-def comparison_table(found: Comparison, columns: Sequence[str]) -> RenderableType:
+def comparison_table(found: ResultTable, columns: Sequence[str]) -> RenderableType:
     """A table of a comparison, with a line below that says what its marks mean."""
     from bundlemage.studies import render
 

@@ -67,7 +67,7 @@ class Leaning:
 
 
 @dataclass(frozen=True)
-class Person:
+class TasteUser:
     user: str
     items: int
     """How many the user owns in the training data."""
@@ -84,7 +84,7 @@ class TasteCase:
     """How many test users the bundle has."""
     shown: tuple[ItemCard, ...]
     hidden: tuple[ItemCard, ...]
-    people: tuple[Person, ...]
+    people: tuple[TasteUser, ...]
     by_taste: int
     """How many different first items the model has for these people if what they own is counted in: one
     means that their answers differ, if they do, by what they own and not by the model's view of them."""
@@ -258,7 +258,7 @@ def _taste_case(questions: _Questions, shop: _Shop) -> TasteCase | None:
     if not people:
         return None
     told = [
-        Person(shop.data.users[user], len(shop.owned(user)), shop.taste(user), shop.cards(best))
+        TasteUser(shop.data.users[user], len(shop.owned(user)), shop.taste(user), shop.cards(best))
         for user, best in zip(people, answers, strict=True)
     ]
     shared = [row for row in firsts if users_of[row] > 1]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import inspect
 import json
+import os
+import platform
+import re
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +38,6 @@ from bundlemage.recipe import Recipe
 from bundlemage.recommender import Recommender
 from bundlemage.studies.abilities import Abilities, abilities
 from bundlemage.studies.cache import FORMAT, Cache
-from bundlemage.studies.machine import PeakMemory, device_in_words
 from bundlemage.studies.outcome import CASE_METRICS, KS, Outcome, PerCase
 from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.devices import resolve_device
@@ -133,36 +136,6 @@ def split_key(split: Split) -> str:
     found = hashlib.sha256(json.dumps([split.train.fingerprint(), *cases, *new]).encode()).hexdigest()
     _SPLIT_KEYS[id(split)] = (weakref.ref(split), found)
     return found
-
-
-def run_cell(
-    contender: Contender,
-    split: Split,
-    seed: int,
-    cache: Cache,
-    device: str = "auto",
-    observers: Sequence[Observer] = (),
-    *,
-    fresh: bool = False,
-) -> Outcome:
-    """The outcome of a cell: from the cache, or else by fitting and testing, which can be killed.
-
-    `fresh` does it anew even if it is known. Ctrl-C raises KeyboardInterrupt and keeps the checkpoint.
-    """
-    return find_or_run(Cell(contender, split, seed), cache, device, lambda: observers, fresh=fresh)[0]
-
-
-def find_or_run(
-    cell: Cell,
-    cache: Cache,
-    device: str,
-    begin: Callable[[], Sequence[Observer]],
-    *,
-    fresh: bool = False,
-) -> tuple[Outcome, bool]:
-    """A cell's outcome, and whether it was in the cache. `begin` is called when it has to be run."""
-    found = None if fresh else find(cell, cache)
-    return (found, True) if found is not None else run(cell, cache, device, begin, fresh=fresh)
 
 
 def find(cell: Cell, cache: Cache) -> Outcome | None:
@@ -315,3 +288,59 @@ def _warm_up(device: str) -> None:
     Recommender("bundlemage", embedding_dim=2, epochs=1, device=device).fit(
         SplitPlan("none").divide(data), progress=False
     )
+
+
+# ── The machine ──────────────────────────────────────────────────────────────────────────────────
+
+_PROCESS = Path("/proc/self")
+
+
+def device_in_words(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cores = f"{os.cpu_count() or 1} cores"
+    return f"{_processor()}, {cores}" if device.type == "cpu" else f"{device.type}, {_processor()}, {cores}"
+
+
+def _processor() -> str:
+    try:
+        named = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        named = None
+    return named[1].strip() if named else platform.processor() or platform.machine() or "CPU"
+
+
+class PeakMemory:
+    """The most memory in use since this was made: on a GPU what was allocated, on a CPU what was added."""
+
+    def __init__(self, device: torch.device) -> None:
+        gc.collect()
+        self.device = device
+        self.start: int | None = None
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        elif device.type == "cpu":
+            self.start = _reset_peak()
+
+    def bytes(self) -> int | None:
+        """None where the system does not say."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        peak = _peak() if self.start is not None else None
+        return None if peak is None or self.start is None else max(0, peak - self.start)
+
+
+def _reset_peak() -> int | None:
+    try:
+        (_PROCESS / "clear_refs").write_text("5")  # Linux: the peak becomes what is in use now
+    except OSError:
+        return None
+    return _peak()
+
+
+def _peak() -> int | None:
+    try:
+        found = re.search(r"^VmHWM:\s*(\d+) kB$", (_PROCESS / "status").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None

@@ -68,8 +68,8 @@ class Bar:
 class Curve:
     label: str
     group: Group
-    epochs: Sequence[int]
     values: Sequence[float]
+    """After each epoch, from the first on."""
     best_epoch: int
 
 
@@ -187,14 +187,15 @@ def training_curves(name: str, title: str, curves: Sequence[Curve]) -> Figure:
             axis.set_visible(False)
             continue
         for other in curves:
-            thin = max(1, len(other.epochs) // 40)  # drawn in every panel: all points would fill megabytes
-            axis.plot(other.epochs[::thin], other.values[::thin], color=_light("rule"), linewidth=0.8)
+            thin = max(1, len(other.values) // 40)  # drawn in every panel: all points would fill megabytes
+            epochs = range(1, len(other.values) + 1, thin)
+            axis.plot(epochs, other.values[::thin], color=_light("rule"), linewidth=0.8)
         own = curves[number]
-        axis.plot(own.epochs, own.values, color=_light(_GROUPS[own.group][0]), linewidth=1.8)
-        best = max(own.values)
-        at = own.best_epoch if own.best_epoch in own.epochs else own.epochs[int(np.argmax(own.values))]
-        axis.plot(at, own.values[list(own.epochs).index(at)], "o", markersize=4, color=_light("mark"))
-        axis.set_title(f"{own.label}  {best:.3f}", loc="left", fontsize=9)
+        epochs = range(1, len(own.values) + 1)
+        axis.plot(epochs, own.values, color=_light(_GROUPS[own.group][0]), linewidth=1.8)
+        at = own.best_epoch if own.best_epoch in epochs else int(np.argmax(own.values)) + 1
+        axis.plot(at, own.values[at - 1], "o", markersize=4, color=_light("mark"))
+        axis.set_title(f"{own.label}  {max(own.values):.3f}", loc="left", fontsize=9)
         axis.set_ylim(0, highest * 1.08)
         axis.grid(axis="y")
     axes[0].xaxis.get_major_locator().set_params(integer=True)

@@ -1,9 +1,9 @@
-"""All that a reproduction measures, before any of it is written down."""
+"""All that a reproduction measures, before any of it is written."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +20,9 @@ from bundlemage.recommender import Recommender
 from bundlemage.studies import cases, plan
 from bundlemage.studies.cache import Cache
 from bundlemage.studies.cells import Cell, Contender, fitted
-from bundlemage.studies.comparison import Asked, CompareObserver, Comparison, compare_together
-from bundlemage.studies.outcome import Outcome
-from bundlemage.studies.standings import DataFacts, Table, case_groups, make_table
+from bundlemage.studies.comparison import CompareObserver, plan_cells, run_cells
+from bundlemage.studies.outcome import Missing, Outcome
+from bundlemage.studies.standings import DataFacts, ResultTable, Row, case_groups, make_table
 from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.progress import bar_for_people
 
@@ -30,8 +30,8 @@ NOT_RUN = "not run"
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What was asked for."""
+class ReproduceOptions:
+    """What to reproduce, on which data, and how."""
 
     dataset: str
     folder: Path | None
@@ -42,234 +42,205 @@ class Wishes:
     only_cached: bool = False
     skip: tuple[str, ...] = ()
     note: str = ""
-    """What a reader should know of this run."""
+    """A sentence on this run for readers of the report."""
     jobs: int = 1
     """How many models are trained at a time."""
 
 
 @dataclass(frozen=True)
 class FoundTable:
+    """A table of the report with its results."""
+
     plan: plan.TablePlan
-    table: Table | None = None
-    """None where it could not be made, or nothing of it was run."""
+    table: ResultTable | None = None
+    """None where it could not be made, or none of its models was run."""
     reason: str | None = None
     """Why it could not be made."""
 
-
-@dataclass(frozen=True)
-class ValidationCurve:
-    label: str
-    epochs: tuple[int, ...]
-    values: tuple[float, ...]
-    best_epoch: int
+    def row(self, name: str) -> Row | None:
+        """The results of a row of the plan; None if it was not run."""
+        rows = self.table.rows if self.table else ()
+        return next((row for row in rows if row.label == name), None)
 
 
 @dataclass(frozen=True)
 class FoundCase:
+    """The case studies on one dataset, or why there are none."""
+
     dataset: str
     study: cases.CaseStudy | None
     reason: str = ""
-    """Why there is none."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    wishes: Wishes
+    """Everything that was measured for a report."""
+
+    options: ReproduceOptions
     statistics: Mapping[str, int | float]
-    """As `dataset_table` gives them, without what reconstructed data cannot tell; empty without data."""
+    """As `dataset_table` returns them, without those that reconstructed data cannot give."""
     statistics_part: str
     bias: float | None
     cosines: npt.NDArray[np.float64] | None
     tables: tuple[FoundTable, ...]
-    curves: tuple[ValidationCurve, ...]
+    curves: Mapping[str, tuple[Sequence[float], int]]
+    """Learned model of matching → validation nDCG@5 by epoch and the best epoch, with the first seed."""
     cases: tuple[FoundCase, ...]
     missing: tuple[plan.MissingFiles, ...]
     outcomes: tuple[Outcome, ...]
-    facts: tuple[DataFacts, ...] = ()
-    failures: Mapping[str, str] = field(default_factory=dict)
+    facts: tuple[DataFacts, ...]
+    failures: Mapping[str, str]
+    """What failed → why."""
 
     @property
     def partial(self) -> bool:
-        """Whether the data is a reconstruction, so that nothing of it stands beside the paper's figures."""
+        """Whether the data is a reconstruction, so that its figures never stand beside the paper's."""
         return any(facts.name == pathak.PARTIAL_NAME for facts in self.facts)
 
     @property
     def nothing(self) -> bool:
-        """Whether the folder held nothing at all."""
+        """Whether the folder held no known data at all."""
         return not self.facts and not self.statistics
 
+    def machines(self, task: str) -> set[str]:
+        """The devices that the results of a task were measured on."""
+        return {outcome.device for outcome in self.outcomes if getattr(outcome, task) is not None}
 
-def gather(wishes: Wishes, observer: CompareObserver | None = None) -> Findings:
-    """Read, run and measure. What the cache knows is not run again."""
-    plans = plan.without(plan.table_plans(wishes.dataset), wishes.skip)
-    for one in plans:  # an unknown model fails before anything is read
-        for entry in one.entries:
-            plan.contender(entry.name, one.recipes, wishes.epochs)
-    parts = plan.read_parts(wishes.dataset, wishes.folder)
-    shown = "DATA" if wishes.folder is None else f"DATA/{wishes.folder.resolve().name}"
-    cache = Cache(wishes.cache)
-    comparisons = _compared(plans, parts, wishes, cache, observer)
-    tables = tuple(_found_table(one, parts[one.part], comparisons.get(one.part), wishes) for one in plans)
+
+def gather(options: ReproduceOptions, observer: CompareObserver | None = None) -> Findings:
+    """Read the data, run what the cache does not know, and measure."""
+    plans = plan.without(plan.table_plans(options.dataset), options.skip)
+    contenders = {  # an unknown model fails before anything is read
+        one.key: [plan.contender(entry.name, one.recipes, options.epochs) for entry in one.entries]
+        for one in plans
+    }
+    parts = plan.read_parts(options.dataset, options.folder)
+    shown = "DATA" if options.folder is None else f"DATA/{options.folder.resolve().name}"
+    cache = Cache(options.cache)
+    reasons = {one.key: plan.why_not(one, parts[one.part]) for one in plans}
+    cells: list[Cell] = []
+    for name, part in parts.items():
+        possible = {
+            contender.label: contender
+            for one in plans
+            if one.part == name and reasons[one.key] is None
+            for contender in contenders[one.key]
+        }
+        if part.split is not None:
+            cells += _cells([*possible.values()], part.split, options, cache)
+    ended = run_cells(cells, cache, options.device, observer, jobs=options.jobs) if cells else []
+    outcomes = tuple(one for one in ended if isinstance(one, Outcome))
+    failures = tuple(one for one in ended if isinstance(one, Missing))
+    facts = {name: DataFacts.of(part.split) for name, part in parts.items() if part.split}
+    tables = []
+    for one in plans:
+        split, table = parts[one.part].split, None
+        if split is not None and reasons[one.key] is None:
+            rows, groups = contenders[one.key], case_groups(split, one.task)
+            table = make_table(facts[one.part], one.task, one.metric, rows, outcomes, failures, groups)
+        tables.append(FoundTable(one, table, reasons[one.key]))
     dataset, source = _described_by(parts)
-    whole = dataset is not None and dataset.name != pathak.PARTIAL_NAME
-    nothing = dataset is None
+    whole = dataset if dataset is not None and dataset.name != pathak.PARTIAL_NAME else None
     return Findings(
-        wishes=wishes,
+        options=options,
         statistics=_statistics(dataset) if dataset else {},
         statistics_part=source,
-        bias=popularity_bias(dataset) if dataset and whole else None,
-        cosines=dissimilarity(dataset) if dataset and whole else None,
-        tables=tables,
-        curves=_curves(tables, comparisons, wishes.seeds[0]),
-        cases=() if nothing or "cases" in wishes.skip else _case_studies(wishes, parts, cache),
-        missing=plan.missing_files(wishes.dataset, parts, shown),
-        outcomes=tuple(outcome for found in comparisons.values() for outcome in found.outcomes),
-        facts=tuple(DataFacts.of(part.split) for part in parts.values() if part.split),
-        failures={
-            f"{missing.label} on {missing.dataset}, {missing.protocol}": missing.message
-            for found in comparisons.values()
-            for missing in found.failures
-        },
+        bias=popularity_bias(whole) if whole else None,
+        cosines=dissimilarity(whole) if whole else None,
+        tables=tuple(tables),
+        curves=_curves(tables, outcomes, options.seeds[0]),
+        cases=() if dataset is None or "cases" in options.skip else _case_studies(options, parts, cache),
+        missing=plan.missing_files(options.dataset, parts, shown),
+        outcomes=outcomes,
+        facts=tuple(facts.values()),
+        failures={f"{one.label} on {one.dataset}, {one.protocol}": one.message for one in failures},
     )
 
 
-# ── Tables ───────────────────────────────────────────────────────────────────────────────────────
-
-
-def _compared(
-    plans: Sequence[plan.TablePlan],
-    parts: Mapping[str, plan.DataPart],
-    wishes: Wishes,
-    cache: Cache,
-    observer: CompareObserver | None,
-) -> dict[str, Comparison]:
-    """Every model of each part's tables, each once. Parts of which nothing is to be run are left out."""
-    asked = {
-        name: one
-        for name, part in parts.items()
-        if (one := _asked([table for table in plans if table.part == name], part, wishes, cache))
-    }
-    found = compare_together(
-        [*asked.values()], cache=cache, device=wishes.device, observer=observer, jobs=wishes.jobs
-    )
-    return dict(zip(asked, found, strict=True))
-
-
-def _asked(
-    plans: Sequence[plan.TablePlan], part: plan.DataPart, wishes: Wishes, cache: Cache
-) -> Asked | None:
-    if part.split is None:
-        return None
-    possible = [one for one in plans if plan.why_not(one, part) is None]
-    names = {entry.name: one.recipes for one in possible for entry in one.entries}
-    contenders = [plan.contender(name, recipes, wishes.epochs) for name, recipes in names.items()]
-    if wishes.only_cached:
-        contenders = [one for one in contenders if _cached(one, part.split, wishes.seeds, cache)]
-    return Asked(contenders, [part.split], wishes.seeds) if contenders else None
-
-
-def _cached(contender: Contender, split: Split, seeds: Sequence[int], cache: Cache) -> bool:
-    wanted = seeds if contender.abilities().seeded else seeds[:1]
-    return all(cache.load(Cell(contender, split, seed).key, quiet=True) is not None for seed in wanted)
-
-
-def _found_table(
-    one: plan.TablePlan, part: plan.DataPart, comparison: Comparison | None, wishes: Wishes
-) -> FoundTable:
-    reason = plan.why_not(one, part)
-    if reason is not None or comparison is None:
-        return FoundTable(one, None, reason)
-    # Made anew of the table's own rows, so that the best and the tests are among these.
-    contenders = [plan.contender(entry.name, one.recipes, wishes.epochs) for entry in one.entries]
-    table = make_table(
-        comparison.data[0],
-        one.task,
-        one.metric,
-        contenders,
-        comparison.outcomes,
-        comparison.failures,
-        case_groups(part.split, one.task) if part.split else None,
-    )
-    return FoundTable(one, table)
+def _cells(
+    contenders: Sequence[Contender], split: Split, options: ReproduceOptions, cache: Cache
+) -> list[Cell]:
+    """The cells of one part of the data; with `only_cached` those of contenders that the cache has whole."""
+    if not contenders:
+        return []
+    cells, _ = plan_cells(contenders, [split], options.seeds)
+    if options.only_cached:
+        unknown = {one.contender.label for one in cells if cache.load(one.key, quiet=True) is None}
+        cells = [one for one in cells if one.contender.label not in unknown]
+    return cells
 
 
 def _described_by(parts: Mapping[str, plan.DataPart]) -> tuple[BundleDataset | None, str]:
-    """The data that the statistics are of: the first part that is there, whole ones before partial ones."""
-    there = [part for part in parts.values() if part.split is not None]
-    for part in sorted(there, key=lambda part: part.partial):
-        assert part.split is not None
-        return part.split.dataset, part.name
+    """The data for the statistics, and its part: the first one present, whole ones before partial ones."""
+    for part in sorted(parts.values(), key=lambda part: part.partial):
+        if part.split is not None:
+            return part.split.dataset, part.name
     return None, ""
 
 
 def _statistics(dataset: BundleDataset) -> dict[str, int | float]:
     table = dataset_table(dataset)
-    if dataset.name == pathak.PARTIAL_NAME:  # what was reconstructed says nothing of the data
+    if dataset.name == pathak.PARTIAL_NAME:  # a reconstructed matrix does not describe the data
         table = {name: value for name, value in table.items() if not name.startswith("user_item")}
     return table
 
 
-# ── Validation curves ────────────────────────────────────────────────────────────────────────────
-
-
 def _curves(
-    tables: Sequence[FoundTable], comparisons: Mapping[str, Comparison], seed: int
-) -> tuple[ValidationCurve, ...]:
-    """The first seed of every learned model of the matching table."""
-    found = []
-    for one in tables:
-        if one.plan.section != "matching" or one.table is None:
+    tables: Sequence[FoundTable], outcomes: Sequence[Outcome], seed: int
+) -> dict[str, tuple[Sequence[float], int]]:
+    curves = {}
+    for found in tables:
+        if found.plan.section != "matching" or found.table is None:
             continue
-        outcomes = {
-            outcome.label: outcome for outcome in comparisons[one.plan.part].outcomes if outcome.seed == seed
-        }
-        for entry in one.plan.entries:
-            outcome = outcomes.get(entry.name)
+        first = {one.label: one for one in outcomes if one.seed == seed and one.split == found.table.split}
+        for entry in found.plan.entries:
+            outcome = first.get(entry.name)
             if outcome is not None and outcome.curve:
-                epochs = tuple(range(1, len(outcome.curve) + 1))
-                found.append(ValidationCurve(entry.name, epochs, tuple(outcome.curve), outcome.best_epoch))
-    return tuple(found)
+                curves[entry.name] = (outcome.curve, outcome.best_epoch)
+    return curves
 
 
 # ── Case studies ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _case_studies(wishes: Wishes, parts: Mapping[str, plan.DataPart], cache: Cache) -> tuple[FoundCase, ...]:
-    """On the sample shop, which is always there, and on Steam's named games where they are."""
+def _case_studies(
+    options: ReproduceOptions, parts: Mapping[str, plan.DataPart], cache: Cache
+) -> tuple[FoundCase, ...]:
+    """Case studies on the sample shop, and on Steam's named games if they are present."""
     sample = parts[SAMPLE].split if SAMPLE in parts else None
     if sample is None:
         sample = SplitPlan("paper").divide(read(SAMPLE).dataset)
-    found = [_case(sample, SAMPLE, wishes, cache)]
-    games = parts[plan.NAMES_PART].split if plan.NAMES_PART in parts else _games_beside(wishes.folder)
+    studies = [_case(sample, SAMPLE, options, cache)]
+    games = parts[plan.NAMES_PART].split if plan.NAMES_PART in parts else _games_beside(options.folder)
     if games is not None:
-        found.append(_case(games, "steam", wishes, cache))
-    elif wishes.dataset != SAMPLE:
+        studies.append(_case(games, "steam", options, cache))
+    elif options.dataset != SAMPLE:
         where = public_data("steam").pages[0]
         reason = (
-            f"Not possible: the games' names (steam/{plan.NAMES_PART}/) are not there; published at {where}"
+            f"Not possible: the games' names (steam/{plan.NAMES_PART}/) are missing; published at {where}"
         )
-        found.append(FoundCase(pathak.PARTIAL_NAME, None, reason))
-    return tuple(found)
+        studies.append(FoundCase(pathak.PARTIAL_NAME, None, reason))
+    return tuple(studies)
 
 
 def _games_beside(folder: Path | None) -> Split | None:
-    """Steam's named games, where they lie beside the data that is being studied."""
+    """Steam's named games, if their folder is beside the folder of the data."""
     place = folder.resolve().parent / "steam" / plan.NAMES_PART if folder else None
     if place is None or not place.is_dir():
         return None
     return SplitPlan("paper").divide(read(place).dataset)
 
 
-def _case(split: Split, recipes: str, wishes: Wishes, cache: Cache) -> FoundCase:
+def _case(split: Split, recipes: str, options: ReproduceOptions, cache: Cache) -> FoundCase:
     split = cases.fair_split(split)
-    chosen = plan.contender("bundlemage", recipes, wishes.epochs)
-    cell = Cell(chosen, split, wishes.seeds[0])
+    chosen = plan.contender("bundlemage", recipes, options.epochs)
+    cell = Cell(chosen, split, options.seeds[0])
     folder = cache.folder / "cases" / cell.key
-    recommender = _saved(folder, wishes.device)
-    if recommender is None and wishes.only_cached:
+    recommender = _saved(folder, options.device)
+    if recommender is None and options.only_cached:
         return FoundCase(split.dataset.name, None, NOT_RUN)
     if recommender is None:
-        config = chosen.config(cell.seed, wishes.device)
+        config = chosen.config(cell.seed, options.device)
         with cache.working(f"case-{cell.key}") as run:
             recommender = fitted(chosen.model, config, split, run, bar_for_people(), ensemble=chosen.ensemble)
             recommender.save(folder, overwrite=folder.exists())

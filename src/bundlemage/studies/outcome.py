@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -71,7 +71,18 @@ class Outcome:
         shown = {key: value for key, value in self.settings.items() if key not in ("seed", "device")}
         return shown if self.ensemble == 1 else {"ensemble": self.ensemble, **shown}
 
+    def settings_text(self) -> str:
+        """The model and the settings above as lines of text."""
+        shown = self.shown_settings.items()
+        return "\n".join([f"model = {self.model}", *(f"{key} = {value!r}" for key, value in shown)])
+
+    @property
+    def machine(self) -> str:
+        """The hardware and the versions of the software."""
+        return f"{self.device}; BundleMage {self.version}, PyTorch {self.torch}"
+
     def to_json(self) -> dict[str, Any]:
+        """Everything but the cases as plain values."""
         plain = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "cases"}
         return {name: dict(value) if isinstance(value, Mapping) else value for name, value in plain.items()}
 
@@ -90,6 +101,3 @@ class Missing:
     protocol: str
     split: str
     message: str
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)

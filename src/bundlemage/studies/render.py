@@ -1,15 +1,26 @@
-"""A comparison as Markdown and as a page. `markdown_table` and `html_table` are for other reports, too."""
+"""How results are written: numbers as text, tables as grids of cells, and pages from the templates.
+
+A page is written twice from one template, as HTML and as Markdown, so both say the same. All text that comes
+from data is escaped in both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from html import escape
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
-from bundlemage.studies.comparison import Comparison, DataFacts, Row, Spread, Table
-from bundlemage.studies.standings import LEVEL
-from bundlemage.studies.style import SCRIPT, STYLE
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
+from bundlemage.studies.comparison import Comparison
+from bundlemage.studies.figures import colour_variables
+from bundlemage.studies.standings import LEVEL, DataFacts, ResultTable, Row, Spread
+
+Form = Literal["html", "markdown"]
 COLUMNS = ("ndcg@5", "ndcg@10", "ndcg@20", "recall@5", "recall@10", "recall@20")
 QUESTIONS = {
     "matching": "Which bundle did the user take next?",
@@ -20,21 +31,22 @@ LIKE = "†"
 """Marks a row that cannot be told from the leading one."""
 
 
-# ── Figures ──────────────────────────────────────────────────────────────────────────────────────
+# ── Numbers as text ──────────────────────────────────────────────────────────────────────────────
 
 
 def figure(value: float) -> str:
-    """Four digits after the point, and none before it that says nothing: `.5073`."""
+    """A metric with four digits and without a leading zero: `.5073`."""
     text = f"{value:.4f}"
     return text[1:] if text.startswith("0.") else text
 
 
 def deviation(spread: Spread, seeds: Sequence[int]) -> str:
-    """`±.0008`; nothing for a single run."""
+    """`±.0008`; empty for a single run."""
     return f"±{figure(spread.sd)}" if spread.sd is not None and len(seeds) > 1 else ""
 
 
 def duration(seconds: float | None) -> str:
+    """`2.3 s`, `15 min` or `2 h 30`; a dash for None."""
     if seconds is None:
         return "–"
     if seconds < 0.05:
@@ -48,6 +60,7 @@ def duration(seconds: float | None) -> str:
 
 
 def size(count: int | None) -> str:
+    """Bytes as `38 MB`; a dash for None."""
     if count is None:
         return "–"
     if count < 2**19:
@@ -55,12 +68,24 @@ def size(count: int | None) -> str:
     return f"{count / 2**20:,.0f} MB" if count < 2**30 else f"{count / 2**30:,.1f} GB"
 
 
-def heading(table: Table) -> str:
+def words(parts: Sequence[str]) -> str:
+    """`a, b and c`"""
+    return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
+
+
+def dates(comparison_dates: Sequence[str]) -> str:
+    """`on 2026-01-01`, or `from 2026-01-01 to 2026-01-03`, for the times of some outcomes."""
+    first, last = min(comparison_dates)[:10], max(comparison_dates)[:10]
+    return f"on {first}" if first == last else f"from {first} to {last}"
+
+
+def heading(table: ResultTable) -> str:
+    """The name of a table: its dataset, protocol and task."""
     return f"{table.dataset}, {table.protocol}: {table.task}"
 
 
-def legend(table: Table, *, times: bool = True) -> str:
-    """What bold and the mark mean, as plain text, and how far to trust the times where they are shown."""
+def legend(table: ResultTable, *, times: bool = True) -> str:
+    """What bold, ± and the mark mean, and, if `times` are shown, how far to trust them."""
     seeds = max(len(row.seeds) for row in table.rows)
     parts = ["Bold: the best of a column."]
     if seeds > 1:
@@ -78,8 +103,8 @@ def legend(table: Table, *, times: bool = True) -> str:
     return " ".join(parts)
 
 
-def measured_beside(table: Table) -> str:
-    """How the seconds of a table were measured; nothing if each run had the machine to itself."""
+def measured_beside(table: ResultTable) -> str:
+    """How the seconds of a table were measured; empty if each run had the machine to itself."""
     jobs = sorted({count for row in table.rows for count in row.jobs})
     if not jobs or jobs == [1]:
         return ""
@@ -88,208 +113,167 @@ def measured_beside(table: Table) -> str:
 
 
 def described(facts: DataFacts) -> str:
-    """A split in a sentence."""
-    asked = [f"{facts.matching_cases:,} matching"] * bool(facts.matching_cases)
-    asked += [f"{facts.generation_cases:,} generation"] * bool(facts.generation_cases)
+    """The sizes of a split in a sentence."""
+    cases = [f"{facts.matching_cases:,} matching"] * bool(facts.matching_cases)
+    cases += [f"{facts.generation_cases:,} generation"] * bool(facts.generation_cases)
     return (
         f"{facts.users:,} users, {facts.bundles:,} bundles, {facts.items:,} items; "
         f"{facts.user_bundle_pairs:,} user-bundle ({facts.training_pairs:,} to learn from), "
         f"{facts.user_item_pairs:,} user-item and {facts.bundle_item_pairs:,} bundle-item pairs; "
-        f"{' and '.join(asked)} cases to test on."
+        f"{' and '.join(cases)} cases to test on."
     )
 
 
-def hardware(comparison: Comparison) -> list[str]:
-    """Every device that an outcome came from, with the versions in use there."""
-    found = {
-        f"{one.device}; BundleMage {one.version}, PyTorch {one.torch}": None for one in comparison.outcomes
+# ── Pages ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class GridCell:
+    """A cell of a table in a report."""
+
+    text: str = ""
+    best: bool = False
+    spread: str = ""
+    """`±.0008`"""
+    beside: str = ""
+    """The figure that this one is compared with."""
+    difference: str = ""
+    """A sign and the difference from `beside`."""
+    tone: str = ""
+    """The colour of the difference: near, above or below."""
+    chips: tuple[str, ...] = ()
+    """Short words, such as tags."""
+    code: str = ""
+    """A name for programs, after the text."""
+    hint: str = ""
+    """An explanation of the text, shown on hovering."""
+    order: float | None = None
+    """The value that the column is sorted by; None sorts last."""
+    bar: tuple[float, float, float] | None = None
+    """A bar's length, and where one deviation around its end begins and ends, in percent of the cell."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table in a report. The first cell of a row names it; the last cell of a short row is wide."""
+
+    key: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[GridCell, ...], ...]
+    groups: tuple[str, ...] = ()
+    """The group of each row; a line is drawn where the group changes."""
+    legend: str = ""
+    numbers: bool = True
+    """Whether the cells are numbers, which are right-aligned and can be sorted."""
+
+
+class Section(NamedTuple):
+    """A section of a page; `kind` chooses how the template writes its `content`."""
+
+    kind: str
+    key: str
+    title: str
+    content: Mapping[str, Any]
+
+
+def rendered(template: str, form: Form, **context: Any) -> str:
+    """A template as HTML or Markdown. The HTML loads nothing from elsewhere."""
+    text = _environment(form).get_template(f"{template}.j2").render(form=f"{form}.j2", **context)
+    lines = [line.rstrip() for line in text.strip().splitlines()]
+    kept = [line for number, line in enumerate(lines) if line or (form == "markdown" and lines[number - 1])]
+    return "\n".join(kept) + "\n"
+
+
+@cache
+def _environment(form: Form) -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_markdown if form == "markdown" else None,
+    )
+    environment.filters |= {
+        "described": described,
+        "in_backticks": lambda text: Markup(text.replace("`", "'").replace("|", "\\|")),
+        "one_line": lambda text: Markup(" ".join(text.split())),
+        "words": words,
     }
-    return list(found)
+    environment.globals |= {"light_colours": colour_variables(), "dark_colours": colour_variables(dark=True)}
+    return environment
 
 
-# ── Markdown ─────────────────────────────────────────────────────────────────────────────────────
+def _markdown(value: object) -> object:
+    """Escape what a template prints, so that no text from data is taken for Markdown or HTML."""
+    if hasattr(value, "__html__"):  # written by a macro
+        return value
+    one_line = escape(" ".join(str(value).split()), quote=False)
+    return Markup("".join(f"\\{letter}" if letter in "\\`*_[]|~" else letter for letter in one_line))
 
 
-def markdown_table(table: Table, columns: Sequence[str] = COLUMNS) -> str:
-    """The rows in their order; bold, ± and ≈ as `legend` says."""
-    heads = ["model", *columns, "seeds", "fit", "memory"]
-    lines = [_line(heads), _line(["---", *["---:"] * (len(heads) - 1)])]
-    for row in table.rows:
-        name = _quoted(row.label) + f" {LIKE}" * (not row.distinguishable)
-        if row.metrics is None:
-            lines.append(_line([name, f"failed: {_quoted(row.failure or '')}", *[""] * (len(heads) - 2)]))
-            continue
-        cells = [_markdown_cell(row, column) for column in columns]
-        lines.append(
-            _line(
-                [
-                    name,
-                    *cells,
-                    str(len(row.seeds)),
-                    *map(_quoted, (duration(row.fit_seconds), size(row.memory))),
-                ]
-            )
-        )
-    return "\n".join(lines) + "\n"
+# ── A comparison ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _markdown_cell(row: Row, column: str) -> str:
-    assert row.metrics is not None
-    spread = row.metrics[column]
-    shown = f"**{figure(spread.mean)}**" if column in row.best else figure(spread.mean)
-    return f"{shown} {deviation(spread, row.seeds)}".strip()
-
-
-def _quoted(text: str) -> str:
-    """Text that is not ours, so that nothing in it is taken for Markdown or HTML."""
-    one_line = escape(" ".join(text.split()), quote=False)
-    return "".join(f"\\{letter}" if letter in "\\`*_[]|~" else letter for letter in one_line)
-
-
-def markdown(comparison: Comparison, command: str = "", columns: Sequence[str] = COLUMNS) -> str:
-    """The whole comparison."""
-    parts = ["# Models compared"]
-    if command:
-        parts.append(f"```sh\n{command}\n```")
-    for table in comparison.tables:
-        parts += [f"## {_quoted(heading(table))}", f"{QUESTIONS[table.task]} {table.cases:,} cases."]
-        parts += [markdown_table(table.ranked(), columns).rstrip(), legend(table)]
-    parts.append("## Data")
-    for facts in comparison.data:
-        parts.append(f"**{_quoted(f'{facts.name}, {facts.protocol}')}**: {described(facts)}")
-        parts += [f"Note: {_quoted(note)}" for note in facts.notes]
-    if comparison.skipped:
-        parts.append("## Not asked")
-        parts.append("\n".join(f"- {_quoted(_skipped(missing))}" for missing in comparison.skipped))
-    parts += ["## Hardware", "\n".join(f"- {_quoted(line)}" for line in hardware(comparison))]
-    return "\n\n".join(parts) + "\n"
-
-
-def _skipped(missing: Any) -> str:
-    return f"{missing.label} on {missing.dataset}, {missing.protocol}: {missing.message}"
-
-
-# ── HTML ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def html_table(table: Table, columns: Sequence[str] = COLUMNS) -> str:
-    """A sortable table with a bar and a whisker in each cell; the page around it has STYLE and SCRIPT."""
-    heads = "".join(
-        f'<th scope="col"><button type="button">{escape(head)}</button></th>'
-        for head in ("model", *columns, "seeds", "fit", "memory")
-    )
-    top = {column: _top(table, column) for column in columns}
-    rows = "\n".join(_html_row(table, row, columns, top) for row in table.rows)
-    return (
-        f'<div class="scroll"><table class="sortable"><thead><tr>{heads}</tr></thead>\n'
-        f"<tbody>\n{rows}\n</tbody></table></div>"
-    )
-
-
-def _top(table: Table, column: str) -> float:
-    """What a full bar stands for."""
-    found = [row.metrics[column] for row in table.rows if row.metrics]
-    return max((spread.mean + (spread.sd or 0.0) for spread in found), default=0.0) or 1.0
-
-
-def _html_row(table: Table, row: Row, columns: Sequence[str], top: dict[str, float]) -> str:
-    label = escape(row.label)
-    if row.metrics is None:
-        message = escape(row.failure or "")
-        name = f'<th scope="row" data-sort="{label}">{label}</th>'
-        return f'<tr>{name}<td class="failed" colspan="{len(columns) + 3}">failed: {message}</td></tr>'
-    mark = ""
-    if not row.distinguishable:
-        why = f"cannot be told from the best by {table.metric}: p = {row.p:.3f}"
-        mark = f' <span class="like" title="{escape(why)}">{LIKE}</span>'
-    cells = "".join(_html_cell(row, column, top[column]) for column in columns)
-    return (
-        f'<tr><th scope="row" data-sort="{label}">{label}{mark}</th>{cells}'
-        f'<td data-sort="{len(row.seeds)}">{len(row.seeds)}</td>'
-        f"{_sorted_by(row.fit_seconds)}{escape(duration(row.fit_seconds))}</td>"
-        f"{_sorted_by(row.memory)}{escape(size(row.memory))}</td></tr>"
-    )
-
-
-def _sorted_by(value: float | None) -> str:
-    return "<td>" if value is None else f'<td data-sort="{value}">'
-
-
-def _html_cell(row: Row, column: str, top: float) -> str:
-    assert row.metrics is not None
-    spread = row.metrics[column]
-    best = column in row.best
-    shown = f"<strong>{figure(spread.mean)}</strong>" if best else figure(spread.mean)
-    spreading = deviation(spread, row.seeds)
-    whisker = ""
-    if spreading and spread.sd is not None:
-        left, right = max(0.0, spread.mean - spread.sd) / top, (spread.mean + spread.sd) / top
-        whisker = f'<b style="left:{left:.2%};width:{right - left:.2%}"></b>'
-    bar = f'<i style="width:{spread.mean / top:.2%}"></i>{whisker}'
-    return (
-        f'<td data-sort="{spread.mean:.6f}"{" class=best" * best}>{shown}'
-        f"{f' <span class=sd>{spreading}</span>' * bool(spreading)}"
-        f'<span class="bar" aria-hidden="true">{bar}</span></td>'
-    )
-
-
-def html(
-    comparison: Comparison,
-    command: str = "",
-    title: str = "Models compared",
-    columns: Sequence[str] = COLUMNS,
+def comparison_page(
+    comparison: Comparison, form: Form, command: str = "", columns: Sequence[str] = COLUMNS
 ) -> str:
-    """The whole comparison as one page that needs nothing else."""
-    parts = [f"<h1>{escape(title)}</h1>"]
-    dates = sorted(outcome.date for outcome in comparison.outcomes)
-    if dates:
-        parts.append(f'<p class="soft">{_when(dates)}. {HOW_TO_READ}</p>')
-    if command:
-        parts.append(f"<pre>{escape(command)}</pre>")
-    for table in comparison.tables:
-        parts.append(f"<h2>{escape(heading(table))}</h2>")
-        parts.append(f'<p class="soft">{QUESTIONS[table.task]} {table.cases:,} cases.</p>')
-        parts += [html_table(table.ranked(), columns), f'<p class="legend">{escape(legend(table))}</p>']
-    parts += _html_data(comparison) + _html_settings(comparison)
-    parts.append("<h2>Hardware</h2>")
-    parts.append("<ul>" + "".join(f"<li>{escape(line)}</li>" for line in hardware(comparison)) + "</ul>")
-    body = "\n".join(parts)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n"
-        f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
-    )
-
-
-def _when(dates: Sequence[str]) -> str:
-    first, last = dates[0][:10], dates[-1][:10]
-    return f"Measured on {first}" if first == last else f"Measured from {first} to {last}"
-
-
-def _html_data(comparison: Comparison) -> list[str]:
-    parts = ["<h2>Data</h2>"]
-    for facts in comparison.data:
-        name = escape(f"{facts.name}, {facts.protocol}")
-        parts.append(f"<p><strong>{name}</strong>: {escape(described(facts))}</p>")
-        parts += [f'<p class="soft">Note: {escape(note)}</p>' for note in facts.notes]
+    """A whole comparison as one page; `command` is the command that made it."""
+    sections = []
+    for number, table in enumerate(comparison.tables):
+        content = {
+            "question": f"{QUESTIONS[table.task]} {table.cases:,} cases.",
+            "grid": comparison_grid(f"{number}", table.ranked(), columns),
+        }
+        sections.append(Section("table", f"result-{number}", heading(table), content))
+    sections.append(Section("data", "data", "Data", {"facts": comparison.data}))
     if comparison.skipped:
-        lines = "".join(f"<li>{escape(_skipped(missing))}</li>" for missing in comparison.skipped)
-        parts += ["<h2>Not asked</h2>", f"<ul>{lines}</ul>"]
-    return parts
+        lines = [f"{one.label} on {one.dataset}, {one.protocol}: {one.message}" for one in comparison.skipped]
+        sections.append(Section("list", "skipped", "Not asked", {"lines": lines}))
+    settings = {one.label: one.settings_text() for one in comparison.outcomes}
+    machines = dict.fromkeys(one.machine for one in comparison.outcomes)
+    sections.append(Section("settings", "settings", "Settings", {"settings": settings}))
+    sections.append(Section("list", "hardware", "Hardware", {"lines": list(machines)}))
+    measured = f"Measured {dates([one.date for one in comparison.outcomes])}. " if comparison.outcomes else ""
+    subtitle = measured + HOW_TO_READ * (form == "html")
+    return rendered("comparison", form, subtitle=subtitle, sections=sections, command=command)
 
 
-def _html_settings(comparison: Comparison) -> list[str]:
-    """Every setting of every contender, folded away."""
-    shown = {}
-    for outcome in comparison.outcomes:
-        lines = "\n".join(f"{key} = {value!r}" for key, value in outcome.shown_settings.items()) or "none"
-        shown[outcome.label] = (
-            f"<details><summary>{escape(outcome.label)}</summary>"
-            f"<pre>{escape(f'model {outcome.model}')}\n{escape(lines)}</pre></details>"
-        )
-    return ["<h2>Settings</h2>", *shown.values()] if shown else []
+def comparison_grid(key: str, table: ResultTable, columns: Sequence[str] = COLUMNS) -> Grid:
+    """The rows of a table in their order, with a bar in each cell."""
+    tops = {column: _top(table, column) for column in columns}
+    rows: list[tuple[GridCell, ...]] = []
+    for row in table.rows:
+        name = GridCell(row.label)
+        if not row.distinguishable:
+            why = f"cannot be told from the best by {table.metric}: p = {row.p:.3f}"
+            name = GridCell(f"{row.label} {LIKE}", hint=why)
+        if row.metrics is None:
+            rows.append((name, GridCell(f"failed: {row.failure}")))
+            continue
+        cells = [metric_cell(row, column, tops[column]) for column in columns]
+        count = GridCell(str(len(row.seeds)), order=len(row.seeds))
+        fit = GridCell(duration(row.fit_seconds), order=row.fit_seconds)
+        rows.append((name, *cells, count, fit, GridCell(size(row.memory), order=row.memory)))
+    head = ("model", *columns, "seeds", "fit", "memory")
+    return Grid(key, head, tuple(rows), legend=legend(table))
+
+
+def metric_cell(row: Row, metric: str, top: float | None = None, **others: Any) -> GridCell:
+    """A metric of a row with its deviation; with `top`, the value of a full bar, also as a bar."""
+    assert row.metrics is not None
+    spread = row.metrics[metric]
+    spread_text = deviation(spread, row.seeds)
+    bar = None
+    if top is not None:
+        sd = (spread.sd or 0.0) if spread_text else 0.0
+        ends = (spread.mean, max(0.0, spread.mean - sd), spread.mean + sd)
+        bar = (100 * ends[0] / top, 100 * ends[1] / top, 100 * ends[2] / top)
+    best = metric in row.best
+    return GridCell(figure(spread.mean), best, spread_text, order=spread.mean, bar=bar, **others)
+
+
+def _top(table: ResultTable, column: str) -> float:
+    """The value of a full bar."""
+    spreads = [row.metrics[column] for row in table.rows if row.metrics]
+    return max((spread.mean + (spread.sd or 0.0) for spread in spreads), default=0.0) or 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,20 @@ from typing import Any
 from bundlemage import __version__
 from bundlemage.data.folders import beside
 from bundlemage.errors import ConfigError
+from bundlemage.readers import pathak
 from bundlemage.readers.load import SAMPLE
-from bundlemage.studies import document, sections, summary
-from bundlemage.studies.document import Document, Points, Text
-from bundlemage.studies.figure_sections import DATASET_TITLES
+from bundlemage.studies.figures import Figure
 from bundlemage.studies.findings import Findings, FoundTable
+from bundlemage.studies.render import Grid, Section, figure, rendered, words
+from bundlemage.studies.sections import (
+    DATASET_TITLES,
+    compare_command,
+    metric_title,
+    reproduce_command,
+    sections,
+    signed,
+    tone_of,
+)
 
 FORMAT = "bundlemage-report"
 FORMAT_VERSION = 1
@@ -45,26 +54,43 @@ def check_writable(folder: Path) -> None:
         raise ConfigError(f"{folder} cannot be written: {parent}: {error.strerror}") from None
 
 
-def build(findings: Findings) -> Document:
-    dataset = findings.wishes.dataset
-    name = DATASET_TITLES[dataset]
+@dataclass(frozen=True)
+class Report:
+    """The content of a report, before it is written as a page and as Markdown."""
+
+    title: str
+    subtitle: str
+    banners: tuple[str, ...]
+    summary: tuple[str, ...]
+    sections: tuple[Section, ...]
+
+    def grids(self) -> list[Grid]:
+        """The tables of numbers."""
+        return [section.content["grid"] for section in self.sections if section.content.get("grid")]
+
+    def figures(self) -> list[Figure]:
+        """The drawn figures."""
+        return [drawn for section in self.sections for drawn, _ in section.content.get("figures", ())]
+
+
+def build(findings: Findings) -> Report:
+    """The content of a report on some findings."""
+    dataset = findings.options.dataset
     what = "BundleMage and its rivals on" if dataset == SAMPLE else "BundleMage rebuilt on"
-    lines = summary.summary(findings)
-    made = datetime.now(UTC).strftime("%Y-%m-%d")
-    return Document(
-        title=f"{what} {name}",
+    return Report(
+        title=f"{what} {DATASET_TITLES[dataset]}",
         subtitle=(
             "Every table and figure of “Accurate Bundle Matching and Generation via Multitask Learning with "
             "Partially Shared Parameters” (PLoS ONE 2023), rebuilt. "
-            f"Written {made} by bundlemage {__version__}."
+            f"Written {datetime.now(UTC):%Y-%m-%d} by bundlemage {__version__}."
         ),
-        banners=summary.banners(findings),
-        summary=(Points(lines),) if lines else (Text("Nothing was run."),),
-        sections=sections.sections(findings),
+        banners=banners(findings),
+        summary=summary(findings),
+        sections=sections(findings),
     )
 
 
-def write_report(findings: Findings, folder: Path) -> Document:
+def write_report(findings: Findings, folder: Path) -> Report:
     """Write the folder beside its place, then give it its name: it is there whole, or as it was."""
     check_writable(folder)
     made = build(findings)
@@ -74,13 +100,13 @@ def write_report(findings: Findings, folder: Path) -> Document:
     return made
 
 
-def _write(made: Document, findings: Findings, folder: Path) -> None:
+def _write(made: Report, findings: Findings, folder: Path) -> None:
     (folder / "figures").mkdir()
-    for figure in made.figures():
-        (folder / "figures" / f"{figure.name}.svg").write_text(figure.file, encoding="utf-8")
-        (folder / "figures" / f"{figure.name}.png").write_bytes(figure.png)
-    (folder / "index.html").write_text(document.html(made), encoding="utf-8")
-    (folder / "report.md").write_text(document.markdown(made), encoding="utf-8")
+    for drawn in made.figures():
+        (folder / "figures" / f"{drawn.name}.svg").write_text(drawn.file, encoding="utf-8")
+        (folder / "figures" / f"{drawn.name}.png").write_bytes(drawn.png)
+    (folder / "index.html").write_text(rendered("report", "html", report=made), encoding="utf-8")
+    (folder / "report.md").write_text(rendered("report", "markdown", report=made), encoding="utf-8")
     results = json.dumps(results_of(findings), ensure_ascii=False, indent=1, allow_nan=False)
     (folder / RESULTS).write_text(results + "\n", encoding="utf-8")
 
@@ -92,12 +118,12 @@ def results_of(findings: Findings) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "version": FORMAT_VERSION,
-        "dataset": findings.wishes.dataset,
-        "command": sections.reproduce_command(findings),
+        "dataset": findings.options.dataset,
+        "command": reproduce_command(findings),
         "bundlemage": __version__,
-        "seeds": list(findings.wishes.seeds),
-        "epochs": findings.wishes.epochs,
-        "summary": list(summary.summary(findings)),
+        "seeds": list(findings.options.seeds),
+        "epochs": findings.options.epochs,
+        "summary": list(summary(findings)),
         "statistics": dict(findings.statistics),
         "popularity_bias": None if findings.bias is None or math.isnan(findings.bias) else findings.bias,
         "similarity": None if known is None else {"users": len(known), "mean": float(known.mean())},
@@ -105,7 +131,7 @@ def results_of(findings: Findings) -> dict[str, Any]:
         "cases": [
             {
                 "dataset": found.dataset,
-                "study": found.study.to_json() if found.study else None,
+                "study": asdict(found.study) if found.study else None,
                 "reason": found.reason,
             }
             for found in findings.cases
@@ -120,9 +146,7 @@ def _table(found: FoundTable, findings: Findings) -> dict[str, Any]:
     one = found.plan
     rows = []
     for entry in one.entries:
-        row = (
-            next((row for row in found.table.rows if row.label == entry.name), None) if found.table else None
-        )
+        row = found.row(entry.name)
         ours = {name: asdict(row.metrics[name]) for name in one.metrics} if row and row.metrics else None
         rows.append(
             {
@@ -142,6 +166,95 @@ def _table(found: FoundTable, findings: Findings) -> dict[str, Any]:
         "task": one.task,
         "reason": found.reason,
         "cases": found.table.cases if found.table else None,
-        "command": sections.compare_command(found, findings) if found.table else None,
+        "command": compare_command(found, findings) if found.table else None,
         "rows": rows,
     }
+
+
+# ── Summary ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def banners(findings: Findings) -> tuple[str, ...]:
+    """Warnings that a reader must see first."""
+    lines = []
+    if findings.options.epochs is not None:
+        lines.append(
+            f"A trial: every model was trained for at most {findings.options.epochs} epochs, so its figures "
+            "do not show how good it can be."
+        )
+    if findings.options.dataset == SAMPLE:
+        lines.append("The sample shop is generated: it shows how things work, not how real shops behave.")
+    if findings.partial:
+        lines.append(
+            f"What is measured here is {pathak.PARTIAL_NAME}, not the paper's Steam: who owns which game is "
+            "reconstructed, so none of its figures stands beside the paper's."
+        )
+    if findings.nothing:
+        lines.append(
+            "The data's folder holds no data that is known here: these are the paper's figures alone."
+        )
+    return tuple(lines)
+
+
+def summary(findings: Findings) -> tuple[str, ...]:
+    """A few sentences: the best models, how near the paper's figures are, and what is missing."""
+    lines = [_of_table(found) for found in findings.tables if found.table]
+    lines += _furthest(findings)
+    impossible = [found.plan.title for found in findings.tables if found.reason is not None]
+    if impossible:
+        lines.append(f"Not possible with the files that are here: {words(impossible)}.")
+    if findings.missing:
+        lines.append(
+            f"Missing: {words([missing.part for missing in findings.missing])} (see “Missing files”)."
+        )
+    return tuple(lines)
+
+
+def _of_table(found: FoundTable) -> str:
+    one = found.plan
+    values = {
+        entry.title: row.metrics[one.metric].mean
+        for entry in one.entries
+        if (row := found.row(entry.name)) and row.metrics
+    }
+    best = max(values, key=lambda title: values[title])
+    line = f"{one.title}: {best} is best with {metric_title(one.metric)} {figure(values[best])}"
+    line += f" of {len(values)} models run"
+    if missing := len(one.entries) - len(values):
+        line += f" ({missing} not run)"
+    if tones := [tone_of(ours, theirs) for _, ours, theirs in _beside(found)]:
+        near, above, below = (tones.count(tone) for tone in ("near", "above", "below"))
+        whose = "the paper's" if one.beside == "the paper" else "the published"
+        line += f". Rows with {whose} figure: {near} near it, {above} above, {below} below"
+    return line + "."
+
+
+def _beside(found: FoundTable) -> list[tuple[str, float, float]]:
+    """Rows with a figure to compare with: their title, our figure and theirs."""
+    metric = found.plan.metric
+    return [
+        (entry.title, row.metrics[metric].mean, entry.paper[metric])
+        for entry in found.plan.entries
+        if entry.paper.get(metric) and (row := found.row(entry.name)) and row.metrics
+    ]
+
+
+def _furthest(findings: Findings) -> list[str]:
+    """The three rows that are furthest from the paper."""
+    pairs = [
+        (f"{title} in {found.plan.title.lower()}", ours, theirs)
+        for found in findings.tables
+        if found.plan.beside == "the paper"
+        for title, ours, theirs in _beside(found)
+    ]
+    far = [pair for pair in pairs if tone_of(*pair[1:]) != "near"]
+    if not pairs:
+        return []
+    if not far:
+        return ["No row is far from the paper's figure."]
+    far.sort(key=lambda pair: -abs(pair[1] - pair[2]))
+    rows = [
+        f"{title} ({figure(ours)} against {figure(theirs)}, {signed(ours - theirs)})"
+        for title, ours, theirs in far[:3]
+    ]
+    return [f"Furthest from the paper: {words(rows)}."]

@@ -1,31 +1,34 @@
-"""What was found, as the sections of a report: every number beside the paper's, with its command."""
+"""The sections of a reproduction's report: every number beside the paper's, with its command."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from bundlemage.readers import pathak
 from bundlemage.readers.load import SAMPLE
-from bundlemage.studies import paper, plan
-from bundlemage.studies.case_sections import case_section
-from bundlemage.studies.document import (
-    Block,
-    Cell,
-    Command,
-    Folded,
+from bundlemage.studies import cases, figures, paper, plan
+from bundlemage.studies.findings import Findings, FoundTable
+from bundlemage.studies.render import (
+    LIKE,
     Grid,
-    Points,
+    GridCell,
     Section,
-    Text,
-    Tone,
+    dates,
+    described,
+    duration,
+    figure,
+    legend,
+    measured_beside,
+    metric_cell,
+    words,
 )
-from bundlemage.studies.figure_sections import figure_section
-from bundlemage.studies.findings import NOT_RUN, Findings, FoundTable
-from bundlemage.studies.render import LIKE, described, deviation, duration, figure, legend
-from bundlemage.studies.standings import Row, Table
+from bundlemage.studies.standings import Row
 
 NEAR_SHARE, NEAR_FIGURE = 0.05, 0.005
 """A figure is near the paper's within this share of it, or within this much: less is noise between seeds."""
 NONE = "--"
+DATASET_TITLES = {"youshu": "Youshu", "netease": "NetEase", "steam": "Steam", SAMPLE: "the sample shop"}
+_SIGNS = {"near": "≈", "above": "▲", "below": "▼"}
 _STATISTICS = {
     "users": "users",
     "bundles": "bundles",
@@ -39,6 +42,14 @@ _STATISTICS = {
     "items_per_bundle": "mean items in a bundle",
 }
 _STATISTICS_HEAD = ("", "this data", "the paper", "difference")
+_SHORT_NAMES = {
+    "bundlemage": "BundleMage",
+    plan.ENSEMBLE: "BundleMage × 4",
+    "bundlemage-paper": "BundleMage (paper)",
+    "item-popularity": "Item popularity",
+    "owned-share": "Owned share",
+    "popularity": "Popularity",
+}
 
 
 def signed(value: float) -> str:
@@ -47,7 +58,8 @@ def signed(value: float) -> str:
     return size if size == figure(0.0) else f"{'−' if value < 0 else '+'}{size}"
 
 
-def tone_of(ours: float, theirs: float) -> Tone:
+def tone_of(ours: float, theirs: float) -> str:
+    """Whether our figure is near, above or below the paper's."""
     difference = ours - theirs
     if abs(difference) <= max(NEAR_FIGURE, NEAR_SHARE * theirs):
         return "near"
@@ -55,178 +67,152 @@ def tone_of(ours: float, theirs: float) -> Tone:
 
 
 def sections(findings: Findings) -> tuple[Section, ...]:
-    """All of them, in the paper's order; those that were not wanted are left out."""
-    dataset = findings.wishes.dataset
-    made = [_statistics(findings)]
-    for found in findings.tables:
-        if found.plan.key == "full-ranking":
-            made.append(_bias(findings))
-        made.append(_table_section(found, findings))
-    if not any(section.key == "bias" for section in made):
-        made.append(_bias(findings))
-    made += [figure_section(findings), case_section(findings)] if not findings.nothing else []
-    if dataset != SAMPLE:
-        made.append(_missing(findings))
-    made.append(_how(findings))
-    return tuple(section for section in made if section.blocks)
+    """All sections in the paper's order, without those that are empty."""
+    tables = [_table_section(found, findings) for found in findings.tables]
+    before = next((place for place, one in enumerate(tables) if one.key == "full-ranking"), len(tables))
+    made = [_statistics(findings), *tables[:before], _bias(findings), *tables[before:]]
+    if pictures := [] if findings.nothing else _figures(findings):
+        made.append(Section("figures", "figures", "Figures", {"figures": pictures}))
+    if findings.cases:
+        made.append(_cases(findings))
+    if findings.missing:
+        lines = [
+            f"{missing.part}: {'; '.join(dict.fromkeys(missing.problems))} — {missing.where}"
+            for missing in findings.missing
+        ]
+        made.append(Section("missing", "missing", "Missing files", {"lines": lines}))
+    return (*made, _how(findings))
 
 
 # ── Statistics ───────────────────────────────────────────────────────────────────────────────────
 
 
 def _statistics(findings: Findings) -> Section:
-    dataset = findings.wishes.dataset
-    printed = paper.STATISTICS.get(dataset, {})
-    heads = _STATISTICS_HEAD if printed else _STATISTICS_HEAD[:2]
-    rows = [
-        (Cell(title), *_statistic(name, findings.statistics.get(name), printed.get(name)))[: len(heads)]
-        for name, title in _STATISTICS.items()
-    ]
-    blocks: list[Block] = []
-    if findings.statistics:
-        rounds = " Where the paper rounds, so does the difference." if printed else ""
-        blocks.append(Text(f"Measured on {data_place(findings, findings.statistics_part)}.{rounds}"))
-    else:
-        blocks.append(Text("There is no data to measure: these are the paper's figures alone.", "warning"))
-    blocks.append(Grid("statistics", heads, tuple(rows)))
-    if findings.statistics:
-        where = SAMPLE if dataset == SAMPLE else f"{data_folder(findings)}/{findings.statistics_part}"
-        blocks.append(Command(f"bundlemage data stats {where}"))
-    return Section("statistics", "Dataset statistics", tuple(blocks))
+    printed = paper.STATISTICS.get(findings.options.dataset, {})
+    rows = []
+    for name, title in _STATISTICS.items():
+        ours, theirs = findings.statistics.get(name), printed.get(name)
+        rows.append(
+            (title, _statistic(name, ours), _statistic(name, theirs), _difference(name, ours, theirs))
+        )
+    part = findings.statistics_part
+    place = data_place(findings, part) if findings.statistics else ""
+    content = {
+        "place": "the built-in shop" if place == SAMPLE else place,
+        "printed": bool(printed),
+        "grid": _beside_the_paper("statistics", rows, bool(printed)),
+        "command": f"bundlemage data stats {place}",
+    }
+    return Section("statistics", "statistics", "Dataset statistics", content)
 
 
-def _statistic(name: str, ours: float | None, theirs: float | None) -> tuple[Cell, Cell, Cell]:
-    def text(value: float | None) -> str:
-        if value is None:
-            return NONE
-        if name.endswith("density"):
-            return f"{value:.2%}"
-        return f"{value:.2f}" if name == "items_per_bundle" else f"{value:,.0f}"
+def _beside_the_paper(key: str, rows: Sequence[Sequence[str]], printed: bool) -> Grid:
+    """A grid of our figures; if the paper has `printed` figures, with those and the differences."""
+    width = 4 if printed else 2
+    cells = tuple(tuple(GridCell(text) for text in row[:width]) for row in rows)
+    return Grid(key, _STATISTICS_HEAD[:width], cells)
 
+
+def _statistic(name: str, value: float | None) -> str:
+    if value is None:
+        return NONE
+    if name.endswith("density"):
+        return f"{value:.2%}"
+    return f"{value:.2f}" if name == "items_per_bundle" else f"{value:,.0f}"
+
+
+def _difference(name: str, ours: float | None, theirs: float | None) -> str:
     if ours is None or theirs is None:
-        return Cell(text(ours), order=ours), Cell(text(theirs)), Cell(NONE)
+        return NONE
     digits = 4 if name.endswith("density") else 2
     difference = round(ours, digits) - round(theirs, digits)
     if abs(difference) < 10**-digits / 2:
-        return Cell(text(ours)), Cell(text(theirs)), Cell("none")
-    sign = "−" if difference < 0 else "+"
-    return Cell(text(ours)), Cell(text(theirs)), Cell(sign + text(abs(difference)))
+        return "none"
+    return ("−" if difference < 0 else "+") + _statistic(name, abs(difference))
 
 
 def _bias(findings: Findings) -> Section:
-    printed = paper.POPULARITY_BIAS.get(findings.wishes.dataset)
-    ours = findings.bias
-    both = ours is not None and printed is not None
-    difference = f"{(ours or 0) - (printed or 0):+.2%}".replace("-", "−") if both else NONE
-    row = (
-        Cell("mean rank of the items in bundles"),
-        Cell(NONE if ours is None else f"{ours:.2%}"),
-        Cell(NONE if printed is None else f"{printed:.2%}"),
-        Cell(difference),
-    )
-    text = (
-        "How popular the items in bundles are: the rank of an item by its number of users, as a share of all "
-        "items, averaged over each bundle and then over all bundles. Near 0% bundles hold only what is most "
-        "popular; 50% is as good as any."
-    )
-    blocks: list[Block] = [Text(text)]
-    if ours is None:
-        blocks.append(Text("It needs the user-item matrix, which is not here.", "warning"))
-    heads = _STATISTICS_HEAD if printed is not None else _STATISTICS_HEAD[:2]
-    blocks.append(Grid("bias", heads, (row[: len(heads)],)))
-    return Section("bias", "Popularity bias", tuple(blocks))
+    ours, printed = findings.bias, paper.POPULARITY_BIAS.get(findings.options.dataset)
+    difference = NONE
+    if ours is not None and printed is not None:
+        difference = f"{ours - printed:+.2%}".replace("-", "−")
+    shares = [NONE if share is None else f"{share:.2%}" for share in (ours, printed)]
+    row = ("mean rank of the items in bundles", *shares, difference)
+    grid = _beside_the_paper("bias", [row], printed is not None)
+    return Section("bias", "bias", "Popularity bias", {"known": ours is not None, "grid": grid})
 
 
 # ── Tables ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def _table_section(found: FoundTable, findings: Findings) -> Section:
-    one = found.plan
-    blocks: list[Block] = [Text(one.intro)]
-    if found.reason is not None:
-        blocks.append(Text(f"Not possible here: {found.reason}.", "warning"))
-    elif found.table is None:
-        blocks.append(Text("None of these models was run, and no training was asked for.", "warning"))
-    if found.reason is not None and not any(entry.paper for entry in one.entries):
-        return Section(one.key, one.title, tuple(blocks))
-    entries = one.entries
-    if found.reason is not None:  # what the paper has is all there is
+    one, entries = found.plan, found.plan.entries
+    if found.reason is not None:  # only the paper's figures are known
         own = ("bundlemage", plan.ENSEMBLE)
         entries = tuple(entry for entry in entries if entry.group != "beyond" and entry.name not in own)
-    rows = [_row(entry, found.table, one, NONE if found.reason else NOT_RUN) for entry in entries]
-    groups: list[str] = [entry.group for entry in entries]
-    sources: list[str] = []
-    if one.key == "full-ranking":
-        for published in paper.TABLES[one.key]:
-            figures = published.figures(findings.wishes.dataset)
-            if figures:
+    grid, sources = None, []
+    if found.reason is None or any(entry.paper for entry in entries):
+        rows = [_row(entry, found, NONE if found.reason else "not run") for entry in entries]
+        groups: list[str] = [entry.group for entry in entries]
+        for published in paper.TABLES[one.key] if one.key == "full-ranking" else ():
+            figures_there = published.figures(findings.options.dataset)
+            if figures_there:
                 sources.append(f"{published.title}: {published.remark}")
-            if figures and not published.contender:
-                rows.append(_published_row(published, figures, one))
+            if figures_there and not published.contender:
+                cells = (GridCell(NONE, beside=_printed(figures_there.get(name))) for name in one.metrics)
+                rows.append((GridCell(published.title, hint=published.remark), *cells, GridCell(NONE)))
                 groups.append("published")
-    heads = ("model", *map(_heading, one.metrics), "fit")
-    machines = {outcome.device for outcome in findings.outcomes if getattr(outcome, one.task) is not None}
-    times = len(machines) <= 1  # seconds of different machines do not compare
-    if not times:
-        heads, rows = heads[:-1], [row[:-1] for row in rows]
-    blocks.append(Grid(one.key, heads, tuple(rows), tuple(groups), _legend(found, times)))
-    if sources:
-        blocks.append(Text(f"Published figures: {'; '.join(sources)}."))
-    blocks += [Text(f"{entry.title}: {entry.remark}.", "soft") for entry in entries if entry.remark]
-    if found.table is not None:
-        blocks.append(Command(compare_command(found, findings)))
-    return Section(one.key, one.title, tuple(blocks))
+        head = ("model", *map(metric_title, one.metrics), "fit")
+        times = len(findings.machines(one.task)) <= 1  # seconds of different machines do not compare
+        if not times:
+            head, rows = head[:-1], [row[:-1] for row in rows]
+        grid = Grid(one.key, head, tuple(rows), tuple(groups), _legend(found, times))
+    content = {
+        "intro": one.intro,
+        "reason": found.reason,
+        "grid": grid,
+        "sources": sources,
+        "remarks": [f"{entry.title}: {entry.remark}." for entry in entries if entry.remark and grid],
+        "command": compare_command(found, findings) if found.table else "",
+    }
+    return Section("table", one.key, one.title, content)
 
 
-def _heading(metric: str) -> str:
+def metric_title(metric: str) -> str:
+    """`nDCG@5` for `ndcg@5`."""
     return metric.replace("ndcg", "nDCG").replace("recall", "Recall")
 
 
-def _row(entry: plan.Entry, table: Table | None, one: plan.TablePlan, without: str) -> tuple[Cell, ...]:
-    """`without` is said where there is no result."""
-    row = next((row for row in table.rows if row.label == entry.name), None) if table else None
-    recipe = plan.recipe_of(entry.name, one.recipes)
+def _printed(theirs: float | None) -> str:
+    return NONE if theirs is None else figure(theirs)
+
+
+def _row(entry: plan.Entry, found: FoundTable, without: str) -> tuple[GridCell, ...]:
+    """A row of a table; `without` is shown where there is no result."""
+    row = found.row(entry.name)
+    recipe = plan.recipe_of(entry.name, found.plan.recipes)
     mark = f" {LIKE}" if row is not None and row.metrics and not row.distinguishable else ""
     hint = f"recipe {recipe}" if recipe else "the model's default settings"
-    name = Cell(entry.title + mark, code=recipe or entry.name, hint=hint)
-    cells = [
-        _figure_cell(row, metric, entry.paper.get(metric), one.beside, without) for metric in one.metrics
-    ]
+    name = GridCell(entry.title + mark, code=recipe or entry.name, hint=hint)
     seconds = row.fit_seconds if row else None
-    return (name, *cells, Cell(duration(seconds), order=seconds))
+    cells = [_figure_cell(row, metric, entry, found.plan.beside, without) for metric in found.plan.metrics]
+    return (name, *cells, GridCell(duration(seconds), order=seconds))
 
 
-def _figure_cell(row: Row | None, metric: str, theirs: float | None, beside: str, without: str) -> Cell:
-    shown = figure(theirs) if theirs is not None else NONE if beside else ""
-    if row is None or row.metrics is None:
-        why = "failed" if row is not None else without
-        return Cell(why, beside=shown, hint=row.failure or "" if row else "")
-    spread = row.metrics[metric]
-    cell = Cell(
-        figure(spread.mean),
-        best=metric in row.best,
-        spread=deviation(spread, row.seeds),
-        beside=shown,
-        order=spread.mean,
-    )
+def _figure_cell(row: Row | None, metric: str, entry: plan.Entry, beside: str, without: str) -> GridCell:
+    theirs = entry.paper.get(metric)
+    shown = _printed(theirs) if theirs is not None or beside else ""
+    if row is None:
+        return GridCell(without, beside=shown)
+    if row.metrics is None:
+        return GridCell("failed", beside=shown, hint=row.failure or "")
     if theirs is None:
-        return cell
-    return Cell(
-        **{
-            **vars(cell),
-            "difference": signed(spread.mean - theirs),
-            "tone": tone_of(spread.mean, theirs),
-        }
+        return metric_cell(row, metric, beside=shown)
+    ours = row.metrics[metric].mean
+    tone = tone_of(ours, theirs)
+    return metric_cell(
+        row, metric, beside=shown, difference=f"{_SIGNS[tone]} {signed(ours - theirs)}", tone=tone
     )
-
-
-def _published_row(
-    published: paper.PaperRow, figures: Mapping[str, float], one: plan.TablePlan
-) -> tuple[Cell, ...]:
-    cells = [
-        Cell(NONE, beside=figure(figures[metric]) if metric in figures else NONE) for metric in one.metrics
-    ]
-    return (Cell(published.title, hint=published.remark), *cells, Cell(NONE))
 
 
 def _legend(found: FoundTable, times: bool) -> str:
@@ -241,13 +227,12 @@ def _legend(found: FoundTable, times: bool) -> str:
 
 
 def compare_command(found: FoundTable, findings: Findings) -> str:
-    """What makes the numbers of a table, and these alone."""
-    one, wishes = found.plan, findings.wishes
+    """The command that makes the numbers of one table."""
+    one, options = found.plan, findings.options
     names = [plan.recipe_of(entry.name, one.recipes) or entry.name for entry in one.entries]
-    where = SAMPLE if one.part == SAMPLE else f"{data_folder(findings)}/{one.part}"
-    parts = [f"bundlemage compare {where} --seeds {_seeds(findings)}"]
-    if wishes.epochs is not None:
-        parts[0] += f" --epochs {wishes.epochs}"
+    parts = [f"bundlemage compare {data_place(findings, one.part)} --seeds {_seeds(findings)}"]
+    if options.epochs is not None:
+        parts[0] += f" --epochs {options.epochs}"
     if one.metric != "ndcg@5":
         parts.append(f"--metric {one.metric} --metrics {','.join(one.metrics)}")
     parts += [f"-m {','.join(names[start : start + 5])}" for start in range(0, len(names), 5)]
@@ -255,68 +240,173 @@ def compare_command(found: FoundTable, findings: Findings) -> str:
 
 
 def data_folder(findings: Findings) -> str:
-    """The data's folder as a report may show it, which does not say where on a machine it lies."""
-    folder = findings.wishes.folder
+    """The data's folder without its place on this machine, as a report may show it."""
+    folder = findings.options.folder
     return SAMPLE if folder is None else f"DATA/{folder.resolve().name}"
 
 
 def data_place(findings: Findings, part: str) -> str:
-    return "the built-in shop" if part == SAMPLE else f"{data_folder(findings)}/{part}"
+    """A part of the data as a command names it."""
+    return SAMPLE if part == SAMPLE else f"{data_folder(findings)}/{part}"
 
 
 def _seeds(findings: Findings) -> str:
-    return ",".join(map(str, findings.wishes.seeds))
+    return ",".join(map(str, findings.options.seeds))
 
 
-# ── What is missing, and how it was made ─────────────────────────────────────────────────────────
+# ── Figures ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _missing(findings: Findings) -> Section:
-    points = [
-        f"{missing.part}: {'; '.join(dict.fromkeys(missing.problems))} — {missing.where}"
-        for missing in findings.missing
+def _figures(findings: Findings) -> list[tuple[figures.Figure, str]]:
+    """The figures of a report, each with its caption."""
+    name = pathak.PARTIAL_NAME if findings.partial else DATASET_TITLES[findings.options.dataset]
+    sections_drawn = ("matching", "generation")
+    tables = [one for one in findings.tables if one.plan.section in sections_drawn and one.reason is None]
+    pictures = []
+    if bars := {found.plan.title: _bars(found) for found in tables if found.table}:
+        drawn = figures.accuracy_bars("ndcg", f"nDCG@5 of every model on {name}", bars)
+        pictures.append((drawn, "Test nDCG@5 of every model (the paper's Fig. 1a). Whiskers: seeds."))
+    if findings.cosines is not None:
+        drawn = figures.similarity("similarity", f"Item and bundle preference on {name}", findings.cosines)
+        caption = "Cosine similarity of each user's item and bundle preference"
+        pictures.append((drawn, f"{caption} (the paper's Fig. “dissimilarity”)."))
+    if curves := _curves(tables, findings):
+        drawn = figures.training_curves("curves", f"Training on {name}", curves)
+        caption = "Validation nDCG@5 by epoch, first seed. The dot is the epoch whose weights are tested."
+        pictures.append((drawn, caption))
+    timed = next((found for found in tables if found.plan.task == "matching" and found.table), None)
+    points = _points(timed) if timed else []
+    if timed and timed.table and len(points) > 1 and len(findings.machines("matching")) == 1:
+        drawn = figures.time_and_accuracy("time", f"Training time and accuracy on {name}", points)
+        beside = measured_beside(timed.table)
+        caption = "What accuracy costs: training time and test nDCG@5 of matching."
+        pictures.append((drawn, caption + (f" The time was {beside}." if beside else "")))
+    return pictures
+
+
+def _short(entry: plan.Entry) -> str:
+    return _SHORT_NAMES.get(entry.name, entry.title)
+
+
+def _bars(found: FoundTable) -> list[figures.Bar]:
+    bars = []
+    for entry in found.plan.entries:
+        row, theirs = found.row(entry.name), entry.paper.get("ndcg@5")
+        spread = row.metrics["ndcg@5"] if row and row.metrics else None
+        if spread is not None or theirs is not None:
+            value, sd = (spread.mean, spread.sd) if spread else (None, None)
+            bars.append(figures.Bar(_short(entry), entry.group, value, sd, theirs))
+    return bars
+
+
+def _curves(tables: Sequence[FoundTable], findings: Findings) -> list[figures.Curve]:
+    entries = {entry.name: entry for found in tables for entry in found.plan.entries}
+    return [
+        figures.Curve(_short(entries[name]), entries[name].group, values, best_epoch)
+        for name, (values, best_epoch) in findings.curves.items()
+        if name in entries and len(values) > 1
     ]
-    if not points:
-        return Section("missing", "Missing files", ())
-    return Section("missing", "Missing files", (Points(tuple(points)),))
+
+
+def _points(found: FoundTable) -> list[figures.Point]:
+    rows = [(entry, found.row(entry.name)) for entry in found.plan.entries]
+    return [
+        figures.Point(_short(entry), entry.group, max(row.fit_seconds, 0.001), row.metrics["ndcg@5"].mean)
+        for entry, row in rows
+        if row and row.metrics and row.fit_seconds is not None
+    ]
+
+
+# ── Case studies ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _cases(findings: Findings) -> Section:
+    content = {
+        "cases": findings.cases,
+        "grids": {found.dataset: _case_grids(found.study) for found in findings.cases if found.study},
+        "taste_rule": cases.TASTE_RULE,
+        "unpopular_rule": cases.UNPOPULAR_RULE,
+    }
+    return Section("cases", "cases", "Case studies", content)
+
+
+def _case_grids(study: cases.CaseStudy) -> dict[str, Grid]:
+    grids = {}
+    if case := study.taste:
+        hidden = {card.id: "hidden" for card in case.hidden}
+        grids["bundle"] = _items(f"taste-bundle-{study.dataset}", (*case.shown, *case.hidden), hidden)
+        head = ("user", "leans on", "BundleMage adds", "popularity")
+        rows = tuple(map(_taste_row, case.people))
+        grids["people"] = Grid(f"taste-{study.dataset}", head, rows, numbers=False)
+    if unpopular := study.unpopular:
+        roles = {unpopular.right.id: "BundleMage says: right", unpopular.popular.id: "popularity says: wrong"}
+        cards = (unpopular.right, unpopular.popular, *unpopular.shown)
+        grids["unpopular"] = _items(f"unpopular-{study.dataset}", cards, roles)
+    return grids
+
+
+def _taste_row(user: cases.TasteUser) -> tuple[GridCell, ...]:
+    best, others = user.answers[0], user.answers[1:]
+    after = ", then " + words([card.title for card in others]) if others else ""
+    leanings = tuple(f"{one.tag} {one.share:.0%} (usual {one.usual:.0%})" for one in user.taste)
+    return (
+        GridCell(f"user {user.user}", hint=f"owns {user.items} items"),
+        GridCell(chips=leanings),
+        GridCell(best.title + after, chips=best.tags[:6]),
+        _top(best),
+    )
+
+
+def _items(key: str, cards: Sequence[cases.ItemCard], roles: Mapping[str, str]) -> Grid:
+    rows = tuple(
+        (
+            GridCell(card.title, code=card.id),
+            GridCell(roles.get(card.id, "in the bundle")),
+            GridCell(chips=card.tags[:6]),
+            _top(card),
+        )
+        for card in cards
+    )
+    return Grid(key, ("item", "role", "tags", "popularity"), rows, numbers=False)
+
+
+def _top(card: cases.ItemCard) -> GridCell:
+    return GridCell(f"top {max(card.top, 0.001):.1%}")
+
+
+# ── How it was made ──────────────────────────────────────────────────────────────────────────────
 
 
 def _how(findings: Findings) -> Section:
-    blocks: list[Block] = [Command(reproduce_command(findings), "The command that made this report:")]
-    machines = {f"{one.device}; BundleMage {one.version}, PyTorch {one.torch}" for one in findings.outcomes}
-    dates = sorted(one.date[:10] for one in findings.outcomes)
-    told = [f"Ran on {machine}." for machine in sorted(machines)]
-    if findings.wishes.note:
-        told.append(findings.wishes.note)
-    if dates:
-        told.append(
-            f"Measured {f'from {dates[0]} to {dates[-1]}' if dates[0] != dates[-1] else f'on {dates[0]}'}."
-        )
-    told.append(f"Seeds {_seeds(findings)}: those of the training; the splits do not change.")
-    told += [f"{facts.name}, {facts.protocol}: {described(facts)}" for facts in findings.facts]
+    lines = [f"Ran on {machine}." for machine in sorted({one.machine for one in findings.outcomes})]
+    if findings.options.note:
+        lines.append(findings.options.note)
+    if findings.outcomes:
+        lines.append(f"Measured {dates([one.date for one in findings.outcomes])}.")
+    lines.append(f"Seeds {_seeds(findings)}: those of the training; the splits do not change.")
+    lines += [f"{facts.name}, {facts.protocol}: {described(facts)}" for facts in findings.facts]
     notes = dict.fromkeys(note for facts in findings.facts for note in facts.notes)
-    told += [f"Note: {note}" for note in notes]
-    told += [f"Failed: {what}: {message}" for what, message in findings.failures.items()]
-    blocks.append(Points(tuple(told)))
-    settings: dict[str, tuple[str, ...]] = {}
-    for one in findings.outcomes:
-        settings[f"{one.label} on {one.dataset}, {one.protocol}"] = (
-            f"model = {one.model}",
-            *(f"{key} = {value!r}" for key, value in one.shown_settings.items()),
-        )
-    if settings:
-        lines = [line for title, body in settings.items() for line in (f"[{title}]", *body, "")]
-        blocks.append(Folded("Every setting of every model", tuple(lines[:-1])))
-    return Section("how", "How it was made", tuple(blocks))
+    lines += [f"Note: {note}" for note in notes]
+    lines += [f"Failed: {what}: {message}" for what, message in findings.failures.items()]
+    settings = {
+        f"[{one.label} on {one.dataset}, {one.protocol}]": one.settings_text() for one in findings.outcomes
+    }
+    content = {
+        "command": reproduce_command(findings),
+        "lines": lines,
+        "settings": "\n\n".join(f"{title}\n{text}" for title, text in settings.items()),
+    }
+    return Section("how", "how", "How it was made", content)
 
 
 def reproduce_command(findings: Findings) -> str:
-    wishes = findings.wishes
-    parts = [f"bundlemage reproduce {wishes.dataset}"]
-    if wishes.folder is not None:
+    """The command that makes the report."""
+    options = findings.options
+    parts = [f"bundlemage reproduce {options.dataset}"]
+    if options.folder is not None:
         parts.append(f"--data {data_folder(findings)}")
     parts.append(f"-o REPORT --seeds {_seeds(findings)}")
-    if wishes.epochs is not None:
-        parts.append(f"--epochs {wishes.epochs}")
-    parts += [f"--skip {name}" for name in wishes.skip]
-    return " ".join(parts) + " --only-cached" * wishes.only_cached
+    if options.epochs is not None:
+        parts.append(f"--epochs {options.epochs}")
+    parts += [f"--skip {name}" for name in options.skip]
+    return " ".join(parts) + " --only-cached" * options.only_cached

@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import stats
 
 from bundlemage.data.splits import Split
 from bundlemage.studies.cells import Contender, split_key
 from bundlemage.studies.outcome import METRICS, Missing, Outcome
-from bundlemage.studies.significance import Values, holm, paired_p
 
 LEVEL = 0.05
 """A row whose corrected p is at least this cannot be told from the best."""
+
+Values = npt.NDArray[np.floating]
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """One dataset, one protocol, one task."""
 
     dataset: str
@@ -78,13 +80,13 @@ class Table:
     def row(self, label: str) -> Row:
         return next(row for row in self.rows if row.label == label)
 
-    def ranked(self) -> Table:
+    def ranked(self) -> ResultTable:
         """The same with the best row first, and those that failed last."""
         value = {row.label: row.metrics[self.metric].mean if row.metrics else -1.0 for row in self.rows}
         return replace(self, rows=tuple(sorted(self.rows, key=lambda row: -value[row.label])))
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Table:
+    def from_json(cls, content: Mapping[str, Any]) -> ResultTable:
         return cls(**{**content, "rows": tuple(map(Row.from_json, content["rows"]))})
 
 
@@ -141,7 +143,7 @@ def make_table(
     outcomes: Sequence[Outcome],
     failures: Sequence[Missing],
     groups: npt.NDArray[np.integer] | None = None,
-) -> Table | None:
+) -> ResultTable | None:
     """The table of a task on a split; None if the split does not ask it or nobody does it.
 
     `groups` says which cases belong together and so are no independent witnesses (`case_groups`).
@@ -167,7 +169,7 @@ def make_table(
     count = facts.matching_cases if task == "matching" else facts.generation_cases
     if not count or not any(row.metrics for row in rows):
         return None
-    return Table(
+    return ResultTable(
         facts.name,
         facts.protocol,
         facts.split,
@@ -249,3 +251,37 @@ def _tested(
             else row
         )
     return tuple(done)
+
+
+# ── Significance ─────────────────────────────────────────────────────────────────────────────────
+
+
+def paired_p(leading: Values, other: Values, groups: npt.NDArray[np.integer] | None = None) -> float | None:
+    """The two-sided p of a paired t-test over the cases that both have a value for.
+
+    Cases of one group, such as the users of one held-out bundle, are no witnesses independent of each other:
+    the error of the mean is then worked out from the groups' sums (a cluster-robust error).
+    """
+    both = np.isfinite(leading) & np.isfinite(other)
+    difference = leading[both].astype(np.float64) - other[both]
+    which = np.arange(len(difference)) if groups is None else np.unique(groups[both], return_inverse=True)[1]
+    count = int(which.max(initial=-1)) + 1
+    if count < 2:
+        return None
+    if not difference.any():
+        return 1.0
+    # Without groups this is the textbook's error: Σ (d − d̄)² / (n − 1) / n, under the root.
+    sums = np.bincount(which, difference - difference.mean())
+    error = np.sqrt((sums**2).sum() * count / (count - 1)) / len(difference)
+    if np.ptp(difference) == 0:  # the same difference in every case: no doubt, and no variance to divide by
+        return 0.0
+    return float(2 * stats.t.sf(abs(difference.mean()) / error, count - 1)) if error else 0.0
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Holm's correction: the smallest p times their number, the next times one less, never falling."""
+    corrected, highest = [0.0] * len(ps), 0.0
+    for rank, place in enumerate(sorted(range(len(ps)), key=lambda place: ps[place])):
+        highest = max(highest, min(1.0, (len(ps) - rank) * ps[place]))
+        corrected[place] = highest
+    return corrected
