@@ -8,13 +8,12 @@ import time
 import numpy as np
 
 from benchmarks.figures import Figure
-from benchmarks.generated import generated_recommender
+from benchmarks.generated import ShopSize, generated_recommender
 from benchmarks.setting import Setting
 from benchmarks.training import memory_figures
 from bundlemage.core.filters import Filter
 from bundlemage.core.history import History
 from bundlemage.recommender import Recommender
-from bundlemage.sample.generate import ShopSize
 
 K = 20
 DIM = 200

@@ -10,14 +10,25 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
-from bundlemage.sample.generate import ShopSize, sample_shop
+from bundlemage.sample.generate import sample_shop
 
 if TYPE_CHECKING:
     from benchmarks.setting import Setting
     from bundlemage.data.dataset import BundleDataset
     from bundlemage.recommender import Recommender
+
+
+class ShopSize(TypedDict):
+    """The settings of `sample_shop` for the size of a shop."""
+
+    users: int
+    items: int
+    bundles: int
+    items_per_user: float
+    bundles_per_user: float
+    items_per_bundle: float
 
 
 def generated_data(size: ShopSize, setting: Setting) -> BundleDataset:

@@ -6,10 +6,9 @@ import numpy as np
 
 from benchmarks.asking import ask_everyone, request_milliseconds
 from benchmarks.figures import Figure
-from benchmarks.generated import generated_data
+from benchmarks.generated import ShopSize, generated_data
 from benchmarks.setting import Setting
 from benchmarks.training import memory_figures, train_on
-from bundlemage.sample.generate import ShopSize
 
 
 def items(setting: Setting, count: int) -> list[Figure]:

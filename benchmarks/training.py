@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.clocks import Enough, EpochClock, FirstSteps
 from benchmarks.figures import Figure
-from benchmarks.generated import generated_data
+from benchmarks.generated import ShopSize, generated_data
 from benchmarks.products import LAYOUTS, Layout, Softmax, products_seconds
 from benchmarks.setting import Setting, peak_bytes, peak_gpu_bytes, youshu
 from bundlemage.data.dataset import BundleDataset
@@ -25,7 +25,6 @@ from bundlemage.models.config import ModelConfig
 from bundlemage.models.registry import build, make_config
 from bundlemage.recipe import Recipe
 from bundlemage.recommender import Recommender
-from bundlemage.sample.generate import NETEASE, ShopSize
 from bundlemage.training.history import EpochRecord, Observer
 
 RECIPE = "youshu/bundlemage"
@@ -43,6 +42,15 @@ FULL = {
 """Every pair, against every candidate: the epoch of the paper, whatever the defaults leave out of one. Only
 such epochs can be set against the authors' program, against bare products, or against each other in size."""
 SAMPLED = {"sampled_softmax": 4096}
+NETEASE: ShopSize = {
+    "users": 18_528,
+    "items": 123_628,
+    "bundles": 22_864,
+    "items_per_user": 1_128_065 / 18_528,
+    "bundles_per_user": 302_303 / 18_528,
+    "items_per_bundle": 1_778_838 / 22_864,
+}
+"""The numbers of users, items, bundles and pairs of the paper's NetEase data."""
 TINY_NETEASE: ShopSize = {
     "users": 300,
     "items": 400,

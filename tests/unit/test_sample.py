@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bundlemage.data.statistics import dissimilarity
 from bundlemage.errors import ConfigError
-from bundlemage.sample.generate import GENRE_PACK, NETEASE, SampleShop, sample_shop
+from bundlemage.sample.generate import GENRE_PACK, SampleShop, sample_shop
 
 Floats = NDArray[np.float64]
 CHANCE = 1 / np.log2(np.arange(2, 7)) @ np.ones(5) / 100  # nDCG@5 of one positive among 100, at random
@@ -101,7 +101,14 @@ class TestSizes:
 
     @pytest.mark.slow
     def test_netease(self) -> None:
-        shop = sample_shop(**NETEASE)
+        shop = sample_shop(
+            18_528,
+            123_628,
+            22_864,
+            items_per_user=1_128_065 / 18_528,
+            bundles_per_user=302_303 / 18_528,
+            items_per_bundle=1_778_838 / 22_864,
+        )
         assert shop.dataset.sizes == {"users": 18_528, "items": 123_628, "bundles": 22_864}
         check_invariants(shop, pairs=(1_128_065, 302_303, 1_778_838))
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypedDict, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -37,31 +37,9 @@ from bundlemage.sample.draws import (
 )
 from bundlemage.sample.tastes import GENRE_PACK, Floats, Tastes, plant
 
-__all__ = ["GENRE_PACK", "NETEASE", "SampleShop", "ShopSize", "Tastes", "sample_shop", "write_shop"]
+__all__ = ["GENRE_PACK", "SampleShop", "Tastes", "sample_shop", "write_shop"]
 
 TableFormat = Literal["csv", "tsv", "parquet"]
-
-
-class ShopSize(TypedDict):
-    """The settings of `sample_shop` for the size of a shop."""
-
-    users: int
-    items: int
-    bundles: int
-    items_per_user: float
-    bundles_per_user: float
-    items_per_bundle: float
-
-
-NETEASE: Final[ShopSize] = {
-    "users": 18_528,
-    "items": 123_628,
-    "bundles": 22_864,
-    "items_per_user": 1_128_065 / 18_528,
-    "bundles_per_user": 302_303 / 18_528,
-    "items_per_bundle": 1_778_838 / 22_864,
-}
-"""The numbers of users, items, bundles and pairs of the paper's NetEase data: `sample_shop(**NETEASE)`."""
 
 _QUIET_SHARE = 0.06  # users with a single bundle or none
 # Percentages of games from the line, the genre and anywhere: in a bundle of a line, in a pack of a genre.
