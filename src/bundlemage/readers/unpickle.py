@@ -128,9 +128,33 @@ class PickleMachine:
         if isinstance(value, Unbuilt):
             value.remembered_at.append(index)
 
-    def set_items(self, pairs: list[Any], target: dict[Any, Any]) -> None:
+    # Containers
+
+    def append(self) -> None:
+        value = self.stack.pop()
+        self.top(list).append(value)
+
+    def extend(self) -> None:
+        values = self.since_mark()
+        self.top(list).extend(values)
+
+    def add(self) -> None:
+        members = self.since_mark()
+        self.top(set).update(map(pickled.hashable, members))
+
+    def set_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self.top(dict)[pickled.hashable(key)] = value
+
+    def set_items(self) -> None:
+        pairs = self.since_mark()
+        target = self.top(dict)
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
             target[pickled.hashable(key)] = value
+
+    def new_dict(self) -> None:
+        self.below[-1].append({})  # the dict goes below the pairs, as the instruction u expects it
+        self.set_items()
 
     # Objects
 
@@ -206,37 +230,6 @@ def _last(count: int) -> Callable[[PickleMachine], None]:
     return instruction
 
 
-def _pairs(values: list[Any], machine: PickleMachine) -> dict[Any, Any]:
-    pairs: dict[Any, Any] = {}
-    machine.set_items(values, pairs)
-    return pairs
-
-
-def _add(machine: PickleMachine) -> None:
-    members = machine.since_mark()
-    machine.top(set).update(map(pickled.hashable, members))
-
-
-def _set_items(machine: PickleMachine) -> None:
-    pairs = machine.since_mark()
-    machine.set_items(pairs, machine.top(dict))
-
-
-def _set_item(machine: PickleMachine) -> None:
-    value, key = machine.stack.pop(), machine.stack.pop()
-    machine.top(dict)[pickled.hashable(key)] = value
-
-
-def _append(machine: PickleMachine) -> None:
-    value = machine.stack.pop()
-    machine.top(list).append(value)
-
-
-def _extend(machine: PickleMachine) -> None:
-    values = machine.since_mark()
-    machine.top(list).extend(values)
-
-
 _STOP = ord(".")
 
 _INSTRUCTIONS: dict[int, Callable[[PickleMachine], object]] = {
@@ -287,14 +280,14 @@ _INSTRUCTIONS: dict[int, Callable[[PickleMachine], object]] = {
     ord("t"): lambda m: m.push(tuple(m.since_mark())),
     ord("]"): lambda m: m.push([]),
     ord("l"): lambda m: m.push(m.since_mark()),
-    ord("a"): _append,
-    ord("e"): _extend,
+    ord("a"): PickleMachine.append,
+    ord("e"): PickleMachine.extend,
     ord("}"): lambda m: m.push({}),
-    ord("d"): lambda m: m.push(_pairs(m.since_mark(), m)),
-    ord("s"): _set_item,
-    ord("u"): _set_items,
+    ord("d"): PickleMachine.new_dict,
+    ord("s"): PickleMachine.set_item,
+    ord("u"): PickleMachine.set_items,
     0x8F: lambda m: m.push(set()),
-    0x90: _add,
+    0x90: PickleMachine.add,
     # Names, and the objects made from them
     ord("c"): PickleMachine.name_in_line,
     0x93: PickleMachine.name_on_stack,

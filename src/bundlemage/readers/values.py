@@ -131,7 +131,7 @@ class _Fault:
 
     message: str
     fix: str
-    kind: str = "bad-number"
+    kind: str
     severity: Literal["error", "warning"] = "error"
 
     def problem(
@@ -289,43 +289,30 @@ def _discount(value: Any) -> float | None:
     return _number(value, 1)
 
 
-_DETAILS: Mapping[str, tuple[Callable[[Any], Any], _Fault]] = {
-    "title": (
-        _title,
-        _Fault("{name!r} is {value}; expected text in UTF-8", "Store the text as UTF-8", "broken-utf8"),
-    ),
-    "tags": (
-        _tags,
-        _Fault(
-            "{name!r} is {value}; expected a list of texts, or one text separated by | ; or ,",
-            "Store the text as UTF-8",
-            "broken-utf8",
-        ),
-    ),
+_NOT_UTF8 = "Store the text as UTF-8"
+_DETAILS: Mapping[str, tuple[Callable[[Any], Any], str, str, str]] = {
+    "title": (_title, "broken-utf8", "text in UTF-8", _NOT_UTF8),
+    "tags": (_tags, "broken-utf8", "a list of texts, or one text separated by | ; or ,", _NOT_UTF8),
     "price": (
         _price,
-        _Fault(
-            "{name!r} is {value}; expected a number, 0 or more",
-            "Write it without a currency sign, with a point for the decimals; "
-            "leave it empty if it is not known",
-        ),
+        "bad-number",
+        "a number, 0 or more",
+        "Write it without a currency sign, with a point for the decimals; leave it empty if it is not known",
     ),
     "stock": (
         _stock,
-        _Fault(
-            "{name!r} is {value}; expected a whole number, 0 or more",
-            "Write how many can be sold; leave it empty if it is not known",
-        ),
+        "bad-number",
+        "a whole number, 0 or more",
+        "Write how many can be sold; leave it empty if it is not known",
     ),
     "discount": (
         _discount,
-        _Fault(
-            "{name!r} is {value}; expected a fraction from 0 to 1",
-            "Write 20% off as 0.2; leave it empty if it is not known",
-        ),
+        "bad-number",
+        "a fraction from 0 to 1",
+        "Write 20% off as 0.2; leave it empty if it is not known",
     ),
 }
-"""How each column is read, and what to say about a value that cannot be read."""
+"""For each column: how it is read, the kind of problem, what is expected, and what to do."""
 
 
 def read_details(
@@ -343,7 +330,7 @@ def read_details(
             kept[name] = pa.nulls(rows, kind)
             continue
         column = encode(columns[name])
-        parse, fault = _DETAILS[name]
+        parse, problem_kind, expected, fix = _DETAILS[name]
         values: list[Any] = []
         bad: list[int] = []
         for position, value in enumerate(column.values):
@@ -354,6 +341,7 @@ def read_details(
                 bad.append(position)
         if bad:
             faulty = np.flatnonzero(np.isin(column.codes, bad))
+            fault = _Fault("{name!r} is {value}; expected " + expected, fix, problem_kind)
             problems.append(fault.problem(faulty, column, name, where, line_of))
         values.append(None)  # the code -1
         kept[name] = pa.array([values[code] for code in column.codes.tolist()], kind)
