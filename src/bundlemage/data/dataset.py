@@ -43,7 +43,7 @@ def binary_matrix(rows: npt.ArrayLike, columns: npt.ArrayLike, shape: tuple[int,
     """
     row, column = np.asarray(rows, dtype=np.int64), np.asarray(columns, dtype=np.int64)
     if row.size and (row.min() < 0 or column.min() < 0 or row.max() >= shape[0] or column.max() >= shape[1]):
-        raise ValueError(f"a position lies outside a matrix of shape {shape}")
+        raise ValueError(f"a position is outside a matrix of shape {shape}")
     keys = row * max(shape[1], 1) + column
     keys.sort()  # np.unique hashes, which is several times slower for ten million pairs
     keys = keys[np.diff(keys, prepend=-1) > 0]

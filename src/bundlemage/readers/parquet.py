@@ -49,20 +49,20 @@ class Footer:
     """The number of rows of each row group."""
 
 
-def read(table: str, found: TableFiles) -> TableData:
+def read(table: str, source: TableFiles) -> TableData:
     """Read a table; raises `DataError` with the problems of all its files."""
     problems: list[Problem] = []
     footers: list[Footer] = []
-    for file in found.files:
+    for file in source.files:
         with collected(problems):
             footers.append(look(table, file))
     if problems:
         raise DataError(same_fault_once(problems))
-    types, problems = detail_types(table, found.files, footers)
+    types, problems = detail_types(table, source.files, footers)
     if problems:
         raise DataError(problems)
     parts: list[pa.Table] = []
-    for file, footer in zip(found.files, footers, strict=True):
+    for file, footer in zip(source.files, footers, strict=True):
         with collected(problems):
             parts.append(read_columns(file, footer))
     if problems:
@@ -74,7 +74,7 @@ def read(table: str, found: TableFiles) -> TableData:
         )
         for column, kind in types.items()
     }
-    return TableData(found.where, ids, details, files=found.starts(part.num_rows for part in parts))
+    return TableData(source.where, ids, details, files=source.starts(part.num_rows for part in parts))
 
 
 def _joined_ids(columns: Sequence[pa.ChunkedArray]) -> Coded:

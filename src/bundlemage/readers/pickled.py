@@ -29,7 +29,7 @@ class Name:
     """The name of a function or class in a pickle: text only, never the object itself."""
 
     role: str
-    asked: str
+    full: str
 
 
 @dataclass(eq=False)
@@ -69,10 +69,10 @@ def lookup(module: object, name: object) -> Name:
     """Returns the name if published files need it; otherwise raises before anything is called."""
     if not isinstance(module, str) or not isinstance(name, str):
         raise BrokenError("a name in it is not text")
-    asked = f"{module}.{name}"
-    if asked not in _ROLES:
-        raise RefusedError(f"it asks for {_short(asked)}")
-    return Name(_ROLES[asked], asked)
+    full = f"{module}.{name}"
+    if full not in _ROLES:
+        raise RefusedError(f"it asks for {_short(full)}")
+    return Name(_ROLES[full], full)
 
 
 def call(name: object, arguments: object) -> Any:
@@ -81,18 +81,18 @@ def call(name: object, arguments: object) -> Any:
         raise RefusedError("it calls something that is not a name")
     maker = _CALLS.get(name.role)
     if maker is None:
-        raise RefusedError(f"it calls {name.asked}")
+        raise RefusedError(f"it calls {name.full}")
     try:
         return maker(*arguments)
     except TypeError as error:  # a wrong number of arguments
-        raise _odd(name.asked) from error
+        raise _odd(name.full) from error
 
 
 def new(name: object, arguments: object) -> Unbuilt:
     """The instruction NEWOBJ: returns an empty sparse matrix. Other objects and arguments are refused."""
     if not isinstance(name, Name) or name.role not in _SCIPY or arguments != ():
-        asked = name.asked if isinstance(name, Name) else "something that is not a class"
-        raise RefusedError(f"it makes an object of {asked}")
+        kind = name.full if isinstance(name, Name) else "something that is not a class"
+        raise RefusedError(f"it makes an object of {kind}")
     return Unbuilt(name.role)
 
 

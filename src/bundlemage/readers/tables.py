@@ -34,9 +34,9 @@ def matches(path: Path | Place) -> bool:
 def read(path: Path | Place) -> Source:
     """Read the data; raises `DataError` with every problem of every table if any of them is an error."""
     where = path if isinstance(path, Place) else place(path)
-    found, problems = find(where)
+    all_files, problems = find(where)
     tables: dict[str, TableData] = {}
-    for table, files in found.items():
+    for table, files in all_files.items():
         with collected(problems):
             tables[table] = read_table(table, files)
     return assemble(tables, where.name, problems)
@@ -69,7 +69,7 @@ def find(where: Place) -> tuple[dict[str, TableFiles], list[Problem]]:
             name = f"{candidates[0]}/" if parts else candidates[0]
             tables[table] = TableFiles(name, files, in_parts=bool(parts))
             if parts and others:
-                message = "this lies among the Parquet files of a table and is not read"
+                message = "this is among the Parquet files of a table and is not read"
                 fix, more = "Move it away, or give it a name that begins with _", len(others) - 1
                 problems.append(
                     Problem("not-parquet", others[0], message, fix, more=more, severity="warning")

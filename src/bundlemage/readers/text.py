@@ -113,7 +113,7 @@ class _Record:
 
 @dataclass(frozen=True)
 class _TextFile:
-    """A delimited file. Its name tells the delimiter and the compression."""
+    """A delimited file. Its name determines the delimiter and the compression."""
 
     path: Path
 

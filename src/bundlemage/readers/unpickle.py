@@ -37,7 +37,7 @@ def safe_load(path: Path) -> Any:
         return PickleMachine(data).run()
     except RefusedError as refused:
         message = f"refused, and nothing in it was run: {refused}"
-        fix = "No published data set needs that: do not open the file with other tools, download it anew."
+        fix = "No published data set needs that: do not open the file with other tools, download it again."
         raise DataError.of("unsafe-pickle", str(path), message, fix) from None
     # Damaged bytes can fail in many ways.
     except (
