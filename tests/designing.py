@@ -512,16 +512,17 @@ def _misstated(goods: Goods, asked: Request, design: Any, judge: Judge) -> Itera
     scores = [item.score for item in design.items if not item.given]
     if not np.allclose(scores, worth.chances, rtol=1e-3, atol=0):
         yield f"items {ids} have the scores {scores}, not {worth.chances} in the order {worth.order}"
-    if set(design.terms) != {"likelihood", "margin", "diversity"}:
-        yield f"terms {design.terms}"
+    terms = dict(design.terms)
+    if set(terms) != {"likelihood", "margin", "diversity"}:
+        yield f"terms {terms}"
         return
-    for name, term in design.terms.items():
+    for name, term in terms.items():
         if not math.isclose(term, getattr(worth, name), rel_tol=1e-5, abs_tol=1e-4):
             yield f"{name} is {term}, not {getattr(worth, name)}"
-    if not math.isclose(math.fsum(design.terms.values()), design.value, abs_tol=1e-6):
-        yield f"the terms {design.terms} do not add up to {design.value}"
-    if not math.isclose(design.score, math.exp(design.terms["likelihood"]), rel_tol=1e-5):
-        yield f"score {design.score} is not exp of {design.terms['likelihood']}"
+    if not math.isclose(math.fsum(terms.values()), design.value, abs_tol=1e-6):
+        yield f"the terms {terms} do not add up to {design.value}"
+    if not math.isclose(design.score, math.exp(terms["likelihood"]), rel_tol=1e-5):
+        yield f"score {design.score} is not exp of {terms['likelihood']}"
 
 
 def wrongly_refused(goods: Goods, owned: frozenset[str], request: Request, error: Any) -> list[str]:

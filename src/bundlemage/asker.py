@@ -11,7 +11,6 @@ import torch
 
 from bundlemage.campaigns.audience import forecast
 from bundlemage.campaigns.chances import Calibration
-from bundlemage.campaigns.forecasts import BundleForecast
 from bundlemage.core.answering import Batch, exact_ranking, nearest, rows_at_a_time, slices
 from bundlemage.core.bulk import record_batches
 from bundlemage.core.filters import Filter
@@ -19,14 +18,15 @@ from bundlemage.core.history import History, Id, NewBundles, User
 from bundlemage.core.ranking import Ranking
 from bundlemage.core.shop import Candidates, Recommendation, Shop
 from bundlemage.data.dataset import BundleDataset
-from bundlemage.designer.design import Designs, design
-from bundlemage.designer.explain import Explanation, explain_bundles, explain_item
+from bundlemage.designer.design import design
+from bundlemage.designer.explain import explain_bundles, explain_item
 from bundlemage.errors import BundleMageError, ConfigError, UnsupportedError
 from bundlemage.models.base import Histories, Model
 from bundlemage.models.ragged import Ragged
 from bundlemage.retrieval.guard import LEAST_BUNDLES, IndexReport, build_index
 from bundlemage.retrieval.index import BundleIndex
 from bundlemage.wire.design import DesignRequest
+from bundlemage.wire.design_answers import BundleForecast, Designs, Explanation
 
 Row = TypeVar("Row")
 Pages: TypeAlias = Callable[[], Iterable[Mapping[str, History]]]

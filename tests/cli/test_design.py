@@ -74,7 +74,7 @@ def test_designs_are_those_of_the_recommender(model: Recommender, folder: Path, 
     assert (first["price"], first["value"]) == (designed.price, pytest.approx(designed.value))
     why = designed.items[-1].why
     assert why is not None
-    assert first["items"][-1]["why"]["words"] == why.words()
+    assert first["items"][-1]["why"]["words"] == why.words
     assert first["items"][0]["why"] is None
 
     cards = flat(run(*arguments).stdout)
@@ -86,7 +86,7 @@ def test_designs_are_those_of_the_recommender(model: Recommender, folder: Path, 
         assert item.id in cards
         assert f"{item.price:,.2f}" in cards
         if item.why is not None:
-            assert flat(item.why.words()) in cards
+            assert flat(item.why.words) in cards
 
 
 def test_for_someone_new_with_as_little_as_can_be_said(model: Recommender, folder: Path) -> None:
@@ -163,7 +163,7 @@ def test_reasons_are_those_of_the_recommender(model: Recommender, folder: Path, 
     told: dict[str, Any] = run_json("explain", folder, "--user", user, "--bundle", bundle)
     assert (told["user"], told["bundle"]) == (user, bundle)
     assert told["fit"] == pytest.approx(expected.fit, abs=1e-5)
-    assert told["words"] == expected.words()
+    assert told["words"] == expected.words
     assert {(each["kind"], each["id"]) for each in told["reasons"]} == {
         (each.kind, each.id) for each in expected.reasons
     }

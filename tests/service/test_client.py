@@ -280,7 +280,7 @@ def test_designs_reasons_and_forecasts_are_those_of_the_model(client: Client, mo
     assert found[0].items[0].given
     assert added.why is not None
     assert designed.why is not None
-    assert added.why.words == designed.why.words()
+    assert added.why.words == designed.why.words
     assert [reason.id for reason in added.why.reasons] == [each.id for each in designed.why.reasons[:10]]
     assert client.design({"items": [first]}, size=2, budget=None, reasons=False)[0].items[0].why is None
 

@@ -101,7 +101,7 @@ def test_a_design_keeps_its_budget_and_tags_and_is_that_of_the_recommender(
     assert [each["score"] for each in answer["bundles"]] == [near(each.score) for each in expected]
     why, designed = answer["bundles"][0]["items"][1]["why"], expected[0].items[1].why
     assert designed is not None
-    assert why["words"] == designed.words()
+    assert why["words"] == designed.words
     assert (why["fit"], why["gate"]) == (near(designed.fit), near(designed.gate or 0))
     assert len(why["reasons"]) == 10
     assert why["more"] == len(designed.reasons) - 10
@@ -199,7 +199,7 @@ def test_reasons_for_bundles_are_those_of_the_recommender(
     for each in answer["explanations"]:
         expected, why = recommender.explain(SOMEONE, bundle=each["id"]), each["why"]
         assert each["title"] == ok(client.get(f"/v1/bundles/{each['id']}"))["title"]
-        assert (why["fit"], why["words"]) == (near(expected.fit), expected.words())
+        assert (why["fit"], why["words"]) == (near(expected.fit), expected.words)
         assert (len(why["reasons"]), why["more"], why["not_asked"]) == (18, 0, 0)
         found = {(reason["kind"], reason["id"]): reason for reason in why["reasons"]}
         for reason in expected.reasons:

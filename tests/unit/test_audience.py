@@ -19,7 +19,6 @@ from bundlemage.artifact.files import load_artifact, save_artifact
 from bundlemage.campaigns import chances as module
 from bundlemage.campaigns.audience import forecast
 from bundlemage.campaigns.chances import Calibration, calibrate, logistic
-from bundlemage.campaigns.forecasts import BundleForecast
 from bundlemage.core.answering import slices
 from bundlemage.core.shop import Shop, Trade
 from bundlemage.data.dataset import BundleDataset, binary_matrix
@@ -28,6 +27,7 @@ from bundlemage.errors import ConfigError, UnknownIdError, UnsupportedError
 from bundlemage.models.base import Histories, Interactions, Model, Sizes
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.registry import make_config
+from bundlemage.wire.design_answers import BundleForecast
 from tests.cli.run import run, run_json
 from tests.small_shop import QUICK, dataset_of, row_of, small_shop
 

@@ -116,6 +116,10 @@ class TestRandomDesigns:
             check(tiny, maker.goods, maker.user(), request)
 
 
+def altered(design: Any, **fields: Any) -> Any:
+    return design.model_copy(update=fields)
+
+
 class TestTheChecker:
     """A checker that finds nothing proves nothing."""
 
@@ -156,11 +160,11 @@ class TestTheChecker:
         ("change", "finds"),
         [
             (lambda designs: designs[::-1], "ranks"),
-            (lambda designs: [replace(designs[0], price=designs[0].price + 0.01), *designs[1:]], "a price"),
-            (lambda designs: [replace(designs[0], value=designs[0].value + 0.01), *designs[1:]], "add up"),
-            (lambda designs: [replace(designs[0], score=designs[0].score * 1.01), *designs[1:]], "exp of"),
-            (lambda designs: [replace(designs[0], items=designs[0].items[::-1]), *designs[1:]], "scores"),
-            (lambda designs: [designs[0], replace(designs[0], rank=2)], "share 3 of 3"),
+            (lambda designs: [altered(designs[0], price=designs[0].price + 0.01), *designs[1:]], "a price"),
+            (lambda designs: [altered(designs[0], value=designs[0].value + 0.01), *designs[1:]], "add up"),
+            (lambda designs: [altered(designs[0], score=designs[0].score * 1.01), *designs[1:]], "exp of"),
+            (lambda designs: [altered(designs[0], items=designs[0].items[::-1]), *designs[1:]], "scores"),
+            (lambda designs: [designs[0], altered(designs[0], rank=2)], "share 3 of 3"),
         ],
         ids=["order", "price", "value", "score", "items", "twice"],
     )
@@ -455,7 +459,7 @@ class TestMethods:
             goods_of(sample),
             owned_by(sample, "u0007"),
             request,
-            answer,
+            list(answer),
             Judge(sample, goods_of(sample), "u0007"),
         )
 

@@ -13,6 +13,7 @@ from bundlemage.core.history import Id, User
 from bundlemage.errors import ConfigError, UnknownIdError, UnsupportedError
 from bundlemage.models.ragged import Ragged
 from bundlemage.sample.generate import Tastes
+from bundlemage.wire.design_answers import in_words
 from tests.designing import small_sample, taste_of_reasons
 from tests.small_shop import QUICK, small_shop
 
@@ -173,17 +174,17 @@ class TestWords:
         best = model.recommend("u0007", 1)[0].id
         told = model.explain("u0007", bundle=best)
         assert told.reasons[0].effect > 0
-        assert str(told.reasons[0].title) in told.words()
+        assert str(told.reasons[0].title) in told.words
 
     @pytest.mark.parametrize("most", [1, 2, 4])
     def test_no_more_are_named_than_wanted(self, model: Recommender, most: int) -> None:
         told = model.explain("u0007", item=model.complete("u0007", ["g0001"], 1)[0].id, items=["g0001"])
-        text = told.words(most)
+        text = in_words(told.reasons, most)
         named = {reason.title for reason in told.reasons if str(reason.title) in text}
         assert 1 <= len(named) <= most
 
     def test_there_are_words_where_there_are_no_reasons(self, model: Recommender) -> None:
-        assert model.explain(History(), bundle="b0001").words()
+        assert model.explain(History(), bundle="b0001").words
 
 
 class TestTaste:

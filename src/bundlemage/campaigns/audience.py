@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,23 +13,24 @@ import torch
 from torch import Tensor
 
 from bundlemage.campaigns.chances import Calibration, new_log_probabilities, normaliser
-from bundlemage.campaigns.forecasts import (
-    BundleForecast,
-    BundleItem,
-    Neighbour,
-    Offer,
-    Person,
-    Replacement,
-    Weakest,
-)
 from bundlemage.core.answering import nearest
 from bundlemage.core.filters import Filter, Shelf
 from bundlemage.core.history import Id
 from bundlemage.core.ranking import top
 from bundlemage.core.shop import Shop
+from bundlemage.designer.constraints import to_pay, units_of
 from bundlemage.errors import ConfigError, UnsupportedError
 from bundlemage.models.base import Histories, Model
 from bundlemage.models.ragged import Ragged
+from bundlemage.wire.design_answers import (
+    BundleForecast,
+    ForecastItem,
+    ForecastNeighbour,
+    ForecastPerson,
+    ForecastReplacement,
+    ForecastWeakest,
+)
+from bundlemage.wire.requests import MOST_OFF
 
 People: TypeAlias = Callable[[], Iterable[tuple[Sequence[str], Histories]]]
 """Everyone who may be asked, a batch at a time: their ids, and what they have. It is called more than
@@ -54,7 +55,7 @@ def forecast(
 ) -> BundleForecast:
     """The audience of a bundle of these items among `people`: the k best of them, and how many there are."""
     inside = _inside(shop, items)
-    offer = Offer.of(shop, inside, price, discount)
+    price, list_price, discount = _prices(shop, inside, price, discount)
     notes = [] if calibration else [UNCALIBRATED]
     near = _nearest(model, shop, inside, k, notes)
     crowd = _Crowd(model, shop, people, calibration)
@@ -64,19 +65,20 @@ def forecast(
     if shorter:
         place = int(np.argmax(found.totals[1:]))
         without = crowd.expected(found.totals[1 + place])
-        weakest = Weakest(*_named(shop.item_shelf, inside[place])[:2], without)
+        name, title = shop.dataset.items[inside[place]], shop.item_shelf.title(inside[place])
+        weakest = ForecastWeakest(id=name, title=title, without=without)
         replacement = _replacement(crowd, shorter[place], inside, found, notes)
     expected = crowd.expected(found.totals[0])
     return BundleForecast(
-        items=tuple(BundleItem(*_named(shop.item_shelf, n)) for n in inside),
-        price=offer.price,
-        list_price=offer.list_price,
-        discount=offer.discount,
+        items=tuple(ForecastItem(**_named(shop.item_shelf, n)) for n in inside),
+        price=price,
+        list_price=list_price,
+        discount=discount,
         asked=found.asked,
         expected=expected,
         above=found.above if calibration else None,
         threshold=calibration.threshold if calibration else None,
-        expected_takings=None if expected is None or offer.price is None else expected * offer.price,
+        expected_takings=None if expected is None or price is None else expected * price,
         people=found.best.people(k, calibrated=calibration is not None),
         nearest=near,
         weakest=weakest,
@@ -100,9 +102,39 @@ def _inside(shop: Shop, items: Sequence[Id]) -> tuple[int, ...]:
     return inside
 
 
-def _named(shelf: Shelf, place: int) -> tuple[str, str | None, float | None]:
+def _named(shelf: Shelf, place: int) -> dict[str, Any]:
     facts = shelf.facts(place)
-    return shelf.ids[place], facts.title, facts.price
+    return {"id": shelf.ids[place], "title": facts.title, "price": facts.price}
+
+
+def _prices(
+    shop: Shop, inside: Sequence[int], price: float | None, discount: float | None
+) -> tuple[float | None, float | None, float | None]:
+    """What a bundle costs, the sum of its items' prices, and the discount between the two."""
+    if price is not None and discount is not None:
+        raise ConfigError("give the bundle's price or its discount, not both: one follows from the other")
+    if price is not None and not (_is_number(price) and price >= 0):
+        raise ConfigError(f"the bundle's price is {price!r}; it should be a number from 0 up")
+    if discount is not None and not (_is_number(discount) and 0 <= discount <= MOST_OFF):
+        raise ConfigError(f"the discount is {discount!r}; it should be a fraction from 0 to {MOST_OFF}")
+    prices = [shop.item_shelf.facts(item).price for item in inside]
+    known = [amount for amount in prices if amount is not None]
+    if len(known) < len(prices):
+        if discount is not None:
+            name = shop.dataset.items[inside[prices.index(None)]]
+            raise ConfigError(
+                f"a discount needs every item's price, and that of {name!r} is not known: give the bundle's "
+                "price instead"
+            )
+        return price, None, None
+    list_price = to_pay(units_of(known), 0.0)
+    if price is None:
+        return to_pay(units_of(known), discount or 0.0), list_price, discount or 0.0
+    return price, list_price, 1 - price / list_price if list_price else None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 # ── What is like it ──────────────────────────────────────────────────────────────────────────────
@@ -110,7 +142,7 @@ def _named(shelf: Shelf, place: int) -> tuple[str, str | None, float | None]:
 
 def _nearest(
     model: Model, shop: Shop, inside: Sequence[int], k: int, notes: list[str]
-) -> tuple[Neighbour, ...]:
+) -> tuple[ForecastNeighbour, ...]:
     """The bundles whose vectors point most nearly the same way, of those that are sold."""
     try:
         with torch.inference_mode():
@@ -121,7 +153,12 @@ def _nearest(
         return ()
     places = shop.dataset.bundles.known_positions
     return tuple(
-        Neighbour(each.id, each.title, each.score, shop.bundle_shelf.facts(places[each.id]).price)
+        ForecastNeighbour(
+            id=each.id,
+            title=each.title,
+            score=each.score,
+            price=shop.bundle_shelf.facts(places[each.id]).price,
+        )
         for each in found
     )
 
@@ -161,10 +198,12 @@ class _Best:
             Histories(histories.items.rows(chosen), histories.bundles.rows(chosen), users),
         )
 
-    def people(self, k: int, *, calibrated: bool) -> tuple[Person, ...]:
-        rows = zip(self.ids, self.chances.tolist(), self.scores.tolist(), strict=True)
-        everyone = [Person(name, chance if calibrated else None, score) for name, chance, score in rows]
-        return tuple(everyone[:k])
+    def people(self, k: int, *, calibrated: bool) -> tuple[ForecastPerson, ...]:
+        rows = zip(self.ids[:k], self.chances[:k].tolist(), self.scores[:k].tolist(), strict=True)
+        return tuple(
+            ForecastPerson(id=name, chance=chance if calibrated else None, score=score)
+            for name, chance, score in rows
+        )
 
 
 def _joined(one: Histories, other: Histories) -> Histories:
@@ -263,7 +302,7 @@ class _Owners:
 
 def _replacement(
     crowd: _Crowd, rest: tuple[int, ...], inside: tuple[int, ...], found: _Found, notes: list[str]
-) -> Replacement | None:
+) -> ForecastReplacement | None:
     model, shop = crowd.model, crowd.shop
     if not model.generates:
         notes.append(f"{model.title} does not complete bundles, so it names no replacement.")
@@ -275,7 +314,8 @@ def _replacement(
     place = int(np.argmax(totals))
     if totals[place] <= found.totals[0]:
         return None
-    return Replacement(*_named(shop.item_shelf, tried[place]), crowd.expected(totals[place]))
+    expected = crowd.expected(totals[place])
+    return ForecastReplacement(**_named(shop.item_shelf, tried[place]), expected=expected)
 
 
 def _candidates(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from math import exp
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
@@ -22,9 +21,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from bundlemage.core.history import User
-    from bundlemage.designer.design import Design, DesignedItem, Designs
-    from bundlemage.designer.explain import Explanation
     from bundlemage.recommender import Recommender
+    from bundlemage.wire.design_answers import Design, DesignedItem, Designs, Explanation
 
 RULES = "What must hold"
 WISHES = "What is wished for"
@@ -83,7 +81,7 @@ def design(
     model = Recommender.load(folder, device=device)
     designs = _designs(model, someone, dict(request))
     if as_json:
-        show.print_json({"user": user, **_designs_json(designs)})
+        show.print_json({"user": user, **designs.model_dump(mode="json")})
         return
     describe(model, someone)
     for each in designs:
@@ -127,7 +125,7 @@ def explain(
     found = model.explain(someone, bundle=bundle, item=item, items=ids(items))
     if as_json:
         asked = {"bundle": bundle} if item is None else {"item": item, "items": ids(items)}
-        show.print_json({"user": user, **asked, **_why_json(found)})
+        show.print_json({"user": user, **asked, **found.model_dump(mode="json")})
         return
     data = model.dataset
     if bundle is not None:
@@ -139,7 +137,7 @@ def explain(
         show.out.print(f"item history speaks for {found.gate:.0%}, bundle history for {1 - found.gate:.0%}")
     if found.reasons:
         show.out.print(_reasons(found, most))
-    show.out.print(show.plain(found.words()))
+    show.out.print(show.plain(found.words))
 
 
 # ── From the model of requests to options, and from options to wishes ───────────────────────────
@@ -285,7 +283,7 @@ def _item_lines(item: DesignedItem) -> list[str]:
     if item.given:
         return [f"◦ {show.name(item.title, item.id)}{show.amount(item.price)}  [dim]there already[/]"]
     line = f"• {show.name(item.title, item.id)}{show.amount(item.price)}  [cyan]{item.score:.1%}[/]"
-    return [line] if item.why is None else [line, f"  [dim]{show.plain(item.why.words())}[/]"]
+    return [line] if item.why is None else [line, f"  [dim]{show.plain(item.why.words)}[/]"]
 
 
 def _reasons(found: Explanation, most: int) -> Table:
@@ -307,16 +305,3 @@ def _reasons(found: Explanation, most: int) -> Table:
     if left > 0:
         table.caption = f"and {left:,} more"
     return table
-
-
-def _why_json(found: Explanation) -> dict[str, Any]:
-    return {**asdict(found), "words": found.words()}
-
-
-def _designs_json(found: Designs) -> dict[str, Any]:
-    told = asdict(found)
-    for bundle, designed in zip(told["bundles"], found, strict=True):
-        for item, told_item in zip(designed.items, bundle["items"], strict=True):
-            if item.why is not None:
-                told_item["why"] = _why_json(item.why)
-    return told

@@ -11,7 +11,7 @@ from bundlemage.cli.options import AsJson, Device, ModelFolder, ids
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from bundlemage.campaigns.forecasts import BundleForecast
+    from bundlemage.wire.design_answers import BundleForecast
 
 
 def score_bundle(
@@ -38,7 +38,7 @@ def score_bundle(
 
     found = Recommender.load(folder, device=device).score_bundle(ids(items), price, discount=discount, k=k)
     if as_json:
-        show.print_json(found.to_json())
+        show.print_json(found.model_dump(mode="json"))
         return
     show.out.print(_card(found))
     if found.note:

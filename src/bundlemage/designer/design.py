@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, overload
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,7 +11,7 @@ import torch
 from bundlemage.core.shop import Shop
 from bundlemage.designer.conflict import refuse_impossible
 from bundlemage.designer.constraints import Items, Rules, to_pay, units_of
-from bundlemage.designer.explain import Explanation, explain_added
+from bundlemage.designer.explain import explain_added
 from bundlemage.designer.growing import WIDTH, grow
 from bundlemage.designer.objective import Objective, Worth
 from bundlemage.designer.pairs import Fits, neighbours, shortlist
@@ -23,6 +21,7 @@ from bundlemage.errors import OutOfTimeError
 from bundlemage.models.base import Histories, Model
 from bundlemage.models.ragged import Ragged
 from bundlemage.wire.design import DesignRequest
+from bundlemage.wire.design_answers import Design, DesignedItem, Designs, Explanation, Terms
 
 REASONS = 1.0
 """The least time for reasons, in seconds."""
@@ -30,68 +29,6 @@ LOOKED_AT = 4
 """How many of the bundles that grew are looked at as a whole."""
 AROUND = 60
 """How many bundles around the best one the exact search looks at in each round."""
-
-
-@dataclass(frozen=True)
-class DesignedItem:
-    id: str
-    title: str | None
-    price: float | None
-    tags: tuple[str, ...]
-    given: bool
-    """Whether it was in the bundle from the start."""
-    score: float | None
-    """Its probability as the next item, when it was added; None if given."""
-    why: Explanation | None = None
-
-
-@dataclass(frozen=True)
-class Design:
-    """A whole bundle. `score` is the geometric mean of the probabilities of what was added."""
-
-    rank: int
-    items: tuple[DesignedItem, ...]
-    """First what was given, then what was added, the most likely first."""
-    price: float | None
-    """What it costs after the discount; None where the price of an item is not known."""
-    list_price: float | None
-    discount: float
-    score: float
-    value: float
-    """What the search maximised: the sum of `terms`."""
-    terms: dict[str, float]
-    same_as: str | None = None
-    """A bundle that the shop has already, of exactly these items."""
-
-    @property
-    def ids(self) -> list[str]:
-        return [item.id for item in self.items]
-
-
-@dataclass(frozen=True)
-class Designs(Sequence[Design]):
-    """The bundles that were found, best first, and how."""
-
-    bundles: tuple[Design, ...]
-    method: str
-    seconds: float
-    complete: bool
-    """False: time ran out, and these are the best that were found until then."""
-    proven: bool
-    """True: no bundle at all has a higher value than the first."""
-
-    def __len__(self) -> int:
-        return len(self.bundles)
-
-    @overload
-    def __getitem__(self, index: int) -> Design: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Design, ...]: ...
-    def __getitem__(self, index: Any) -> Any:
-        return self.bundles[index]
-
-    def __iter__(self) -> Iterator[Design]:
-        return iter(self.bundles)
 
 
 def design(
@@ -116,7 +53,13 @@ def design(
         _named(rank, worth, reasons, rules, shop)
         for rank, (worth, reasons) in enumerate(zip(found, why, strict=True), start=1)
     )
-    return Designs(bundles, request.method, deadline.taken, complete, search.proven)
+    return Designs(
+        bundles=bundles,
+        method=request.method,
+        seconds=deadline.taken,
+        complete=complete,
+        proven=search.proven,
+    )
 
 
 class _Search:
@@ -208,27 +151,28 @@ def _named(rank: int, worth: Worth, why: Sequence[Explanation | None], rules: Ru
     scores = {item: math.exp(log) for item, log in zip(worth.added, worth.logs, strict=True)}
     items = tuple(
         DesignedItem(
-            names[item],
-            *shelf.facts(item),
-            item not in scores,
-            scores.get(item),
-            reasons.get(item),
+            id=names[item],
+            **shelf.facts(item)._asdict(),
+            given=item not in scores,
+            score=scores.get(item),
+            why=reasons.get(item),
         )
         for item in rules.start + worth.added
     )
     prices = [item.price for item in items]
     known = [price for price in prices if price is not None]
     units = units_of(known) if len(known) == len(prices) else None
+    discount = rules.request.discount
     return Design(
-        rank,
-        items,
-        None if units is None else to_pay(units, rules.request.discount),
-        None if units is None else to_pay(units, 0.0),
-        rules.request.discount,
-        math.exp(worth.likelihood),
-        worth.value,
-        {"likelihood": worth.likelihood, "margin": worth.margin, "diversity": worth.diversity},
-        _same_as(rules.start + worth.added, shop),
+        rank=rank,
+        items=items,
+        price=None if units is None else to_pay(units, discount),
+        list_price=None if units is None else to_pay(units, 0.0),
+        discount=discount,
+        score=math.exp(worth.likelihood),
+        value=worth.value,
+        terms=Terms(likelihood=worth.likelihood, margin=worth.margin, diversity=worth.diversity),
+        same_as=_same_as(rules.start + worth.added, shop),
     )
 
 

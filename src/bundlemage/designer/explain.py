@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import exp
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,62 +15,15 @@ from bundlemage.designer.waiting import Deadline
 from bundlemage.errors import ConfigError, UnsupportedError
 from bundlemage.models.base import Histories, Model
 from bundlemage.models.ragged import Ragged
+from bundlemage.wire.design_answers import Explanation, Reason, in_words
 
 MOST_LEFT_OUT = 2000
 """Of items, and of bundles: the work grows with the square of their number."""
 ROWS = 4096
 """About how many answers of the model are worked out at once."""
-NOTICEABLE = 0.05
-"""The least effect that is put into words: 5% likelier."""
 
-NOTHING = 1e-6
 
 Kind = Literal["item", "bundle", "partial"]
-
-
-@dataclass(frozen=True)
-class Reason:
-    """One thing that speaks for an answer, or against it."""
-
-    kind: Kind
-    """`item` or `bundle`: something that the user has; `partial`: an item of the bundle to be completed."""
-    id: str
-    title: str | None
-    effect: float
-    """How much lower the fit is without it."""
-    without: float
-    """The fit when this one is left out, and nothing else."""
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Reasons, the strongest first."""
-
-    fit: float
-    """The logarithm of how many times likelier it is than the average candidate."""
-    gate: float | None
-    """How far item history speaks, 0 to 1, and not bundle history; None where the model has no gate."""
-    reasons: tuple[Reason, ...]
-    not_asked: int = 0
-    """How many things of a very long history were not left out."""
-
-    def words(self, most: int = 2) -> str:
-        """In a sentence."""
-        told = [reason for reason in self.reasons if reason.effect >= NOTICEABLE][:most]
-        if not any(abs(reason.effect) > NOTHING for reason in self.reasons):
-            return "Nothing that they have, or that is in the bundle, makes a difference."
-        if not told:
-            return "No single thing makes it much likelier."
-        return f"Likelier because {' and '.join(map(_said, told))}."
-
-
-_SAID = {"item": "they have", "bundle": "they have the bundle", "partial": "the bundle has"}
-
-
-def _said(reason: Reason) -> str:
-    times = exp(reason.effect)
-    by = f"{times:.1f} times" if times >= 2 else f"by {times - 1:.0%}"
-    return f"{_SAID[reason.kind]} {reason.title or reason.id} ({by})"
 
 
 @dataclass(frozen=True)
@@ -210,17 +162,18 @@ def _explained(
 ) -> Explanation:
     whole, *without = fits
     reasons = [
-        Reason(kind, *_name(shop, kind, place), effect=whole - fit, without=fit)
+        Reason(kind=kind, **_named(shop, kind, place), effect=whole - fit, without=fit)
         for (kind, place), fit in zip(what, without, strict=True)
     ]
     reasons.sort(key=lambda reason: (-reason.effect, reason.kind, reason.id))
-    return Explanation(whole, gate, tuple(reasons), not_asked)
+    words = in_words(reasons)
+    return Explanation(fit=whole, gate=gate, words=words, reasons=tuple(reasons), not_asked=not_asked)
 
 
-def _name(shop: Shop, kind: Kind, place: int) -> tuple[str, str | None]:
+def _named(shop: Shop, kind: Kind, place: int) -> dict[str, Any]:
     """A bundle that a history brought along has no id: it is named by its number among those."""
     ids = shop.dataset.bundles if kind == "bundle" else shop.dataset.items
     if place >= len(ids):
-        return f"bundle {place - len(ids) + 1} of the history", None
+        return {"id": f"bundle {place - len(ids) + 1} of the history", "title": None}
     shelf = shop.bundle_shelf if kind == "bundle" else shop.item_shelf
-    return ids[place], shelf.title(place)
+    return {"id": ids[place], "title": shelf.title(place)}

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from bundlemage.campaigns.forecasts import BundleForecast
 from bundlemage.core.shop import Recommendation
-from bundlemage.designer.design import Design, DesignedItem, Designs
-from bundlemage.designer.explain import Explanation
 from bundlemage.live import Live
 from bundlemage.store.records import Bundle, Item
 from bundlemage.wire.answers import BundleOut, EntryOut, ItemOut, RankedBundle, RankedItem
-from bundlemage.wire.design_answers import DesignedItemOut, DesignOut, DesignsFor, ForecastOut, Why
+from bundlemage.wire.design_answers import BundleForecast, DesignedItem, Designs, DesignsFor, ForecastOut
 
 IN_A_DESIGN = 10
 """The most reasons for each item of a design, because a design has many items."""
@@ -55,23 +52,14 @@ def ranked_item(answer: Recommendation, live: Live) -> RankedItem:
 
 def designs_out(designs: Designs, about: dict[str, Any]) -> DesignsFor:
     """Designed bundles. `about` holds the fields of the request: its id, the model, the user."""
-    return DesignsFor(**{**vars(designs), "bundles": [_design_out(design) for design in designs]}, **about)
+    bundles = tuple(
+        design.model_copy(update={"items": tuple(map(_shortened, design.items))}) for design in designs
+    )
+    return DesignsFor(**{**vars(designs), "bundles": bundles}, **about)
 
 
-def _design_out(design: Design) -> DesignOut:
-    return DesignOut(**{**vars(design), "items": [_designed_item_out(item) for item in design.items]})
-
-
-def _designed_item_out(item: DesignedItem) -> DesignedItemOut:
-    why = None if item.why is None else why_out(item.why, IN_A_DESIGN)
-    return DesignedItemOut(**{**vars(item), "why": why})
-
-
-def why_out(explanation: Explanation, most: int) -> Why:
-    """An explanation with at most `most` reasons."""
-    reasons = explanation.reasons
-    facts = {**vars(explanation), "reasons": reasons[:most], "words": explanation.words()}
-    return Why(**facts, more=max(0, len(reasons) - most))
+def _shortened(item: DesignedItem) -> DesignedItem:
+    return item if item.why is None else item.model_copy(update={"why": item.why.shortened(IN_A_DESIGN)})
 
 
 def forecast_out(forecast: BundleForecast, about: dict[str, Any]) -> ForecastOut:

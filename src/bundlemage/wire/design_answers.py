@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import exp
 from typing import Literal
 
 from bundlemage.wire.answers import ANSWERED, FOR, Answered, EntryOut, ForUser, Listing, Out, example
@@ -43,10 +45,15 @@ _FORECAST = {
 }
 
 
+_NOTICEABLE = 0.05
+"""The smallest effect that is put into words: 5% more likely."""
+_SAID = {"item": "they have", "bundle": "they have the bundle", "partial": "the bundle has"}
+
+
 # ── Explanations ─────────────────────────────────────────────────────────────────────────────────
 
 
-class ReasonOut(Out):
+class Reason(Out):
     """One thing that makes an answer more likely, or less likely."""
 
     kind: Literal["item", "bundle", "partial"]
@@ -59,7 +66,23 @@ class ReasonOut(Out):
     """The fit when only this is left out."""
 
 
-class Why(Out):
+def in_words(reasons: Sequence[Reason], most: int = 2) -> str:
+    """The strongest reasons, at most `most`, in a sentence."""
+    if not any(abs(reason.effect) > 1e-6 for reason in reasons):
+        return "Nothing that they have, or that is in the bundle, makes a difference."
+    strongest = [reason for reason in reasons if reason.effect >= _NOTICEABLE][:most]
+    if not strongest:
+        return "No single thing makes it much likelier."
+    return f"Likelier because {' and '.join(map(_said, strongest))}."
+
+
+def _said(reason: Reason) -> str:
+    times = exp(reason.effect)
+    by = f"{times:.1f} times" if times >= 2 else f"by {times - 1:.0%}"
+    return f"{_SAID[reason.kind]} {reason.title or reason.id} ({by})"
+
+
+class Explanation(Out):
     """The reasons for an answer. Each is left out of the history in turn, and the model scores again."""
 
     fit: float
@@ -68,18 +91,23 @@ class Why(Out):
     """The weight of the item history, 0 to 1; the rest is the bundle history. Null: the model has no gate."""
     words: str
     """The strongest reasons in a sentence."""
-    reasons: tuple[ReasonOut, ...]
-    """The strongest first: at most 10 for an item of a design, at most 100 in an explanation."""
-    more: int
+    reasons: tuple[Reason, ...]
+    """The strongest first. The service lists at most 10 for an item of a design, 100 in an explanation."""
+    more: int = 0
     """The number of weaker reasons that are not listed."""
-    not_asked: int
+    not_asked: int = 0
     """For a very long history: the number of items and bundles that were not left out in turn."""
+
+    def shortened(self, most: int) -> Explanation:
+        """The same with at most `most` reasons."""
+        more = max(0, len(self.reasons) - most)
+        return self.model_copy(update={"reasons": self.reasons[:most], "more": more})
 
 
 class Explained(Out):
     id: str
     title: str | None
-    why: Why
+    why: Explanation
 
 
 class ExplanationsFor(ForUser, Listing[Explained]):
@@ -94,12 +122,12 @@ class ExplanationsFor(ForUser, Listing[Explained]):
 # ── Designs ──────────────────────────────────────────────────────────────────────────────────────
 
 
-class DesignedItemOut(EntryOut):
+class DesignedItem(EntryOut):
     given: bool
     """Whether the item was in the bundle from the start."""
     score: float | None
     """The probability of the item when it was added; null if it was given."""
-    why: Why | None
+    why: Explanation | None = None
     """Null if the item was given, or if the request did not ask for reasons."""
 
 
@@ -111,9 +139,9 @@ class Terms(Out):
     diversity: float
 
 
-class DesignOut(Out):
+class Design(Out):
     rank: int
-    items: tuple[DesignedItemOut, ...]
+    items: tuple[DesignedItem, ...]
     """First the given items, then the added items, the most likely first."""
     price: float | None
     """The price after the discount; null if the price of an item is unknown."""
@@ -127,14 +155,18 @@ class DesignOut(Out):
     same_as: str | None
     """A bundle of the shop that has exactly these items."""
 
+    @property
+    def ids(self) -> list[str]:
+        """The ids of its items."""
+        return [item.id for item in self.items]
 
-class DesignsFor(ForUser, Listing[DesignOut]):
-    """Bundles that were designed for a user, the best first."""
 
-    model_config = example(**FOR, bundles=[_DESIGN], method="beam", seconds=0.05, complete=True, proven=False)
+class Designs(Listing[Design]):
+    """Designed bundles, the best first."""
+
     _list = "bundles"
 
-    bundles: tuple[DesignOut, ...]
+    bundles: tuple[Design, ...]
     """The best first. There may be fewer than the request asked for."""
     method: str
     seconds: float
@@ -142,6 +174,12 @@ class DesignsFor(ForUser, Listing[DesignOut]):
     """False: time ran out, and these are the best bundles that the search found."""
     proven: bool
     """True: no possible bundle has a higher value than the first."""
+
+
+class DesignsFor(ForUser, Designs):
+    """Bundles that were designed for a user, the best first."""
+
+    model_config = example(**FOR, bundles=[_DESIGN], method="beam", seconds=0.05, complete=True, proven=False)
 
 
 # ── Bundles that do not exist yet ────────────────────────────────────────────────────────────────
@@ -186,11 +224,9 @@ class ForecastReplacement(ForecastItem):
     """The expected audience of the bundle with this item instead."""
 
 
-class ForecastOut(Answered):
+class BundleForecast(Out):
     """The forecast for a bundle that does not exist yet. The model ignores prices: a price turns the number
     of buyers into takings, and does not change who buys."""
-
-    model_config = example(**ANSWERED, **_FORECAST)
 
     items: tuple[ForecastItem, ...]
     price: float | None
@@ -216,3 +252,9 @@ class ForecastOut(Answered):
     """An item that would do better than the weakest one; null if no item that was tried does."""
     note: str | None = None
     """What could not be forecast, and why."""
+
+
+class ForecastOut(Answered, BundleForecast):
+    """The forecast for a bundle that does not exist yet."""
+
+    model_config = example(**ANSWERED, **_FORECAST)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Request
 
 from bundlemage.live import Live
 from bundlemage.service.answerer import Serving, check_catalogue
-from bundlemage.service.answers import IN_AN_EXPLANATION, designs_out, forecast_out, why_out
+from bundlemage.service.answers import IN_AN_EXPLANATION, designs_out, forecast_out
 from bundlemage.service.problems import newer_than_the_model, responses, with_impossible
 from bundlemage.service.routes.common import RequestId, TheService, about, owned_of
 from bundlemage.service.security import require
@@ -72,7 +72,7 @@ async def explain(
             found = [live.explain(owned, item=body.item, items=body.items)]
             names, titles = [body.item], [live.stock.items[body.item].title]
         explanations = tuple(
-            Explained(id=name, title=title, why=why_out(why, IN_AN_EXPLANATION))
+            Explained(id=name, title=title, why=why.shortened(IN_AN_EXPLANATION))
             for name, title, why in zip(names, titles, found, strict=True)
         )
         return ExplanationsFor(
