@@ -14,7 +14,7 @@ from bundlemage import Recommender
 from bundlemage.artifact.files import artifact_version
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import SplitPlan
-from bundlemage.store.records import Interaction, ModelRecord
+from bundlemage.store.records import InteractionRecord, ModelRecord
 from bundlemage.store.repository import Store
 from tests.small_shop import dataset_of
 
@@ -80,7 +80,7 @@ def sell(store: Store, users: int = USERS) -> None:
     _, user_bundle, _ = _drawn(0)
     store.add_interactions(
         [
-            Interaction(f"u{user}", "bundle", f"b{bundle}")
+            InteractionRecord(f"u{user}", "bundle", f"b{bundle}")
             for user in range(users)
             for bundle in user_bundle[user]
         ]

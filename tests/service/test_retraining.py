@@ -32,7 +32,7 @@ from bundlemage.retraining import retrain as retraining
 from bundlemage.retraining.comparing import DECISIVE, compare
 from bundlemage.retraining.held_out import fresh_cases, hold_out, plan_for
 from bundlemage.retraining.retrain import RetrainingObserver, retrain
-from bundlemage.store.records import Bundle, CatalogueChange, Interaction, Item, Owned
+from bundlemage.store.records import Bundle, CatalogueChange, InteractionRecord, Item, Owned
 from bundlemage.store.repository import Store
 from bundlemage.training.history import EpochRecord
 from tests.growing_shop import (
@@ -132,7 +132,7 @@ def test_more_purchases_make_a_better_model_and_it_is_published(
     open_early(store, little_learned)
     store.put_item(Item("new item"))
     store.put_bundle(Bundle("new bundle", ("new item", "i0")))
-    store.add_interactions([Interaction("someone new", "bundle", "new bundle")])
+    store.add_interactions([InteractionRecord("someone new", "bundle", "new bundle")])
     sell(store)
 
     outcome = retrain(store, models=tmp_path / "models")
@@ -463,7 +463,7 @@ def test_killed_at_a_bad_moment_it_leaves_the_old_model_and_no_lock(
     with pytest.raises(BusyError):
         retrain(store)
     began = time.monotonic()
-    store.add_interactions([Interaction("meanwhile", "item", "i1")])
+    store.add_interactions([InteractionRecord("meanwhile", "item", "i1")])
     assert time.monotonic() - began < 2
     late = store_url.startswith("sqlite")  # there after all is saved but for the last step, else in training
     if late:

@@ -21,7 +21,7 @@ from bundlemage.store import histories
 from bundlemage.store.records import (
     Bundle,
     CatalogueChange,
-    Interaction,
+    InteractionRecord,
     Item,
     Key,
     ModelRecord,
@@ -52,8 +52,10 @@ def shop(store: Store) -> Store:
     return store
 
 
-def took(user: str, thing: str, at: datetime | None = None, request_id: str | None = None) -> Interaction:
-    return Interaction(user, "bundle" if thing == ROOM.id else "item", thing, at, request_id)
+def took(
+    user: str, thing: str, at: datetime | None = None, request_id: str | None = None
+) -> InteractionRecord:
+    return InteractionRecord(user, "bundle" if thing == ROOM.id else "item", thing, at, request_id)
 
 
 def item_of(store: Store, name: str) -> Item | None:
@@ -130,7 +132,7 @@ def test_what_came_later_is_training_data_too(shop: Store) -> None:
 
 def test_a_dataset_goes_only_into_an_empty_store(shop: Store) -> None:
     before = shop.catalogue()
-    with pytest.raises(StoreError, match="holds a catalogue already"):
+    with pytest.raises(StoreError, match="already has a catalogue"):
         shop.import_dataset(small_shop())
     assert shop.catalogue() == before
 
@@ -267,7 +269,7 @@ def test_a_thing_is_had_once(shop: Store) -> None:
 
 def test_interactions_are_recorded_all_or_not_at_all(shop: Store) -> None:
     with pytest.raises(UnknownThingsError, match="there is no bundle 'none' in the catalogue") as raised:
-        shop.add_interactions([took("ann", "lamp"), Interaction("ann", "bundle", "none")])
+        shop.add_interactions([took("ann", "lamp"), InteractionRecord("ann", "bundle", "none")])
     assert (raised.value.kind, raised.value.ids) == ("bundle", ("none",))
     many = [took("ann", f"none {number}") for number in range(7)]
     with pytest.raises(UnknownThingsError, match=r"'none 4' and 2 more in the catalogue"):
@@ -303,7 +305,7 @@ def test_an_idempotency_key_is_forgotten_after_a_week(
 ) -> None:
     given = [took("ann", "lamp")]
     shop.add_interactions(given, idempotency_key="old", caller="c")
-    monkeypatch.setattr(histories, "KEPT_FOR", timedelta(0))
+    monkeypatch.setattr(histories, "KEYS_KEPT_FOR", timedelta(0))
     later = Store.open(store_url)
     later.add_interactions([took("ann", "rug")], idempotency_key="new", caller="c")
     assert later.add_interactions(given, idempotency_key="old", caller="c") == Recorded(0, 1)
@@ -364,7 +366,7 @@ def test_answers_are_counted_and_attributed(shop: Store) -> None:
     shop.add_interactions([took("ann", "room", NOON + 2 * hour, "r2"), took("cat", "room", NOON + hour)])
     shop.add_interactions([took("bob", "room", NOON - hour)])  # had it before it was shown
     assert shop.served_since(NOON).taken == 1
-    shop.add_interactions([Interaction("bob", "bundle", "🛋 two", NOON + hour)])  # was shown only to ann
+    shop.add_interactions([InteractionRecord("bob", "bundle", "🛋 two", NOON + hour)])  # was shown only to ann
     assert shop.served_since(NOON) == ServedSummary(6, {"room": 4, "🛋 two": 1}, 1)
     assert shop.served_since(NOON + hour) == ServedSummary(1, {"room": 1}, 1)
     assert shop.served_since(NOON, most=1) == ServedSummary(1, {"room": 1}, 1, NOON + hour)

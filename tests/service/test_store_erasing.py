@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from bundlemage.store import answers, erasure
+from bundlemage.store import served as answers
 from bundlemage.store.models import erased, served
-from bundlemage.store.records import Interaction, Item, Owned, Served
+from bundlemage.store.records import InteractionRecord, Item, Owned, Served
 from bundlemage.store.repository import Store
 from tests.small_shop import dataset_of
 
@@ -45,7 +45,7 @@ def is_in_a_file(folder: Path) -> bool:
 def file_store(tmp_path: Path) -> Store:
     store = Store.open(f"sqlite:///{tmp_path / 'shop.db'}")
     store.import_dataset(dataset_of([[0]], [[0]], [[0]], 1))
-    store.add_interactions([Interaction(SOMEBODY, "bundle", "b0")])
+    store.add_interactions([InteractionRecord(SOMEBODY, "bundle", "b0")])
     return store
 
 
@@ -119,7 +119,7 @@ def test_it_is_kept_for_an_hour_who_was_erased_and_not_in_clear(
     store.forget_served(datetime.now(UTC))
     (digest,) = digests(store)
     assert "ann" not in digest
-    monkeypatch.setattr(erasure, "KEPT_FOR", timedelta(0))
+    monkeypatch.setattr(answers, "ERASED_KEPT_FOR", timedelta(0))
     store.erase_user("bob")
     assert len(digests(store)) == 1
     assert digest not in digests(store)
@@ -148,6 +148,6 @@ def test_answers_wait_for_an_erasure_that_is_under_way(store: Store) -> None:
     now = datetime.now(UTC)
     work = threading.Thread(target=store.add_served, args=([answer("ann", now), answer("bob", now)],))
     with store._database.write() as connection:
-        waited_for(lambda: erasure.erase_user(connection, "ann"), work)
+        waited_for(lambda: answers.erase_user(connection, "ann"), work)
     work.join()
     assert users_shown(store) == ["bob"]

@@ -20,7 +20,7 @@ from bundlemage.errors import StoreError
 from bundlemage.store.connections import Database
 from bundlemage.store.migrate import VERSION_TABLE, upgrade
 from bundlemage.store.models import metadata, served
-from bundlemage.store.records import Bundle, Interaction, Item, ModelRecord
+from bundlemage.store.records import Bundle, InteractionRecord, Item, ModelRecord
 from bundlemage.store.repository import Store
 from tests.service.test_store import NOON
 from tests.small_shop import dataset_of
@@ -79,7 +79,7 @@ def test_a_database_of_the_first_version_is_brought_up_to_date_with_all_it_holds
         assert "erased" not in inspect(connection).get_table_names()
     old = Store(database)  # not opened, which would bring it up to date
     old.import_dataset(dataset_of([[0]], [[0]], [[0, 1]], 2))
-    old.add_interactions([Interaction("ann", "item", "i1", NOON)], idempotency_key="k")
+    old.add_interactions([InteractionRecord("ann", "item", "i1", NOON)], idempotency_key="k")
     old.publish(ModelRecord("v1", "models/v1", "bundlemage"))
     with database.write() as connection:
         connection.execute(
@@ -125,7 +125,7 @@ def test_a_database_that_knew_of_no_expected_sales_keeps_its_bundles(store_url: 
 
 def test_a_newer_database_is_refused(store: Store, store_url: str) -> None:
     run(store, f"UPDATE {VERSION_TABLE} SET version_num = '99'")
-    with pytest.raises(StoreError, match=r"are of version 99, and this program knows 3 at most.* update"):
+    with pytest.raises(StoreError, match=r"have version 99, and this program knows 3 at most.* update"):
         Store.open(store_url)
 
 
@@ -163,9 +163,9 @@ def test_a_server_may_have_other_tables_in_the_same_database(postgres_url: str) 
     [
         ("nonsense", "cannot be understood. Write sqlite:///"),
         ("mysql://me:s3cret@host/shop", "SQLite or PostgreSQL, and not 'mysql'"),
-        ("sqlite://", "kept in a file"),
-        ("sqlite:///:memory:", "kept in a file"),
-        ("sqlite:///{folder}/none/store.db", "there is no folder '.*none'. Make it, or correct the path"),
+        ("sqlite://", "must be a file"),
+        ("sqlite:///:memory:", "must be a file"),
+        ("sqlite:///{folder}/none/store.db", "there is no folder '.*none'. Create it, or correct the path"),
         ("sqlite:///{folder}", "this is a folder"),
         ("sqlite:///{folder}/text.db", "file is not a database. Give the path of a database that"),
         ("postgresql://me:s3cret@127.0.0.1:1/shop", r"postgresql://me:\*\*\*@127.0.0.1:1/shop: .*refused"),
@@ -188,7 +188,7 @@ def test_a_wrong_password_is_told_but_not_shown(postgres_url: str) -> None:
 
 
 def test_a_database_that_is_not_there_is_told(postgres_url: str) -> None:
-    with pytest.raises(StoreError, match=r'database "none" does not exist\. Make the database first'):
+    with pytest.raises(StoreError, match=r'database "none" does not exist\. Create the database first'):
         Store.open(make_url(postgres_url).set(database="none").render_as_string(hide_password=False))
 
 

@@ -16,7 +16,16 @@ from bundlemage.data.dataset import BundleDataset
 from bundlemage.errors import UnknownThingsError
 from bundlemage.store.checks import LARGEST_STOCK
 from bundlemage.store.models import clock, metadata
-from bundlemage.store.records import Bundle, Interaction, Item, Owned, Recorded, Sales, Served, UserSummary
+from bundlemage.store.records import (
+    Bundle,
+    InteractionRecord,
+    Item,
+    Owned,
+    Recorded,
+    Sales,
+    Served,
+    UserSummary,
+)
 from bundlemage.store.repository import Store
 from tests.service.test_store import NOON
 from tests.small_shop import datasets
@@ -55,7 +64,7 @@ def test_ids_titles_and_tags_come_back_as_they_were(
     store.put_item(item)
     store.put_bundle(bundle)
     store.add_served([Served("r", "bundles", user, "m", (name,), NOON)])
-    both = [Interaction(user, "item", name), Interaction(user, "bundle", name)]
+    both = [InteractionRecord(user, "item", name), InteractionRecord(user, "bundle", name)]
     assert store.add_interactions(both, idempotency_key=name, caller=user) == Recorded(2, 0)
     assert store.catalogue().items == [item]
     assert store.catalogue().bundles == [bundle]
@@ -112,7 +121,7 @@ class Model:
             [self.bundles[name] for name in sorted(self.bundles) if self.changed["Bundle", name] > version],
         )
 
-    def add(self, interactions: list[Interaction]) -> Recorded:
+    def add(self, interactions: list[InteractionRecord]) -> Recorded:
         new = 0
         for one in interactions:
             had = self.owned.setdefault(one.user_id, ([], []))[one.kind == "bundle"]
@@ -129,7 +138,7 @@ STEPS = st.one_of(
     st.tuples(st.sampled_from(["withdraw item", "withdraw bundle", "erase"]), FEW),
     st.tuples(
         st.just("take"),
-        st.lists(st.builds(Interaction, FEW, st.sampled_from(["item", "bundle"]), FEW), max_size=6),
+        st.lists(st.builds(InteractionRecord, FEW, st.sampled_from(["item", "bundle"]), FEW), max_size=6),
     ),
 )
 

@@ -16,7 +16,7 @@ from sqlalchemy import func, select
 from bundlemage.errors import StoreError
 from bundlemage.store.connections import Database
 from bundlemage.store.migrate import LOCK_NUMBER
-from bundlemage.store.records import Bundle, Interaction, Item, Owned, Recorded
+from bundlemage.store.records import Bundle, InteractionRecord, Item, Owned, Recorded
 from bundlemage.store.repository import Store
 from tests.small_shop import dataset_of, small_shop
 
@@ -24,7 +24,7 @@ BEGINNING = """
 import sys, time
 from bundlemage.store.connections import Database
 from bundlemage.store.migrate import LOCK_NUMBER
-from bundlemage.store.records import Bundle, Interaction, Item
+from bundlemage.store.records import Bundle, InteractionRecord, Item
 from bundlemage.store.repository import Store
 
 def say(*words):
@@ -57,7 +57,7 @@ def test_what_was_acknowledged_outlives_the_process(store_url: str) -> None:
     script = """
 store.put_item(Item("lamp", "A lamp"))
 store.put_bundle(Bundle("room", ("lamp",)))
-store.add_interactions([Interaction("ann", "bundle", "room")], idempotency_key="k")
+store.add_interactions([InteractionRecord("ann", "bundle", "room")], idempotency_key="k")
 say("done")
 time.sleep(60)
 """
@@ -68,7 +68,7 @@ time.sleep(60)
     assert store.catalogue().items == [Item("lamp", "A lamp")]
     assert store.catalogue().bundles == [Bundle("room", ("lamp",))]
     assert store.histories(["ann"]) == {"ann": Owned(bundles=("room",))}
-    again = store.add_interactions([Interaction("ann", "bundle", "room")], idempotency_key="k")
+    again = store.add_interactions([InteractionRecord("ann", "bundle", "room")], idempotency_key="k")
     assert again == Recorded(1, 0, replayed=True)
     store.close()
 
@@ -123,9 +123,9 @@ def test_processes_write_at_once(store: Store, store_url: str) -> None:
     script = """
 say("ready")
 name = sys.stdin.readline().strip()
-new = store.add_interactions([Interaction("all", "item", "lamp")], idempotency_key="one").new
+new = store.add_interactions([InteractionRecord("all", "item", "lamp")], idempotency_key="one").new
 for number in range(20):
-    store.add_interactions([Interaction(f"{name} {number}", "item", "lamp")])
+    store.add_interactions([InteractionRecord(f"{name} {number}", "item", "lamp")])
     store.put_item(Item(f"{name} {number}"))
 say(new)
 """
@@ -153,7 +153,7 @@ def test_one_key_writes_once_however_many_send_it(store: Store) -> None:
 
     def send(number: int) -> Recorded:
         begin.wait()
-        given = [Interaction("ann", "item", "lamp"), Interaction("bob", "item", "lamp")]
+        given = [InteractionRecord("ann", "item", "lamp"), InteractionRecord("bob", "item", "lamp")]
         return store.add_interactions(given, idempotency_key="k", caller="c")
 
     with ThreadPoolExecutor(8) as pool:
@@ -166,7 +166,7 @@ def test_threads_that_write_the_same_in_other_orders_do_not_block_each_other(sto
     store.import_dataset(dataset_of([[]], [[]], [[0]], 500))
 
     def send(number: int) -> int:
-        things = [Interaction(f"user {number // 2}", "item", f"i{thing}") for thing in range(500)]
+        things = [InteractionRecord(f"user {number // 2}", "item", f"i{thing}") for thing in range(500)]
         return store.add_interactions(things if number % 2 else things[::-1]).new
 
     with ThreadPoolExecutor(2) as pool:
@@ -233,4 +233,4 @@ def test_a_failing_import_leaves_nothing_and_one_of_two_at_once_wins(store: Stor
     with ThreadPoolExecutor(2) as pool:
         answers = sorted(pool.map(attempt, range(2)))
     assert answers[0] == "done"
-    assert "holds a catalogue already" in answers[1]
+    assert "already has a catalogue" in answers[1]

@@ -15,7 +15,8 @@ import pytest
 from sqlalchemy import make_url
 
 from bundlemage.errors import StoreError
-from bundlemage.store import answers, connections
+from bundlemage.store import connections
+from bundlemage.store import served as answers
 from bundlemage.store.connections import Database
 from bundlemage.store.records import Item, Served
 from bundlemage.store.repository import Store
@@ -58,15 +59,15 @@ def test_those_who_write_and_wait_leave_connections_to_those_who_read(
         assert time.monotonic() - began < 4
         other.rollback()
     # Those who wait first wait for the one who writes, the others for their turn to wait.
-    assert any("lock timeout. Another process has been writing for long" in words for words in told)
-    assert all("lock timeout" in words or "or waited for another who writes" in words for words in told)
+    assert any("lock timeout. Another process has been writing for a long time" in words for words in told)
+    assert all("lock timeout" in words or "or waited for another writer" in words for words in told)
     assert put(0) == "put"
 
 
 def test_a_statement_that_takes_too_long_is_ended_in_words(hasty: Store) -> None:
     with (
         pytest.raises(
-            StoreError, match=r"statement timeout\. It took over 8 s, or waited for another who writes: look"
+            StoreError, match=r"statement timeout\. It took over 8 s, or waited for another writer: find out"
         ),
         hasty._database.read() as connection,
     ):

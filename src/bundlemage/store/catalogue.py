@@ -1,10 +1,10 @@
-"""Items and bundles: what each is now, and which changed since."""
+"""The store's items and bundles: their present state, and which changed since a version."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -12,56 +12,154 @@ from sqlalchemy import Connection, Row, Select, Table, delete, insert, select, u
 
 from bundlemage.errors import ExistsError, UnknownThingsError
 from bundlemage.store.checks import check_bundle, check_item, is_id
+from bundlemage.store.connections import StorePart
 from bundlemage.store.dialect import is_sqlite, listed, one_of
 from bundlemage.store.models import bundle_item, bundles, clock, items
 from bundlemage.store.records import Bundle, CatalogueChange, Item, State
 
-THINGS: dict[Literal["item", "bundle"], Table] = {"item": items, "bundle": bundles}
-
+Kind = Literal["item", "bundle"]
+_TABLES: dict[Kind, Table] = {"item": items, "bundle": bundles}
 _STATE = select(clock.c.catalogue, clock.c.model)
 _LOCK = select(clock.c.catalogue).with_for_update()
-"""Nobody else changes the catalogue until the transaction ends. (With SQLite nobody does anyway.)"""
+"""Nobody else changes the catalogue until the transaction ends. (SQLite has only one writer anyway.)"""
 _TICK = update(clock).values(catalogue=clock.c.catalogue + 1)
+# A record has the names of its table's columns; only a bundle's items are in a table of their own.
+_ITEM = select(*(items.c[field.name] for field in fields(Item)))
+_BUNDLE = select(*(bundles.c[field.name] for field in fields(Bundle) if field.name != "items"))
 
 
-def state(connection: Connection) -> State:
-    return State(*connection.execute(_STATE).one())
+class CatalogueStore(StorePart):
+    def state(self) -> State:
+        """The version of the catalogue, and the model that is to serve."""
+        with self._database.read() as connection:
+            return _state(connection)
+
+    def is_empty(self) -> bool:
+        """Whether the store has no item yet."""
+        with self._database.read() as connection:
+            return has_no_items(connection)
+
+    def catalogue(self, since: int = 0) -> CatalogueChange:
+        """The items and bundles that changed after a version, ordered by id."""
+        with self._database.snapshot(long=not since) as connection:
+            contents: defaultdict[str, list[str]] = defaultdict(list)
+            changed = bundles.c.version > since
+            pairs = select(bundle_item.c.bundle_id, bundle_item.c.item_id).join(bundles).where(changed)
+            in_order = pairs.order_by(bundle_item.c.bundle_id, bundle_item.c.position)
+            for bundle_id, item_id in connection.execute(in_order):
+                contents[bundle_id].append(item_id)
+            item_rows = connection.execute(_ITEM.where(items.c.version > since).order_by(items.c.id))
+            bundle_rows = connection.execute(_BUNDLE.where(changed).order_by(bundles.c.id))
+            return CatalogueChange(
+                _state(connection).catalogue,
+                [_item(row) for row in item_rows],
+                [_bundle(row, contents[row.id]) for row in bundle_rows],
+            )
+
+    def put_item(self, item: Item, *, only_new: bool = False) -> bool:
+        """Write an item. Returns whether it is new; with `only_new` an old one raises `ExistsError`."""
+        with self._database.write() as connection:
+            return _put_item(connection, item, only_new)
+
+    def put_bundle(self, bundle: Bundle, *, only_new: bool = False) -> bool:
+        """Write a bundle. Returns whether it is new; with `only_new` an old one raises `ExistsError`, also a
+        withdrawn one. Raises `UnknownThingsError` for items that are not in the catalogue."""
+        with self._database.write() as connection:
+            return _put_bundle(connection, bundle, only_new)
+
+    def change_item(self, item_id: str, changes: Mapping[str, Any]) -> Item | None:
+        """Write some fields of an item and return it; None if there is no such item."""
+        with self._database.write() as connection:
+            row = _locked(connection, _ITEM, items, item_id)
+            if row is None:
+                return None
+            after = replace(_item(row), **changes)
+            _put_item(connection, after, only_new=False)
+            return after
+
+    def change_bundle(self, bundle_id: str, changes: Mapping[str, Any]) -> Bundle | None:
+        """Write some fields of a bundle and return it; None if there is no such bundle."""
+        with self._database.write() as connection:
+            row = _locked(connection, _BUNDLE, bundles, bundle_id)
+            if row is None:
+                return None
+            contents = select(bundle_item.c.item_id).where(bundle_item.c.bundle_id == bundle_id)
+            in_order = connection.scalars(contents.order_by(bundle_item.c.position))
+            after = replace(_bundle(row, in_order), **changes)
+            _put_bundle(connection, after, only_new=False)
+            return after
+
+    def withdraw_item(self, item_id: str) -> bool:
+        """Withdraw an item. Returns False if there is no such item."""
+        return self._withdraw(items, item_id)
+
+    def withdraw_bundle(self, bundle_id: str) -> bool:
+        """Withdraw a bundle. Returns False if there is no such bundle."""
+        return self._withdraw(bundles, bundle_id)
+
+    def _withdraw(self, table: Table, thing_id: str) -> bool:
+        this_one = table.c.id == thing_id
+        with self._database.write() as connection:
+            if not is_id(thing_id) or connection.execute(select(table.c.id).where(this_one)).first() is None:
+                return False
+            change = update(table).where(this_one)
+            connection.execute(change.values(withdrawn=True, version=next_version(connection)))
+            return True
+
+
+def has_no_items(connection: Connection) -> bool:
+    return connection.execute(select(items.c.id).limit(1)).first() is None
 
 
 def next_version(connection: Connection) -> int:
-    """Locks the clock until the transaction ends: so versions come into sight in order, none missed."""
+    """Take the next version. This locks the clock until the transaction ends, so that versions become visible
+    in order and no reader misses one."""
     connection.execute(_TICK)
-    return state(connection).catalogue
+    return _state(connection).catalogue
 
 
-def changes(connection: Connection, since: int) -> CatalogueChange:
-    contents: defaultdict[str, list[str]] = defaultdict(list)
-    changed = bundles.c.version > since
-    within = select(bundle_item.c.bundle_id, bundle_item.c.item_id).join(bundles).where(changed)
-    for bundle_id, item_id in connection.execute(
-        within.order_by(bundle_item.c.bundle_id, bundle_item.c.position)
-    ):
-        contents[bundle_id].append(item_id)
-    found_items = connection.execute(select(items).where(items.c.version > since).order_by(items.c.id))
-    found_bundles = connection.execute(select(bundles).where(changed).order_by(bundles.c.id))
-    return CatalogueChange(
-        state(connection).catalogue,
-        [_item(row) for row in found_items],
-        [_bundle(row, contents[row.id]) for row in found_bundles],
-    )
+def check_known(connection: Connection, kind: Kind, ids: Iterable[str]) -> None:
+    """Raise `UnknownThingsError` for ids that are not in the catalogue."""
+    wanted = list(dict.fromkeys(ids))
+    if wanted:
+        sqlite = is_sqlite(connection)
+        known = connection.scalars(_among(kind, sqlite), {"ids": listed(wanted, sqlite)})
+        missing = set(wanted).difference(known)
+        if missing:
+            raise UnknownThingsError(kind, [name for name in wanted if name in missing])
 
 
-def put_item(connection: Connection, item: Item, only_new: bool) -> bool:
+@cache
+def _among(kind: Kind, sqlite: bool) -> Select[Any]:
+    column = _TABLES[kind].c.id
+    return select(column).where(one_of(column, "ids", sqlite))
+
+
+def _state(connection: Connection) -> State:
+    return State(*connection.execute(_STATE).one())
+
+
+def _locked(connection: Connection, query: Select[Any], table: Table, name: str) -> Row[Any] | None:
+    """The row of an item or bundle that is about to change; None if there is none."""
+    if not is_id(name):
+        return None
+    connection.execute(_LOCK)
+    return connection.execute(query.where(table.c.id == name)).one_or_none()
+
+
+def _put_item(connection: Connection, item: Item, only_new: bool) -> bool:
     check_item(item)
-    return _put(connection, "item", item_values(item), only_new)
+    return _put(connection, "item", dict(vars(item)), only_new)
 
 
-def put_bundle(connection: Connection, bundle: Bundle, only_new: bool) -> bool:
+def _put_bundle(connection: Connection, bundle: Bundle, only_new: bool) -> bool:
     check_bundle(bundle)
     check_known(connection, "item", bundle.items)
     if bundle.sells_like is not None:
         check_known(connection, "bundle", [bundle.sells_like])
-    new = _put(connection, "bundle", bundle_values(bundle), only_new)
+    values = dict(vars(bundle))
+    del values["items"]
+    new = _put(connection, "bundle", values, only_new)
     connection.execute(delete(bundle_item).where(bundle_item.c.bundle_id == bundle.id))
     contents = [
         {"bundle_id": bundle.id, "position": position, "item_id": item_id}
@@ -72,108 +170,20 @@ def put_bundle(connection: Connection, bundle: Bundle, only_new: bool) -> bool:
     return new
 
 
-def change_item(connection: Connection, item_id: str, changes: Mapping[str, Any]) -> Item | None:
-    if not is_id(item_id):
-        return None
-    connection.execute(_LOCK)
-    row = connection.execute(select(items).where(items.c.id == item_id)).one_or_none()
-    if row is None:
-        return None
-    after = replace(_item(row), **changes)
-    put_item(connection, after, only_new=False)
-    return after
-
-
-def change_bundle(connection: Connection, bundle_id: str, changes: Mapping[str, Any]) -> Bundle | None:
-    if not is_id(bundle_id):
-        return None
-    connection.execute(_LOCK)
-    row = connection.execute(select(bundles).where(bundles.c.id == bundle_id)).one_or_none()
-    if row is None:
-        return None
-    within = select(bundle_item.c.item_id).where(bundle_item.c.bundle_id == bundle_id)
-    contents = connection.scalars(within.order_by(bundle_item.c.position))
-    after = replace(_bundle(row, contents), **changes)
-    put_bundle(connection, after, only_new=False)
-    return after
-
-
-def withdraw(connection: Connection, kind: Literal["item", "bundle"], thing_id: str) -> bool:
-    table = THINGS[kind]
-    this_one = table.c.id == thing_id
-    if not is_id(thing_id) or connection.execute(select(table.c.id).where(this_one)).first() is None:
-        return False
-    change = update(table).where(this_one)
-    connection.execute(change.values(withdrawn=True, version=next_version(connection)))
-    return True
-
-
-def check_known(connection: Connection, kind: Literal["item", "bundle"], ids: Iterable[str]) -> None:
-    wanted = list(dict.fromkeys(ids))
-    if wanted:
-        sqlite = is_sqlite(connection)
-        found = connection.scalars(_among(kind, sqlite), {"ids": listed(wanted, sqlite)})
-        missing = set(wanted).difference(found)
-        if missing:
-            raise UnknownThingsError(kind, [name for name in wanted if name in missing])
-
-
-@cache
-def _among(kind: Literal["item", "bundle"], sqlite: bool) -> Select[Any]:
-    column = THINGS[kind].c.id
-    return select(column).where(one_of(column, "ids", sqlite))
-
-
-def _put(
-    connection: Connection, kind: Literal["item", "bundle"], values: dict[str, Any], only_new: bool
-) -> bool:
-    table = THINGS[kind]
+def _put(connection: Connection, kind: Kind, values: dict[str, Any], only_new: bool) -> bool:
+    table = _TABLES[kind]
     values["version"] = next_version(connection)
     changed = connection.execute(update(table).where(table.c.id == values["id"]).values(values)).rowcount
     if changed and only_new:
-        raise ExistsError(kind, values["id"])  # which undoes the change
+        raise ExistsError(kind, values["id"])  # which rolls the change back
     if not changed:
         connection.execute(insert(table).values(values))
     return not changed
 
 
-def item_values(item: Item) -> dict[str, Any]:
-    return {
-        "id": item.id,
-        "title": item.title,
-        "price": item.price,
-        "tags": item.tags,
-        "stock": item.stock,
-        "withdrawn": item.withdrawn,
-    }
-
-
-def bundle_values(bundle: Bundle) -> dict[str, Any]:
-    return {
-        "id": bundle.id,
-        "title": bundle.title,
-        "price": bundle.price,
-        "discount": bundle.discount,
-        "tags": bundle.tags,
-        "withdrawn": bundle.withdrawn,
-        "expected_sales": bundle.expected_sales,
-        "sells_like": bundle.sells_like,
-    }
-
-
 def _item(row: Row[Any]) -> Item:
-    return Item(row.id, row.title, row.price, tuple(row.tags), row.stock, row.withdrawn)
+    return Item(**{**row._mapping, "tags": tuple(row.tags)})
 
 
 def _bundle(row: Row[Any], contents: Iterable[str]) -> Bundle:
-    return Bundle(
-        row.id,
-        tuple(contents),
-        row.title,
-        row.price,
-        row.discount,
-        tuple(row.tags),
-        row.withdrawn,
-        row.expected_sales,
-        row.sells_like,
-    )
+    return Bundle(items=tuple(contents), **{**row._mapping, "tags": tuple(row.tags)})

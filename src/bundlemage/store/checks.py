@@ -1,4 +1,4 @@
-"""What the store takes. All it holds must come out again as training data, and be safe in a message."""
+"""Checks before writing to the store: its values must be valid training data, and safe in messages."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from datetime import datetime
 from typing import Final
 
 from bundlemage.errors import UnstorableError
-from bundlemage.store.records import Bundle, Interaction, Item, Served
+from bundlemage.store.records import Bundle, InteractionRecord, Item, Served
 from bundlemage.wire.requests import fault_of_id
 
-LARGEST_STOCK: Final = 2**53  # as far as training data, where numbers are floats, counts exactly
+LARGEST_STOCK: Final = 2**53  # training data has floats, which are exact up to here
 
 
 def is_id(name: str) -> bool:
-    """Whether a thing may have this id. A database need not be asked for others, and may not take them."""
+    """Whether this is a valid id. No query is sent for others, because a database may not accept them."""
     return fault_of_id(name) is None
 
 
@@ -44,18 +44,17 @@ def check_bundle(bundle: Bundle) -> None:
     if bundle.sells_like is not None:
         check_ids("bundle", [bundle.sells_like])
         if bundle.sells_like == bundle.id:
-            raise UnstorableError(f"bundle {bundle.id!r} is said to sell like itself. Name another one")
+            raise UnstorableError(f"bundle {bundle.id!r} must not sell like itself. Name another bundle")
         if bundle.expected_sales is not None:
             raise UnstorableError(
-                f"bundle {bundle.id!r} has both 'expected_sales' and 'sells_like'. Give one of them, and "
-                "nothing for the other"
+                f"bundle {bundle.id!r} has both 'expected_sales' and 'sells_like'. Give only one of them"
             )
     if len(set(bundle.items)) < len(bundle.items):
         twice = next(item for item in bundle.items if bundle.items.count(item) > 1)
-        raise UnstorableError(f"bundle {bundle.id!r} has the item {twice!r} twice. Name each item once")
+        raise UnstorableError(f"bundle {bundle.id!r} has the item {twice!r} twice. List each item once")
 
 
-def check_interactions(interactions: Iterable[Interaction]) -> None:
+def check_interactions(interactions: Iterable[InteractionRecord]) -> None:
     for interaction in interactions:
         check_ids("user", [interaction.user_id])
         check_ids(interaction.kind, [interaction.thing_id])

@@ -1,4 +1,4 @@
-"""The few things that SQLite and PostgreSQL write differently."""
+"""Where the SQL of SQLite and of PostgreSQL differs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_sqlite(connection: Connection) -> bool:
 
 
 def one_of(column: Column[Any], parameter: str, for_sqlite: bool) -> ColumnElement[bool]:
-    """Whether a column is one of many values: all one parameter, so that the statement stays the same."""
+    """Whether a column is one of many values. These are one parameter, so that the statement is cached."""
     if for_sqlite:
         values = func.json_each(bindparam(parameter, type_=Text)).table_valued("value")
         return column.in_(select(values.c.value))
@@ -41,7 +41,7 @@ def one_of(column: Column[Any], parameter: str, for_sqlite: bool) -> ColumnEleme
 
 
 def listed(values: Iterable[str], for_sqlite: bool) -> str | list[str]:
-    """Values as the parameter of `one_of`."""
+    """Values as a parameter for `one_of`."""
     return json.dumps(list(values)) if for_sqlite else list(values)
 
 
@@ -54,13 +54,13 @@ def elements(column: Column[Any], for_sqlite: bool) -> TableValuedAlias:
 
 
 def insert_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> int:
-    """Inserts rows but for those that are there already; how many were new."""
+    """Insert rows, except those that exist already. Returns the number of new rows."""
     statement = _insert(connection, table).on_conflict_do_nothing()
     return connection.execute(statement, rows, execution_options={"preserve_rowcount": True}).rowcount
 
 
 def insert_or_replace(connection: Connection, table: Table, row: Mapping[str, Any]) -> None:
-    """Inserts a row, or gives the one that is there already its new values."""
+    """Insert a row, or update the row with the same key."""
     insert = _insert(connection, table)
     key = [column.name for column in table.primary_key]
     values = {column.name: insert.excluded[column.name] for column in table.c if column.name not in key}
@@ -72,7 +72,7 @@ def _insert(connection: Connection, table: Table) -> sqlite.Insert | postgresql.
 
 
 def count_rows(connection: Connection, tables: Iterable[Table]) -> None:
-    """PostgreSQL plans by what it knows of its tables, and would look at new rows only some time later."""
+    """Update PostgreSQL's statistics at once, because it plans queries with them."""
     if not is_sqlite(connection):
         for table in tables:
             connection.exec_driver_sql(f'ANALYZE "{table.name}"')
@@ -81,7 +81,7 @@ def count_rows(connection: Connection, tables: Iterable[Table]) -> None:
 def insert_many(
     connection: Connection, table: Table, columns: Sequence[str], rows: Iterable[tuple[Any, ...]]
 ) -> Iterator[int]:
-    """Rows in the millions, past SQLAlchemy, by the fastest way there is; yields how many it has put in."""
+    """Insert millions of rows the fastest way, without SQLAlchemy. Yields the size of each batch."""
     batches = iter(rows)
     names = ", ".join(f'"{name}"' for name in columns)
     if is_sqlite(connection):

@@ -1,14 +1,15 @@
-"""Who has what."""
+"""The store's interactions: which user has which items and bundles."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
@@ -32,17 +33,18 @@ from sqlalchemy import (
 from sqlalchemy.sql.selectable import CompoundSelect
 
 from bundlemage.errors import IdempotencyError
-from bundlemage.store.catalogue import check_known
+from bundlemage.store.catalogue import Kind, check_known
 from bundlemage.store.checks import check_ids, check_interactions, is_id
+from bundlemage.store.connections import Database, StorePart
 from bundlemage.store.dialect import insert_new, is_sqlite, listed, one_of
 from bundlemage.store.models import idempotency, user_bundle, user_item
-from bundlemage.store.records import Interaction, Owned, Recorded, Sales, UserSummary
+from bundlemage.store.records import InteractionRecord, Owned, Recorded, Sales, UserSummary
 
-KEPT_FOR: Final = timedelta(days=7)
-"""How long an idempotency key is remembered at the least."""
-Kind = Literal["item", "bundle"]
-_SEPARATOR: Final = "\x1f"  # a control character, which no id has
-_LONG_AGO: Final = -(2**63)  # what was imported has no time
+KEYS_KEPT_FOR: Final = timedelta(days=7)
+"""The shortest time that an idempotency key is remembered."""
+_SECONDS_BETWEEN_FORGETTING: Final = 3600
+_SEPARATOR: Final = "\x1f"  # a control character, which no id contains
+_LONG_AGO: Final = -(2**63)  # imported interactions have no time
 _LAST_LETTER: Final = 0x10FFFF
 _TABLES: dict[Kind, tuple[Table, Column[str]]] = {
     "item": (user_item, user_item.c.item_id),
@@ -50,16 +52,75 @@ _TABLES: dict[Kind, tuple[Table, Column[str]]] = {
 }
 
 
-def histories(connection: Connection, user_ids: Sequence[str]) -> dict[str, Owned]:
-    sqlite = is_sqlite(connection)
-    rows = connection.execute(
-        _histories(sqlite), {"users": listed(filter(is_id, dict.fromkeys(user_ids)), sqlite)}
-    )
-    owned = {(user_id, kind): _oldest_first(things, times) for user_id, kind, things, times in rows}
-    return {
-        user_id: Owned(owned.get((user_id, "item"), ()), owned.get((user_id, "bundle"), ()))
-        for user_id in user_ids
-    }
+class HistoryStore(StorePart):
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._forgot_at: float | None = None
+
+    def histories(self, user_ids: Sequence[str]) -> dict[str, Owned]:
+        """The histories of users, with one query. A user without a history has `Owned()`."""
+        sqlite = self._database.is_sqlite
+        names = listed(filter(is_id, dict.fromkeys(user_ids)), sqlite)
+        with self._database.read() as connection:
+            rows = connection.execute(_histories(sqlite), {"users": names})
+            owned = {(user_id, kind): _oldest_first(things, times) for user_id, kind, things, times in rows}
+        return {
+            user_id: Owned(owned.get((user_id, "item"), ()), owned.get((user_id, "bundle"), ()))
+            for user_id in user_ids
+        }
+
+    def add_interactions(
+        self,
+        interactions: Sequence[InteractionRecord],
+        *,
+        idempotency_key: str | None = None,
+        caller: str = "",
+    ) -> Recorded:
+        """Write all interactions or none.
+
+        Raises `UnknownThingsError` for unknown items or bundles, and `IdempotencyError` for a key that the
+        caller used before with other interactions.
+        """
+        check_interactions(interactions)
+        with self._database.write() as connection:
+            if idempotency_key is None:
+                return _add(connection, interactions)
+            recorded = _claim(connection, caller, idempotency_key, _digest(interactions))
+            if recorded is None:
+                recorded = _add(connection, interactions)
+                this_key = (idempotency.c.caller == caller, idempotency.c.key == idempotency_key)
+                outcome = update(idempotency).where(*this_key)
+                connection.execute(outcome.values(new=recorded.new, known=recorded.known))
+            if self._is_time_to_forget():
+                too_old = datetime.now(UTC) - KEYS_KEPT_FOR
+                connection.execute(delete(idempotency).where(idempotency.c.at < too_old))
+            return recorded
+
+    def _is_time_to_forget(self) -> bool:
+        now = time.monotonic()
+        due = self._forgot_at is None or now - self._forgot_at > _SECONDS_BETWEEN_FORGETTING
+        if due:
+            self._forgot_at = now
+        return due
+
+    def users(self, search: str = "", limit: int = 50, after: str = "") -> list[UserSummary]:
+        """The users who have a history, whose ids begin with `search` and come after `after`, by id."""
+        check_ids("user", [after] if after else [])
+        if search and not is_id(search):
+            return []
+        with self._database.snapshot() as connection:
+            names = list(connection.scalars(_page(search, limit, after)))
+            items, bundles = (_counts(connection, table, names) for table, _ in _TABLES.values())
+            return [UserSummary(name, items[name], bundles[name]) for name in names]
+
+    def sales(self) -> Sales:
+        """The number of users of each item and each bundle."""
+        counts = []
+        with self._database.snapshot(long=True) as connection:
+            for _, thing in _TABLES.values():
+                counted = select(thing.label("id"), func.count().label("users")).group_by(thing)
+                counts.append({row.id: row.users for row in connection.execute(counted)})
+        return Sales(*counts)
 
 
 def _oldest_first(things: str, times: str) -> tuple[str, ...]:
@@ -72,7 +133,7 @@ def _oldest_first(things: str, times: str) -> tuple[str, ...]:
 
 @cache
 def _histories(sqlite: bool) -> CompoundSelect[Any]:
-    """A row for each user and kind: rows by the thousand would take Python longer than the database."""
+    """One row for each user and kind: Python would need longer for thousands of rows than the database."""
     parts = []
     for kind, (table, thing) in _TABLES.items():
         at = func.coalesce(cast(type_coerce(table.c.at, BigInteger), Text), "")
@@ -84,50 +145,40 @@ def _histories(sqlite: bool) -> CompoundSelect[Any]:
     return union_all(*parts)
 
 
-def add_interactions(
-    connection: Connection, interactions: Sequence[Interaction], key: str | None, caller: str
-) -> Recorded:
-    check_interactions(interactions)
-    if key is not None:
-        before = _claim(connection, caller, key, _digest(interactions))
-        if before is not None:
-            return before
-    new = 0
+def _add(connection: Connection, interactions: Sequence[InteractionRecord]) -> Recorded:
+    new, now = 0, datetime.now(UTC)
     for kind, (table, thing) in _TABLES.items():
-        # In one order everywhere, so that two transactions never wait for each other's rows.
         of_kind = [interaction for interaction in interactions if interaction.kind == kind]
-        rows = sorted(of_kind, key=lambda interaction: (interaction.user_id, interaction.thing_id))
-        if rows:
-            check_known(connection, kind, (row.thing_id for row in of_kind))
-            new += _insert(connection, table, thing.name, rows)
-    recorded = Recorded(new, len(interactions) - new)
-    if key is not None:
-        outcome = update(idempotency).where(idempotency.c.caller == caller, idempotency.c.key == key)
-        connection.execute(outcome.values(new=recorded.new, known=recorded.known))
-    return recorded
+        if not of_kind:
+            continue
+        check_known(connection, kind, (interaction.thing_id for interaction in of_kind))
+        # Always in this order, so that two transactions never wait for each other's rows.
+        of_kind.sort(key=lambda interaction: (interaction.user_id, interaction.thing_id))
+        rows = [
+            {
+                "user_id": one.user_id,
+                thing.name: one.thing_id,
+                "at": one.at or now,
+                "request_id": one.request_id,
+            }
+            for one in of_kind
+        ]
+        new += insert_new(connection, table, rows)
+    return Recorded(new, len(interactions) - new)
 
 
-def _insert(connection: Connection, table: Table, thing: str, rows: Sequence[Interaction]) -> int:
-    now = datetime.now(UTC)
-    values = [
-        {"user_id": row.user_id, thing: row.thing_id, "at": row.at or now, "request_id": row.request_id}
-        for row in rows
-    ]
-    return insert_new(connection, table, values)
-
-
-def _digest(interactions: Sequence[Interaction]) -> bytes:
-    told = [
+def _digest(interactions: Sequence[InteractionRecord]) -> bytes:
+    facts = [
         (one.user_id, one.kind, one.thing_id, one.at and one.at.timestamp(), one.request_id)
         for one in interactions
     ]
-    return hashlib.sha256(json.dumps(told).encode()).digest()
+    return hashlib.sha256(json.dumps(facts).encode()).digest()
 
 
 def _claim(connection: Connection, caller: str, key: str, digest: bytes) -> Recorded | None:
-    """Takes the key for this transaction, or gives the outcome of the one that took it before.
+    """Take the key for this transaction, or return the result of the transaction that took it before.
 
-    Another transaction that has taken it and is not done yet is waited for: that is what the insert does.
+    If another transaction has taken the key and is not done yet, the insert waits for it.
     """
     check_ids("idempotency", [key])
     row = {"caller": caller, "key": key, "digest": digest, "new": 0, "known": 0, "at": datetime.now(UTC)}
@@ -140,37 +191,20 @@ def _claim(connection: Connection, caller: str, key: str, digest: bytes) -> Reco
     return Recorded(before.new, before.known, replayed=True)
 
 
-def forget_keys(connection: Connection) -> None:
-    connection.execute(delete(idempotency).where(idempotency.c.at < datetime.now(UTC) - KEPT_FOR))
-
-
-def sales(connection: Connection) -> Sales:
-    counted = []
-    for _, thing in _TABLES.values():
-        rows = connection.execute(select(thing.label("id"), func.count().label("users")).group_by(thing))
-        counted.append({row.id: row.users for row in rows})
-    return Sales(*counted)
-
-
-def users(connection: Connection, search: str, limit: int, after: str) -> list[UserSummary]:
-    check_ids("user", [after] if after else [])
-    if search and not is_id(search):
-        return []
+def _page(search: str, limit: int, after: str) -> CompoundSelect[Any]:
+    """The query for a page of user ids."""
     end = _behind(search)
     parts: list[Select[Any]] = []
     for table, _ in _TABLES.values():
         user_id = table.c.user_id
-        # One bound below: of two SQLite would take the wrong one to begin its search at.
+        # Only one lower bound: with two SQLite would begin its search at the wrong one.
         conditions: list[ColumnElement[bool]] = [user_id > after if after >= search else user_id >= search]
         if end is not None:
             conditions.append(user_id < end)
-        # Each table gives its first few in the order of its key, so neither is read whole.
+        # Each table gives its first ids in the order of its key, so neither is read completely.
         first = select(user_id).where(and_(*conditions)).distinct().order_by(user_id).limit(limit)
         parts.append(select(first.subquery().c.user_id))
-    page = union(*parts).order_by("user_id").limit(limit)
-    names = list(connection.scalars(page))
-    items, bundles = (_counts(connection, table, names) for table, _ in _TABLES.values())
-    return [UserSummary(name, items[name], bundles[name]) for name in names]
+    return union(*parts).order_by("user_id").limit(limit)
 
 
 def _counts(connection: Connection, table: Table, names: Sequence[str]) -> Counter[str]:
@@ -182,11 +216,11 @@ def _counts(connection: Connection, table: Table, names: Sequence[str]) -> Count
 
 
 def _behind(prefix: str) -> str | None:
-    """The least text that comes after every text with this prefix; None: there is none."""
+    """The smallest text that comes after every text with this prefix; None if there is none."""
     shorter = prefix.rstrip(chr(_LAST_LETTER))
     if not shorter:
         return None
     following = ord(shorter[-1]) + 1
-    if 0xD800 <= following <= 0xDFFF:  # halves of characters: no text holds them
+    if 0xD800 <= following <= 0xDFFF:  # halves of characters, which no text contains
         following = 0xE000
     return shorter[:-1] + chr(following)

@@ -1,4 +1,4 @@
-"""Brings a database to the tables that this program knows; safe where several processes open it at once."""
+"""Creates or updates the tables of a database. Several processes may open the same database at once."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from bundlemage.store.connections import Database
 from bundlemage.store.models import metadata
 
 VERSION_TABLE: Final = "bundlemage_version"
-"""Not Alembic's usual name, which a shop's own programs may use in the same database."""
+"""Not Alembic's default name, which a shop's own programs may use in the same database."""
 LOCK_NUMBER: Final = 6_235_118_047
-_ALONE = threading.Lock()  # Alembic keeps what it is at in globals
+_ALONE = threading.Lock()  # Alembic keeps its state in globals
 
 
 def bring_up_to_date(database: Database) -> None:
+    """Create or update the tables. Raises `StoreError` if another or a newer program made them."""
     scripts = ScriptDirectory.from_config(_config())
     with database.read() as connection:
         if _version(connection) == scripts.get_current_head():
             return
-    # As long as it takes, and as long as another is at it; SQLite waits here until nobody else writes.
+    # It waits for other processes as long as needed; SQLite waits here until nobody else writes.
     with _ALONE, database.write(patient=True) as connection:
         if not database.is_sqlite:
             connection.execute(select(func.pg_advisory_xact_lock(LOCK_NUMBER)))
@@ -36,6 +37,7 @@ def bring_up_to_date(database: Database) -> None:
 
 
 def upgrade(connection: Connection, version: str) -> None:
+    """Run the migrations up to a version; `head` is the newest."""
     config = _config()
     config.attributes["configuration"] = {
         "connection": connection,
@@ -58,19 +60,19 @@ def _version(connection: Connection) -> str | None:
 
 
 def _check(database: Database, connection: Connection, scripts: ScriptDirectory) -> None:
-    found = _version(connection)
+    version = _version(connection)
     known = [script.revision for script in scripts.walk_revisions()]
-    if found is None:
-        there = set(inspect(connection).get_table_names())
-        # A file is one program's; on a server several may share a database, as long as no name is taken.
-        strangers = sorted(there if database.is_sqlite else there & set(metadata.tables))
+    if version is None:
+        existing = set(inspect(connection).get_table_names())
+        # A file belongs to one program; on a server several may share a database if no table name is taken.
+        strangers = sorted(existing if database.is_sqlite else existing & set(metadata.tables))
         if strangers:
             raise StoreError(
                 f"{database.url}: another program has its tables here: {', '.join(strangers[:5])}. "
                 "Give the store a database of its own"
             )
-    elif found not in known:
+    elif version not in known:
         raise StoreError(
-            f"{database.url}: its tables are of version {found}, and this program knows {known[0]} at most. "
+            f"{database.url}: its tables have version {version}, and this program knows {known[0]} at most. "
             "A newer bundlemage made them: update this one"
         )

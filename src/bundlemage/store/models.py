@@ -1,4 +1,4 @@
-"""The tables. How a database gets them is told in `migrations`; a test holds the two together."""
+"""The tables. The scripts in `migrations` create them; a test checks that the two agree."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Moment(TypeDecorator[datetime]):
-    """A time as microseconds since 1970 in UTC: exact, in order, and the same in every database."""
+    """A time as microseconds since 1970 in UTC: exact, sortable, and the same in every database."""
 
     impl = BigInteger
     cache_ok = True
@@ -40,7 +40,7 @@ class Moment(TypeDecorator[datetime]):
 
 
 class Json(TypeDecorator[Any]):
-    """JSON as text, which every database keeps exactly as it was given."""
+    """JSON as text, which every database keeps unchanged."""
 
     impl = Text
     cache_ok = True
@@ -53,12 +53,12 @@ class Json(TypeDecorator[Any]):
 
 
 def name_type() -> TypeEngine[str]:
-    """An id. PostgreSQL is told to order ids by code point, as SQLite and Python do."""
+    """The type of an id. PostgreSQL sorts ids by code point too, like SQLite and Python."""
     return String().with_variant(String(collation="C"), "postgresql")
 
 
 def serial_type() -> TypeEngine[int]:
-    """A number that the database counts up; SQLite does so only for an INTEGER."""
+    """The type of a number that the database counts up. SQLite does so only for an INTEGER."""
     return BigInteger().with_variant(Integer(), "sqlite")
 
 
@@ -77,7 +77,7 @@ clock = Table(
     Column("catalogue", BigInteger, nullable=False),
     Column("model", name_type(), ForeignKey("models.version")),
 )
-"""The version of the catalogue, and the model that is to serve. Whoever changes the catalogue locks it."""
+"""The version of the catalogue, and the model that is to serve. Each change of the catalogue locks it."""
 
 items = Table(
     "items",
@@ -114,13 +114,13 @@ bundle_item = Table(
     sqlite_with_rowid=False,
 )
 
-# Without row ids SQLite keeps these two in the order of their keys, so what one user has lies together.
+# Without row ids SQLite sorts these two tables by their keys, so that the rows of a user lie together.
 user_item = Table(
     "user_item",
     metadata,
     Column("user_id", name_type(), primary_key=True),
     Column("item_id", name_type(), ForeignKey("items.id"), primary_key=True, index=True),
-    Column("at", Moment),  # null: before the store was there
+    Column("at", Moment),  # null: imported with a dataset
     Column("request_id", Text),
     sqlite_with_rowid=False,
 )
@@ -138,7 +138,7 @@ user_bundle = Table(
 served = Table(
     "served",
     metadata,
-    Column("number", serial_type(), primary_key=True),  # a request id comes from outside and may be repeated
+    Column("number", serial_type(), primary_key=True),  # callers choose request ids, and may repeat them
     Column("request_id", Text, nullable=False),
     Column("kind", Text, nullable=False),
     Column("user_id", name_type(), index=True),

@@ -1,4 +1,4 @@
-"""What goes into the store and comes out of it, as plain values."""
+"""The values that the store reads and writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Role = Literal["read", "write", "admin"]
 
 @dataclass(frozen=True)
 class Item:
-    """An item of the catalogue. What is not known is None."""
+    """An item of the catalogue. Unknown values are None."""
 
     id: str
     title: str | None = None
@@ -26,7 +26,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle of the catalogue, with its items in the order in which they were given."""
+    """A bundle of the catalogue, with its items in their given order."""
 
     id: str
     items: tuple[str, ...]
@@ -37,14 +37,14 @@ class Bundle:
     tags: tuple[str, ...] = ()
     withdrawn: bool = False
     expected_sales: float | None = None
-    """How often it is expected to sell: it is ranked so by a model that is older than it."""
+    """How often it is expected to sell. A model that is older than the bundle ranks it by this number."""
     sells_like: str | None = None
-    """In place of a number, a bundle that sells as often."""
+    """Instead of a number: a bundle that sells as often."""
 
 
 @dataclass(frozen=True)
 class State:
-    """What a reader must know to be up to date; asked for again and again, so it is one cheap query."""
+    """What a reader needs to be up to date. It is read very often, so it is one cheap query."""
 
     catalogue: int
     """Grows with every change of the catalogue."""
@@ -54,7 +54,7 @@ class State:
 
 @dataclass(frozen=True)
 class CatalogueChange:
-    """Items and bundles that changed after some version; after version 0, all of them."""
+    """The items and bundles that changed after a version; after version 0, all of them."""
 
     version: int
     items: Sequence[Item]
@@ -63,14 +63,14 @@ class CatalogueChange:
 
 @dataclass(frozen=True)
 class Owned(History):
-    """What a user has, by ids, oldest first."""
+    """The ids of the items and bundles that a user has, oldest first."""
 
     items: tuple[str, ...] = ()
     bundles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Interaction:
+class InteractionRecord:
     """A user took an item or a bundle."""
 
     user_id: str
@@ -79,22 +79,24 @@ class Interaction:
     at: datetime | None = None
     """With a time zone; None: now."""
     request_id: str | None = None
-    """The answer that it came from, where it is known."""
+    """The answer that recommended it, if known."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What became of interactions."""
+    """The result of writing interactions."""
 
     new: int
     known: int
-    """Those that were there before: a user has a thing or has it not."""
+    """The number that the store had already: it keeps only one interaction of a user with a thing."""
     replayed: bool = False
-    """Whether the same idempotency key had been answered before; nothing was written now."""
+    """Whether the idempotency key was used before for the same interactions. Nothing was written then."""
 
 
 @dataclass(frozen=True)
 class UserSummary:
+    """A user, with the number of their items and bundles."""
+
     id: str
     items: int
     bundles: int
@@ -102,7 +104,7 @@ class UserSummary:
 
 @dataclass(frozen=True)
 class Sales:
-    """How many users have each item and each bundle; what nobody has is not there."""
+    """The number of users of each item and each bundle. Things without users are left out."""
 
     items: Mapping[str, int]
     bundles: Mapping[str, int]
@@ -110,7 +112,7 @@ class Sales:
 
 @dataclass(frozen=True)
 class Served:
-    """An answer that was given, for attribution."""
+    """An answer of the service. It tells later which purchases followed from it."""
 
     request_id: str
     kind: Literal["bundles", "items"]
@@ -122,15 +124,15 @@ class Served:
 
 @dataclass(frozen=True)
 class ServedSummary:
-    """Answers since some time."""
+    """Counts of the answers since a time."""
 
     answers: int
     shown: Mapping[str, int]
-    """How often each bundle was in an answer."""
+    """The number of answers with each bundle."""
     taken: int
-    """Interactions with a bundle by a user to whom it had been shown before."""
+    """The number of bundles that a user took after an answer had shown them the bundle."""
     cut_at: datetime | None = None
-    """Where there were more answers than are looked at: the time of the first that counts."""
+    """If there were too many answers to count: the time of the first one that was counted."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Whole datasets into the store and out of it."""
+"""Whole datasets: imported into the store, and exported as training data."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, e
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import StoreError
 from bundlemage.readers.frames import read_frames
-from bundlemage.store.catalogue import next_version
+from bundlemage.store.catalogue import has_no_items, next_version
 from bundlemage.store.checks import check_ids
+from bundlemage.store.connections import StorePart
 from bundlemage.store.dialect import count_rows, insert_many
 from bundlemage.store.models import SALES_INDEXES, bundle_item, bundles, items, user_bundle, user_item
 
@@ -22,36 +23,55 @@ Progress = Callable[[int, int], None]
 _READ_AT_ONCE: Final = 100_000
 
 
-def is_empty(connection: Connection) -> bool:
-    return connection.execute(select(items.c.id).limit(1)).first() is None
+class DatasetStore(StorePart):
+    def import_dataset(self, dataset: BundleDataset, progress: Progress | None = None) -> None:
+        """Write a catalogue and histories to an empty store, all or nothing.
 
+        `progress` is called with the number of rows written and of all rows.
+        """
+        for vocabulary in (dataset.users, dataset.items, dataset.bundles):
+            check_ids(vocabulary.kind, vocabulary)
+        with self._database.write(patient=True) as connection:
+            version = next_version(connection)  # from here on nobody else imports
+            if not has_no_items(connection):
+                raise StoreError(
+                    "the store already has a catalogue; a dataset needs an empty store. Give another URL"
+                )
+            for (
+                index
+            ) in SALES_INDEXES:  # rebuilding them at the end is faster than updating them for each row
+                index.drop(connection)
+            tables = _tables(dataset, version)
+            total, done = sum(size for _, _, size, _ in tables), 0
+            for table, columns, _, rows in tables:
+                for count in insert_many(connection, table, columns, rows):
+                    done += count
+                    if progress is not None:
+                        progress(done, total)
+            for index in SALES_INDEXES:
+                index.create(connection)
+            count_rows(connection, [table for table, *_ in tables])
 
-def import_dataset(connection: Connection, dataset: BundleDataset, progress: Progress | None) -> None:
-    for vocabulary in (dataset.users, dataset.items, dataset.bundles):
-        check_ids(vocabulary.kind, vocabulary)
-    version = next_version(connection)  # from here on nobody else imports
-    if not is_empty(connection):
-        raise StoreError(
-            "the store holds a catalogue already; a dataset goes only into an empty one. Give another URL"
-        )
-    for index in SALES_INDEXES:  # made anew at the end, which is faster than keeping them up row by row
-        index.drop(connection)
-    tables = _tables(dataset, version)
-    total, done = sum(size for _, _, size, _ in tables), 0
-    for table, columns, _, rows in tables:
-        for count in insert_many(connection, table, columns, rows):
-            done += count
-            if progress is not None:
-                progress(done, total)
-    for index in SALES_INDEXES:
-        index.create(connection)
-    count_rows(connection, [table for table, *_ in tables])
+    def dataset(self) -> BundleDataset:
+        """Everything as training data, with withdrawn items and bundles.
+
+        Raises `DataError` if one of the tables is empty.
+        """
+        with self._database.snapshot(long=True) as connection:
+            return read_frames(
+                user_item=_arrow(connection, select(user_item.c.user_id, user_item.c.item_id)),
+                user_bundle=_arrow(connection, select(user_bundle.c.user_id, user_bundle.c.bundle_id)),
+                bundle_item=_arrow(connection, select(bundle_item.c.bundle_id, bundle_item.c.item_id)),
+                items=_described(connection, items, ITEM_SCHEMA),
+                bundles=_described(connection, bundles, BUNDLE_SCHEMA),
+                name="store",
+            ).dataset
 
 
 def _tables(
     dataset: BundleDataset, version: int
 ) -> list[tuple[Table, tuple[str, ...], int, Iterator[tuple[Any, ...]]]]:
-    """Each table with its columns, the number of its rows, and the rows; in an order that keys allow."""
+    """Each table with its columns, its number of rows and its rows, in an order that foreign keys allow."""
     known = dataset.catalogue
     of_items = known.items if known else empty_catalogue(ITEM_SCHEMA, dataset.items)
     of_bundles = known.bundles if known else empty_catalogue(BUNDLE_SCHEMA, dataset.bundles)
@@ -89,13 +109,13 @@ def _details(schema: pa.Schema) -> list[str]:
 def _things(table: pa.Table, version: int) -> Iterator[tuple[Any, ...]]:
     columns = [table[name].to_pylist() for name in table.column_names]
     tags = table.column_names.index("tags")
-    columns[tags] = [json.dumps(found or []) for found in columns[tags]]
+    columns[tags] = [json.dumps(names or []) for names in columns[tags]]
     for row in zip(*columns, strict=True):
         yield (*row, False, version)
 
 
 def _pairs(matrix: Any, rows: Vocabulary, columns: Vocabulary) -> Iterator[tuple[str, str]]:
-    """In the order of the table's key, so that a database only ever writes at its end."""
+    """Pairs in the order of the table's key, so that the database always writes at the end."""
     ids, edges, indices = columns.ids, matrix.indptr.tolist(), matrix.indices
     for position in sorted(range(len(rows)), key=rows.ids.__getitem__):
         name = rows[position]
@@ -112,19 +132,8 @@ def _contents(matrix: Any, rows: Vocabulary, columns: Vocabulary) -> Iterator[tu
             yield rows[position], ids[column], place
 
 
-def export_dataset(connection: Connection) -> BundleDataset:
-    frames = {
-        "user_item": _arrow(connection, select(user_item.c.user_id, user_item.c.item_id)),
-        "user_bundle": _arrow(connection, select(user_bundle.c.user_id, user_bundle.c.bundle_id)),
-        "bundle_item": _arrow(connection, select(bundle_item.c.bundle_id, bundle_item.c.item_id)),
-        "items": _described(connection, items, ITEM_SCHEMA),
-        "bundles": _described(connection, bundles, BUNDLE_SCHEMA),
-    }
-    return read_frames(**frames, name="store").dataset
-
-
 def _arrow(connection: Connection, query: Select[Any]) -> pa.Table:
-    """Ids as dictionaries, a batch at a time: memory holds each only once in a batch."""
+    """Ids as dictionary arrays, batch by batch, so that memory holds each id only once per batch."""
     result = connection.execute(query, execution_options={"stream_results": True})
     names = list(result.keys())
     batches = []
@@ -140,5 +149,5 @@ def _arrow(connection: Connection, query: Select[Any]) -> pa.Table:
 def _described(connection: Connection, table: Table, schema: pa.Schema) -> pa.Table:
     columns = [table.c[name] for name in _details(schema)]
     rows = connection.execute(select(*columns)).all()
-    found = zip(*rows, strict=True) if rows else [()] * len(columns)
-    return pa.table([pa.array(list(c), f.type) for c, f in zip(found, schema, strict=True)], schema=schema)
+    values = zip(*rows, strict=True) if rows else [()] * len(columns)
+    return pa.table([pa.array(list(c), f.type) for c, f in zip(values, schema, strict=True)], schema=schema)

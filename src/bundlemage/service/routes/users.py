@@ -11,7 +11,7 @@ from bundlemage.service.answers import bundle_out, item_out
 from bundlemage.service.problems import ApiError, responses
 from bundlemage.service.routes.common import Limit, RequestId, TheService, UserId
 from bundlemage.service.security import Writer, require
-from bundlemage.store.records import Bundle, Interaction, Item
+from bundlemage.store.records import Bundle, InteractionRecord, Item
 from bundlemage.wire.answers import UserLine, UserOut, UserPage, Written
 from bundlemage.wire.requests import ID_PATTERN, InteractionIn, InteractionsIn
 
@@ -105,9 +105,9 @@ def interactions(
     return Written(**vars(recorded), request_id=request_id)
 
 
-def _interaction(given: InteractionIn) -> Interaction:
+def _interaction(given: InteractionIn) -> InteractionRecord:
     kind, thing = ("item", given.item_id) if given.item_id is not None else ("bundle", given.bundle_id)
     assert thing is not None
-    return Interaction(
+    return InteractionRecord(
         given.user_id, "item" if kind == "item" else "bundle", thing, given.at, given.request_id
     )

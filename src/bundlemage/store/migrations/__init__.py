@@ -1,1 +1,1 @@
-"""How a database comes from one version of the store's tables to the next. Run by `store.migrate`."""
+"""Scripts that update the store's tables from one version to the next. `store.migrate` runs them."""

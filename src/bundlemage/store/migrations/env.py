@@ -1,4 +1,4 @@
-"""Alembic runs this file; the connection, with its lock and its transaction, comes from `store.migrate`."""
+"""Alembic runs this file. `store.migrate` provides the connection, with its lock and its transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who was erased of late."""
+"""The users who were erased recently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first tables. Written out, not taken from `store.models`, which will go on changing."""
+"""The first tables. They are written out here, because `store.models` will change."""
 
 from __future__ import annotations
 
