@@ -1,6 +1,6 @@
 """Recipes: a model, its settings and its split in a small TOML file, so that a run can be repeated.
 
-Those that come along lie in `recipes/` beside this file, and go by names such as `youshu/bpr`.
+The built-in recipes are in `recipes/` beside this file. They have names such as `youshu/bpr`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ _SPLIT_KEYS = tuple(entry.name for entry in fields(SplitPlan))
 
 @dataclass(frozen=True)
 class Recipe:
+    """A model, its settings, how the data is split, and how many members are trained and averaged."""
+
     model: str = "bundlemage"
     settings: Mapping[str, Any] = field(default_factory=dict)
     split: Mapping[str, Any] = field(default_factory=dict)
     ensemble: int = 1
-    """How many members are trained and averaged."""
 
     @classmethod
     def find(cls, text: str) -> Recipe:
-        """A recipe by the path of its file, or by the name of one that comes along."""
+        """A recipe by the path of its file, or by the name of a built-in one."""
         if text.endswith(".toml"):
             return cls.load(Path(text))
         if text not in recipe_names():
@@ -45,7 +46,7 @@ class Recipe:
 
     @classmethod
     def load(cls, path: Path) -> Recipe:
-        """Read a recipe; anything in it that is not known is refused."""
+        """Read a recipe; raises if it contains an unknown key."""
         try:
             content = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
@@ -61,13 +62,15 @@ class Recipe:
         return cls(**content)
 
     def changed(self, settings: Mapping[str, Any], split: Mapping[str, Any]) -> Recipe:
-        """The same with some things set otherwise."""
+        """The same recipe with other values for some settings."""
         return replace(self, settings={**self.settings, **settings}, split={**self.split, **split})
 
     def recommender(self) -> Recommender:
+        """An unfitted recommender with these settings."""
         return Recommender(self.model, ensemble=self.ensemble, **self.settings)
 
     def plan(self) -> SplitPlan:
+        """How the data is split; raises if there is an unknown setting."""
         for key in self.split:
             if key not in _SPLIT_KEYS:
                 raise ConfigError(f"unknown split setting {key!r}; they are: {', '.join(_SPLIT_KEYS)}")
@@ -76,7 +79,7 @@ class Recipe:
 
 @cache
 def recipe_names() -> tuple[str, ...]:
-    """The recipes that come along, e.g. `youshu/bpr`."""
+    """The names of the built-in recipes, e.g. `youshu/bpr`."""
     return tuple(
         sorted(file.relative_to(_BUILT_IN).with_suffix("").as_posix() for file in _BUILT_IN.rglob("*.toml"))
     )

@@ -29,8 +29,7 @@ from bundlemage.evaluation.results import Evaluation
 from bundlemage.live import EMPTY, Live, Question, Stock
 from bundlemage.recommender import evaluate_beside_popularity
 from bundlemage.retraining import retrain as retraining
-from bundlemage.retraining.comparing import DECISIVE, compare
-from bundlemage.retraining.held_out import fresh_cases, hold_out, plan_for
+from bundlemage.retraining.comparing import DECISIVE, compare, fresh_cases, hold_out
 from bundlemage.retraining.retrain import RetrainingObserver, retrain
 from bundlemage.store.records import Bundle, CatalogueChange, InteractionRecord, Item, Owned
 from bundlemage.store.repository import Store
@@ -244,7 +243,9 @@ def test_the_bundles_asked_for_are_new_to_both_models(protocol: str) -> None:
     assert (seen == named(before, before.user_bundle)) == (protocol in ("none", "files"))
 
     random = np.random.default_rng(0)
-    found = hold_out(late, fresh_cases(late, serving, stock_of(late), random), plan_for(0, 20), random)
+    found = hold_out(
+        late, fresh_cases(late, serving, stock_of(late), random), SplitPlan("none", 0, 20), random
+    )
 
     fresh = named(late, late.user_bundle) - seen
     assert asked(found) <= fresh
@@ -287,7 +288,7 @@ def test_a_comparison_counts_the_lists_that_the_service_would_show(
     old, new = (Recommender.load(path, device="cpu") for path in (little_learned, much_learned))
     random = np.random.default_rng(0)
     stock = stock_of(late, frozenset({"b1", "b9"}))
-    split = hold_out(late, fresh_cases(late, old, stock, random), plan_for(0, 20), random)
+    split = hold_out(late, fresh_cases(late, old, stock, random), SplitPlan("none", 0, 20), random)
     progress: list[tuple[int, int]] = []
     found = compare(old, new, split, stock, lambda done, total: progress.append((done, total)))
 

@@ -1,4 +1,4 @@
-"""The model card that lies beside a saved model."""
+"""The model card of a saved model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def model_card(
     history: Sequence[EpochRecord],
     credit: NewBundleCredit | None = None,
 ) -> str:
-    """What this model is, what it was trained on, how good it is, and how to use it."""
+    """The text of the card: what the model is, what it was trained on, how good it is, and how to use it."""
     settings = "\n".join(f"| `{key}` | {value} |" for key, value in sorted(config["settings"].items()))
     notes = "".join(f"\n> {note}\n" for note in dataset.notes)
     return f"""# {title} trained on {dataset.name}

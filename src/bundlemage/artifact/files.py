@@ -1,6 +1,6 @@
 """A fitted model as a folder: weights, settings, ids, catalogue, histories, metrics, a card, checksums.
 
-It is written beside its place, flushed and renamed, so a folder of that name is always a whole one.
+It is written under a temporary name, flushed and renamed, so that a folder with its name is always complete.
 """
 
 from __future__ import annotations
@@ -46,24 +46,25 @@ FILES = (
     *(f"{table}.parquet" for table in ("users", "items", "bundles", *MATRICES)),
 )
 ROWS_IN_A_GROUP = 2**17
-"""Of the Parquet files, so that whoever wants some users reads little more than these."""
+"""Rows in a group of the Parquet files, so that a reader of some users reads little more than these."""
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """All that a folder holds."""
+    """The contents of a folder."""
 
     config: dict[str, Any]
-    """`model`, `settings`, `split`, and what the data was called."""
+    """`model`, `settings`, `split`, the name of the data and so on."""
     weights: dict[str, Tensor]
     dataset: BundleDataset
     metrics: dict[str, Any]
     history: str
-    """JSON lines, an epoch each."""
+    """JSON lines, one for each epoch."""
     card: str = ""
 
 
 def save_artifact(artifact: Artifact, path: Path, *, overwrite: bool = False) -> None:
+    """Write a model to a new folder; `overwrite` replaces a saved model there, and nothing else."""
     if path.exists() and not overwrite:
         raise ArtifactError(f"{path} exists already; choose another folder, or pass overwrite=True")
     check_replaceable(path)
@@ -72,7 +73,7 @@ def save_artifact(artifact: Artifact, path: Path, *, overwrite: bool = False) ->
 
 
 def artifact_version(path: Path) -> str:
-    """A short name of exactly this content: the manifest holds the checksums of all the rest."""
+    """A short name for the contents of a folder: a checksum of its manifest, which has all the others."""
     try:
         return hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()[:12]
     except OSError:
@@ -81,7 +82,7 @@ def artifact_version(path: Path) -> str:
 
 
 def describe_artifact(path: Path) -> tuple[str, str, dict[str, Any]]:
-    """The version, the model's name and its metrics, without reading the rest."""
+    """The version, the model's name and its metrics. Nothing else is read."""
     version = artifact_version(path)
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
@@ -91,7 +92,7 @@ def describe_artifact(path: Path) -> tuple[str, str, dict[str, Any]]:
 
 
 def check_replaceable(path: Path) -> None:
-    """Refuse to replace anything but a saved model, damaged or not."""
+    """Raise if there is anything at a path but a saved model, damaged or not."""
     if not path.exists():
         return
     try:
@@ -137,7 +138,7 @@ def _write(artifact: Artifact, folder: Path) -> None:
 
 
 def _seal(file: Path) -> dict[str, Any]:
-    """Flush a file to the disk and take its checksum."""
+    """Flush a file to the disk, and return its size and checksum."""
     with file.open("rb+") as handle:
         os.fsync(handle.fileno())
         content = handle.read()
@@ -145,13 +146,14 @@ def _seal(file: Path) -> dict[str, Any]:
 
 
 def load_artifact(path: Path) -> Artifact:
+    """Read a folder, and check the checksum of each file."""
     return _artifact(_verified_files(path), users=True)
 
 
 def load_without_users(path: Path) -> Artifact:
-    """All but the users, of whom there may be too many: its dataset has none, and so no pair of theirs.
+    """Read a folder without its users, who may be too many: the dataset has no user and no pair of a user.
 
-    Nothing is checked. That is done once, by `verify_artifact`, and not by each of many processes.
+    No checksum is checked: `verify_artifact` does that once, and not each of many processes.
     """
     of_users = {"users.parquet", *(f"{name}.parquet" for name in MATRICES if name.startswith("user"))}
     try:
@@ -165,24 +167,22 @@ def _artifact(files: dict[str, bytes], *, users: bool) -> Artifact:
     config = json.loads(files["config.json"])
     described = config["dataset"]
     items, bundles = _table(files["items.parquet"]), _table(files["bundles.parquet"])
-    user_ids = Vocabulary("user", _table(files["users.parquet"])["user_id"].to_pylist() if users else [])
-    item_ids = Vocabulary("item", items["item_id"].to_pylist())
-    bundle_ids = Vocabulary("bundle", bundles["bundle_id"].to_pylist())
-    shapes = zip(
-        MATRICES,
-        [(len(user_ids), len(item_ids)), (len(user_ids), len(bundle_ids)), (len(bundle_ids), len(item_ids))],
-        strict=True,
-    )
-    nothing = pa.table({"row": pa.array([], pa.int32()), "column": pa.array([], pa.int32())})
-    matrices = {
-        name: _matrix(_table(files[f"{name}.parquet"]) if f"{name}.parquet" in files else nothing, shape)
-        for name, shape in shapes
+    ids = {
+        "user": Vocabulary("user", _table(files["users.parquet"])["user_id"].to_pylist() if users else []),
+        "item": Vocabulary("item", items["item_id"].to_pylist()),
+        "bundle": Vocabulary("bundle", bundles["bundle_id"].to_pylist()),
     }
+    matrices = {}
+    for name in MATRICES:
+        rows, columns = name.split("_")
+        file = files.get(f"{name}.parquet")
+        pairs = [[], []] if file is None else [_table(file)[axis].to_numpy() for axis in ("row", "column")]
+        matrices[name] = binary_matrix(pairs[0], pairs[1], (len(ids[rows]), len(ids[columns])))
     dataset = BundleDataset(
         **matrices,
-        users=user_ids,
-        items=item_ids,
-        bundles=bundle_ids,
+        users=ids["user"],
+        items=ids["item"],
+        bundles=ids["bundle"],
         catalogue=Catalogue(items, bundles) if described["catalogue"] else None,
         name=described["name"],
         notes=tuple(described["notes"]),
@@ -198,27 +198,27 @@ def _artifact(files: dict[str, bytes], *, users: bool) -> Artifact:
 
 
 def verify_artifact(path: Path, progress: Callable[[int, int], None]) -> str:
-    """Check every file without holding any in memory; the version of what is there.
+    """Check every file without holding any in memory. Returns the version.
 
-    `progress` is told how many bytes are checked, and how many there are.
+    `progress` is called with the number of bytes that are checked, and of all bytes.
     """
     listed, done = _listed(path), 0
     for name, saved in listed.items():
         progress(done, sum(each.size for each in listed.values()))
         done += saved.size
         with _opened(path / name) as handle:
-            found = hashlib.file_digest(handle, "sha256").hexdigest()
-            _check(path / name, saved, _Saved(os.fstat(handle.fileno()).st_size, found))
+            digest = hashlib.file_digest(handle, "sha256")
+            _check(path / name, saved, os.fstat(handle.fileno()).st_size, digest.hexdigest())
     return artifact_version(path)
 
 
 def _verified_files(path: Path) -> dict[str, bytes]:
-    """Every file of the manifest, each checked: a cut or altered one never gives a wrong answer."""
+    """The contents of every file in the manifest, each checked."""
     files = {}
     for name, saved in _listed(path).items():
         with _opened(path / name) as handle:
             content = files[name] = handle.read()
-        _check(path / name, saved, _Saved(len(content), hashlib.sha256(content).hexdigest()))
+        _check(path / name, saved, len(content), hashlib.sha256(content).hexdigest())
     return files
 
 
@@ -228,7 +228,7 @@ class _Saved(NamedTuple):
 
 
 def _listed(path: Path) -> dict[str, _Saved]:
-    """What the manifest says of each file."""
+    """The size and checksum of each file, by the manifest."""
     if not path.is_dir():
         raise ArtifactError(f"no saved model at {path}: there is no such folder")
     try:
@@ -256,18 +256,14 @@ def _opened(file: Path) -> BufferedReader:
         raise ArtifactError(f"{file} cannot be read ({error.strerror}); copy the folder anew") from None
 
 
-def _check(file: Path, saved: _Saved, found: _Saved) -> None:
-    if found.size != saved.size:
+def _check(file: Path, saved: _Saved, size: int, checksum: str) -> None:
+    if size != saved.size:
         raise ArtifactError(
-            f"{file} has {found.size:,} bytes where {saved.size:,} were saved; copy the folder anew"
+            f"{file} has {size:,} bytes where {saved.size:,} were saved; copy the folder anew"
         )
-    if found.checksum != saved.checksum:
+    if checksum != saved.checksum:
         raise ArtifactError(f"{file} was altered after it was saved; copy the folder anew")
 
 
 def _table(content: bytes) -> pa.Table:
     return pq.read_table(pa.BufferReader(content))
-
-
-def _matrix(pairs: pa.Table, shape: tuple[int, int]) -> Any:
-    return binary_matrix(pairs["row"].to_numpy(), pairs["column"].to_numpy(), shape)

@@ -1,4 +1,4 @@
-"""`bundlemage retrain`: the serving model trained anew on what the live service has learned of the shop."""
+"""`bundlemage retrain`: trains the serving model again on what the live service has recorded."""
 
 from __future__ import annotations
 
@@ -23,38 +23,41 @@ def retrain(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="A hyperparameter other than the serving model's, e.g. embedding_dim=64. Repeatable.",
+            help="A setting other than the serving model's, e.g. embedding_dim=64. Repeatable.",
         ),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="The most passes over the data.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="The maximum number of passes over the data.")] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Everything random in training and in holding out follows from it.")
+        int | None, typer.Option(help="The seed for everything random in training and in holding out.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
     models: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Where new models go; beside the serving one if not said.", show_default=False
+            metavar="DIR",
+            help="The folder for new models. Default: that of the serving one.",
+            show_default=False,
         ),
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(help="By how much nDCG@10 may be lower than the serving model's.")
+        float, typer.Option(help="How much lower than the serving model's nDCG@10 the new one's may be.")
     ] = 0.0,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Publish whatever the comparison says, or without one if need be."),
+        typer.Option("--force", help="Publish whatever the comparison says, and also without one."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train the serving model anew on what the database holds, and publish it if it is not worse.
+    """Train the serving model again on the database's data, and publish it if it is not worse.
 
-    Both models are asked for bundles that neither has learned from. A running service goes over to a
-    published model by itself. Safe to run from cron: one at a time, and killed at any moment it leaves the
-    old model serving.
+    Both models are asked for bundles that neither has learned from. A running service changes to a published
+    model by itself. It is safe to run from cron: one runs at a time, and if it is killed at any moment, the
+    old model goes on serving.
     """
     check_extra()
     from bundlemage.cli import show
     from bundlemage.retraining import retrain as retraining
+    from bundlemage.retraining.comparing import DECISIVE
 
     changed = {
         **settings(setting),
@@ -72,10 +75,26 @@ def retrain(
             seed=seed,
             observers=_observers(ending),
         )
-    if as_json:
-        show.print_json(_described(outcome, tolerance))
-    else:
-        _show(outcome)
+    if not as_json:
+        _show(outcome, DECISIVE)
+        return
+    training = outcome.training
+    show.print_json(
+        {
+            **{
+                name: getattr(outcome, name)
+                for name in ("published", "reason", "serving", "version", "cases")
+            },
+            "path": None if outcome.path is None else str(outcome.path),
+            "decided_by": DECISIVE,
+            "tolerance": tolerance,
+            "comparison": None if outcome.comparison is None else vars(outcome.comparison),
+            "epochs": len(training.history) if training else 0,
+            "seconds": round(training.seconds, 3) if training else 0.0,
+            "device": training.device if training else None,
+            "test": [row.to_json() for row in outcome.test],
+        }
+    )
 
 
 def _observers(ending: ExitStack) -> list[Observer]:
@@ -90,10 +109,10 @@ def _observers(ending: ExitStack) -> list[Observer]:
 
         def on_split(self, split: Split, serving: str) -> None:
             show.notes.print(show.described(split.dataset), soft_wrap=True)
-            asked = len(split.test) if split.test else 0
+            cases = len(split.test) if split.test else 0
             compared = (
-                f"{asked:,} users have a bundle that is new to the serving model {serving}, to compare by"
-                if asked
+                f"{cases:,} users have a bundle that is new to the serving model {serving}, to compare by"
+                if cases
                 else f"nothing is compared with the serving model {serving}"
             )
             show.notes.print(
@@ -109,53 +128,31 @@ def _observers(ending: ExitStack) -> list[Observer]:
     return [ProgressBar(show.notes), Comparing()]
 
 
-def _show(outcome: Retrained) -> None:
+def _show(outcome: Retrained, decisive: str) -> None:
     from bundlemage.cli import show
     from bundlemage.evaluation.results import Evaluation
-    from bundlemage.retraining.comparing import DECISIVE
 
-    found = outcome.comparison
-    if found is not None:
+    comparison = outcome.comparison
+    if comparison is not None:
         rows = [
-            Evaluation(name, "store", "retrain", metrics, found.cases, None, 0)
-            for name, metrics in (("serving", found.serving), ("new", found.candidate))
+            Evaluation(name, "store", "retrain", metrics, comparison.cases, None, 0)
+            for name, metrics in (("serving", comparison.serving), ("new", comparison.candidate))
         ]
         show.out.print(show.evaluations(rows))
         show.out.print(
-            f"{DECISIVE} differs by {found.difference:+.4f}, with a standard error of "
-            f"{found.standard_error:.4f}.",
+            f"{decisive} differs by {comparison.difference:+.4f}, with a standard error of "
+            f"{comparison.standard_error:.4f}.",
             soft_wrap=True,
         )
-    if outcome.path is not None:
-        here = Path.cwd()
-        path = outcome.path.relative_to(here) if outcome.path.is_relative_to(here) else outcome.path
-        show.out.print(
-            f"[bold]Published[/] {outcome.version} as {show.plain(path)}: {outcome.reason}.\n"
-            "A running service goes over to it with its next questions.",
-            soft_wrap=True,
-        )
-    else:
+    if outcome.path is None:
         show.out.print(
             f"[bold]Not published[/], {outcome.serving} goes on serving: {outcome.reason}.", soft_wrap=True
         )
-
-
-def _described(outcome: Retrained, tolerance: float) -> dict[str, Any]:
-    from bundlemage.retraining.comparing import DECISIVE
-
-    found, training = outcome.comparison, outcome.training
-    return {
-        "published": outcome.published,
-        "reason": outcome.reason,
-        "serving": outcome.serving,
-        "version": outcome.version,
-        "path": None if outcome.path is None else str(outcome.path),
-        "cases": outcome.cases,
-        "decided_by": DECISIVE,
-        "tolerance": tolerance,
-        "comparison": None if found is None else vars(found),
-        "epochs": len(training.history) if training else 0,
-        "seconds": round(training.seconds, 3) if training else 0.0,
-        "device": training.device if training else None,
-        "test": [row.to_json() for row in outcome.test],
-    }
+        return
+    here = Path.cwd()
+    path = outcome.path.relative_to(here) if outcome.path.is_relative_to(here) else outcome.path
+    show.out.print(
+        f"[bold]Published[/] {outcome.version} as {show.plain(path)}: {outcome.reason}.\n"
+        "A running service changes to it with its next questions.",
+        soft_wrap=True,
+    )

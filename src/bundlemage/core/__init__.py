@@ -1,1 +1,1 @@
-"""From questions to answers: the shop, filters, ranking, and answers for one person or everyone."""
+"""From questions to answers: the shop, filters, ranking, and answers for one user or all of them."""

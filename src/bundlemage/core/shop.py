@@ -262,19 +262,22 @@ class Shop:
         sells_like: Mapping[str, Id],
     ) -> ExpectedSales:
         """The expected sales of new bundles: numbers, or those of the bundles that they sell like."""
-        expected: dict[str, float] = {}
-        if expected_sales or sells_like:
-            sales = model.known_sales()  # raises for a model whose scores do not depend on sales
-            _check_expected_sales(expected_sales)
-            for name in (*expected_sales, *sells_like):
-                if name not in new:
-                    raise ConfigError(f"{name!r} is expected to sell, but is not among the new bundles")
-                if name in expected_sales and name in sells_like:
-                    raise ConfigError(f"give either the expected sales of {name!r} or what it sells like")
-            expected = {str(name): float(count) for name, count in expected_sales.items()}
-            for name, like in sells_like.items():
-                expected[name] = float(sales[self.dataset.bundles.position(str(like))])
-        return expected
+        if not expected_sales and not sells_like:
+            return {}
+        sales = model.known_sales()  # raises for a model whose scores do not depend on sales
+        for name in (*expected_sales, *sells_like):
+            if name not in new:
+                raise ConfigError(f"{name!r} is expected to sell, but is not among the new bundles")
+            if name in expected_sales and name in sells_like:
+                raise ConfigError(f"give either the expected sales of {name!r} or what it sells like")
+        for name, count in expected_sales.items():
+            is_number = isinstance(count, int | float | np.number) and not isinstance(count, bool)
+            if not is_number or not (math.isfinite(count) and count >= 0):
+                raise ConfigError(
+                    f"the expected sales of {name!r} are {count!r}; expected a number of 0 or more"
+                )
+        like = {name: float(sales[self.bundle_position(other)]) for name, other in sells_like.items()}
+        return {**{name: float(count) for name, count in expected_sales.items()}, **like}
 
     def encode(
         self,
@@ -287,16 +290,29 @@ class Shop:
         Contents are those of the shop's bundles, then of the new bundles, then of bundles without an id in
         the histories. `expected` has the expected sales of some of the new bundles.
         """
+        new, expected = new or {}, expected or {}
         if not any(isinstance(user, History) for user in users) and not new:
             return self.known(cast(Sequence[Id], users)), self.interactions.bundle_item
-        contents = _Contents(self, new or {}, expected or {})
-        items: list[Iterable[int]] = []
-        bundles: list[Iterable[int]] = []
+        known = len(self.dataset.bundles)
+        places = {name: known + number for number, name in enumerate(new)}
+        added = [tuple(self.item_positions(items)) for items in new.values()]
+
+        def position(bundle: Id | Sequence[Id]) -> int:
+            if isinstance(bundle, str | int | np.integer):
+                place = places.get(str(bundle))
+                return self.bundle_position(bundle) if place is None else place
+            added.append(tuple(self.item_positions(bundle)))
+            return known + len(added) - 1
+
+        items: list[list[int]] = []
+        bundles: list[list[int]] = []
         positions: list[int] = []
         for user in users:
             if isinstance(user, History):
+                if isinstance(user.bundles, str):
+                    raise ConfigError(f"bundles are a list of ids, not one text: write [{user.bundles!r}]")
                 items.append(self.item_positions(user.items))
-                bundles.append(contents.positions(user.bundles))
+                bundles.append(list(dict.fromkeys(map(position, user.bundles))))
                 positions.append(-1)
             else:
                 row = self.dataset.users.position(str(user))
@@ -308,58 +324,23 @@ class Shop:
             Ragged.from_lists(bundles, self.device),
             torch.tensor(positions, dtype=torch.int64, device=self.device),
         )
-        return histories, contents.ragged()
+        sales = tuple(expected.get(name) for name in new) if expected else ()
+        return histories, self._contents_with(tuple(added), sales)
 
-    def appended(self, more: tuple[tuple[int, ...], ...], expected: tuple[float | None, ...] = ()) -> Ragged:
-        """The contents of the shop's bundles and of more bundles; `expected` has the expected sales of the
-        first of those."""
+    def _contents_with(self, more: tuple[tuple[int, ...], ...], expected: tuple[float | None, ...]) -> Ragged:
+        """The contents of the shop's bundles and of more; `expected` has the sales of the first of those."""
 
         def together() -> Ragged:
             later = Ragged.from_lists(more, self.device)
-            if any(count is not None for count in expected):
+            if expected:
                 sales = torch.full((len(more),), torch.nan, device=self.device)
-                known = [math.nan if count is None else count for count in expected]
-                sales[: len(known)] = torch.tensor(known, device=self.device)
+                for place, count in enumerate(expected):
+                    sales[place] = math.nan if count is None else count
                 later = Contents.of(later, sales)
             return self.interactions.bundle_item.append(later)
 
-        return self._with_more.get((more, expected), together)
-
-
-class _Contents:
-    """The contents of the shop's bundles and of those that come with the questions."""
-
-    def __init__(self, shop: Shop, new: NewBundles, expected: ExpectedSales) -> None:
-        self.shop = shop
-        self.known = len(shop.dataset.bundles)
-        self.added = [shop.item_positions(items) for items in new.values()]
-        self.places = {name: self.known + number for number, name in enumerate(new)}
-        self.expected = tuple(expected.get(name) for name in new) if expected else ()
-
-    def positions(self, bundles: Sequence[Id | Sequence[Id]]) -> list[int]:
-        if isinstance(bundles, str):
-            raise ConfigError(f"bundles are a list of ids, not one text: write [{bundles!r}]")
-        positions: dict[int, None] = {}
-        for bundle in bundles:
-            if isinstance(bundle, str | int | np.integer):
-                place = self.places.get(str(bundle))
-                positions[self.shop.bundle_position(bundle) if place is None else place] = None
-            else:
-                self.added.append(self.shop.item_positions(bundle))
-                positions[self.known + len(self.added) - 1] = None
-        return list(positions)
-
-    def ragged(self) -> Ragged:
-        if not self.added:
-            return self.shop.interactions.bundle_item
-        return self.shop.appended(tuple(map(tuple, self.added)), self.expected)
-
-
-def _check_expected_sales(expected: Mapping[str, float]) -> None:
-    for name, count in expected.items():
-        is_number = isinstance(count, int | float | np.number) and not isinstance(count, bool)
-        if not is_number or not (math.isfinite(count) and count >= 0):
-            raise ConfigError(f"the expected sales of {name!r} are {count!r}; expected a number of 0 or more")
+        contents = self.interactions.bundle_item
+        return self._with_more.get((more, expected), together) if more else contents
 
 
 def _row(matrix: Any, row: int) -> list[int]:

@@ -1,1 +1,1 @@
-"""A new model from what the store holds: compared with the one that serves, published if it is not worse."""
+"""A new model from the store's data: compared with the serving one, and published if it is not worse."""

@@ -1,42 +1,129 @@
-"""Two models asked for the same held-out bundles, as the service would be: with the catalogue as it is now,
-among all bundles that can be sold."""
+"""Two models compared as the service would use them: by bundles that are new to both of them.
+
+The bundles are held out of the store's data. Both models see the catalogue as it is now, and choose among
+all bundles that can be sold.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from bundlemage.core.answering import rows_at_a_time
-from bundlemage.data.splits import Split
+from bundlemage.data.dataset import BundleDataset, binary_matrix
+from bundlemage.data.splits import MatchingCases, Split, SplitPlan, leave_one_out
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.evaluation.metrics import DEFAULT_KS, ranking_metrics
 from bundlemage.evaluation.protocols import PerCase, means
-from bundlemage.live import Live, Question, Stock
+from bundlemage.live import Live, Stock
 from bundlemage.models.ragged import Ragged
 from bundlemage.recommender import Recommender
 from bundlemage.store.records import Owned, Sales
 
 DECISIVE = "ndcg@10"
 LONGEST = max(DEFAULT_KS)
-"""How long the lists are that are asked for."""
+"""The length of the lists that the models are asked for."""
+PROTOCOL = "retrain"
+
+Pairs = npt.NDArray[np.intp]
+"""Indices of user-bundle pairs, in the order of a dataset's matrix."""
+Random = np.random.Generator
+
+
+# ── Holding out ──────────────────────────────────────────────────────────────────────────────────
+
+
+def fresh_cases(dataset: BundleDataset, serving: Recommender, stock: Stock, random: Random) -> Pairs:
+    """One pair of each user with a pair that the serving model has neither learned from nor been chosen by.
+
+    The bundle can be sold now, and the user has something else as well: a user with nothing is shown what
+    sells most, by any model.
+    """
+    users, bundles = dataset.user_bundle.nonzero()
+    for_sale = np.array([_for_sale(stock, name) for name in dataset.bundles], bool)
+    owns = np.diff(dataset.user_item.indptr) + np.diff(dataset.user_bundle.indptr)
+    usable = _unseen(dataset, serving) & for_sale[bundles] & (owns[users] > 1)
+    return _one_each(users, np.flatnonzero(usable), random)
+
+
+def hold_out(dataset: BundleDataset, cases: Pairs, plan: SplitPlan, random: Random) -> Split:
+    """A split with these pairs as test cases, and one pair of each user with more than one as validation."""
+    users, bundles = dataset.user_bundle.nonzero()
+    rest = np.setdiff1d(np.arange(len(users)), cases)
+    count = np.bincount(users[rest], minlength=len(dataset.users))
+    # A user's only pair is learned from: a shop has many such users.
+    validation = _one_each(users, rest[count[users[rest]] > 1], random)
+    learned = np.setdiff1d(rest, validation)
+
+    def cases_of(pairs: Pairs) -> MatchingCases | None:
+        if not len(pairs):
+            return None
+        no_bundle = np.zeros(len(dataset.bundles), bool)
+        return leave_one_out(dataset, users[pairs], bundles[pairs], no_bundle, plan.negatives, random)
+
+    train = dataset.with_interactions(
+        user_bundle=binary_matrix(users[learned], bundles[learned], dataset.user_bundle.shape)
+    )
+    return Split(dataset, train, cases_of(validation), cases_of(cases), None, PROTOCOL, plan)
+
+
+def _one_each(users: npt.NDArray[Any], pairs: Pairs, random: Random) -> Pairs:
+    """A random pair of each user, of these pairs."""
+    shuffled = random.permutation(pairs)
+    _, first = np.unique(users[shuffled], return_index=True)
+    return shuffled[first]
+
+
+def _unseen(dataset: BundleDataset, serving: Recommender) -> npt.NDArray[np.bool_]:
+    """For each pair of the dataset, whether it is new to the serving model."""
+    known = serving.dataset
+    split = serving.plan.divide(known)
+    if split.protocol != serving.protocol:
+        # The split came with files, or from a retraining: the model may have seen any of its pairs.
+        split = SplitPlan("none").divide(known)
+    seen = [split.train.user_bundle.nonzero()]
+    if split.validation is not None:
+        case, bundle = split.validation.positives.nonzero()
+        seen.append((split.validation.users[case], bundle))
+    users, bundles = (
+        _places(here, there)[np.concatenate([part[axis] for part in seen])]
+        for axis, (here, there) in enumerate(((known.users, dataset.users), (known.bundles, dataset.bundles)))
+    )
+    present = (users >= 0) & (bundles >= 0)
+    row, column = dataset.user_bundle.nonzero()
+    width = len(dataset.bundles)
+    return ~np.isin(row.astype(np.int64) * width + column, users[present] * width + bundles[present])
+
+
+def _places(here: Vocabulary, there: Vocabulary) -> npt.NDArray[np.int64]:
+    """The position of each id of one vocabulary in another; -1 for an id that is not in it."""
+    return np.array([there.known_positions.get(name, -1) for name in here], np.int64)
+
+
+def _for_sale(stock: Stock, name: str) -> bool:
+    bundle = stock.bundles.get(name)
+    return bundle is not None and bool(bundle.items) and stock.sellable(bundle)
+
+
+# ── Comparing ────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ModelComparison:
     """Two models on the same cases: the mean of each metric."""
 
     cases: int
     serving: dict[str, float]
     candidate: dict[str, float]
     difference: float
-    """Of `DECISIVE`: above 0 the candidate is better."""
+    """The candidate's `DECISIVE` metric minus the serving model's."""
     standard_error: float
-    """Of the difference, over the cases: about so far it would be elsewhere with other users."""
+    """The standard error of the difference, over the cases."""
 
 
 def compare(
@@ -45,19 +132,44 @@ def compare(
     split: Split,
     stock: Stock,
     progress: Callable[[int, int], None],
-) -> Comparison:
-    """Both on the test cases of a split, each with all that its user has but what is asked for."""
+) -> ModelComparison:
+    """Both models on the test cases of a split, where each user has everything but the bundle in question.
+
+    `progress` is called with the number of answers so far, and of all answers.
+    """
     assert split.test is not None
-    questions, sales = _questions(split), _sales(split)
-    wanted = [split.dataset.bundles[bundle] for bundle in split.test.positives.indices]
-    old, new = (
-        _asked(
-            Live(model, stock, sales), questions, wanted, partial(_from, progress, before, 2 * len(wanted))
-        )
-        for model, before in ((serving, 0), (candidate, len(wanted)))
+    data, held_out = split.dataset, split.test.positives.indices
+    wanted = [data.bundles[bundle] for bundle in held_out]
+    histories = []
+    for user, bundle in zip(split.test.users.tolist(), wanted, strict=True):
+        bundles = tuple(name for name in _names(data.user_bundle, user, data.bundles) if name != bundle)
+        histories.append(Owned(tuple(_names(data.user_item, user, data.items)), bundles))
+    items_sold, sold = (matrix.getnnz(axis=0) for matrix in (data.user_item, data.user_bundle))
+    sold = sold - np.bincount(held_out, minlength=len(data.bundles))  # the held-out pairs are not sold yet
+    sales = Sales(
+        dict(zip(data.items, items_sold.tolist(), strict=True)),
+        dict(zip(data.bundles, sold.tolist(), strict=True)),
     )
+
+    def metrics(model: Recommender, before: int) -> PerCase:
+        live = Live(model, stock, sales)
+        ranks: list[list[int]] = []
+        step = rows_at_a_time(len(live.dataset.bundles), live.shop.device)
+        for start in range(0, len(histories), step):
+            some = slice(start, start + step)
+            for answers, bundle in zip(
+                live.recommend_many(histories[some], LONGEST), wanted[some], strict=True
+            ):
+                shown = [answer.id for answer in answers]
+                ranks.append([shown.index(bundle) if bundle in shown else LONGEST])
+            progress(before + len(ranks), 2 * len(wanted))
+        # A column for each rank, and the last one for a bundle that is not in the list.
+        scores = -torch.arange(LONGEST + 1, dtype=torch.float32).expand(len(ranks), -1)
+        return ranking_metrics(scores, Ragged.from_lists(ranks))
+
+    old, new = metrics(serving, 0), metrics(candidate, len(wanted))
     difference = new[DECISIVE] - old[DECISIVE]
-    return Comparison(
+    return ModelComparison(
         cases=len(wanted),
         serving=means(old),
         candidate=means(new),
@@ -66,53 +178,5 @@ def compare(
     )
 
 
-def _from(progress: Callable[[int, int], None], before: int, total: int, done: int) -> None:
-    progress(before + done, total)
-
-
-def _asked(
-    live: Live, questions: Sequence[Question], wanted: Sequence[str], told: Callable[[int], None]
-) -> PerCase:
-    """The metrics of each case, by the list that the service would show."""
-    places: list[list[int]] = []
-    step = rows_at_a_time(len(live.shop.dataset.bundles), live.shop.device)
-    for start in range(0, len(questions), step):
-        some = slice(start, start + step)
-        for answer, bundle in zip(live.answer(questions[some]), wanted[some], strict=True):
-            if isinstance(answer, Exception):
-                raise answer
-            shown = [recommendation.id for recommendation in answer]
-            places.append([shown.index(bundle) if bundle in shown else LONGEST])
-        told(len(places))
-    # A column stands for a place of the list, and the last one for what is not in it.
-    scores = -torch.arange(LONGEST + 1, dtype=torch.float32).expand(len(places), -1)
-    return ranking_metrics(scores, Ragged.from_lists(places))
-
-
-def _questions(split: Split) -> list[Question]:
-    assert split.test is not None
-    data = split.dataset
-    questions = []
-    for user, held_out in zip(split.test.users.tolist(), split.test.positives.indices.tolist(), strict=True):
-        bundles = _names(data.user_bundle, user, data.bundles)
-        bundles.remove(data.bundles[held_out])
-        owned = Owned(tuple(_names(data.user_item, user, data.items)), tuple(bundles))
-        questions.append(Question(owned, LONGEST))
-    return questions
-
-
 def _names(matrix: Any, row: int, vocabulary: Vocabulary) -> list[str]:
     return [vocabulary[place] for place in matrix.indices[matrix.indptr[row] : matrix.indptr[row + 1]]]
-
-
-def _sales(split: Split) -> Sales:
-    """As the store's would be, had nobody bought yet what is asked for."""
-    assert split.test is not None
-    data = split.dataset
-    items = np.bincount(data.user_item.indices, minlength=len(data.items))
-    bundles = np.bincount(data.user_bundle.indices, minlength=len(data.bundles))
-    bundles -= np.bincount(split.test.positives.indices, minlength=len(data.bundles))
-    return Sales(
-        dict(zip(data.items, items.tolist(), strict=True)),
-        dict(zip(data.bundles, bundles.tolist(), strict=True)),
-    )

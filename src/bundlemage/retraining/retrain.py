@@ -1,4 +1,4 @@
-"""The whole of a retraining: read, hold out, train, compare, and publish or not."""
+"""Trains the serving model again on the store's data, and publishes the result if it is not worse."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from typing import Any
 import numpy as np
 
 from bundlemage.artifact.files import artifact_version
-from bundlemage.data.splits import Split
+from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.errors import ArtifactError, ConfigError, SupersededError, UnsupportedError
 from bundlemage.evaluation.results import Evaluation
 from bundlemage.live import EMPTY, load_published
 from bundlemage.models.base import Sizes
 from bundlemage.models.registry import build
 from bundlemage.recommender import Recommender, evaluate_beside_popularity
-from bundlemage.retraining.comparing import DECISIVE, Comparison, compare
-from bundlemage.retraining.held_out import fresh_cases, hold_out, plan_for
+from bundlemage.retraining.comparing import DECISIVE, ModelComparison, compare, fresh_cases, hold_out
 from bundlemage.store.records import ModelRecord
 from bundlemage.store.repository import Store
 from bundlemage.training.history import Observer
@@ -34,33 +33,33 @@ _STAMP = re.compile(r"-\d{8}T\d{6}(-\d+)?\Z")
 
 @dataclass(frozen=True)
 class Retrained:
-    """What became of a retraining."""
+    """The outcome of a retraining."""
 
     published: bool
     reason: str
-    """Why it was published, or why not."""
+    """Why the new model was published, or why not."""
     serving: str
-    """The version that served when it began."""
+    """The version that served at the start."""
     cases: int
     """How many users have a bundle that is new to the serving model."""
     version: str | None = None
-    """Of the new model, where it was published."""
+    """The version of the new model, if it was published."""
     path: Path | None = None
-    comparison: Comparison | None = None
-    """None where nothing was compared."""
+    comparison: ModelComparison | None = None
+    """None if nothing was compared."""
     test: tuple[Evaluation, ...] = ()
-    """The new model beside popularity, by the usual protocol of sampled bundles."""
+    """The new model and popularity, by the usual protocol of sampled bundles."""
     training: TrainingResult | None = None
 
 
 class RetrainingObserver(Observer):
-    """An observer of training who is also told what goes on before and after it."""
+    """An observer of training that also learns about the steps before and after it."""
 
     def on_split(self, split: Split, serving: str) -> None:
-        """Before training: what is learned from, what is held out, and which version serves."""
+        """Called before training, with the split and the version that serves."""
 
     def on_compared(self, done: int, total: int) -> None:
-        """After each batch of questions to the two models."""
+        """Called after each batch of answers of the two models."""
 
 
 def retrain(
@@ -74,122 +73,109 @@ def retrain(
     seed: int | None = None,
     observers: Sequence[Observer] = (),
 ) -> Retrained:
-    """Train the model that serves anew on what the store holds, and publish it if it is not worse.
+    """Train the serving model again on the store's data, and publish it if it is not worse.
 
-    It keeps its settings but for those given, and its number of members. It goes into the folder `models`, or
-    beside the one that serves. It may be worse by `tolerance`. `force` publishes whatever the comparison
-    says, and without one where fewer than `min_cases` users can be asked about. Raises `BusyError` where
-    another is at it.
+    The new model has the settings of the serving one, except for `settings` and `seed`, and as many members.
+    It is saved in the folder `models`, or beside the serving one. Its `DECISIVE` metric may be lower by
+    `tolerance`. `force` publishes it whatever the comparison says, and without a comparison if fewer than
+    `min_cases` users have a bundle to compare by. Raises `BusyError` if another retraining is running.
     """
     if not tolerance >= 0:
         raise ConfigError(f"the tolerance is {tolerance!r}; it must be a number from 0 up")
-    given = {**(settings or {}), **({} if seed is None else {"seed": seed})}
+    changed = {**(settings or {}), **({} if seed is None else {"seed": seed})}
     with store.alone("retrain"):
-        return _Retraining(store, given, models, observers).go(force, tolerance, min_cases)
-
-
-class _Retraining:
-    """One retraining, with the two models that it is about."""
-
-    def __init__(
-        self,
-        store: Store,
-        settings: Mapping[str, Any],
-        models: str | Path | None,
-        observers: Sequence[Observer],
-    ) -> None:
-        """All that can be wrong with what is asked for is found here, before hours of training."""
-        self.store, self.observers = store, observers
-        self.record = _published(store)
-        self.serving = load_published(self.record, str(settings.get("device", "auto")))
-        self.candidate = Recommender(
-            self.serving.model_name,
-            ensemble=self.serving.ensemble,
-            **{**self.serving.config.model_dump(mode="json"), **settings},
+        # Everything that can be wrong with the arguments fails here, before hours of training.
+        record = _published(store)
+        serving = load_published(record, str(changed.get("device", "auto")))
+        candidate = Recommender(
+            serving.model_name,
+            ensemble=serving.ensemble,
+            **{**serving.config.model_dump(mode="json"), **changed},
         )
-        self.folder = _writable(Path(self.record.path).parent if models is None else Path(models))
-
-    def go(self, force: bool, tolerance: float, min_cases: int) -> Retrained:
-        comparable = self._comparable()
+        folder = _writable(Path(record.path).parent if models is None else Path(models))
+        model = build(candidate.model_name, candidate.config, Sizes.of(serving.dataset))
+        comparable = serving.model.matches and model.matches
         if not comparable and not force:
             raise UnsupportedError(
                 "a model that learned generation alone recommends no bundles, so there is nothing to compare "
                 "it by: use --force to publish it without comparing"
             )
-        dataset = replace(self.store.dataset(), name=self.serving.dataset.name)
-        stock = EMPTY.after(self.store.catalogue())
-        plan = plan_for(self.candidate.config.seed, self.serving.plan.negatives)
+        dataset = replace(store.dataset(), name=serving.dataset.name)
+        stock = EMPTY.after(store.catalogue())
+        # The protocol holds nothing out: no plan can make the split of a retraining again.
+        plan = SplitPlan("none", candidate.config.seed, serving.plan.negatives)
         random = np.random.default_rng(plan.seed)
-        cases = fresh_cases(dataset, self.serving, stock, random)
-        outcome = Retrained(False, "", self.record.version, len(cases))
-        enough = len(cases) >= max(min_cases, 2)  # of a single case there is no standard error
+        cases = fresh_cases(dataset, serving, stock, random)
+        outcome = Retrained(False, "", record.version, len(cases))
+        enough = len(cases) >= max(min_cases, 2)  # a single case has no standard error
         if not enough and not force:
             return replace(outcome, reason=_too_few(len(cases), min_cases))
         compared = cases if enough and comparable else cases[:0]
         split = hold_out(dataset, compared, plan, random)
-        self._train(split)
-        comparison = None
-        if len(compared):
-            comparison = compare(self.serving, self.candidate, split, stock, self._progress)
-        good, reason = self._verdict(comparison, tolerance)
+        watching = [observer for observer in observers if isinstance(observer, RetrainingObserver)]
+        for observer in watching:
+            observer.on_split(split, record.version)
+        candidate.fit(split, observers=observers, progress=False)
+        if candidate.training is not None and candidate.training.interrupted:
+            raise KeyboardInterrupt  # half a training is no candidate
+
+        def progress(done: int, total: int) -> None:
+            for observer in watching:
+                observer.on_compared(done, total)
+
+        comparison = compare(serving, candidate, split, stock, progress) if len(compared) else None
+        good, reason = _verdict(comparison, tolerance, record.version, store.state().model)
         outcome = replace(
             outcome,
             reason=reason if good or not force else f"forced: {reason}",
             comparison=comparison,
-            test=tuple(evaluate_beside_popularity(self.candidate, split)),
-            training=self.candidate.training,
+            test=tuple(evaluate_beside_popularity(candidate, split)),
+            training=candidate.training,
         )
-        return self._publish(outcome, tolerance, force) if good or force else outcome
+        if not good and not force:
+            return outcome
+        return _publish(store, candidate, outcome, folder, record, tolerance, force)
 
-    def _comparable(self) -> bool:
-        model = build(self.candidate.model_name, self.candidate.config, Sizes.of(self.serving.dataset))
-        return self.serving.model.matches and model.matches
 
-    def _train(self, split: Split) -> None:
-        for observer in self._onlookers():
-            observer.on_split(split, self.record.version)
-        self.candidate.fit(split, observers=self.observers, progress=False)
-        if self.candidate.training is not None and self.candidate.training.interrupted:
-            raise KeyboardInterrupt  # half a training is no candidate
+def _verdict(
+    comparison: ModelComparison | None, tolerance: float, compared_with: str, serving: str | None
+) -> tuple[bool, str]:
+    """Whether the candidate is to serve, and why."""
+    if serving != compared_with:
+        return False, _meanwhile(serving)
+    if comparison is None:
+        return False, "it was not compared"
+    ours, theirs = comparison.candidate[DECISIVE], comparison.serving[DECISIVE]
+    how = "not lower" if ours >= theirs else "lower"
+    allowed = f" ({tolerance:g} less is allowed)" if tolerance else ""
+    return (
+        ours >= theirs - tolerance,
+        f"its {DECISIVE} of {ours:.4f} is {how} than the serving model's {theirs:.4f}{allowed}",
+    )
 
-    def _progress(self, done: int, total: int) -> None:
-        for observer in self._onlookers():
-            observer.on_compared(done, total)
 
-    def _onlookers(self) -> list[RetrainingObserver]:
-        return [observer for observer in self.observers if isinstance(observer, RetrainingObserver)]
-
-    def _verdict(self, comparison: Comparison | None, tolerance: float) -> tuple[bool, str]:
-        """Whether the candidate is to serve, and why."""
-        serves_now = self.store.state().model
-        if serves_now != self.record.version:
-            return False, _meanwhile(serves_now)
-        if comparison is None:
-            return False, "it was not compared"
-        ours, theirs = comparison.candidate[DECISIVE], comparison.serving[DECISIVE]
-        how = "not lower" if ours >= theirs else "lower"
-        allowed = f" ({tolerance:g} less is allowed)" if tolerance else ""
-        return (
-            ours >= theirs - tolerance,
-            f"its {DECISIVE} of {ours:.4f} is {how} than the serving model's {theirs:.4f}{allowed}",
-        )
-
-    def _publish(self, outcome: Retrained, tolerance: float, force: bool) -> Retrained:
-        """The store is told only of a whole folder: whatever ends this before, the old model goes on."""
-        told: dict[str, Any] = {"instead_of": self.record.version, "reason": outcome.reason}
-        if outcome.comparison is not None:
-            told |= {"decided_by": DECISIVE, "tolerance": tolerance, **vars(outcome.comparison)}
-        candidate = self.candidate
-        candidate.metrics = {"test": [row.to_json() for row in outcome.test], "retrain": told}
-        path = candidate.save(_new_folder(self.folder, Path(self.record.path).name)).resolve()
-        version = artifact_version(path)
-        record = ModelRecord(version, str(path), candidate.model_name, candidate.metrics)
-        try:
-            self.store.publish(record, instead_of=None if force else self.record.version)
-        except SupersededError as error:
-            shutil.rmtree(path)  # nobody was told of it
-            return replace(outcome, reason=_meanwhile(error.serving))
-        return replace(outcome, published=True, version=version, path=path)
+def _publish(
+    store: Store,
+    candidate: Recommender,
+    outcome: Retrained,
+    folder: Path,
+    serving: ModelRecord,
+    tolerance: float,
+    force: bool,
+) -> Retrained:
+    """Save the candidate and name it in the store: if this ends before, the old model goes on serving."""
+    about: dict[str, Any] = {"instead_of": serving.version, "reason": outcome.reason}
+    if outcome.comparison is not None:
+        about |= {"decided_by": DECISIVE, "tolerance": tolerance, **vars(outcome.comparison)}
+    candidate.metrics = {"test": [row.to_json() for row in outcome.test], "retrain": about}
+    path = candidate.save(_new_folder(folder, Path(serving.path).name)).resolve()
+    record = ModelRecord(artifact_version(path), str(path), candidate.model_name, candidate.metrics)
+    try:
+        store.publish(record, instead_of=None if force else serving.version)
+    except SupersededError as error:
+        shutil.rmtree(path)  # the store never named it
+        return replace(outcome, reason=_meanwhile(error.serving))
+    return replace(outcome, published=True, version=record.version, path=path)
 
 
 def _published(store: Store) -> ModelRecord:
@@ -197,7 +183,7 @@ def _published(store: Store) -> ModelRecord:
     record = None if version is None else store.model(version)
     if record is None:
         raise ConfigError(
-            f"{store.url} names no model, so there is none to train anew. Serve one first, as in "
+            f"{store.url} names no model, so there is none to train again. Serve one first, as in "
             "'bundlemage serve MODEL --db URL'"
         )
     return record
@@ -227,9 +213,9 @@ def _writable(folder: Path) -> Path:
 
 
 def _new_folder(folder: Path, name: str) -> Path:
-    """The serving folder's name, with the time of now in the place of an older one."""
+    """A new folder with the name of the serving one and the current time."""
     stem = f"{_STAMP.sub('', name)}-{datetime.now(UTC):%Y%m%dT%H%M%S}"
     path, number = folder / stem, 1
-    while path.exists():  # a model that another shop keeps here
+    while path.exists():  # a model of another shop in the same folder
         path, number = folder / f"{stem}-{number}", number + 1
     return path
