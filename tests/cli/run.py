@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -30,6 +31,41 @@ def start(*arguments: object) -> subprocess.Popen[str]:
     """Run a command in a process of its own."""
     command = [sys.executable, "-m", "bundlemage", *(str(argument) for argument in arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+_STOPPING = """
+import fnmatch, os, sys
+from bundlemage.data import folders
+
+pattern, left, how = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+del sys.argv[1:4]
+put = folders.into_place
+
+def into_place(temporary, path):
+    global left
+    put(temporary, path)
+    if fnmatch.fnmatch(path.name, pattern):
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), how)
+
+folders.into_place = into_place
+from bundlemage.cli.main import main
+main()
+"""
+
+
+def stopped(
+    file: str, times: int, *arguments: object, how: signal.Signals = signal.SIGKILL
+) -> subprocess.CompletedProcess[str]:
+    """Run a command that gets a signal as soon as it has written so many files of this name.
+
+    The command sends it to itself, so it stops at the same place on any machine, however busy.
+    """
+    command = [sys.executable, "-c", _STOPPING, file, str(times), str(int(how)), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == (130 if how is signal.SIGINT else -how), done.stderr
+    return done
 
 
 def finish(process: subprocess.Popen[str]) -> str:

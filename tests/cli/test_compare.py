@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from bundlemage.errors import CheckpointError
 from bundlemage.sample.generate import write_shop
 from bundlemage.studies.comparison import Comparison
 from bundlemage.training.checkpoint import RunFolder
-from tests.cli.run import TINY, finish, run, run_json, start
+from tests.cli.run import TINY, finish, run, run_json, start, stopped
 from tests.small_shop import small_shop
 
 
@@ -172,17 +170,8 @@ def test_kill_and_run_again(shop: Path, tmp_path: Path) -> None:
     whole = json.loads(finish(start(*asked, tmp_path / "whole")))
 
     cache = tmp_path / "killed"
-    process = start(*asked, cache)
-    deadline = time.monotonic() + 120
-    while epochs_done(cache) < 10:
-        assert process.poll() is None, "it ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    done = epochs_done(cache)
-    assert 10 <= done < 60
+    stopped("last.safetensors", 2, *asked, cache)
+    assert 1 < epochs_done(cache) < 60
     finished = {file: file.stat().st_mtime_ns for file in cache.glob("*.json")}
     assert len(finished) == 1  # popularity
 
@@ -197,32 +186,14 @@ def test_kill_and_run_again(shop: Path, tmp_path: Path) -> None:
 
 def test_ctrl_c_keeps_what_is_done(shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    process = start(
-        "compare",
-        shop,
-        "-m",
-        "popularity,bundlemage",
-        *SLOW,
-        "--epochs",
-        "5000",
-        "--set",
-        "patience=5000",
-        "--cache",
-        cache,
-    )
-    deadline = time.monotonic() + 120
-    while epochs_done(cache) < 10:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
-    assert "the same command goes on from here" in stderr
-    assert "Traceback" not in stderr
-    assert stdout == ""
+    endless = ["--epochs", "5000", "--set", "patience=5000", "--cache", cache]
+    command = ["compare", shop, "-m", "popularity,bundlemage", *SLOW, *endless]
+    done = stopped("last.safetensors", 2, *command, how=signal.SIGINT)
+    assert "the same command goes on from here" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
     assert len(list(cache.glob("*.json"))) == 1
-    assert epochs_done(cache) >= 10
+    assert epochs_done(cache) >= 2
 
 
 # ── Models ───────────────────────────────────────────────────────────────────────────────────────

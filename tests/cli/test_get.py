@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from bundlemage.downloads.public_data import PUBLIC_DATA
 from tests.cli.run import run, run_json
 from tests.published_files import write_bgcn
 from tests.real_data import real_data
+from tests.waiting import wait_until
 from tests.web_server import Web, serving
 
 
@@ -153,11 +153,8 @@ def test_killed_in_the_middle_it_goes_on(netease: Web, tmp_path: Path) -> None:
         [*command, "--mirror", netease.url], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     part = tmp_path / "to" / "bgcn" / "bundle_item.txt.part"
-    until = time.monotonic() + 60
-    while not (part.exists() and part.stat().st_size > 0):
-        assert process.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: (part.exists() and part.stat().st_size > 0) or process.poll() is not None, "a part")
+    assert process.poll() is None
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     there = part.stat().st_size

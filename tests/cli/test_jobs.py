@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from bundlemage.sample.generate import write_shop
 from bundlemage.training.checkpoint import RunFolder
 from tests.cli.run import run
 from tests.small_shop import small_shop
+from tests.waiting import wait_until
 
 WITHOUT = (
     "bgcn,bpr,br,bundlemage,bundlemage-ensemble,bundlemage-paper,crosscbr,dam,efm,gram-smot,lightgcn,ncf,"
@@ -52,13 +53,9 @@ def test_no_process_is_left_behind(how: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bundlemage", "compare", str(tmp_path / "shop"), "-m", "bpr", *settings]
     command += ["--seeds", "0,1", "--jobs", "2", "--device", "cpu", "--cache", str(tmp_path / "cache")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    deadline = time.monotonic() + 200
-    while (
-        len(list((tmp_path / "cache").glob("*.run/last.safetensors"))) < 2
-    ):  # both have written a checkpoint
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    checkpoints = partial((tmp_path / "cache").glob, "*.run/last.safetensors")
+    wait_until(lambda: len(list(checkpoints())) == 2 or process.poll() is not None, "both checkpoints")
+    assert process.poll() is None
     children = descendants(process.pid)
     assert len(children) >= 2
     if how is signal.SIGINT:  # as a terminal does it: to all of them
@@ -73,9 +70,7 @@ def test_no_process_is_left_behind(how: signal.Signals, tmp_path: Path) -> None:
             "error: interrupted",
         ]
         assert "Traceback" not in errors
-    while any(map(alive, children)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not any(map(alive, children)), "the end of all processes")
     for folder in (tmp_path / "cache").glob("*.run"):  # what there is of each is sound
         assert RunFolder(folder).load()[1].epoch >= 1
 

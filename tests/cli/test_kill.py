@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from bundlemage.errors import CheckpointError
 from bundlemage.training.checkpoint import RunFolder
-from tests.cli.run import finish, run, start
+from tests.cli.run import finish, run, start, stopped
 
 SMALL = ["--set", "embedding_dim=32", "--set", "batch_size=128", "--device", "cpu"]
 SETTINGS = [*SMALL, "--epochs", "60", "--json"]
@@ -36,20 +34,12 @@ def epochs_done(model: Path) -> int:
 def test_kill_and_resume_give_the_same_model(more: list[str], tmp_path: Path) -> None:
     whole = json.loads(finish(start("train", "-o", tmp_path / "whole", *SETTINGS, *more)))
 
-    process = start("train", "-o", tmp_path / "killed", *SETTINGS, *more)
-    deadline = time.monotonic() + 120
-    while epochs_done(tmp_path / "killed") < 3:
-        assert process.poll() is None, "training ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    killed = ["train", "-o", tmp_path / "killed", *SETTINGS, *more]
+    stopped("last.safetensors", 3, *killed, "--checkpoint-every", 1)
     assert not (tmp_path / "killed").exists()
-    done = epochs_done(tmp_path / "killed")
-    assert 3 <= done < 60
+    assert epochs_done(tmp_path / "killed") == 3
 
-    resumed = json.loads(finish(start("train", "-o", tmp_path / "killed", "--resume", *SETTINGS, *more)))
+    resumed = json.loads(finish(start(*killed, "--resume")))
     assert resumed["test"] == whole["test"]
     assert resumed["best_epoch"] == whole["best_epoch"]
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "killed")]
@@ -58,17 +48,10 @@ def test_kill_and_resume_give_the_same_model(more: list[str], tmp_path: Path) ->
 
 
 def test_ctrl_c_keeps_the_best_model_so_far(tmp_path: Path) -> None:
-    process = start("train", "-o", tmp_path / "model", *SMALL, "--epochs", "5000", "--set", "patience=5000")
-    deadline = time.monotonic() + 120
-    while epochs_done(tmp_path / "model") < 2:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
-    assert "best model so far is saved" in stderr
-    assert "Traceback" not in stderr
+    endless = ["train", "-o", tmp_path / "model", *SMALL, "--epochs", "5000", "--set", "patience=5000"]
+    done = stopped("last.safetensors", 2, *endless, "--checkpoint-every", 1, how=signal.SIGINT)
+    assert "best model so far is saved" in done.stderr
+    assert "Traceback" not in done.stderr
     run("recommend", tmp_path / "model", "--user", "u0001")
     # … and the run can still go on from there.
     one_more = epochs_done(tmp_path / "model") + 1

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
-from tests.cli.run import run, run_json, start
+from tests.cli.run import run, run_json, stopped
 
 QUICK = ["--set", "embedding_dim=16", "--set", "epochs=4", "--space", "batch_size=128,256", "--device", "cpu"]
 
@@ -25,17 +23,9 @@ def seen(found: dict[str, Any]) -> list[Any]:
 
 def test_kill_and_resume_give_the_same_trials(tmp_path: Path) -> None:
     options = [*QUICK, "--set", "epochs=6", "--trials", 5, "--json"]
-    process = start("tune", "-o", tmp_path / "killed", *options)
-    deadline = time.monotonic() + 120
-    while len(made(tmp_path / "killed")) < 2:
-        assert process.poll() is None, "the study ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    stopped("[0-9]*.json", 2, "tune", "-o", tmp_path / "killed", *options)
     files = {file: file.read_bytes() for file in made(tmp_path / "killed")}
-    assert 2 <= len(files) < 5
+    assert len(files) == 2
 
     refused = run("tune", "-o", tmp_path / "killed", *options, code=2)
     assert "holds a study already: add --resume" in refused.stderr
@@ -48,16 +38,10 @@ def test_kill_and_resume_give_the_same_trials(tmp_path: Path) -> None:
 
 def test_ctrl_c_keeps_what_is_there(tmp_path: Path) -> None:
     study = tmp_path / "study"
-    command = start("tune", "-o", study, *QUICK, "--trials", 500)
-    while len(made(study)) < 2:
-        assert command.poll() is None
-        time.sleep(0.01)
-    command.send_signal(signal.SIGINT)
-    output, errors = command.communicate(timeout=60)
-    assert command.returncode == 130
-    assert "--resume goes on from here" in errors
-    assert "best of" in output
-    assert 2 <= len(made(study)) < 500
+    done = stopped("[0-9]*.json", 2, "tune", "-o", study, *QUICK, "--trials", 500, how=signal.SIGINT)
+    assert "--resume goes on from here" in done.stderr
+    assert "best of" in done.stdout
+    assert len(made(study)) == 2
 
 
 def test_the_best_can_be_trained_as_the_last_line_says(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +28,7 @@ from bundlemage.store.records import Role
 from bundlemage.store.repository import Store
 from tests.cli.run import run
 from tests.made_once import made_once
+from tests.waiting import wait_until
 
 SECONDS_TO_START = 90
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
@@ -177,13 +177,6 @@ def inside(model: Path | None, db: str, **settings: Any) -> Iterator[Inside]:
 
 
 # ── What tests say again and again ───────────────────────────────────────────────────────────────
-
-
-def wait_until(true: Callable[[], object], what: str, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"{what} did not come within {seconds:g} s"
-        time.sleep(0.02)
 
 
 def new_key(store: Store, role: Role) -> str:

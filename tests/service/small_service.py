@@ -142,7 +142,7 @@ class Running:
 
     def lines(self, request_id: str, event: str = "request") -> list[dict[str, Any]]:
         """What was logged of a request; the line comes after the answer, so it is waited for."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while True:
             found = [json.loads(line) for line in OUTPUT.getvalue().splitlines()]
             of_it = [

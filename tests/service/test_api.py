@@ -15,7 +15,8 @@ import pytest
 from bundlemage.core.history import History
 from bundlemage.core.shop import Recommendation
 from bundlemage.recommender import Recommender
-from tests.service.running import Inside, copied, ids, inside, ok, problem, wait_until
+from tests.service.running import Inside, copied, ids, inside, ok, problem
+from tests.waiting import wait_until
 
 SOMEONE = "u0007"
 

@@ -17,7 +17,8 @@ from bundlemage.recommender import Recommender
 from bundlemage.service import app
 from bundlemage.service.routes import design
 from bundlemage.wire.design import DesignIn, DesignRequest
-from tests.service.running import Inside, copied, inside, ok, problem, wait_until
+from tests.service.running import Inside, copied, inside, ok, problem
+from tests.waiting import wait_until
 
 SOMEONE = "u0007"
 SLOW = {"user_id": SOMEONE, "method": "exact", "n": 20, "size": {"least": 6, "most": 10}, "reasons": False}

@@ -20,8 +20,9 @@ from bundlemage.errors import ArtifactError
 from bundlemage.live import record_of
 from bundlemage.recommender import Recommender
 from bundlemage.store.repository import Store
-from tests.service.running import Inside, copied, inside, new_key, ok, problem, wait_until
+from tests.service.running import Inside, copied, inside, new_key, ok, problem
 from tests.small_shop import QUICK, small_shop
+from tests.waiting import wait_until
 
 USERS = [f"u{number:04}" for number in range(1, 9)]
 

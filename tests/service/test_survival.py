@@ -19,7 +19,8 @@ import pytest
 from bundlemage.core.history import History
 from bundlemage.recommender import Recommender
 from bundlemage.store.repository import Store
-from tests.service.running import command, ids, inside, new_key, ok, problem, wait_until
+from tests.service.running import command, ids, inside, new_key, ok, problem
+from tests.waiting import wait_until
 
 SOMEONE = "u0007"
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from bundlemage.errors import ConfigError, UnknownIdError, UnsupportedError
 from bundlemage.models.base import Histories
 from bundlemage.models.ragged import Ragged
 from tests.small_shop import QUICK, dataset_of, datasets, small_shop
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -301,10 +301,7 @@ class TestFile:
         # The next run takes away what the killed one has left, and nothing of one that is still at work.
         other = tmp_path / f".answers.parquet.{os.getppid()}.tmp"
         other.touch()
-        deadline = time.monotonic() + 10
-        while _exists(process.pid):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: not _exists(process.pid), "the end of the process")
         write_parquet(iter(()), file)
         assert sorted(tmp_path.iterdir()) == [other, file]
 
