@@ -1,13 +1,15 @@
 """Reads published pickles as data. Python's `pickle` is not used, because loading with it may run anything.
 
 A pickle is a program for a small stack machine. The machine here has only the instructions that build plain
-values; `pickled` builds the few NumPy and SciPy objects. Everything else is refused.
+values; `pickled` builds the few NumPy and SciPy objects. Everything else is refused. `pickletools` decodes
+the numbers and texts between the instructions; it runs nothing.
 """
 
 from __future__ import annotations
 
 import codecs
-import struct
+import io
+import pickletools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,15 +42,7 @@ def safe_load(path: Path) -> Any:
         fix = "No published data set needs that: do not open the file with other tools, download it again."
         raise DataError.of("unsafe-pickle", str(path), message, fix) from None
     # Damaged bytes can fail in many ways.
-    except (
-        BrokenError,
-        LookupError,
-        TypeError,
-        ValueError,
-        OverflowError,
-        MemoryError,
-        struct.error,
-    ) as error:
+    except (BrokenError, LookupError, TypeError, ValueError, OverflowError, MemoryError) as error:
         reason = str(error) if isinstance(error, BrokenError) else "its bytes make no sense"
         fix = "It was cut short, damaged, or is another kind of file: download it again."
         raise DataError.of("broken-pickle", str(path), f"not a whole pickle: {reason}", fix) from None
@@ -58,50 +52,54 @@ class PickleMachine:
     """The stack machine of the pickle format, with only the instructions that build data."""
 
     def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.at = 0
+        self.size = len(data)
+        self.stream = io.BytesIO(data)
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []  # the stacks under each open MARK
         self.memo: dict[int, Any] = {}
         self.copied = 0
 
     def run(self) -> Any:
+        """Run the pickle to its end, and return the value that it builds."""
         while True:
-            opcode = self.take(1)[0]
-            if opcode == _STOP:
+            code = self.stream.read(1).decode("latin-1")
+            if not code:
+                raise BrokenError("it ends in the middle")
+            opcode = _OPCODES.get(code)
+            if opcode is None:
+                at = self.stream.tell() - 1
+                raise BrokenError(f"byte {ord(code):#04x} at position {at:,} is no pickle instruction")
+            if opcode.name == "STOP":
                 result = self.stack.pop()
                 if isinstance(result, Unbuilt | pickled.Name):
                     raise BrokenError("it ends with something half built")
                 return result
-            instruction = _INSTRUCTIONS.get(opcode)
-            if instruction is not None:
-                instruction(self)
-            elif opcode in _REFUSED:
-                raise RefusedError(f"it asks for {_REFUSED[opcode]}")
+            if opcode.name in _VALUES:
+                value = self.argument(opcode)
+                self.push(bytes(value) if isinstance(value, bytearray) else value)
+            elif opcode.name in _INSTRUCTIONS:
+                _INSTRUCTIONS[opcode.name](self, self.argument(opcode))
             else:
-                raise BrokenError(f"byte {opcode:#04x} at position {self.at - 1:,} is no pickle instruction")
+                raise RefusedError(f"it asks for {_REFUSED.get(opcode.name, opcode.name)}")
 
-    # Reading
-
-    def take(self, count: int) -> bytes:
-        chunk = self.data[self.at : self.at + count]
-        if count < 0 or len(chunk) != count:
-            raise BrokenError("it ends in the middle")
-        self.at += count
-        return chunk
-
-    def number(self, layout: str) -> Any:
-        return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
-
-    def sized(self, layout: str) -> bytes:
-        """Bytes with their length in front."""
-        return self.take(self.number(layout))
+    def argument(self, opcode: pickletools.OpcodeInfo) -> Any:
+        """The value that follows an instruction, or None."""
+        try:
+            if opcode.name == "STRING":  # of these pickletools reads only ASCII
+                return _quoted(self.line())
+            if opcode.name in ("GLOBAL", "INST"):
+                return self.line().decode(), self.line().decode()
+            return opcode.arg.reader(self.stream) if opcode.arg else None
+        except ValueError as error:
+            if self.stream.tell() == self.size:
+                raise BrokenError("it ends in the middle") from error
+            raise
 
     def line(self) -> bytes:
-        end = self.data.find(b"\n", self.at)
-        if end < 0:
+        line = self.stream.readline()
+        if not line.endswith(b"\n"):
             raise BrokenError("it ends in the middle")
-        return self.take(end + 1 - self.at)[:-1]
+        return line[:-1]
 
     # The stack
 
@@ -152,6 +150,11 @@ class PickleMachine:
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
             target[pickled.hashable(key)] = value
 
+    def tuple_of(self, count: int) -> None:
+        if len(self.stack) < count:
+            raise BrokenError("a tuple in it lacks members")
+        self.stack[-count:] = [tuple(self.stack[-count:])]
+
     def new_dict(self) -> None:
         self.below[-1].append({})  # the dict goes below the pairs, as the instruction u expects it
         self.set_items()
@@ -162,7 +165,7 @@ class PickleMachine:
         """Refuse a file that copies its content too often: a short one could fill the memory so."""
         parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
         self.copied += sum(_length(part) for part in parts)
-        if self.copied > 8 * len(self.data):
+        if self.copied > 8 * self.size:
             raise RefusedError("it copies its own content again and again")
 
     def reduce(self) -> None:
@@ -186,12 +189,8 @@ class PickleMachine:
         name, module = self.stack.pop(), self.stack.pop()
         self.push(pickled.lookup(module, name))
 
-    def name_in_line(self) -> None:
-        module, name = self.line().decode(), self.line().decode()
-        self.push(pickled.lookup(module, name))
-
-    def old_instance(self) -> None:
-        self.name_in_line()
+    def old_instance(self, name: tuple[str, str]) -> None:
+        pickled.lookup(*name)
         raise RefusedError("it makes an object of a Python 2 class")
 
 
@@ -201,111 +200,68 @@ def _length(value: object) -> int:
     return int(value.nbytes) if hasattr(value, "nbytes") else 0
 
 
-def _integer(line: bytes) -> int | bool:
-    # Protocol 0 spells True and False as the numbers 01 and 00.
-    return {b"01": True, b"00": False}[line] if line in (b"01", b"00") else int(line)
-
-
 def _quoted(line: bytes) -> str:
-    """A Python 2 string, written as its source code."""
+    """A Python 2 string in a line, written as its source code."""
     if len(line) < 2 or line[:1] not in b"'\"" or line[:1] != line[-1:]:
         raise BrokenError("a text in it is not quoted")
     return codecs.escape_decode(line[1:-1])[0].decode("latin-1")
 
 
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogatepass")
+_OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
 
+_PLAIN = (
+    "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE "
+    "SHORT_BINUNICODE BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8"
+)
+_VALUES = frozenset(_PLAIN.split())
+"""Instructions that put their argument on the stack."""
 
-def _signed(raw: bytes) -> int:
-    return int.from_bytes(raw, "little", signed=True)
-
-
-def _last(count: int) -> Callable[[PickleMachine], None]:
-    def instruction(machine: PickleMachine) -> None:
-        if len(machine.stack) < count:
-            raise BrokenError("a tuple in it lacks members")
-        machine.stack[-count:] = [tuple(machine.stack[-count:])]
-
-    return instruction
-
-
-_STOP = ord(".")
-
-_INSTRUCTIONS: dict[int, Callable[[PickleMachine], object]] = {
+_INSTRUCTIONS: dict[str, Callable[[PickleMachine, Any], object]] = {
     # Protocol and framing: not needed to read the rest.
-    0x80: lambda m: m.take(1),
-    0x95: lambda m: m.take(8),
+    **dict.fromkeys(("PROTO", "FRAME"), lambda *_: None),
     # The stack and the memo
-    ord("("): PickleMachine.mark,
-    ord("0"): lambda m: m.stack.pop() if m.stack else m.since_mark(),
-    ord("1"): PickleMachine.since_mark,
-    ord("2"): lambda m: m.push(m.stack[-1]),
-    ord("p"): lambda m: m.remember(int(m.line())),
-    ord("q"): lambda m: m.remember(m.number("<B")),
-    ord("r"): lambda m: m.remember(m.number("<I")),
-    0x94: lambda m: m.remember(len(m.memo)),
-    ord("g"): lambda m: m.push(m.memo[int(m.line())]),
-    ord("h"): lambda m: m.push(m.memo[m.number("<B")]),
-    ord("j"): lambda m: m.push(m.memo[m.number("<I")]),
-    # Plain values
-    ord("N"): lambda m: m.push(None),
-    0x88: lambda m: m.push(True),
-    0x89: lambda m: m.push(False),
-    ord("I"): lambda m: m.push(_integer(m.line())),
-    ord("L"): lambda m: m.push(int(m.line().rstrip(b"L"))),
-    ord("J"): lambda m: m.push(m.number("<i")),
-    ord("K"): lambda m: m.push(m.number("<B")),
-    ord("M"): lambda m: m.push(m.number("<H")),
-    0x8A: lambda m: m.push(_signed(m.sized("<B"))),
-    0x8B: lambda m: m.push(_signed(m.sized("<i"))),
-    ord("F"): lambda m: m.push(float(m.line())),
-    ord("G"): lambda m: m.push(m.number(">d")),
-    ord("S"): lambda m: m.push(_quoted(m.line())),
-    ord("T"): lambda m: m.push(m.sized("<i").decode("latin-1")),
-    ord("U"): lambda m: m.push(m.sized("<B").decode("latin-1")),
-    ord("V"): lambda m: m.push(m.line().decode("raw-unicode-escape")),
-    ord("X"): lambda m: m.push(_text(m.sized("<I"))),
-    0x8C: lambda m: m.push(_text(m.sized("<B"))),
-    0x8D: lambda m: m.push(_text(m.sized("<Q"))),
-    ord("B"): lambda m: m.push(m.sized("<I")),
-    ord("C"): lambda m: m.push(m.sized("<B")),
-    0x8E: lambda m: m.push(m.sized("<Q")),
-    0x96: lambda m: m.push(m.sized("<Q")),  # a bytearray, which is never written to here
+    "MARK": lambda m, _: m.mark(),
+    "POP": lambda m, _: m.stack.pop() if m.stack else m.since_mark(),
+    "POP_MARK": lambda m, _: m.since_mark(),
+    "DUP": lambda m, _: m.push(m.stack[-1]),
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), lambda m, index: m.remember(index)),
+    "MEMOIZE": lambda m, _: m.remember(len(m.memo)),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda m, index: m.push(m.memo[index])),
+    # Plain values without an argument
+    "NONE": lambda m, _: m.push(None),
+    "NEWTRUE": lambda m, _: m.push(True),
+    "NEWFALSE": lambda m, _: m.push(False),
     # Containers
-    ord(")"): lambda m: m.push(()),
-    0x85: _last(1),
-    0x86: _last(2),
-    0x87: _last(3),
-    ord("t"): lambda m: m.push(tuple(m.since_mark())),
-    ord("]"): lambda m: m.push([]),
-    ord("l"): lambda m: m.push(m.since_mark()),
-    ord("a"): PickleMachine.append,
-    ord("e"): PickleMachine.extend,
-    ord("}"): lambda m: m.push({}),
-    ord("d"): PickleMachine.new_dict,
-    ord("s"): PickleMachine.set_item,
-    ord("u"): PickleMachine.set_items,
-    0x8F: lambda m: m.push(set()),
-    0x90: PickleMachine.add,
-    # Names, and the objects made from them
-    ord("c"): PickleMachine.name_in_line,
-    0x93: PickleMachine.name_on_stack,
-    ord("i"): PickleMachine.old_instance,
-    ord("R"): PickleMachine.reduce,
-    0x81: PickleMachine.make,
-    ord("b"): PickleMachine.build,
+    "EMPTY_TUPLE": lambda m, _: m.push(()),
+    "TUPLE1": lambda m, _: m.tuple_of(1),
+    "TUPLE2": lambda m, _: m.tuple_of(2),
+    "TUPLE3": lambda m, _: m.tuple_of(3),
+    "TUPLE": lambda m, _: m.push(tuple(m.since_mark())),
+    "EMPTY_LIST": lambda m, _: m.push([]),
+    "LIST": lambda m, _: m.push(m.since_mark()),
+    "APPEND": lambda m, _: m.append(),
+    "APPENDS": lambda m, _: m.extend(),
+    "EMPTY_DICT": lambda m, _: m.push({}),
+    "DICT": lambda m, _: m.new_dict(),
+    "SETITEM": lambda m, _: m.set_item(),
+    "SETITEMS": lambda m, _: m.set_items(),
+    "EMPTY_SET": lambda m, _: m.push(set()),
+    "ADDITEMS": lambda m, _: m.add(),
+    # Names, and the objects built from them
+    "GLOBAL": lambda m, name: m.push(pickled.lookup(*name)),
+    "STACK_GLOBAL": lambda m, _: m.name_on_stack(),
+    "INST": lambda m, name: m.old_instance(name),
+    "REDUCE": lambda m, _: m.reduce(),
+    "NEWOBJ": lambda m, _: m.make(),
+    "BUILD": lambda m, _: m.build(),
 }
+"""What each of the other instructions does."""
 
 _REFUSED = {
-    ord("o"): "an object of a Python 2 class",
-    ord("P"): "an object stored elsewhere (a persistent id)",
-    ord("Q"): "an object stored elsewhere (a persistent id)",
-    0x82: "a registered extension",
-    0x83: "a registered extension",
-    0x84: "a registered extension",
-    0x91: "a frozen set",
-    0x92: "an object made with keyword arguments",
-    0x97: "a buffer stored elsewhere",
-    0x98: "a buffer stored elsewhere",
+    "OBJ": "an object of a Python 2 class",
+    **dict.fromkeys(("PERSID", "BINPERSID"), "an object stored elsewhere (a persistent id)"),
+    **dict.fromkeys(("EXT1", "EXT2", "EXT4"), "a registered extension"),
+    "FROZENSET": "a frozen set",
+    "NEWOBJ_EX": "an object made with keyword arguments",
+    **dict.fromkeys(("NEXT_BUFFER", "READONLY_BUFFER"), "a buffer stored elsewhere"),
 }
