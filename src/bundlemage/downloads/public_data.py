@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from pydantic import TypeAdapter
+
 from bundlemage.data.folders import write_whole
 from bundlemage.downloads.download import (
     PAUSES,
@@ -70,23 +72,14 @@ class PublicData:
     by_hand: tuple[ByHand, ...] = ()
     note: str = ""
 
-    @classmethod
-    def from_table(cls, name: str, table: dict[str, Any]) -> PublicData:
-        """`table` is the entry of public_data.toml."""
-        files = tuple(PublicFile(**file) for file in table["files"])
-        by_hand = tuple(ByHand(**{**entry, "put": tuple(entry["put"])}) for entry in table["by_hand"])
-        return cls(**{**table, "pages": tuple(table["pages"]), "files": files, "by_hand": by_hand}, name=name)
-
     @property
     def hosts(self) -> frozenset[str]:
         """The only hosts that the files may come from."""
         return frozenset(urlsplit(file.url).hostname or "" for file in self.files)
 
 
-_TABLES = tomllib.loads(
-    (resources.files("bundlemage.downloads") / "public_data.toml").read_text(encoding="utf-8")
-)
-PUBLIC_DATA = {name: PublicData.from_table(name, table) for name, table in _TABLES.items()}
+_TOML = (resources.files("bundlemage.downloads") / "public_data.toml").read_text(encoding="utf-8")
+PUBLIC_DATA = TypeAdapter(dict[str, PublicData]).validate_python(tomllib.loads(_TOML))
 
 
 def public_data(name: str) -> PublicData:

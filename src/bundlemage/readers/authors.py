@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,32 +33,19 @@ _NUMBERING_NOTE = (
 )
 
 Negatives = npt.NDArray[np.int64]
+Files = dict[str, Any]
+"""The content of the files of one folder, by name, with matching shapes:
+
+- train, valid, test [users, bundles]; bundle_item [bundles, items]
+- user_item [users, items], which is not published for Steam
+- of the generation split, whose held-out bundles are numbered separately: gen_bundle_item_input (shown) and
+  gen_bundle_item_output (hidden) [held-out bundles, items]; gen_user_bundle [users, held-out bundles];
+  gen_neg [held-out bundles, negatives], an array of items
+"""
 
 
-@dataclass(frozen=True)
-class _HeldOut:
-    """The bundles held out from training in the generation split."""
-
-    shown: sparse.csr_matrix  # [held-out bundles, items]
-    hidden: sparse.csr_matrix  # [held-out bundles, items]
-    users: sparse.csr_matrix  # [users, held-out bundles]
-    negatives: Negatives  # [held-out bundles, negatives], items
-
-
-@dataclass(frozen=True)
-class _Files:
-    """The matrices of one folder, with matching shapes. Held-out bundles are numbered separately."""
-
-    train: sparse.csr_matrix  # [users, bundles]
-    valid: sparse.csr_matrix  # [users, bundles]
-    test: sparse.csr_matrix  # [users, bundles]
-    bundle_item: sparse.csr_matrix  # [bundles, items]
-    user_item: sparse.csr_matrix | None  # [users, items]; None for Steam, where it is not published
-    held_out: _HeldOut | None
-
-    @property
-    def split(self) -> str:
-        return "mat" if self.held_out is None else "gen"
+def _split_name(files: Files) -> str:
+    return "gen" if "gen_neg" in files else "mat"
 
 
 def matches(path: Path) -> bool:
@@ -77,7 +64,7 @@ def read(path: Path) -> Source:
     negatives = _load_negatives(path, files)
     dataset = _dataset(data_name(path), files)
     if negatives is None:
-        note = _DRAWN_NOTE.format(split=files.split)
+        note = _DRAWN_NOTE.format(split=_split_name(files))
         dataset = replace(dataset, notes=(*dataset.notes, note))
     dataset, warnings = _with_catalogue(path, dataset)
     return Source(dataset, _split(dataset, files, negatives), warnings)
@@ -94,11 +81,11 @@ def _holds_split(folder: Path) -> bool:
 # Loading and checking
 
 
-def _load(folder: Path) -> _Files:
+def _load(folder: Path) -> Files:
     generation = any(_file(folder, name).exists() for name in _GENERATION)
     needed = (*_MATCHING, *(_GENERATION if generation else ()))
     problems = missing_files(folder, (f"{name}.pkl" for name in needed), _AGAIN)
-    loaded: dict[str, Any] = {}
+    loaded: Files = {}
     for name in (*needed, "user_item"):
         if _file(folder, name).exists():
             with collected(problems):
@@ -109,14 +96,10 @@ def _load(folder: Path) -> _Files:
     problems = problems or _disagreements(folder, loaded)
     if problems:
         raise DataError(problems)
-    return _Files(
-        **{name: loaded[name] for name in _MATCHING},
-        user_item=loaded.get("user_item"),
-        held_out=_HeldOut(*(loaded[name] for name in _GENERATION)) if generation else None,
-    )
+    return loaded
 
 
-def _is_steam(folder: Path, loaded: dict[str, Any]) -> bool:
+def _is_steam(folder: Path, loaded: Files) -> bool:
     """By the folder's name or, because folders get renamed, by the numbers of users and games."""
     named = data_name(folder).lower().startswith("steam")
     sizes = [loaded[name].shape[axis] for name, axis in (("train", 0), ("bundle_item", 1)) if name in loaded]
@@ -140,7 +123,7 @@ def _checked(path: Path, value: Any) -> Any:
     return binary_matrix(pairs.row[stored], pairs.col[stored], value.shape)
 
 
-def _disagreements(folder: Path, loaded: dict[str, Any]) -> list[Problem]:
+def _disagreements(folder: Path, loaded: Files) -> list[Problem]:
     """Files that are valid, but do not belong together."""
     (users, bundles), items = loaded["train"].shape, loaded["bundle_item"].shape[1]
     shapes = {"valid": (users, bundles), "test": (users, bundles), "bundle_item": (bundles, items)}
@@ -161,11 +144,11 @@ def _disagreements(folder: Path, loaded: dict[str, Any]) -> list[Problem]:
     return _unusable(_file(folder, "gen_neg"), loaded["gen_neg"], whole, "item")
 
 
-def _load_negatives(folder: Path, files: _Files) -> Negatives | None:
+def _load_negatives(folder: Path, files: Files) -> Negatives | None:
     """The users' negatives [users, 99], if the folder or a `candidates` folder near it has them."""
     here = folder.resolve()
     near = [here, *(base / "candidates" for base in (here, here.parent, here.parent.parent))]
-    candidates = (place / f"negatives_{files.split}.npz" for place in near)
+    candidates = (place / f"negatives_{_split_name(files)}.npz" for place in near)
     path = next((candidate for candidate in candidates if candidate.is_file()), None)
     if path is None:
         return None
@@ -175,12 +158,12 @@ def _load_negatives(folder: Path, files: _Files) -> Negatives | None:
     except (OSError, EOFError, ValueError, KeyError, MemoryError, zipfile.BadZipFile) as error:
         message = f"has no readable array `negatives` ({type(error).__name__})"
         raise DataError.of("wrong-content", str(path), message, "Make or download it again.") from None
-    users = files.train.shape[0]
+    users = files["train"].shape[0]
     if negatives.ndim != 2 or len(negatives) != users or negatives.dtype.kind not in "iu":
         message = f"has shape {negatives.shape} where a row for each of {users:,} users is expected"
         fix = "Use the negatives that were drawn for this split, or remove the file to have others drawn."
         raise DataError.of("wrong-shape", str(path), message, fix)
-    problems = _unusable(path, negatives, files.valid + files.test, "bundle")
+    problems = _unusable(path, negatives, files["valid"] + files["test"], "bundle")
     if problems:
         raise DataError(problems)
     return negatives.astype(np.int64)
@@ -206,18 +189,19 @@ def _unusable(path: Path, negatives: Negatives, positives: sparse.csr_matrix, ki
 # The data set and its split
 
 
-def _dataset(name: str, files: _Files) -> BundleDataset:
-    (users, known), items = files.train.shape, files.bundle_item.shape[1]
-    held_out = files.held_out
-    bundles = known + (held_out.shown.shape[0] if held_out else 0)
-    taken = [(part, 0) for part in (files.train, files.valid, files.test)]
-    contents = [(files.bundle_item, 0)]
-    user_item, notes = files.user_item, ((_NUMBERING_NOTE,) if held_out else ())
-    if held_out:  # the held-out bundles come after the others
-        taken.append((held_out.users, known))
-        contents += [(held_out.shown, known), (held_out.hidden, known)]
+def _dataset(name: str, files: Files) -> BundleDataset:
+    (users, bundles), items = files["train"].shape, files["bundle_item"].shape[1]
+    taken = [(files[part], 0) for part in ("train", "valid", "test")]
+    contents = [(files["bundle_item"], 0)]
+    notes: tuple[str, ...] = ()
+    if "gen_neg" in files:  # the held-out bundles come after the others
+        taken.append((files["gen_user_bundle"], bundles))
+        contents += [(files[part], bundles) for part in ("gen_bundle_item_input", "gen_bundle_item_output")]
+        bundles += files["gen_bundle_item_input"].shape[0]
+        notes = (_NUMBERING_NOTE,)
     user_bundle = _joined(taken, (users, bundles), axis=1)
     bundle_item = _joined(contents, (bundles, items), axis=0)
+    user_item = files.get("user_item")
     if user_item is None:
         user_item = pathak.items_of_bundles(user_bundle, bundle_item)
         name, notes = pathak.PARTIAL_NAME, (pathak.PARTIAL_NOTE, *notes)
@@ -252,15 +236,17 @@ def _with_catalogue(path: Path, dataset: BundleDataset) -> tuple[BundleDataset, 
     return replace(dataset, catalogue=catalogue), ()
 
 
-def _split(dataset: BundleDataset, files: _Files, negatives: Negatives | None) -> Split:
+def _split(dataset: BundleDataset, files: Files, negatives: Negatives | None) -> Split:
     train = dataset.with_interactions(
-        user_bundle=_joined([(files.train, 0)], dataset.user_bundle.shape, axis=1),
-        bundle_item=_joined([(files.bundle_item, 0)], dataset.bundle_item.shape, axis=0),
+        user_bundle=_joined([(files["train"], 0)], dataset.user_bundle.shape, axis=1),
+        bundle_item=_joined([(files["bundle_item"], 0)], dataset.bundle_item.shape, axis=0),
     )
     random = np.random.default_rng(_SEED)
-    validation, test = (_cases(dataset, pairs, negatives, random) for pairs in (files.valid, files.test))
-    generation = _generation(files.held_out) if files.held_out else None
-    return Split(dataset, train, validation, test, generation, protocol=f"authors-{files.split}")
+    validation, test = (
+        _cases(dataset, pairs, negatives, random) for pairs in (files["valid"], files["test"])
+    )
+    generation = _generation(files) if "gen_neg" in files else None
+    return Split(dataset, train, validation, test, generation, protocol=f"authors-{_split_name(files)}")
 
 
 def _pairs(matrix: sparse.csr_matrix) -> tuple[Positions, Positions]:
@@ -283,9 +269,10 @@ def _cases(
     return MatchingCases(users, positives, np.column_stack([bundles, negatives[users]]).astype(np.int32))
 
 
-def _generation(held_out: _HeldOut) -> GenerationCases:
+def _generation(files: Files) -> GenerationCases:
     """One case for each user of each held-out bundle."""
-    users, bundles = _pairs(held_out.users)
-    hidden = np.split(held_out.hidden.indices, held_out.hidden.indptr[1:-1])
-    candidates = [np.concatenate(row) for row in zip(hidden, held_out.negatives, strict=True)]
-    return GenerationCases(users, bundles, held_out.shown, held_out.hidden, padded(candidates))
+    users, bundles = _pairs(files["gen_user_bundle"])
+    shown, hidden = files["gen_bundle_item_input"], files["gen_bundle_item_output"]
+    right = np.split(hidden.indices, hidden.indptr[1:-1])
+    candidates = [np.concatenate(row) for row in zip(right, files["gen_neg"], strict=True)]
+    return GenerationCases(users, bundles, shown, hidden, padded(candidates))
