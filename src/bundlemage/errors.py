@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Literal
+from reprlib import Repr
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+_shorten = Repr()
+_shorten.maxstring = _shorten.maxother = _shorten.maxlong = 60
 
 
 class BundleMageError(Exception):
@@ -79,6 +86,36 @@ def collected(problems: list[Problem]) -> Iterator[None]:
 
 class ConfigError(BundleMageError):
     """An unknown or impossible setting."""
+
+
+def config_error(error: ValidationError, values: Mapping[str, Any], known: Mapping[str, Any]) -> ConfigError:
+    """Turns pydantic's error into one of ours, with a message that names every wrong value.
+
+    `values` are what the caller wrote, by name; `known` has the names that there are.
+    """
+    lines = []
+    for fault in error.errors():
+        name, *path = fault["loc"]
+        if fault["type"] == "extra_forbidden" and not path:
+            close = get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
+            lines.append(f"there is no {name!r} to ask for; {hint}")
+            continue
+        # A short form is quoted as it was written, and not as the long form that was made of it.
+        place, value = str(name), values.get(str(name))
+        for step in path:
+            inside = value if isinstance(value, Mapping) else {}
+            names = {str(key).replace(" ", "_"): key for key in inside}
+            if step not in names:
+                break
+            place, value = f"{place}.{step}", inside[names[step]]
+        if fault["type"] == "missing":
+            lines.append(f"{place!r} is {_shorten.repr(value)}; {path[-1]!r} is missing")
+            continue
+        message = fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
+        it = "it " if message.startswith("should") else ""
+        lines.append(f"{place!r} is {_shorten.repr(value)}; {it}{message}")
+    return ConfigError("; ".join(dict.fromkeys(lines)))
 
 
 class UnknownIdError(BundleMageError):

@@ -16,7 +16,7 @@ from bundlemage.asker import Asker
 from bundlemage.campaigns import chances
 from bundlemage.campaigns.chances import Calibration
 from bundlemage.campaigns.run import Ask, run_campaign
-from bundlemage.campaigns.settings import CampaignSummary, campaign_settings, campaign_users
+from bundlemage.campaigns.settings import Campaign, CampaignSummary
 from bundlemage.core.filters import Filter
 from bundlemage.core.history import Id
 from bundlemage.core.shop import Shop, Trade
@@ -164,15 +164,13 @@ class Recommender(Asker):
         model, such as an engine's processes.
         """
         self._check_matches()
-        asked = campaign_settings(where=where or Filter(), **settings)
-        chosen = campaign_users(self.shop, users)
         return run_campaign(
-            asked,
+            Campaign.of(where=where or Filter(), **settings),
             Path(folder),
             self.model,
             self.shop,
             self.calibration,
-            chosen,
+            users,
             resume=resume,
             progress=progress,
             ask=ask,

@@ -70,7 +70,7 @@ def test_users_of_a_file_as_json_lines(model: Path, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--per-user", "0"], "'per_user' is 0"),
-        (["--format", "csv"], "it is 'parquet' or 'jsonl'"),
+        (["--format", "csv"], "it should be 'parquet' or 'jsonl'"),
         (["--users", "nowhere.txt"], "nowhere.txt cannot be read"),
         (["--among", "b9999"], "unknown bundle id 'b9999'"),
     ],

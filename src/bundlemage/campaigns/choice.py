@@ -1,4 +1,4 @@
-"""Which bundles a campaign uses at all, where only so many different ones are wanted."""
+"""The bundles that a campaign uses, if the number of different bundles is limited."""
 
 from __future__ import annotations
 
@@ -8,35 +8,34 @@ from itertools import product
 
 import numpy as np
 
-from bundlemage.campaigns.limits import Floats, Limits, Whole
-from bundlemage.campaigns.prices import Demand, Sample, learn
-from bundlemage.campaigns.serving import Block, highest, serve_best
+from bundlemage.campaigns.limits import Block, Floats, Limits, Whole, highest, serve_best
+from bundlemage.campaigns.prices import Demand, UserSample, learn
 
 STEPS = 40
 WORK = 2**30
-"""How many values are looked at, at most, in the search for a better choice: some ten seconds."""
+"""The most values that the search for a better choice looks at, which takes some ten seconds."""
 IN_VAIN = 40
-"""After so many exchanges, the most promising ones, that were no better, the search ends."""
+"""The search ends after this many exchanges without an improvement, the most promising ones first."""
 
 
 @dataclass
 class Choice:
-    """The search for a set of bundles, on some users who stand for all."""
+    """The search for a set of bundles, on a sample of users."""
 
     block: Block
     limits: Limits
     room: Floats
-    """Of each limit, so much for these users."""
+    """The room of each limit for these users."""
     per_user: int
     most: int
     whole: bool
-    """Whether these are all the users, so that only whole units count."""
+    """Whether these are all users, so that only whole units count."""
     left: float = field(default=float(WORK))
 
     def best(self) -> Whole:
-        """By greedy gains, and then one bundle exchanged for another as long as that is better."""
-        nothing = np.zeros(len(self.limits))
-        prices = learn(Demand(Sample.of(self.block), self.limits, self.per_user), self.room, nothing, STEPS)
+        """Chooses by greedy gains, then exchanges single bundles as long as that is better."""
+        demand = Demand(UserSample.of(self.block), self.limits, self.per_user)
+        prices = learn(demand, self.room, np.zeros(len(self.limits)), STEPS)
         starts = [self._in_demand(prices), *(self._greedy(prices * factor) for factor in (0.0, 1.0))]
         worths = [self._worth(start) for start in starts]
         chosen, worth = max(zip(starts, worths, strict=True), key=lambda pair: pair[1])
@@ -47,27 +46,28 @@ class Choice:
                 if self.left < 0:
                     return chosen
                 other = np.sort(np.append(chosen[chosen != one_out], one_in))
-                found = self._worth(other)
-                if found > worth * (1 + 1e-6):
-                    chosen, worth, better = other, found, True
+                value = self._worth(other)
+                if value > worth * (1 + 1e-6):
+                    chosen, worth, better = other, value, True
                     break
         return chosen
 
     def _worth(self, chosen: Whole) -> float:
-        """What a plan with these bundles comes to; of a sample, what it cannot exceed."""
+        """The value of a plan with these bundles; on a sample, an upper bound of it."""
         block, limits = self.block.of(chosen), self.limits.restricted(chosen)
-        demand = Demand(Sample.of(block), limits, self.per_user)
+        demand = Demand(UserSample.of(block), limits, self.per_user)
         prices = learn(demand, self.room, np.zeros(len(limits)), STEPS)
         self.left -= block.values.size * (STEPS + 1)
         if not self.whole:
             return demand.at(prices, self.room)[0]
-        return serve_best(block, limits, limits.room.copy(), prices, self.per_user).value(block)
+        shown = serve_best(block, limits, limits.room.copy(), prices, self.per_user)
+        return float(block.values[shown].sum())
 
     def _exchanges(self, chosen: Whole) -> list[tuple[int, int]]:
-        """Pairs of a bundle of the choice and another, the most promising first."""
+        """Pairs of a chosen bundle and another one, the most promising first."""
         gains = _Gains(self.block, self.limits, self.room, self.per_user, self.whole)
         worth_alone = []
-        for bundle in chosen:  # what each adds to those that the users have by then
+        for bundle in chosen:  # what each adds to the ones before it
             gain, fraction = gains.of(int(bundle))
             gains.take(int(bundle), fraction)
             worth_alone.append(gain)
@@ -81,19 +81,19 @@ class Choice:
         return [(int(inside[a]), int(outside[b])) for a, b in by_rank]
 
     def _in_demand(self, prices: Floats) -> Whole:
-        """Those that would be worth most in a plan with any number of bundles."""
-        reduced = self.limits.priced(prices).reduced(self.block.values, self.block.shares)
+        """The most valuable bundles of a plan with any number of bundles."""
+        reduced = self.limits.reduced(prices, self.block.values, self.block.shares)
         wanted = (reduced >= highest(reduced, self.per_user)[:, :1]) & (reduced > 0)
         worth = np.where(wanted, self.block.values, 0.0).sum(0)
         return np.sort(np.argsort(-worth, kind="stable")[: self.most])
 
     def _greedy(self, prices: Floats) -> Whole:
-        """One bundle after another, each time the one that adds most.
+        """One bundle after another, each time the one with the largest gain.
 
-        What a bundle adds only falls as others are chosen, so one whose gain was low need not be looked at
-        again while a higher one is there.
+        The gain of a bundle only falls as others are chosen, so a bundle with a low gain need not be looked
+        at again before those with a higher one.
         """
-        reduced = self.limits.priced(prices).reduced(self.block.values, self.block.shares)
+        reduced = self.limits.reduced(prices, self.block.values, self.block.shares)
         reduced[self.block.values <= 0] = 0.0
         gains = _Gains(Block(reduced, self.block.shares), self.limits, self.room, self.per_user, self.whole)
         waiting = [(-gains.of(bundle)[0], bundle) for bundle in range(self.limits.takes.shape[0])]
@@ -112,7 +112,7 @@ class Choice:
 
 
 class _Gains:
-    """What users have so far, and what one more bundle would add."""
+    """What users have so far, and the gain of one more bundle."""
 
     def __init__(self, block: Block, limits: Limits, room: Floats, per_user: int, whole: bool) -> None:
         self.limits, self.room, self.whole = limits, room.copy(), whole
@@ -123,7 +123,7 @@ class _Gains:
         self.edges = np.searchsorted(bundles, np.arange(limits.takes.shape[0] + 1))
 
     def of(self, bundle: int) -> tuple[float, Floats]:
-        """The gain, and how far each user who may have the bundle gets it: not at all, wholly, or in part."""
+        """The gain, and the fraction of the bundle that each user gets, from 0 to 1."""
         inside = slice(self.edges[bundle], self.edges[bundle + 1])
         more = self.value[inside] - self.have[self.user[inside]].min(1, initial=np.inf)
         order = np.argsort(-more, kind="stable")
@@ -157,5 +157,5 @@ class _Gains:
         self.have[users, self.have[users].argmin(1)] = self.value[inside][got]
 
     def have_limits_back(self, room: Floats) -> None:
-        """For one that takes the place of another."""
+        """Restores the room, for a bundle that replaces another."""
         self.room = room.copy()

@@ -1,9 +1,9 @@
-"""What a campaign may use up: shared limits in whole numbers, so that every sum is exact in any order."""
+"""Shared limits of a campaign, in whole numbers so that every sum is exact, and serving users within them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,35 +12,26 @@ from scipy import sparse
 Floats: TypeAlias = npt.NDArray[np.float64]
 Whole: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
+Shown: TypeAlias = tuple[Whole, Whole]
+"""Users and the bundles that they are shown, by their places in a block."""
+Table = TypeVar("Table", npt.NDArray[np.float64], npt.NDArray[np.float32])
 
 UNIT = 2**30
-"""Parts of one item, or of one time that a bundle is shown, in which use is counted."""
+"""Parts of one item, or of one showing of a bundle, in which use is counted."""
 MONEY = 10**6
 """Parts of one unit of money in which the budget is counted."""
+FACTORS = (1.0, 0.0, 0.5, 0.8, 1.2)
+"""Factors for the prices of limits when the last users are served. The prices suit many users, and the last
+ones may be few."""
 _MOST = 2**62  # more than any campaign can use; sums below it do not overflow
 
 
-@dataclass(frozen=True)
-class Prices:
-    """What a bundle costs a campaign in limits that others would use as well."""
-
-    by_share: Floats  # [bundles], times the share of a unit that showing it reserves
-    flat: Floats  # [bundles], for each time that it is shown
-
-    def reduced(self, values: Floats, shares: Floats | None, bundles: Any = slice(None)) -> Floats:
-        """Values less what they cost."""
-        cost = self.by_share[bundles]
-        left: Floats = values - (cost if shares is None else shares * cost)
-        left -= self.flat[bundles]
-        return left
-
-
 class Limits:
-    """How much of each limit there is, and what showing each bundle takes of which.
+    """How much of each limit there is, and how much of which limits each showing of a bundle takes.
 
-    Limit numbers: first the items, then how often each bundle is shown, then the budget; those that were not
-    asked for are not there. A bundle takes `takes` of a limit, times the share of a unit that is reserved
-    where `shared` is true: all of it, or only the chance that the bundle is bought.
+    Limit numbers: first the items, then how often each bundle is shown, then the budget; limits that the
+    campaign does not have are left out. A bundle takes `takes` of a limit, times the reserved share of a unit
+    if `shared` is true: the whole unit, or only the chance that the bundle is bought.
     """
 
     def __init__(
@@ -52,9 +43,10 @@ class Limits:
         budget: float | None = None,
     ) -> None:
         bundles = contents.shape[0]
-        takes, rooms, shared = [], [], []
+        takes = [sparse.csr_matrix((bundles, 0), dtype=np.int64)]
+        rooms, shared = [np.zeros(0, np.int64)], [np.zeros(0, bool)]
         self.names: list[tuple[str, int]] = []
-        """The kind of each limit, and the item or bundle that it is of."""
+        """The kind of each limit, and the item or bundle that it belongs to."""
         if stock is not None:
             inside = np.flatnonzero(np.bincount(contents.indices, minlength=contents.shape[1]))
             takes.append(contents[:, inside].astype(np.int64) * UNIT)
@@ -72,13 +64,9 @@ class Limits:
             rooms.append(np.array([min(int(budget * MONEY), _MOST)]))
             shared.append(np.ones(1, bool))
             self.names += [("budget", 0)]
-        self.takes = (
-            sparse.csr_matrix(sparse.hstack(takes, format="csr", dtype=np.int64))
-            if takes
-            else sparse.csr_matrix((bundles, 0), dtype=np.int64)
-        )
-        self.room: Whole = np.concatenate(rooms).astype(np.int64) if rooms else np.zeros(0, np.int64)
-        self.shared: Mask = np.concatenate(shared) if shared else np.zeros(0, bool)
+        self.takes = sparse.csr_matrix(sparse.hstack(takes, format="csr", dtype=np.int64))
+        self.room: Whole = np.concatenate(rooms).astype(np.int64)
+        self.shared: Mask = np.concatenate(shared)
         self.units: Floats = np.array([MONEY if kind == "budget" else UNIT for kind, _ in self.names], float)
         natural = self.takes.multiply(1 / self.units).tocsr() if len(self) else self.takes.astype(float)
         self.by_share = natural @ sparse.diags(self.shared.astype(float))  # [bundles, limits]
@@ -88,7 +76,7 @@ class Limits:
         return self.takes.shape[1]  # type: ignore[no-any-return]
 
     def restricted(self, bundles: Whole) -> Limits:
-        """The same limits for these bundles alone; numbers of limits stay as they are."""
+        """The same limits for these bundles alone. The numbers of the limits stay."""
         other = object.__new__(Limits)
         other.__dict__ = {
             **self.__dict__,
@@ -96,9 +84,14 @@ class Limits:
         }
         return other
 
-    def priced(self, prices: Floats) -> Prices:
-        """What each bundle costs at these prices of the limits, in whole items, times and money."""
-        return Prices(self.by_share @ prices, self.flat @ prices)
+    def reduced(
+        self, prices: Floats, values: Floats, shares: Floats | None, bundles: Any = slice(None)
+    ) -> Floats:
+        """Values of bundles minus what they take of the limits, at these prices for whole units."""
+        cost = (self.by_share @ prices)[bundles]
+        left: Floats = values - (cost if shares is None else shares * cost)
+        left -= (self.flat @ prices)[bundles]
+        return left
 
     def amounts(self, bundles: Whole, shares: Floats | None) -> tuple[Whole, Whole, Whole]:
         """What showing these takes, entry by entry: which of these, of which limit, and how much."""
@@ -109,7 +102,7 @@ class Limits:
         limit, amount = self.takes.indices[entry].astype(np.int64), self.takes.data[entry]
         if shares is not None:
             partly = self.shared[limit]
-            # Rounded up: what is counted is never less than what is used.
+            # Rounded up, so the count is never below the real use.
             amount = np.where(partly, np.ceil(shares[which] * amount), amount).astype(np.int64)
         return which, limit, amount
 
@@ -121,23 +114,23 @@ class Limits:
         return total
 
     def affordable(self, room: Whole) -> Floats:
-        """The largest share of each bundle for which there is room: below 1, not even one can be reserved."""
+        """The largest share of each bundle that fits into the room. Below 1, no whole unit fits."""
         filled = np.diff(self.takes.indptr) > 0
         most = np.full(self.takes.shape[0], np.inf)
         if filled.any():
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratio = room[self.takes.indices] / self.takes.data
             ratio[self.takes.data == 0] = np.inf
-            # What does not go by shares is there for one more, or not at all.
+            # A limit without shares has room for one more, or for none.
             flat = ~self.shared[self.takes.indices]
             ratio[flat] = np.where(ratio[flat] >= 1, np.inf, 0.0)
             most[filled] = np.minimum.reduceat(ratio, self.takes.indptr[:-1][filled])
         return most
 
     def admitted(self, bundles: Whole, shares: Floats | None, room: Whole) -> Mask:
-        """Which of these fit in, the first ones first; the room that they take is taken off.
+        """Which of these fit in, the first ones first. Their use is taken off `room`.
 
-        One that is turned away counts for those behind it all the same, so some may fit in the next time.
+        A refused one counts for those behind it all the same, so some of them may fit in the next time.
         """
         which, limit, amount = self.amounts(bundles, shares)
         order = np.argsort(limit, kind="stable")
@@ -150,3 +143,107 @@ class Limits:
         taken = admitted[which]
         np.subtract.at(room, limit[taken], amount[taken])
         return admitted
+
+
+# ── Serving users ────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some users, and for each bundle the value of showing it and the share of a unit that is reserved."""
+
+    values: Floats  # [users, bundles]; 0: not to be shown
+    shares: Floats | None  # [users, bundles]; None: the whole unit
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def of(self, bundles: Whole) -> Block:
+        """The same users with these bundles alone."""
+        return Block(self.values[:, bundles], None if self.shares is None else self.shares[:, bundles])
+
+
+def highest(table: Table, count: int) -> Table:
+    """The `count` highest values of each row, in rising order."""
+    columns = table.shape[1]
+    if count == 1:
+        best: Table = table.max(1, keepdims=True)
+        return best
+    if count >= columns:
+        return np.sort(table, axis=1)
+    return np.sort(np.partition(table, columns - count, axis=1)[:, columns - count :], axis=1)
+
+
+def serve(
+    block: Block, limits: Limits, room: Whole, prices: Floats, per_user: int, *, last: bool = False
+) -> Shown:
+    """Shows each user up to `per_user` bundles. Their use is taken off `room`.
+
+    A bundle is shown only if its value exceeds the price of what it takes: the room may be worth more to a
+    later user. With `last` there are no later users, and the rest of the room is given away.
+    """
+    serving = _Serving(block, limits, room, per_user)
+    serving.by(limits.reduced(prices, block.values, block.shares))
+    if last:
+        serving.by(block.values.copy())
+    return serving.shown()
+
+
+def serve_best(block: Block, limits: Limits, room: Whole, prices: Floats, per_user: int) -> Shown:
+    """Serves the last users: tries several prices, and keeps the most valuable result."""
+    tries = []
+    for factor in FACTORS if prices.any() else (1.0,):
+        left = room.copy()
+        shown = serve(block, limits, left, prices * factor, per_user, last=True)
+        tries.append((float(block.values[shown].sum()), shown, left))
+    _, best, left = max(tries, key=lambda each: each[0])  # of equal ones the first
+    room[:] = left
+    return best
+
+
+class _Serving:
+    """Rounds in which each user asks for the best bundle that is left, and the largest gains come first."""
+
+    def __init__(self, block: Block, limits: Limits, room: Whole, per_user: int) -> None:
+        self.block, self.limits, self.room, self.per_user = block, limits, room, per_user
+        self.counts = np.zeros(len(block), np.int64)
+        self.pairs: list[Shown] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+
+    def by(self, worth: Floats) -> None:
+        """Serves by this worth, which is overwritten."""
+        worth[self.block.values <= 0] = -np.inf
+        for users, bundles in self.pairs:
+            worth[users, bundles] = -np.inf
+        waiting = np.flatnonzero(self.counts < self.per_user)
+        while len(waiting):
+            rows = worth[waiting]  # a copy
+            rows[self._out_of_reach(waiting)] = -np.inf
+            wanted = rows.argmax(1)
+            worths = rows[np.arange(len(waiting)), wanted]
+            positive = worths > 0
+            waiting, wanted, worths = waiting[positive], wanted[positive], worths[positive]
+            order = np.argsort(-worths, kind="stable")
+            users, bundles = waiting[order], wanted[order]
+            shares = None if self.block.shares is None else self.block.shares[users, bundles]
+            fits = self.limits.admitted(bundles, shares, self.room)
+            if len(users) and not fits.any():
+                # The first one fits by its share, but not when the share is rounded up.
+                worth[users[0], bundles[0]] = -np.inf
+            users, bundles = users[fits], bundles[fits]
+            self.pairs.append((users, bundles))
+            self.counts[users] += 1
+            worth[users, bundles] = -np.inf
+            waiting = waiting[self.counts[waiting] < self.per_user]
+
+    def _out_of_reach(self, users: Whole) -> Mask | tuple[slice, Mask]:
+        """The bundles for which no room is left."""
+        most = self.limits.affordable(self.room)
+        if self.block.shares is None:
+            return slice(None), most < 1
+        return self.block.shares[users] > most
+
+    def shown(self) -> Shown:
+        """All pairs, by user, and the most valuable first."""
+        users, bundles = (np.concatenate(parts) for parts in zip(*self.pairs, strict=True))
+        order = np.lexsort((bundles, -self.block.values[users, bundles], users))
+        return users[order], bundles[order]

@@ -10,8 +10,7 @@ import pyarrow as pa
 import torch
 
 from bundlemage.campaigns.chances import Calibration
-from bundlemage.campaigns.limits import MONEY, Floats, Limits, Whole
-from bundlemage.campaigns.serving import Block, highest
+from bundlemage.campaigns.limits import MONEY, Block, Floats, Limits, Whole, highest
 from bundlemage.campaigns.settings import Campaign
 from bundlemage.core.answering import rows_at_a_time
 from bundlemage.core.shop import Shop
@@ -20,7 +19,7 @@ from bundlemage.models.base import Histories, Model
 
 
 @dataclass(frozen=True)
-class Asked:
+class Scored:
     """What the model says of some users."""
 
     block: Block
@@ -118,7 +117,8 @@ class Offer:
         chances[histories.bundles.row_of_entry(), histories.bundles.values] = 0.0
         return chances[:, torch.from_numpy(self.wanted).to(chances.device)], int(nothing.sum())
 
-    def asked(self, users: Whole) -> Asked:
+    def scored(self, users: Whole) -> Scored:
+        """What the model says of these users, by their positions in the shop."""
         chances, unknown = self._everything(users)
         values = chances * self.prices[self.wanted] if self.settings.value == "takings" else chances
         unconstrained = float(highest(values, self.settings.per_user).sum())
@@ -126,7 +126,7 @@ class Offer:
             there = np.searchsorted(self.wanted, self.bundles)
             chances, values = chances[:, there], values[:, there]
         shares = chances if self.settings.reserve == "expected" else None
-        return Asked(Block(values, shares), chances, unconstrained, unknown)
+        return Scored(Block(values, shares), chances, unconstrained, unknown)
 
     def name(self, kind: str, thing: int) -> str:
         """The id of what a limit is of."""

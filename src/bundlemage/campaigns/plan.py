@@ -1,4 +1,4 @@
-"""How a campaign goes about it: prices of limits and the choice of bundles, learned on a sample of users."""
+"""The plan of a campaign: prices of limits and the choice of bundles, learned on a sample of users."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from typing import Any
 
 import numpy as np
 
-from bundlemage.campaigns.bounds import own_limits
 from bundlemage.campaigns.choice import Choice
-from bundlemage.campaigns.limits import Floats, Whole
+from bundlemage.campaigns.limits import Floats, Limits, Whole
 from bundlemage.campaigns.offer import Offer
-from bundlemage.campaigns.prices import CANDIDATES, Demand, Sample, learn
+from bundlemage.campaigns.prices import CANDIDATES, Demand, UserSample, learn
 
 VALUES_AT_A_TIME = 2**21
-"""How many values of a user and a bundle are held at once: 16 MB."""
+"""The number of values of a user and a bundle that are held at once: 16 MB."""
 SAMPLE_USERS = 8192
 STEPS_AGAIN, SOFTNESS_AGAIN = 40, 0.02
-"""Prices are nearly known by then, and only follow what is left."""
+"""For later prices, which only follow the room that is left."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is decided before the first user is served."""
+    """Decisions that are made before the first user is served."""
 
     prices: Floats  # [limits]
     chosen: Whole | None = None
-    """The bundles that are used at all, by their places in the offer; None: any."""
+    """The bundles that are used, by their places in the offer; None: any."""
     any_bundle: Floats | None = None
-    """Where there is a choice: prices as they would be without one. They, too, prove a bound."""
+    """If bundles are chosen: the prices without a choice. They prove a bound, too."""
 
     @property
     def proofs(self) -> list[Floats]:
@@ -53,7 +52,7 @@ class Plan:
 
 
 def _named(prices: Floats, offer: Offer) -> dict[str, dict[str, float]]:
-    """Prices by the kind of limit and the id of what it is of; what costs nothing is not there."""
+    """Prices above 0, by the kind of limit and the id of its item or bundle."""
     named: dict[str, dict[str, float]] = {}
     for (kind, thing), price in zip(offer.limits.names, prices.tolist(), strict=True):
         if price > 0:
@@ -67,11 +66,11 @@ def _numbered(named: Mapping[str, Mapping[str, float]], offer: Offer) -> Floats:
 
 
 class Planner:
-    """Learns from users who stand for those that are still to be served."""
+    """Learns prices on a sample of the users who are still to be served."""
 
     def __init__(self, offer: Offer, users: Whole) -> None:
         self.offer, self.users = offer, users
-        self._kept: Sample | None = None
+        self._kept: UserSample | None = None
         width = len(offer.bundles)
         self.block_users = max(32, VALUES_AT_A_TIME // width)
         self.sample_users = max(32, min(SAMPLE_USERS, VALUES_AT_A_TIME // min(width, CANDIDATES)))
@@ -87,10 +86,10 @@ class Planner:
             return Plan(any_bundle)
         chosen = self._choice(most)
         prices = learn(Demand(self._sample(self._drawn, chosen), limits, per_user), room, nothing)
-        return Plan(own_limits(sample, limits, prices, room, chosen), chosen, any_bundle)
+        return Plan(_own_limits(sample, limits, prices, room, chosen), chosen, any_bundle)
 
     def prices(self, plan: Plan, served: int, room: Whole) -> Floats:
-        """Prices for those who are left, with what is left."""
+        """Prices for the users who are left, with the room that is left."""
         if not served or not len(room):
             return plan.prices
         users = self.users[served:]
@@ -120,24 +119,45 @@ class Planner:
         places = random.choice(len(self.users), self.sample_users, replace=False)
         return self.users[np.sort(places)]
 
-    def _standing_for_all(self, plan: Plan) -> Sample:
+    def _standing_for_all(self, plan: Plan) -> UserSample:
         if self._kept is None:
             self._kept = self._sample(self._drawn, plan.chosen)
         return self._kept
 
-    def _sample(self, users: Whole, among: Whole | None) -> Sample:
-        blocks = (self.offer.asked(part).block for part in self.blocks(users))
-        return Sample.joined([Sample.of(block, among) for block in blocks])
+    def _sample(self, users: Whole, among: Whole | None) -> UserSample:
+        blocks = (self.offer.scored(part).block for part in self.blocks(users))
+        return UserSample.joined([UserSample.of(block, among) for block in blocks])
 
     def _choice(self, most: int) -> Whole:
         count = min(len(self._drawn), self.block_users)
         users = self._drawn[np.linspace(0, len(self._drawn) - 1, count).astype(np.int64)]
         limits = self.offer.limits
         return Choice(
-            block=self.offer.asked(users).block,
+            block=self.offer.scored(users).block,
             limits=limits,
             room=limits.room / limits.units * (count / len(self.users)),
             per_user=self.offer.settings.per_user,
             most=most,
             whole=count == len(self.users),
         ).best()
+
+
+def _own_limits(sample: UserSample, limits: Limits, prices: Floats, room: Floats, chosen: Whole) -> Floats:
+    """The same prices, and prices for showing bundles that were not chosen.
+
+    These are the gains of the last user for whom there would be room, so the bound takes into account that
+    such a bundle cannot be shown to everyone either.
+    """
+    prices = prices.copy()
+    reduced = limits.reduced(prices, sample.values, sample.shares, sample.bundles)
+    reduced[sample.values <= 0] = 0.0
+    in_plan = np.zeros(limits.takes.shape[0], bool)
+    in_plan[chosen] = True
+    own = np.where(in_plan[sample.bundles], reduced, 0.0).max(1, initial=0.0)
+    more = reduced - own[:, None]
+    for number, (kind, bundle) in enumerate(limits.names):
+        if kind == "shown" and not in_plan[bundle]:
+            gains = np.sort(more[sample.bundles == bundle])[::-1]
+            place = int(room[number])
+            prices[number] = max(0.0, float(gains[place])) if place < len(gains) else 0.0
+    return prices

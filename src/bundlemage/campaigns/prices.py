@@ -1,4 +1,4 @@
-"""Prices of shared limits, learned on a sample of users, and bounds that no plan can exceed."""
+"""Prices of shared limits, learned on a sample of users."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from bundlemage.campaigns.limits import Floats, Limits, Whole
-from bundlemage.campaigns.serving import Block, highest
+from bundlemage.campaigns.limits import Block, Floats, Limits, Whole, highest
 
 CANDIDATES = 256
-"""So many of the most valuable bundles of each user of a sample are looked at."""
+"""The number of most valuable bundles that count for each user of a sample."""
 STEPS = 120
 SOFTNESS, SHARPEST = 0.1, 0.003
-"""How sharply users decide, at first and in the end, in parts of what a typical user's best is worth."""
+"""How sharply users decide, at first and in the end, as a fraction of a typical user's best value."""
 _GROWTH, _SHRINKING = 1.25, 0.5  # of a price's step: on while it goes one way, back where it went too far
 _FINEST = 1e-7
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Users, and for each the bundles that are worth most to show them."""
+class UserSample:
+    """Users, and for each the most valuable bundles."""
 
     bundles: Whole  # [users, candidates]
     values: Floats  # [users, candidates]
@@ -31,8 +30,8 @@ class Sample:
         return len(self.values)
 
     @classmethod
-    def of(cls, block: Block, among: Whole | None = None) -> Sample:
-        """The users of a block. `among`: only these bundles count."""
+    def of(cls, block: Block, among: Whole | None = None) -> UserSample:
+        """The users of a block. If `among` is given, only these bundles count."""
         names = np.arange(block.values.shape[1]) if among is None else among
         block = block if among is None else block.of(among)
         if len(names) <= CANDIDATES:
@@ -42,7 +41,7 @@ class Sample:
         return cls(names[best], np.take_along_axis(block.values, best, 1), shares)
 
     @classmethod
-    def joined(cls, parts: list[Sample]) -> Sample:
+    def joined(cls, parts: list[UserSample]) -> UserSample:
         if len(parts) == 1:
             return parts[0]
         names = [part.bundles for part in parts]
@@ -61,10 +60,10 @@ class Sample:
 class Demand:
     """What users would take at some prices, and the bound that these prices prove.
 
-    Prices are tried out a hundred times on the same users, so all of it is worked out in the same memory.
+    Prices are tried a hundred times on the same users, so all trials share the same memory.
     """
 
-    def __init__(self, sample: Sample, limits: Limits, per_user: int) -> None:
+    def __init__(self, sample: UserSample, limits: Limits, per_user: int) -> None:
         self.limits = limits
         self.per_user = min(per_user, sample.values.shape[1])
         self.alike = sample.bundles.strides[0] == 0  # the same bundles for every user
@@ -78,15 +77,15 @@ class Demand:
         self._worth, self._more = np.empty_like(self.values), np.empty_like(self.values)
 
     def at(self, prices: Floats, room: Floats, softness: float = 0.0) -> tuple[float, Floats]:
-        """No plan for these users within this room is worth more; and how much of each limit they take.
+        """A value that no plan for these users within this room exceeds, and the use of each limit.
 
-        With some softness, in parts of a typical value, a user takes a part of each bundle that is nearly as
-        good. Without, users who are alike would all run from one bundle to the next with every change.
+        With some softness, as a fraction of a typical value, a user takes a part of each bundle that is
+        nearly as good. Without it, similar users would all jump from one bundle to the next together.
         """
         worth = self._reduced(prices)
         best = np.maximum(highest(worth, self.per_user), 0.0)  # [users, per_user]
         bound = float(best.sum(dtype=np.float64) * self.unit + prices @ room)
-        last = best[:, :1]  # of those that a user may have; or nothing at all
+        last = best[:, :1]
         if softness > 0:
             worth -= last
             worth *= 1 / softness
@@ -104,15 +103,17 @@ class Demand:
         return bound, self.limits.by_share.T @ by_share + self.limits.flat.T @ times
 
     def _reduced(self, prices: Floats) -> npt.NDArray[np.float32]:
-        """Values less prices; -∞ for what is not to be shown."""
-        priced = self.limits.priced(prices / self.unit)
+        """Values minus prices; -∞ for what is not to be shown."""
+        scaled = prices / self.unit
+        by_share: Floats = self.limits.by_share @ scaled
+        flat: Floats = self.limits.flat @ scaled
         if self.shares is None:
-            cost = (priced.by_share + priced.flat).astype(np.float32)
+            cost = (by_share + flat).astype(np.float32)
             return np.subtract(self.values, cost[self.bundles], out=self._worth)
-        by_share, flat = priced.by_share.astype(np.float32), priced.flat.astype(np.float32)
-        worth = np.multiply(self.shares, by_share[self.bundles], out=self._worth)
+        cost = by_share.astype(np.float32)
+        worth = np.multiply(self.shares, cost[self.bundles], out=self._worth)
         np.subtract(self.values, worth, out=worth)
-        worth -= flat[self.bundles]
+        worth -= flat.astype(np.float32)[self.bundles]
         return worth
 
     def _by_bundle(self, taken: npt.NDArray[np.float32]) -> Floats:
@@ -127,11 +128,10 @@ class Demand:
 def learn(
     demand: Demand, room: Floats, begin: Floats, steps: int = STEPS, softness: float = SOFTNESS
 ) -> Floats:
-    """Prices at which as much is taken as there is: those that prove the lowest bound on the way.
+    """Prices at which demand equals the room. Returns the prices on the way that prove the lowest bound.
 
-    Each price goes its own way up or down, faster while it goes on and slower when it turns: prices of limits
-    differ by orders of magnitude, and one step for all would be too long for some and too short for others.
-    Users decide more and more sharply.
+    Each price has its own step, which grows while the price moves in one direction and shrinks when it turns:
+    prices of limits differ by orders of magnitude. Users decide more and more sharply.
     """
     if not len(room) or not demand.typical:
         return begin

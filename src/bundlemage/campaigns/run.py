@@ -1,38 +1,42 @@
-"""A campaign: bundles for many users at once, so that together they are worth most under shared limits.
+"""A campaign: bundles for many users at once, as valuable together as shared limits allow.
 
-Each limit has a price, learned on a sample of users: so dear that as much is taken as there is. A user is
-shown what is worth most after prices. Users are served block by block; what is left of a limit is never below
-zero, and prices follow what is left for those who are still to come. By the prices of the plan, the same pass
-also proves a bound: a value that no plan within the limits exceeds.
+Each limit has a price, learned on a sample of users so that demand at this price equals the limit. A user is
+shown the bundles with the highest value after prices. Users are served block by block. The room of a limit
+never falls below zero, and prices follow the room that is left for later users. The prices of the plan also
+prove a bound in the same pass: a value that no plan within the limits exceeds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
-from math import fsum
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from bundlemage.campaigns.bounds import Tally, bound, tally
 from bundlemage.campaigns.chances import Calibration
 from bundlemage.campaigns.files import SCHEMA, CampaignFolder
-from bundlemage.campaigns.limits import Floats, Whole
-from bundlemage.campaigns.offer import Asked, Offer
+from bundlemage.campaigns.limits import Block, Floats, Limits, Whole, highest, serve, serve_best
+from bundlemage.campaigns.offer import Offer, Scored
 from bundlemage.campaigns.plan import Plan, Planner
-from bundlemage.campaigns.serving import serve, serve_best
 from bundlemage.campaigns.settings import Campaign, CampaignSummary
+from bundlemage.core.history import Id
 from bundlemage.core.shop import Shop
+from bundlemage.errors import ConfigError
 from bundlemage.models.base import Model
 
-Progress = Callable[[int, int], None]
-"""Called with how many users are served and how many there are."""
-Ask = Callable[[Iterable[Whole]], Iterable[Asked]]
-"""What `Offer.asked` says of each block of users, in their order; it may be worked out ahead."""
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with the number of served users, and the number of all users."""
+Ask: TypeAlias = Callable[[Iterable[Whole]], Iterable[Scored]]
+"""Returns `Offer.scored` of each block of users, in their order; it may work ahead."""
+Tally: TypeAlias = dict[str, Any]
+"""Numbers and lists of numbers that are added up over all users."""
 TIGHTEST = 10
+"""How many of the most used stocks the summary names."""
+BETWEEN = (0.0, 0.5, 1.0)
+"""Where a user's own price may lie, from the best bundle that they do not get to the worst that they do.
+Each proves a bound, and the lowest bound counts."""
 
 
 def run_campaign(
@@ -41,21 +45,23 @@ def run_campaign(
     model: Model,
     shop: Shop,
     calibration: Calibration | None,
-    users: Whole,
+    users: Iterable[Id] | None = None,
     *,
     resume: bool = False,
     progress: Progress | None = None,
     ask: Ask | None = None,
 ) -> CampaignSummary:
-    """Write who is shown what, part by part, to a folder; users are positions in the shop, each one once.
+    """Serves these users, or all users of the shop, and writes the result to a folder, part by part.
 
-    `ask`: who asks the model of those who are served; if not said, it is done here, in turn.
+    `resume` continues an interrupted campaign. `ask` has the model score the users; if left out, this process
+    does it. Returns the summary, which is also written to the folder.
     """
+    places = _positions(shop, users)
     offer = Offer.of(settings, model, shop, calibration)
     folder = CampaignFolder(path, settings.format)
     folder.check(resume=resume)
-    identity = {**settings.to_json(), **offer.fingerprints(users)}
-    planner = Planner(offer, users)
+    identity = {**settings.to_json(), **offer.fingerprints(places)}
+    planner = Planner(offer, places)
     if not folder.begun:
         plan = planner.plan()
         folder.begin(identity, plan=plan.to_json(offer))
@@ -65,52 +71,44 @@ def run_campaign(
             return CampaignSummary(**summary)
     work = _Work(offer, planner, plan, folder)
     work.recover()
-    work.serve(ask or (lambda blocks: map(offer.asked, blocks)), progress or _in_silence)
+    work.serve(ask or (lambda blocks: map(offer.scored, blocks)), progress or (lambda *_: None))
     finished = work.summary()
     folder.finish(finished.to_json())
     return finished
 
 
-@dataclass(frozen=True)
-class _Counted:
-    """What a part adds to the whole."""
-
-    shown: int
-    with_nothing: int
-    by_popularity: int
-    value: float
-    sales: float
-    takings: float  # not a number where a price is not known
-    bounds: Tally
-
-    def to_json(self) -> dict[str, Any]:
-        # JSON has no word for what is not a number.
-        return {**asdict(self), "takings": None if np.isnan(self.takings) else self.takings}
-
-    @classmethod
-    def from_json(cls, stored: dict[str, Any]) -> _Counted:
-        takings = np.nan if stored["takings"] is None else stored["takings"]
-        bounds = stored["bounds"]
-        gains = tuple(map(tuple, bounds["gains"]))
-        tallied = Tally(bounds["unconstrained"], tuple(bounds["reduced"]), tuple(bounds["kept"]), gains)
-        return cls(**{**stored, "takings": takings, "bounds": tallied})
+def _positions(shop: Shop, users: Iterable[Id] | None) -> Whole:
+    """Positions of these users, or of all, in the order in which they are served."""
+    if users is None:
+        return np.arange(len(shop.dataset.users))
+    if isinstance(users, str):
+        raise ConfigError(f"give a list of users, not one text: write [{users!r}]")
+    names = list(map(str, users))
+    if not names:
+        raise ConfigError("the list of users is empty: give at least one, or no list at all for all users")
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ConfigError(f"the user {name!r} is in the list twice; each is served once")
+        seen.add(name)
+    return shop.dataset.users.positions(names).astype(np.int64)
 
 
 class _Work:
-    """A campaign under way: what is left of the limits after the parts that are written."""
+    """A campaign that is under way: the room that the finished parts have left, and their tallies."""
 
     def __init__(self, offer: Offer, planner: Planner, plan: Plan, folder: CampaignFolder) -> None:
         self.offer, self.planner, self.plan, self.folder = offer, planner, plan, folder
         self.settings, self.users = offer.settings, planner.users
         self.room = offer.limits.room.copy()
-        self.times = np.zeros(len(offer.bundles), np.int64)
-        self.counted: list[_Counted] = []
+        self.times = np.zeros(len(offer.bundles), np.int64)  # how often each bundle is shown
+        self.tallies: list[Tally] = []
         self.parts = -(-len(self.users) // self.settings.part_users)
         self.columns = np.arange(len(offer.bundles)) if plan.chosen is None else plan.chosen
         self.limits = offer.limits if plan.chosen is None else offer.limits.restricted(plan.chosen)
 
     def recover(self) -> None:
-        """What was used up, from the parts themselves."""
+        """Reads from the finished parts what they have used."""
         dataset = self.offer.shop.dataset
         for number in range(self.folder.parts_done()):
             rows = self.folder.read_part(number)
@@ -118,91 +116,82 @@ class _Work:
                 self.offer.bundles, dataset.bundles.positions(rows["bundle_id"].to_pylist())
             )
             chances = rows["chance"].to_numpy().astype(np.float64)
-            self.room -= self.offer.limits.used(bundles, chances if self._by_chance else None)
+            shares = chances if self.settings.reserve == "expected" else None
+            self.room -= self.offer.limits.used(bundles, shares)
             self.times += np.bincount(bundles, minlength=len(self.times))
-            self.counted.append(_Counted.from_json(self.folder.read_tally(number)))
-
-    @property
-    def _by_chance(self) -> bool:
-        return self.settings.reserve == "expected"
+            self.tallies.append(self.folder.read_tally(number))
 
     def _blocks(self, number: int) -> Iterator[Whole]:
-        """The users of a part, as many at a time as the model is asked of."""
+        """The users of a part, as many at a time as the model scores together."""
         size = self.settings.part_users
         return self.planner.blocks(self.users[number * size : (number + 1) * size])
 
     def serve(self, ask: Ask, progress: Progress) -> None:
-        size, left = self.settings.part_users, range(len(self.counted), self.parts)
-        progress(min(len(self.counted) * size, len(self.users)), len(self.users))
+        """Serves the users of the unfinished parts, and writes the parts."""
+        size, left = self.settings.part_users, range(len(self.tallies), self.parts)
+        progress(min(len(self.tallies) * size, len(self.users)), len(self.users))
         answers = iter(ask(users for number in left for users in self._blocks(number)))
         for number in left:
             served = number * size
             prices = self.planner.prices(self.plan, served, self.room)
-            tables, counted = [], []
+            tables, tallies = [], []
             for users in self._blocks(number):
                 served += len(users)
-                rows, found = self._block(users, next(answers), prices, last=served == len(self.users))
+                rows, tally = self._block(users, next(answers), prices, last=served == len(self.users))
                 tables.append(rows)
-                counted.append(found)
+                tallies.append(tally)
                 progress(served, len(self.users))
-            whole = _added(counted)
-            self.folder.write_part(number, pa.concat_tables(tables), whole.to_json())
-            self.counted.append(whole)
+            self.tallies.append(_added(tallies))
+            self.folder.write_part(number, pa.concat_tables(tables), self.tallies[-1])
 
-    def _block(self, users: Whole, asked: Asked, prices: Floats, *, last: bool) -> tuple[pa.Table, _Counted]:
-        block, per_user = asked.block, self.settings.per_user
-        bounds = tally(
-            block, asked.unconstrained, self.offer.limits, self.plan.proofs, per_user, self.plan.chosen
-        )
+    def _block(self, users: Whole, scored: Scored, prices: Floats, *, last: bool) -> tuple[pa.Table, Tally]:
+        block, per_user = scored.block, self.settings.per_user
+        bounds = _bounds(block, self.offer.limits, self.plan, per_user)
         narrow = block if self.plan.chosen is None else block.of(self.columns)
-        if last:
-            shown = serve_best(narrow, self.limits, self.room, prices, per_user)
-        else:
-            shown = serve(narrow, self.limits, self.room, self.limits.priced(prices), per_user)
-        bundles = self.columns[shown.bundles]
+        serving = serve_best if last else serve
+        places, columns = serving(narrow, self.limits, self.room, prices, per_user)
+        bundles = self.columns[columns]
         self.times += np.bincount(bundles, minlength=len(self.times))
-        chance = asked.chances[shown.users, bundles]
-        value, price = block.values[shown.users, bundles], self.offer.prices[self.offer.bundles[bundles]]
+        chance, value = scored.chances[places, bundles], block.values[places, bundles]
+        price = self.offer.prices[self.offer.bundles[bundles]]
         shop = self.offer.shop
-        first = np.searchsorted(shown.users, shown.users, side="left")
+        first = np.searchsorted(places, places, side="left")
         rows = pa.table(
             [
-                shop.user_ids.take(pa.array(users[shown.users])),
+                shop.user_ids.take(pa.array(users[places])),
                 (np.arange(len(first)) - first + 1).astype(np.int32),
                 shop.bundle_ids.take(pa.array(self.offer.bundles[bundles])),
                 chance.astype(np.float32),
                 value,
-                pa.array(price, from_pandas=True),  # null where it is not known
+                pa.array(price, from_pandas=True),  # null if it is unknown
             ],
             schema=SCHEMA,
         )
-        return rows, _Counted(
-            shown=len(bundles),
-            with_nothing=len(users) - len(np.unique(shown.users)),
-            by_popularity=asked.unknown,
-            value=float(value.sum()),
-            sales=float(chance.sum()),
-            takings=float((chance * price).sum()),
-            bounds=bounds,
-        )
+        return rows, {
+            "shown": len(bundles),
+            "with_nothing": len(users) - len(np.unique(places)),
+            "by_popularity": scored.unknown,
+            "value": float(value.sum()),
+            "sales": float(chance.sum()),
+            "takings": float(np.nansum(chance * price)),
+            "without_price": int(np.isnan(price).sum()),
+            "unconstrained": scored.unconstrained,
+            **bounds,
+        }
 
     def summary(self) -> CampaignSummary:
-        whole = _added(self.counted)
-        limits = self.offer.limits
-        highest = bound(whole.bounds, limits, self.plan.proofs, self.settings.different_at_most)
-        best = whole.bounds.unconstrained
+        """What the campaign comes to, when all parts are finished."""
+        total = _added(self.tallies)
+        limits, best = self.offer.limits, total["unconstrained"]
+        bound = _bound(total, limits, self.plan, self.settings.different_at_most)
         return CampaignSummary(
             users=len(self.users),
-            with_nothing=whole.with_nothing,
-            by_popularity=whole.by_popularity,
-            shown=whole.shown,
-            value=whole.value,
-            sales=whole.sales,
-            takings=None if np.isnan(whole.takings) else whole.takings,
+            **{name: total[name] for name in ("with_nothing", "by_popularity", "shown", "value", "sales")},
+            takings=None if total["without_price"] else total["takings"],
             unconstrained=best,
-            bound=highest,
-            share_of_unconstrained=whole.value / best if best > 0 else None,
-            share_of_bound=whole.value / highest if highest > 0 else None,
+            bound=bound,
+            share_of_unconstrained=total["value"] / best if best > 0 else None,
+            share_of_bound=total["value"] / bound if bound > 0 else None,
             chances="softmax" if self.offer.calibration is None else "calibrated",
             left_out=self.offer.left_out,
             different=int((self.times > 0).sum()),
@@ -216,52 +205,81 @@ class _Work:
         limits, settings = self.offer.limits, self.settings
         kinds = np.array([kind for kind, _ in limits.names])
         of, left = limits.room / limits.units, self.room / limits.units
-        found: dict[str, dict[str, Any]] = {}
+        use: dict[str, dict[str, Any]] = {}
         if settings.stock:
-            there = np.flatnonzero(kinds == "stock")
-            share = 1 - left[there] / np.maximum(of[there], 1)
-            tightest = there[np.argsort(-share, kind="stable")][:TIGHTEST]
-            found["stock"] = {
-                "items": len(there),
-                "used": fsum((of - left)[there]),
-                "of": fsum(of[there]),
-                "used_up": int(((left < 1) & (of >= 1))[there].sum()),
+            stocks = np.flatnonzero(kinds == "stock")
+            share = 1 - left[stocks] / np.maximum(of[stocks], 1)
+            use["stock"] = {
+                "items": len(stocks),
+                "used": float((of - left)[stocks].sum()),
+                "of": float(of[stocks].sum()),
+                "used_up": int(((left < 1) & (of >= 1))[stocks].sum()),
                 "tightest": [
                     {
                         "item_id": self.offer.name(*limits.names[place]),
                         "used": float(of[place] - left[place]),
                         "of": float(of[place]),
                     }
-                    for place in tightest
+                    for place in stocks[np.argsort(-share, kind="stable")][:TIGHTEST]
                 ],
             }
         if settings.shown_at_most is not None:
-            found["shown_at_most"] = {
+            use["shown_at_most"] = {
                 "of": settings.shown_at_most,
                 "most": int(self.times.max()),
                 "bundles_at_limit": int((self.times >= settings.shown_at_most).sum()),
             }
         if settings.different_at_most is not None:
-            found["different_at_most"] = {
+            use["different_at_most"] = {
                 "of": settings.different_at_most,
                 "used": int((self.times > 0).sum()),
             }
         if settings.budget is not None:
-            found["budget"] = {"of": settings.budget, "used": float((of - left)[kinds == "budget"][0])}
-        return found
+            use["budget"] = {"of": settings.budget, "used": float((of - left)[kinds == "budget"][0])}
+        return use
 
 
-def _added(counted: list[_Counted]) -> _Counted:
-    return _Counted(
-        shown=sum(each.shown for each in counted),
-        with_nothing=sum(each.with_nothing for each in counted),
-        by_popularity=sum(each.by_popularity for each in counted),
-        value=fsum(each.value for each in counted),
-        sales=fsum(each.sales for each in counted),
-        takings=fsum(each.takings for each in counted),
-        bounds=Tally.added([each.bounds for each in counted]),
-    )
+def _added(tallies: Sequence[Tally]) -> Tally:
+    return {name: np.sum([each[name] for each in tallies], axis=0).tolist() for name in tallies[0]}
 
 
-def _in_silence(done: int, total: int) -> None:
-    pass
+# ── A bound that no plan within the limits exceeds ───────────────────────────────────────────────
+
+
+def _bounds(block: Block, limits: Limits, plan: Plan, per_user: int) -> Tally:
+    """What some users add to the bound, whatever they are shown.
+
+    `reduced`: the best values after prices, for each list of prices that may prove something. If the plan
+    uses only chosen bundles, for each of `BETWEEN`: `kept`, the users' own prices times the bundles that each
+    may get; and `gains`, for each bundle what is left of the users' values after all prices.
+    """
+    tables = []
+    for prices in plan.proofs:
+        table = np.maximum(limits.reduced(prices, block.values, block.shares), 0.0)
+        table[block.values <= 0] = 0.0
+        tables.append(table)
+    tally: Tally = {"reduced": [float(highest(table, per_user).sum()) for table in tables]}
+    if plan.chosen is None:
+        return tally
+    best = highest(tables[0][:, plan.chosen], per_user + 1)  # of each user, the lowest first
+    above = best[:, 1] if best.shape[1] > per_user else best[:, 0]
+    below = best[:, 0] if best.shape[1] > per_user else np.zeros(len(best))
+    own = [below + between * (above - below) for between in BETWEEN]
+    tally["kept"] = [float(each.sum()) * per_user for each in own]
+    tally["gains"] = [np.maximum(tables[0] - each[:, None], 0.0).sum(0).tolist() for each in own]
+    return tally
+
+
+def _bound(total: Tally, limits: Limits, plan: Plan, most: int | None) -> float:
+    """The lowest bound that the tally of all users proves."""
+    room = limits.room / limits.units
+    pairs = zip(total["reduced"], plan.proofs, strict=True)
+    proven: list[float] = [total["unconstrained"]]
+    proven += [reduced + float(prices @ room) for reduced, prices in pairs]
+    prices, flat = plan.proofs[0], ~limits.shared
+    for kept, gains in zip(total.get("kept", ()), total.get("gains", ()), strict=True):
+        # A bundle that is not used takes nothing of its own limit either.
+        each = np.array(gains) + limits.flat @ (prices * room * flat)
+        top = np.sort(each)[::-1][:most].sum()
+        proven.append(kept + float(top) + float((prices * room)[~flat].sum()))
+    return min(proven)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from bundlemage.campaigns.limits import Whole
-from bundlemage.campaigns.offer import Asked, Offer
+from bundlemage.campaigns.offer import Offer, Scored
 from bundlemage.campaigns.run import Ask
-from bundlemage.campaigns.settings import CampaignSummary, campaign_settings
+from bundlemage.campaigns.settings import Campaign, CampaignSummary
 from bundlemage.core.filters import Filter
 from bundlemage.engines.base import Progress, in_silence
 from bundlemage.recommender import Recommender
@@ -44,8 +44,8 @@ def run(job: CampaignJob, progress: Progress = in_silence, ask: Ask | None = Non
     )
 
 
-def asking(job: CampaignJob) -> Callable[[Whole], Asked]:
+def asking(job: CampaignJob) -> Callable[[Whole], Scored]:
     """What the model says of a block of users, in a process of its own."""
     loaded = Recommender.load(job.model, device=job.device)
-    settings = campaign_settings(where=job.where or Filter(), **job.settings)
-    return Offer.of(settings, loaded.model, loaded.shop, loaded.calibration).asked
+    settings = Campaign.of(where=job.where or Filter(), **job.settings)
+    return Offer.of(settings, loaded.model, loaded.shop, loaded.calibration).scored

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
-from reprlib import Repr
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
-from bundlemage.errors import BundleMageError, ConfigError
+from bundlemage.errors import BundleMageError, config_error
 from bundlemage.wire.requests import (
     MOST_ITEMS,
     PYTHON,
@@ -34,8 +32,6 @@ _MOST_TAGS = 1_000
 _MOST_IDS = 1_000_000
 
 Method = Literal["beam", "greedy", "exact"]
-_shorten = Repr()
-_shorten.maxstring = _shorten.maxother = _shorten.maxlong = 60
 
 
 def _short_form(convert: Callable[[Any], Any]) -> BeforeValidator:
@@ -201,7 +197,7 @@ class DesignRequest(Body):
         try:
             return cls.model_validate(wishes, context=PYTHON)
         except ValidationError as error:
-            raise _config_error(error, wishes, cls.model_fields) from None
+            raise config_error(error, wishes, cls.model_fields) from None
 
 
 class DesignIn(UserOrHistory, DesignRequest):
@@ -222,36 +218,6 @@ class DesignIn(UserOrHistory, DesignRequest):
     """Maximum number of bundles."""
     time_limit: Annotated[float, Field(gt=0, le=SERVED_SECONDS), Number] = 10.0
     """Seconds until the search stops and returns the best bundles so far."""
-
-
-def _config_error(error: ValidationError, values: Mapping[str, Any], known: Mapping[str, Any]) -> ConfigError:
-    """Turns pydantic's error into one of ours, with a message that names every wrong value.
-
-    `values` are what the caller wrote, by name; `known` has the names that there are.
-    """
-    lines = []
-    for fault in error.errors():
-        name, *path = fault["loc"]
-        if fault["type"] == "extra_forbidden" and not path:
-            close = get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
-            lines.append(f"there is no {name!r} to ask for; {hint}")
-            continue
-        # A short form is quoted as it was written, and not as the long form that was made of it.
-        place, value = str(name), values.get(str(name))
-        for step in path:
-            inside = value if isinstance(value, Mapping) else {}
-            names = {str(key).replace(" ", "_"): key for key in inside}
-            if step not in names:
-                break
-            place, value = f"{place}.{step}", inside[names[step]]
-        if fault["type"] == "missing":
-            lines.append(f"{place!r} is {_shorten.repr(value)}; {path[-1]!r} is missing")
-            continue
-        message = fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
-        it = "it " if message.startswith("should") else ""
-        lines.append(f"{place!r} is {_shorten.repr(value)}; {it}{message}")
-    return ConfigError("; ".join(dict.fromkeys(lines)))
 
 
 # ── Why a request is impossible ──────────────────────────────────────────────────────────────────
