@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bundlemage.data.dataset import BundleDataset
-from bundlemage.data.shards import LAYOUT, Layout, digests_of, write_layout
+from bundlemage.data.shards import LAYOUT, MATRICES, Layout, write_layout
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import ConfigError, DataError
 from bundlemage.readers.load import check, read
@@ -72,10 +72,9 @@ class TestRoundTrip:
         same(read(layout.folder).dataset, shop)
         assert check(layout.folder) == []
 
-    def test_the_files_alone_tell_the_digests(self, shop: BundleDataset, layout: Layout) -> None:
-        found = [digests_of(layout.folder, layout.parts(kind), kind) for kind in shop.sizes]
-        assert {name: digest for digests, _ in found for name, digest in digests.items()} == shop.digests()
-        assert {name: count for _, pairs in found for name, count in pairs.items()} == layout.pairs
+    def test_the_digests_are_those_of_the_data(self, shop: BundleDataset, layout: Layout) -> None:
+        assert layout.digests == shop.digests() == layout.dataset().digests()
+        assert layout.pairs == {name: getattr(shop, name).nnz for name in MATRICES}
 
     def test_no_ids_are_kept_where_none_are_asked_for(self, layout: Layout) -> None:
         part = layout.dataset(range(10, 20), ids=False)
@@ -163,7 +162,7 @@ class TestWriting:
         def fail(*_: object, **__: object) -> None:
             raise OSError("the disk is full")
 
-        monkeypatch.setattr("bundlemage.data.shards.seal", fail)
+        monkeypatch.setattr("bundlemage.data.shards.write_whole", fail)
         with pytest.raises(OSError, match="full"):
             write_layout(shop, layout.folder, 1000, overwrite=True)
         assert [path.name for path in layout.folder.parent.iterdir()] == ["layout"]

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -74,21 +74,6 @@ def lists(counts: Counts, positions: npt.NDArray[np.integer]) -> pa.Array:
         message = f"the lists of {len(counts):,} rows hold {offsets[-1]:,} positions, too many for one file"
         raise DataError.of("shard-too-large", "the layout", message, "Set a smaller --shard-rows")
     return pa.ListArray.from_arrays(offsets.astype(np.int32), positions.astype(np.int32, copy=False))
-
-
-def write_part(folder: Path, kind: str, number: int, columns: dict[str, Any]) -> Part:
-    """Write one file and flush it to disk; its folder is created if needed. Returns its description."""
-    table = pa.table(columns, schema=SCHEMAS[kind]).combine_chunks()
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", row_group_size=max(table.num_rows, 1))
-    content = sink.getvalue()
-    name = f"{kind}/part-{number:05}.parquet"
-    (folder / kind).mkdir(exist_ok=True)
-    with (folder / name).open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    return Part(name, table.num_rows, content.size, hashlib.sha256(content).hexdigest())
 
 
 def read_part(folder: Path, part: Part, columns: Sequence[str] | None = None) -> pa.Table:
@@ -305,71 +290,96 @@ def write_layout(
     described = dataset.catalogue or Catalogue(
         empty_catalogue(ITEM_SCHEMA, dataset.items), empty_catalogue(BUNDLE_SCHEMA, dataset.bundles)
     )
-    shards = [
-        (kind, number, start, min(start + shard_rows, dataset.sizes[kind]))
-        for kind in KINDS
-        for number, start in enumerate(range(0, dataset.sizes[kind], shard_rows))
-    ]
-    files = []
+
+    def columns(kind: str, start: int, stop: int) -> dict[str, Any]:
+        if kind == "users":
+            values: dict[str, Any] = {"user_id": dataset.users.to_arrow(start, stop)}
+        else:
+            rows = getattr(described, kind).slice(start, stop - start)
+            values = {name: rows[name] for name in rows.column_names}
+        for name, column in matrices_of(kind).items():
+            bounds = getattr(dataset, name).indptr[start : stop + 1]
+            values[column] = lists(np.diff(bounds), getattr(dataset, name).indices[bounds[0] : bounds[-1]])
+        return values
+
     with beside(folder) as building:
-        for done, (kind, number, start, stop) in enumerate(shards):
-            if written:
-                written(done, len(shards))
-            columns: dict[str, Any]
-            if kind == "users":
-                columns = {
-                    "user_id": dataset.users.to_arrow(start, stop),
-                    "items": _lists(dataset.user_item, start, stop),
-                    "bundles": _lists(dataset.user_bundle, start, stop),
-                }
-            else:
-                rows = getattr(described, kind).slice(start, stop - start)
-                columns = {name: rows[name] for name in rows.column_names}
-                if kind == "bundles":
-                    columns["items"] = _lists(dataset.bundle_item, start, stop)
-            files.append(write_part(building, kind, number, columns))
-        seal(
+        write_shards(
             building,
-            files,
-            name=dataset.name,
-            notes=dataset.notes,
-            shard_rows=shard_rows,
-            sizes=dataset.sizes,
-            pairs={name: int(getattr(dataset, name).nnz) for name in MATRICES},
+            shard_rows,
+            dataset.sizes,
+            columns,
+            written,
+            dataset.name,
+            dataset.notes,
             catalogue=dataset.catalogue is not None,
-            digests=dataset.digests(),
         )
     return Layout.open(folder)
 
 
-def _lists(matrix: sparse.csr_matrix, start: int, stop: int) -> pa.Array:
-    bounds = matrix.indptr[start : stop + 1]
-    return lists(np.diff(bounds), matrix.indices[bounds[0] : bounds[-1]])
+def matrices_of(kind: str) -> dict[str, str]:
+    """Returns the matrices in the files of a kind, and their columns there."""
+    return {name: column for name, (owners, column) in MATRICES.items() if owners == kind}
 
 
-def seal(building: Path, files: Sequence[Part], **described: Any) -> None:
-    """Write layout.json, the last file, which makes the folder complete."""
-    listed = {
-        part.name: {key: value for key, value in asdict(part).items() if key != "name"} for part in files
+def write_shards(
+    building: Path,
+    shard_rows: int,
+    sizes: Mapping[str, int],
+    columns: Callable[[str, int, int], dict[str, Any]],
+    written: Written | None,
+    name: str,
+    notes: Sequence[str] = (),
+    *,
+    catalogue: bool,
+) -> None:
+    """Write all files of a layout into a folder, and layout.json, which makes it complete, at the end.
+
+    `sizes` are the numbers of users, items and bundles. `columns` returns the columns of the rows of each
+    file: of a kind, from a position to, but not including, another. It is called in order.
+    """
+    total = sum(-(-sizes[kind] // shard_rows) for kind in KINDS)
+    files: dict[str, dict[str, Any]] = {}
+    ids, matrices = (
+        {kind: IdDigest(kind[:-1]) for kind in KINDS},
+        {matrix: RowDigest() for matrix in MATRICES},
+    )
+    pairs = dict.fromkeys(MATRICES, 0)
+    for kind in KINDS:
+        (building / kind).mkdir(exist_ok=True)
+        for number, start in enumerate(range(0, sizes[kind], shard_rows)):
+            if written:
+                written(len(files), total)
+            rows = columns(kind, start, min(start + shard_rows, sizes[kind]))
+            table = pa.table(rows, schema=SCHEMAS[kind]).combine_chunks()
+            part = f"{kind}/part-{number:05}.parquet"
+            files[part] = {"rows": table.num_rows, **_write_file(building / part, table)}
+            for chunk in table.column(0).chunks:
+                ids[kind].add(chunk)
+            for matrix, column in matrices_of(kind).items():
+                counts, positions = rows_of(table[column])
+                matrices[matrix].add(counts, positions)
+                pairs[matrix] += len(positions)
+    described = {
+        "name": name,
+        "notes": list(notes),
+        "shard_rows": shard_rows,
+        "sizes": sizes,
+        "pairs": pairs,
+        "catalogue": catalogue,
+        "digests": {part: digest.hexdigest() for part, digest in (ids | matrices).items()},
+        "files": files,
     }
-    described = {**described, "notes": list(described["notes"]), "files": listed}
     content = {"format": FORMAT, "version": VERSION, **described, "sha256": _checksum(described)}
     write_whole(building / LAYOUT, json.dumps(content, indent=2, ensure_ascii=False).encode())
 
 
-def digests_of(folder: Path, files: Sequence[Part], kind: str) -> tuple[dict[str, str], dict[str, int]]:
-    """Returns the digests of the files of one kind, and the numbers of pairs; reads them in order."""
-    ids = IdDigest(kind[:-1])
-    matrices = {name: column for name, (where, column) in MATRICES.items() if where == kind}
-    rows = {name: RowDigest() for name in matrices}
-    pairs = dict.fromkeys(matrices, 0)
-    name_column = f"{kind[:-1]}_id"
-    for part in files:
-        table = read_part(folder, part, [name_column, *matrices.values()])
-        for chunk in table[name_column].chunks:
-            ids.add(chunk)
-        for name, column in matrices.items():
-            counts, positions = rows_of(table[column])
-            rows[name].add(counts, positions)
-            pairs[name] += len(positions)
-    return {kind: ids.hexdigest(), **{name: digest.hexdigest() for name, digest in rows.items()}}, pairs
+def _write_file(path: Path, table: pa.Table) -> dict[str, Any]:
+    """Write one file and flush it to disk. Returns its size and checksum."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", row_group_size=max(table.num_rows, 1))
+    content = sink.getvalue()
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": content.size, "sha256": hashlib.sha256(content).hexdigest()}

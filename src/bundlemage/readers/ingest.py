@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +22,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bundlemage.data.dataset import empty_catalogue, fingerprint
+from bundlemage.data.dataset import fingerprint
 from bundlemage.data.folders import beside
 from bundlemage.data.shards import (
     KINDS,
-    MATRICES,
+    SCHEMAS,
     SHARD_ROWS,
     Layout,
-    Part,
     check_output,
-    digests_of,
     lists,
-    seal,
+    matrices_of,
     write_layout,
-    write_part,
+    write_shards,
 )
 from bundlemage.data.vocabulary import INTEGER, Vocabulary
 from bundlemage.errors import BundleMageError, DataError, Problem
@@ -265,64 +264,40 @@ class _Shop:
     def write(self, building: Path, shard_rows: int) -> None:
         """Write the layout from tables that are good."""
         sizes = {kind: self._one(f"SELECT count(*) FROM {kind}_ids")[0] for kind in KINDS}
-        of = sum(-(-size // shard_rows) for size in sizes.values())
-        files: dict[str, list[Part]] = {}
-        for kind in KINDS:
-            catalogue = self._catalogue(kind, sizes[kind])
-            matrices = {
-                column: _SortedPairs(self._stream(_sorted_pairs(name, kind, column)))
-                for name, (owners, column) in MATRICES.items()
-                if owners == kind
-            }
-            files[kind] = []
-            for number, start in enumerate(range(0, sizes[kind], shard_rows)):
-                self._progress("writing", sum(map(len, files.values())), of)
-                stop = min(start + shard_rows, sizes[kind])
-                columns = self._columns(kind, catalogue, start, stop)
-                columns |= {column: pairs.rows(start, stop) for column, pairs in matrices.items()}
-                files[kind].append(write_part(building, kind, number, columns))
-        digests: dict[str, str] = {}
-        pairs: dict[str, int] = {}
-        for number, kind in enumerate(KINDS):
-            self._progress("checking what was written", number, len(KINDS))
-            digests_here, pairs_here = digests_of(building, files[kind], kind)
-            digests |= digests_here
-            pairs |= pairs_here
-        seal(
-            building,
-            [file for kind in KINDS for file in files[kind]],
-            name=self._where.name,
-            notes=(),
-            shard_rows=shard_rows,
-            sizes=sizes,
-            pairs={name: pairs[name] for name in MATRICES},
-            catalogue=bool(self._described),
-            digests={name: digests[name] for name in (*KINDS, *MATRICES)},
-        )
+        written, catalogue = partial(self._progress, "writing"), bool(self._described)
+        name = self._where.name
+        write_shards(building, shard_rows, sizes, self._columns, written, name, catalogue=catalogue)
 
-    def _ids(self, kind: str, start: int, stop: int) -> pa.Array:
+    def _columns(self, kind: str, start: int, stop: int) -> dict[str, Any]:
+        """The ids, details and lists of a range of positions; ranges come in order."""
+        if start == 0:
+            self._catalogue = self._aligned(kind)
+            self._pairs = {
+                column: _SortedPairs(self._stream(_sorted_pairs(name, kind, column)))
+                for name, column in matrices_of(kind).items()
+            }
+        columns: dict[str, Any]
+        if self._catalogue is not None:
+            part = self._catalogue.slice(start, stop - start)
+            columns = {name: part[name] for name in part.column_names}
+        else:
+            columns = {f"{kind[:-1]}_id": self._ids(kind, start, stop)}
+            for detail in CATALOGUE_SCHEMAS.get(kind, pa.schema([])).names[1:]:
+                columns[detail] = pa.nulls(stop - start, SCHEMAS[kind].field(detail).type)
+        return columns | {column: pairs.rows(start, stop) for column, pairs in self._pairs.items()}
+
+    def _ids(self, kind: str, start: int = 0, stop: int = 2**62) -> pa.Array:
         query = f"SELECT id FROM {kind}_ids WHERE rowid >= {start} AND rowid < {stop} ORDER BY rowid"
         return pa.concat_arrays([batch.column(0).cast(pa.string()) for batch in self._stream(query)])
 
-    def _catalogue(self, kind: str, size: int) -> pa.Table | None:
+    def _aligned(self, kind: str) -> pa.Table | None:
         """What the catalogue says of all items or bundles, by position; None where it says nothing."""
         checked = self._described.get(kind)
         if checked is None:
             return None
-        vocabulary = Vocabulary(kind[:-1], self._ids(kind, 0, size).to_pylist())
+        vocabulary = Vocabulary(kind[:-1], self._ids(kind).to_pylist())
         schema = CATALOGUE_SCHEMAS[kind]
         return align(pa.table(dict(checked.details)), checked.ids[schema.names[0]], vocabulary, schema)
-
-    def _columns(self, kind: str, catalogue: pa.Table | None, start: int, stop: int) -> dict[str, Any]:
-        """The ids and the details of a range of positions."""
-        if catalogue is not None:
-            part = catalogue.slice(start, stop - start)
-        else:
-            ids = self._ids(kind, start, stop)
-            if kind == "users":
-                return {"user_id": ids}
-            part = empty_catalogue(CATALOGUE_SCHEMAS[kind], Vocabulary(kind[:-1], ids.to_pylist()))
-        return {name: part[name] for name in part.column_names}
 
 
 def _sorted_pairs(name: str, owners: str, others: str) -> str:
