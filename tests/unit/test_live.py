@@ -18,8 +18,9 @@ from bundlemage.core.history import History
 from bundlemage.core.shop import Recommendation
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.errors import UnknownIdError, UnsupportedError
-from bundlemage.live import EMPTY, HistoryKnown, Live, Question, Stock
+from bundlemage.live import EMPTY, Live, Question, Stock
 from bundlemage.store.records import Bundle, CatalogueChange, Item, Owned, Sales
+from bundlemage.wire.answers import Known
 
 
 def stock_of(dataset: BundleDataset) -> Stock:
@@ -199,7 +200,7 @@ def test_what_the_model_does_not_know_yet_is_passed_over_and_counted(live: Live)
     )
     now = live.after(change)
     owned = Owned(("g0022", "g9999"), ("only new", "half"))
-    assert now.known_of(owned) == HistoryKnown(items=1, bundles=1, not_in_model=2)
+    assert now.known_of(owned) == Known(items=1, bundles=1, not_in_model=2)
     assert "only new" not in ids(ask(now, owned, 242))
     same = Owned(("g0022",), ("half",))
     assert ask(now, owned, 5) == ask(now, same, 5)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -40,27 +41,14 @@ class BundleRows:
     bundles that came later are used."""
 
     @classmethod
-    def of(
-        cls,
-        trained: BundleDataset,
-        bundles: Mapping[str, Bundle],
-        device: torch.device,
-        sales: Tensor | None = None,
-    ) -> BundleRows:
-        """The rows for a model's training data and the shop's bundles; `sales` are those of training."""
-        later = sorted(name for name in bundles if name not in trained.bundles)
-        names = (*trained.bundles, *later)
-        items = trained.items.known_positions
-        rows = [_row(bundles[name], items) if name in bundles else [] for name in names]
-        expected = {
-            name: sales_of for name, bundle in bundles.items() if (sales_of := _expected(bundle)) is not None
-        }
-        return cls(_dataset(trained, names, *_entries(rows)), device, sales, expected)
+    def of(cls, trained: BundleDataset, device: torch.device, sales: Tensor | None = None) -> BundleRows:
+        """The rows of a model before it knows the shop: the bundles of training, all of them empty."""
+        nothing = np.zeros(0, np.int64)
+        return cls(_dataset(trained, trained.bundles.ids, nothing, nothing), device, sales)
 
-    def after(self, bundles: Iterable[Bundle]) -> BundleRows:
+    def after(self, bundles: Sequence[Bundle]) -> BundleRows:
         """The rows with these bundles new or changed; the same object if no contents and no expected sales
         have changed."""
-        bundles = list(bundles)
         changes = {bundle.id: _expected(bundle) for bundle in bundles}
         if any(self.expected.get(name) != value for name, value in changes.items()):
             expected = {
@@ -69,30 +57,24 @@ class BundleRows:
             return replace(self, expected=expected).after(bundles)
         dataset = self.dataset
         items, places = dataset.items.known_positions, dataset.bundles.known_positions
-        changed: dict[int, list[int]] = {}
-        later: dict[str, list[int]] = {}
+        new = [bundle.id for bundle in bundles if bundle.id not in places]
+        new_places = {name: len(places) + number for number, name in enumerate(new)}
+        rows: dict[int, list[int]] = {}
         for bundle in bundles:
-            place, row = places.get(bundle.id), _row(bundle, items)
+            place = places.get(bundle.id)
+            inside = sorted({items[name] for name in bundle.items if name in items})
             if place is None:
-                later[bundle.id] = row
-            elif row != self._contents(place):
-                changed[place] = row
-        if not changed and not later:
+                rows[new_places[bundle.id]] = inside
+            elif inside != self._contents(place):
+                rows[place] = inside
+        if not rows:
             return self
-        kept = np.isin(self._owners, list(changed), invert=True)
-        owners, members = _entries(list(changed.values()))
-        new_owners, new_members = _entries(list(later.values()))
-        return replace(
-            self,
-            dataset=_dataset(
-                dataset,
-                (*dataset.bundles, *later),
-                np.concatenate(
-                    [self._owners[kept], np.array(list(changed), np.int64)[owners], new_owners + len(places)]
-                ),
-                np.concatenate([dataset.bundle_item.indices[kept], members, new_members]),
-            ),
-        )
+        kept = np.isin(self._owners, list(rows), invert=True)
+        owners = np.repeat(np.array(list(rows), np.int64), [len(row) for row in rows.values()])
+        members = np.fromiter(chain.from_iterable(rows.values()), np.int64, len(owners))
+        owners = np.concatenate([self._owners[kept], owners])
+        members = np.concatenate([dataset.bundle_item.indices[kept], members])
+        return replace(self, dataset=_dataset(dataset, (*dataset.bundles, *new), owners, members))
 
     @cached_property
     def interactions(self) -> Interactions:
@@ -148,25 +130,12 @@ class BundleRows:
         return contents
 
 
-def _row(bundle: Bundle, items: Mapping[str, int]) -> list[int]:
-    """The positions of a bundle's items that the model knows."""
-    return sorted({items[name] for name in bundle.items if name in items})
-
-
 def _expected(bundle: Bundle) -> float | str | None:
     return bundle.sells_like if bundle.expected_sales is None else bundle.expected_sales
 
 
-def _entries(rows: Sequence[Sequence[int]]) -> tuple[Positions, Positions]:
-    owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-    return owners, np.fromiter((member for row in rows for member in row), np.int64, len(owners))
-
-
 def _dataset(
-    trained: BundleDataset,
-    names: Sequence[str],
-    owners: Positions,
-    members: Positions,
+    trained: BundleDataset, names: Sequence[str], owners: Positions, members: Positions
 ) -> BundleDataset:
     items = len(trained.items)
     return BundleDataset(

@@ -23,6 +23,7 @@ from bundlemage.models.base import Histories
 from bundlemage.models.ragged import Ragged
 from bundlemage.recommender import Recommender
 from bundlemage.store.records import Bundle, CatalogueChange, ModelRecord, Owned, Sales
+from bundlemage.wire.answers import Known
 
 NO_SALES = Sales({}, {})
 
@@ -37,16 +38,6 @@ class Question:
     where: Filter | None = None
     include_owned: bool = False
     partial: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True)
-class HistoryKnown:
-    """How much of a history the model uses."""
-
-    items: int
-    bundles: int
-    not_in_model: int
-    """How many items and bundles the model does not know yet."""
 
 
 class LiveShop(Shop):
@@ -103,57 +94,50 @@ class Live(Asker):
                 f"{model.title} knows only the users it was trained on, so it cannot serve a shop with new "
                 "users: 'bundlemage models' lists the models that can, under 'new users'"
             )
-        self._take_over(recommender)
         known = model.known_sales().cpu() if model.credits_new_bundles else None
-        rows = BundleRows.of(recommender.dataset, stock.bundles, recommender.shop.device, known)
+        rows = BundleRows.of(recommender.dataset, recommender.shop.device, known)
         bundles, items = len(rows.dataset.bundles), len(rows.dataset.items)
-        nothing = Trade(
-            np.zeros(items, np.int64),
-            np.zeros(bundles, np.int64),
-            np.ones(items, bool),
-            np.ones(bundles, bool),
-        )
-        everything = CatalogueChange(stock.version, list(stock.items.values()), list(stock.bundles.values()))
-        self._open(rows, stock, sales, nothing, np.zeros(bundles, bool), everything)
+        nothing_sold = np.zeros(items, np.int64), np.zeros(bundles, np.int64)
+        trade = Trade(*nothing_sold, np.ones(items, bool), np.ones(bundles, bool))
+        in_order = sorted(stock.bundles.values(), key=lambda bundle: bundle.id)
+        everything = CatalogueChange(stock.version, list(stock.items.values()), in_order)
+        self.sales = sales
+        self._open(recommender, rows, trade, np.zeros(bundles, bool), stock, everything, sales)
 
     def after(self, change: CatalogueChange, sales: Sales | None = None) -> Live:
         """The same model in the shop after a change. What has not changed is not computed again."""
         live = object.__new__(Live)
         Asker.__init__(live)
-        live._take_over(self.recommender)
-        rows = self._rows.after(change.bundles)
-        more = len(rows.dataset.bundles) - len(self._rows.dataset.bundles)
-        live._open(
-            rows,
-            self.stock.after(change),
-            self.sales if sales is None else sales,
-            self.shop.trade.with_more_bundles(more),
-            np.concatenate([self._in_stock, np.zeros(more, bool)]),
-            change,
-            counted=self.sales if sales is None else None,
-        )
+        stock = self.stock.after(change)
+        live.sales = self.sales if sales is None else sales
+        live._open(self.recommender, self._rows, self.shop.trade, self._in_stock, stock, change, sales)
         return live
-
-    def _take_over(self, recommender: Recommender) -> None:
-        self.recommender, self.calibration = recommender, recommender.calibration
 
     def _open(
         self,
+        recommender: Recommender,
         rows: BundleRows,
-        stock: Stock,
-        sales: Sales,
         trade: Trade,
         in_stock: npt.NDArray[np.bool_],
+        stock: Stock,
         change: CatalogueChange,
-        counted: Sales | None = None,
+        sales: Sales | None,
     ) -> None:
-        """Apply a change to what is kept by position. `counted` are the sales that `trade` has already."""
-        self._rows, self.stock, self.sales, self._in_stock = rows, stock, sales, in_stock
-        dataset = rows.dataset
+        """Take over what was known by position, and apply a change to it.
+
+        `stock` is that after the change; `sales` are None if they are the same as before.
+        """
+        self.recommender, self.calibration, self.stock = recommender, recommender.calibration, stock
+        self._rows = rows.after(change.bundles)
+        more = len(self._rows.dataset.bundles) - len(rows.dataset.bundles)
+        trade = trade.with_more_bundles(more)
+        self._in_stock = np.concatenate([in_stock, np.zeros(more, bool)])
+        dataset = self._rows.dataset
         items, bundles = dataset.items.known_positions, dataset.bundles.known_positions
-        if sales is not counted:
+        if sales is not None:
             trade = trade.selling(
-                _counts(sales.items, dataset.items.ids), _counts(sales.bundles, dataset.bundles.ids)
+                np.array([sales.items.get(name, 0) for name in dataset.items], np.int64),
+                np.array([sales.bundles.get(name, 0) for name in dataset.bundles], np.int64),
             )
         for item in change.items:
             if item.id in items:
@@ -161,8 +145,8 @@ class Live(Asker):
         for name in stock.affected(change):
             bundle, place = stock.bundles[name], bundles[name]
             trade.bundles_gone[place] = not stock.sellable(bundle)
-            in_stock[place] = stock.in_stock(bundle)
-        self._fitted = (self.recommender.model, LiveShop(rows, trade, stock, in_stock))
+            self._in_stock[place] = stock.in_stock(bundle)
+        self._fitted = (recommender.model, LiveShop(self._rows, trade, stock, self._in_stock))
 
     def in_model(self, item: str) -> bool:
         """Whether the model knows an item."""
@@ -172,12 +156,13 @@ class Live(Asker):
         """Whether a bundle can be shown now: it is sold, and the model knows one of its items."""
         return self.stock.sellable(bundle) and any(map(self.in_model, bundle.items))
 
-    def known_of(self, history: History) -> HistoryKnown:
+    def known_of(self, history: History) -> Known:
         """How much of a history the model uses."""
         known_items = self.dataset.items.known_positions
         items = sum(name in known_items for name in history.items)
         bundles = sum(name in self._rows.filled for name in history.bundles)
-        return HistoryKnown(items, bundles, len(history.items) + len(history.bundles) - items - bundles)
+        newer = len(history.items) + len(history.bundles) - items - bundles
+        return Known(items=items, bundles=bundles, not_in_model=newer)
 
     def answer(self, questions: Sequence[Question]) -> list[list[Recommendation] | Exception]:
         """The answers to several questions, or what is wrong with one. Each question has its history.
@@ -214,10 +199,6 @@ class Live(Asker):
         if self.model.generates:
             self.complete(Owned(), (), 1)
         return self
-
-
-def _counts(sales: Mapping[str, int], names: Sequence[str]) -> npt.NDArray[np.int64]:
-    return np.array([sales.get(name, 0) for name in names], np.int64)
 
 
 # ── Saved models as the store registers them ─────────────────────────────────────────────────────

@@ -19,11 +19,12 @@ import torch
 
 from bundlemage.core.shop import Recommendation
 from bundlemage.errors import BundleMageError, ConfigError, UnknownThingsError, UnstorableError
-from bundlemage.live import EMPTY, HistoryKnown, Live, Question, load_published
+from bundlemage.live import EMPTY, Live, Question, load_published
 from bundlemage.service.batching import Batcher
 from bundlemage.service.settings import Settings
 from bundlemage.store.records import ModelRecord, Owned, Served
 from bundlemage.store.repository import Store
+from bundlemage.wire.answers import Known
 
 T = TypeVar("T")
 log = logging.getLogger("bundlemage.service")
@@ -52,7 +53,7 @@ class Answer:
     """Recommendations, and what they come from."""
 
     recommendations: list[Recommendation]
-    known: HistoryKnown
+    known: Known
     serving: Serving
 
 

@@ -11,7 +11,7 @@ from fastapi import Depends, Path, Query, Request
 from starlette.convertors import PathConvertor, register_url_convertor
 
 from bundlemage.core.filters import Filter
-from bundlemage.live import HistoryKnown, Question
+from bundlemage.live import Question
 from bundlemage.service.answerer import Answer, Serving
 from bundlemage.service.answers import ranked_bundle, ranked_item
 from bundlemage.service.problems import ApiError
@@ -129,11 +129,11 @@ async def _told(
     return told
 
 
-def about(serving: Serving, request_id: str, someone: UserOrHistory, known: HistoryKnown) -> dict[str, Any]:
+def about(serving: Serving, request_id: str, someone: UserOrHistory, known: Known) -> dict[str, Any]:
     """What every answer for someone says of itself."""
     return {
         "request_id": request_id,
         "model_version": serving.record.version,
         "user_id": someone.user_id,
-        "history": Known.model_validate(known),
+        "history": known,
     }
