@@ -114,7 +114,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_questions_that_cannot_be_answered(model: Path) -> None:
     for arguments, message in (
-        (["recommend", model], "for whom?"),
+        (["recommend", model], "no user: give --user ID"),
         (["recommend", model, "--user", "nobody"], "unknown user id 'nobody'"),
         (["recommend", model, "--user", "u001"], "Did you mean"),
         (["recommend", model, "--user", "u0001", "--history-items", "g0001"], "not both"),

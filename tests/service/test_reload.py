@@ -158,7 +158,7 @@ def test_a_damaged_model_is_refused_and_the_old_one_goes_on(
     weights = served / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-10])
-    problem(client.post("/v1/models/reload"), 409, "model.safetensors", "bytes", "copy the folder anew")
+    problem(client.post("/v1/models/reload"), 409, "model.safetensors", "bytes", "copy the folder again")
     weights.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
     problem(client.post("/v1/models/reload"), 409, "altered")
     shutil.rmtree(served)

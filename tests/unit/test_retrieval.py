@@ -308,7 +308,7 @@ class TestRefusals:
         recommender = Recommender(**QUICK).fit(dataset, SplitPlan("none"), progress=False)
         empty = dataset_of([[], []], [[], []], [[0], [1]] * 20, 2)
         recommender._fitted = (recommender.model, Shop(empty, torch.device("cpu")))
-        with pytest.raises(RecallError, match="nobody in this shop"):
+        with pytest.raises(RecallError, match="no user of this shop"):
             recommender.use_index(**SMALL)
 
     def test_another_fit_has_no_index(self, shop: BundleDataset) -> None:

@@ -253,16 +253,16 @@ def _opened(file: Path) -> BufferedReader:
     try:
         return file.open("rb")
     except OSError as error:
-        raise ArtifactError(f"{file} cannot be read ({error.strerror}); copy the folder anew") from None
+        raise ArtifactError(f"{file} cannot be read ({error.strerror}); copy the folder again") from None
 
 
 def _check(file: Path, saved: _Saved, size: int, checksum: str) -> None:
     if size != saved.size:
         raise ArtifactError(
-            f"{file} has {size:,} bytes where {saved.size:,} were saved; copy the folder anew"
+            f"{file} has {size:,} bytes where {saved.size:,} were saved; copy the folder again"
         )
     if checksum != saved.checksum:
-        raise ArtifactError(f"{file} was altered after it was saved; copy the folder anew")
+        raise ArtifactError(f"{file} was altered after it was saved; copy the folder again")
 
 
 def _table(content: bytes) -> pa.Table:

@@ -21,11 +21,11 @@ NEW = "Bundles that came after training"
 KnownUser = Annotated[str | None, typer.Option("--user", metavar="ID", help="A user of the training data.")]
 HistoryItems = Annotated[
     list[str] | None,
-    typer.Option("--history-items", metavar="ID,ID", help="Instead of --user: items that someone has."),
+    typer.Option("--history-items", metavar="ID,ID", help="Instead of --user: items that a visitor has."),
 ]
 HistoryBundles = Annotated[
     list[str] | None,
-    typer.Option("--history-bundles", metavar="ID,ID", help="Instead of --user: bundles that someone has."),
+    typer.Option("--history-bundles", metavar="ID,ID", help="Instead of --user: bundles that a visitor has."),
 ]
 IncludeOwned = Annotated[bool, typer.Option("--include-owned", help="Do not leave out what the user has.")]
 Exclude = Annotated[
@@ -92,7 +92,7 @@ def recommend(
         typer.Option(
             "--new-bundle",
             metavar="NAME=ID,ID",
-            help="A bundle that the shop had not at training, by its items. Repeatable.",
+            help="A bundle that the shop did not have at training, by its items. Repeatable.",
             rich_help_panel=NEW,
         ),
     ] = None,
@@ -101,7 +101,7 @@ def recommend(
         typer.Option(
             "--expected-sales",
             metavar="NAME=NUMBER",
-            help="Rank a new bundle as if it had sold so often. Repeatable.",
+            help="The number of sales by which a new bundle is ranked. Repeatable.",
             rich_help_panel=NEW,
         ),
     ] = None,
@@ -110,7 +110,7 @@ def recommend(
         typer.Option(
             "--sells-like",
             metavar="NAME=ID",
-            help="Rank a new bundle as if it had sold as often as this bundle of the shop. Repeatable.",
+            help="A bundle of the shop by whose sales a new bundle is ranked. Repeatable.",
             rich_help_panel=NEW,
         ),
     ] = None,
@@ -119,7 +119,7 @@ def recommend(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """The bundles that fit a user best, of those that the user has not.
+    """The bundles that fit a user best, without those that the user has.
 
     For all users at once, use 'bundlemage recommend-all'.
 
@@ -130,13 +130,13 @@ def recommend(
 
     where = filter_of(exclude, among, tag, min_price, max_price, in_stock)
     recall = recall_of(index, least_recall)
-    someone = who(user, history_items, history_bundles)
+    user_or_history = who(user, history_items, history_bundles)
     model = Recommender.load(folder, device=device)
     if recall is not None:
         show.notes.print(str(model.use_index(recall)), soft_wrap=True)
     new = {name: ids([inside]) for name, inside in key_values(new_bundle, "--new-bundle").items()}
     answers = model.recommend(
-        someone,
+        user_or_history,
         k,
         where=where,
         new_bundles=new,
@@ -147,20 +147,20 @@ def recommend(
     if as_json:
         show.print_json({"user": user, "bundles": [asdict(answer) for answer in answers]})
         return
-    describe(model, someone)
+    describe(model, user_or_history)
     show.out.print(show.bundle_cards(model.dataset, answers, new) if answers else none_left("bundle", where))
 
 
 def _numbers(expected: list[str] | None) -> dict[str, float]:
-    found = {}
+    numbers = {}
     for name, text in key_values(expected, "--expected-sales").items():
         try:
-            found[name] = float(text)
+            numbers[name] = float(text)
         except ValueError:
             raise ConfigError(
                 f"--expected-sales {name}={text!r}: expected a number of sales, 0 or more"
             ) from None
-    return found
+    return numbers
 
 
 def recall_of(index: bool, least: float | None) -> float | None:
@@ -198,14 +198,14 @@ def complete(
     from bundlemage.recommender import Recommender
 
     where = filter_of(exclude, among, tag, min_price, max_price, in_stock)
-    someone = who(user, history_items, history_bundles)
+    user_or_history = who(user, history_items, history_bundles)
     partial = ids(items)
     model = Recommender.load(folder, device=device)
-    answers = model.complete(someone, partial, k, where=where, include_owned=include_owned)
+    answers = model.complete(user_or_history, partial, k, where=where, include_owned=include_owned)
     if as_json:
         show.print_json({"user": user, "bundle": partial, "items": [asdict(answer) for answer in answers]})
         return
-    describe(model, someone)
+    describe(model, user_or_history)
     inside = [show.item_name(model.dataset, position) for position in model.shop.item_positions(partial)]
     show.out.print(f"in the bundle: {show.names(inside)}")
     if answers:
@@ -222,7 +222,7 @@ def filter_of(
     max_price: float | None,
     in_stock: bool,
 ) -> Filter | None:
-    """None where nothing is asked for, so that data without a catalogue needs none."""
+    """The filter of the options; None without conditions, so that data without a catalogue needs none."""
     from bundlemage.core.filters import Filter
 
     where = Filter(
@@ -237,27 +237,29 @@ def filter_of(
 
 
 def none_left(kind: str, where: Filter | None) -> str:
+    """The sentence for an empty answer."""
     return f"There is no {kind} left for them" + (" that the filters let through." if where else ".")
 
 
 def who(user: str | None, items: list[str] | None, bundles: list[str] | None) -> User:
+    """The user of the options: an id, or a history."""
     from bundlemage.core.history import History
 
     if user is not None and (items or bundles):
         raise ConfigError("give --user or a history, not both")
     if user is None and items is None and bundles is None:
-        raise ConfigError("for whom? Give --user ID, or --history-items and --history-bundles ('' for none)")
+        raise ConfigError("no user: give --user ID, or --history-items and --history-bundles ('' for none)")
     return user if user is not None else History(ids(items), ids(bundles))
 
 
-def describe(model: Recommender, someone: User) -> None:
-    """What the person has, so that the answers can be judged."""
+def describe(model: Recommender, user: User) -> None:
+    """Print what the user has, so that the answers can be judged."""
     from bundlemage.cli import show
 
-    histories, _ = model.shop.encode([someone])
+    histories, _ = model.shop.encode([user])
     data = model.dataset
     items = [show.item_name(data, position) for position in histories.items.values.tolist()]
     bundles = [show.bundle_name(data, position) for position in histories.bundles.values.tolist()]
-    who = someone if isinstance(someone, str) else "someone new"
-    show.out.print(f"[bold]{show.plain(who)}[/] has {show.counted(items, 'item')}")
+    name = user if isinstance(user, str) else "someone new"
+    show.out.print(f"[bold]{show.plain(name)}[/] has {show.counted(items, 'item')}")
     show.out.print(f"and {show.counted(bundles, 'bundle')}")

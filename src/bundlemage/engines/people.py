@@ -166,4 +166,4 @@ def _open(file: Path) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(file)
     except (OSError, pa.ArrowException) as error:
-        raise ArtifactError(f"{file} cannot be read ({error}); copy the folder anew") from None
+        raise ArtifactError(f"{file} cannot be read ({error}); copy the folder again") from None

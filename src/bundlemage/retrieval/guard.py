@@ -92,12 +92,13 @@ def build_index(
         shown = int((shop.bundles().hidden == 0).sum())
         if shown < max(1, least_bundles):
             return None, IndexReport(shown, "exact", 1.0, 0, 0.0, time.perf_counter() - began)
-        histories = _asked(shop, seed)
+        histories = _some_users(shop, seed)
         index = BundleIndex(model, shop, factors, histories, most_share, seed, say)
         index.take_sample(SAMPLES[0], seed)
         trial = _Trial(index, histories, say)
         recall = 0.0
-        for effort in _efforts(index.most_cells):
+        efforts = [2**step for step in range(index.most_cells.bit_length()) if 2**step < index.most_cells]
+        for effort in (*efforts, index.most_cells):
             index.probed = effort
             recall = trial.recall()
             say(f"{effort:,} of {index.cells:,} cells looked into: recall@{MEASURED_AT} {recall:.3f}")
@@ -131,22 +132,13 @@ def build_index(
     )
 
 
-def _efforts(most: int) -> Iterator[int]:
-    effort = 1
-    while effort < most:
-        yield effort
-        effort *= 2
-    yield most
-
-
-def _asked(shop: Shop, seed: int) -> Histories:
+def _some_users(shop: Shop, seed: int) -> Histories:
     """The histories of a sample of the users who have anything."""
     everyone = Batch(shop.everyone(), shop.interactions.bundle_item)
     users = (~everyone.nothing).nonzero()[:, 0].cpu().numpy()
     if not len(users):
         raise RecallError(
-            "nobody in this shop has an item or a bundle, so what an index finds cannot be measured: go "
-            "without one"
+            "no user of this shop has an item or a bundle, so an index cannot be measured: search without one"
         )
     chosen = np.random.default_rng(seed).choice(users, min(ASKED, len(users)), replace=False)
     return shop.interactions.histories(torch.from_numpy(chosen).to(shop.device))

@@ -57,7 +57,7 @@ class BundleIndex:
         model: Model,
         shop: Shop,
         factors: Factors,
-        asked: Histories,
+        sample: Histories,
         most_share: float,
         seed: int,
         say: Callable[[str], None],
@@ -75,9 +75,9 @@ class BundleIndex:
         self.probed = 1
         # Bundles in a cell should differ only in what matters little to a score: a user's vector weighs
         # differences of vectors by about its own size, and those of a bias by one. (Measured: twice is best.)
-        people = model.factors_of_people(asked, shop.interactions.bundle_item)
-        self._scale = 2 * float(people.square().mean().sqrt()) or 1.0
-        self._usually_owned = float(asked.bundles.lengths.float().mean())
+        users = model.factors_of_people(sample, shop.interactions.bundle_item)
+        self._scale = 2 * float(users.square().mean().sqrt()) or 1.0
+        self._usually_owned = float(sample.bundles.lengths.float().mean())
         self._cells = self._grouped(members, seed, say)
 
     @property
@@ -164,15 +164,15 @@ class BundleIndex:
     ) -> tuple[Ranking, Tensor, Tensor]:
         """Rankings by the index alone; True for each row that it searched for; True for each row with fewer
         bundles than there are. Such rows are searched again in more cells, unless `once`."""
-        view, asked = self._view(hidden), ~batch.nothing
-        ranking = _empty(len(asked), k, self.factors.vectors)
-        searched, lacking = torch.zeros_like(asked), torch.zeros_like(asked)
+        view, has_history = self._view(hidden), ~batch.nothing
+        ranking = _empty(len(has_history), k, self.factors.vectors)
+        searched, lacking = torch.zeros_like(has_history), torch.zeros_like(has_history)
         cells, further = self._effort(k, view), self._further(batch.histories, k, include_owned)
         while cells <= self.most_cells:
             open_still = ~searched if once else ~searched | lacking
-            rows = (asked & open_still & (further < 1)).nonzero()[:, 0]
+            rows = (has_history & open_still & (further < 1)).nonzero()[:, 0]
             if len(rows):
-                some = batch if len(rows) == len(asked) else batch.rows(rows)
+                some = batch if len(rows) == len(has_history) else batch.rows(rows)
                 answers, lacking[rows] = self._searched_once(some, view, k, cells, include_owned)
                 searched[rows] = True
                 _put(ranking, rows, answers)
@@ -212,25 +212,25 @@ class BundleIndex:
     ) -> tuple[Ranking, Tensor]:
         """Rankings, and True for each row where the index found too few bundles."""
         histories, contents, hidden = batch.histories, batch.contents, view.hidden
-        people = self.model.factors_of_people(histories, contents)
+        users = self.model.factors_of_people(histories, contents)
         owned = histories.bundles
         past = 0 if include_owned or not len(owned) else min(int(owned.lengths.max()), OWNED_LOOKED_PAST)
-        positions = self._search(people, k + past, cells, view)  # [rows, found], -1 for none
+        positions = self._search(users, k + past, cells, view)  # [rows, found], -1 for none
         missing = positions < 0
         positions = positions.clamp(min=0)
-        scores = (self.factors.vectors[positions] @ people[:, :, None])[:, :, 0]
+        scores = (self.factors.vectors[positions] @ users[:, :, None])[:, :, 0]
         scores += self.factors.bias[positions]
         scores = scores.masked_fill(missing, -torch.inf)
-        rest = self._others(people, positions.masked_fill(missing, -1))
+        rest = self._others(users, positions.masked_fill(missing, -1))
         new = len(hidden) - len(self._hidden)
         if new:  # they are few, so all of them are scored
             factors = self.model.factors_of_bundles(contents, start=len(self._hidden))
             later = torch.arange(len(self._hidden), len(hidden), device=positions.device)
             positions = torch.cat([positions, later.expand(len(positions), -1)], dim=1)
-            scores = torch.cat([scores, people @ factors.vectors[:new].T + factors.bias[:new]], dim=1)
+            scores = torch.cat([scores, users @ factors.vectors[:new].T + factors.bias[:new]], dim=1)
         total = torch.logaddexp(torch.logsumexp(scores, 1), rest)  # [rows]
         order = scores + hidden[positions].to(scores.dtype)
-        left = (hidden[len(self._hidden) :] == 0).sum().add(view.left).expand(len(people))
+        left = (hidden[len(self._hidden) :] == 0).sum().add(view.left).expand(len(users))
         if not include_owned:
             order = order.masked_fill(_among(positions, owned, len(contents)), -torch.inf)
             left = left - _counted(owned, hidden)
@@ -240,18 +240,18 @@ class BundleIndex:
         ranking = Ranking(positions.gather(1, best), chances, counts, batch.nothing)
         return ranking, counts < left.clamp(max=k)
 
-    def _search(self, people: Tensor, count: int, cells: int, view: _View) -> Tensor:
+    def _search(self, users: Tensor, count: int, cells: int, view: _View) -> Tensor:
         """Positions in ascending order, so that of equal scores the first in the data comes first."""
         if not view.left:
-            return torch.full((len(people), count), -1, device=people.device)
-        asked = _for_faiss(torch.cat([people, people.new_full((len(people), 1), self._scale)], dim=1))
+            return torch.full((len(users), count), -1, device=users.device)
+        queries = _for_faiss(torch.cat([users, users.new_full((len(users), 1), self._scale)], dim=1))
         settings = faiss_or_fail().SearchParametersIVF(nprobe=cells, sel=view.selector)
-        _, positions = self._cells.search(asked, count, params=settings)
-        return torch.from_numpy(np.sort(positions, axis=1)).to(people.device)
+        _, positions = self._cells.search(queries, count, params=settings)
+        return torch.from_numpy(np.sort(positions, axis=1)).to(users.device)
 
-    def _others(self, people: Tensor, found: Tensor) -> Tensor:
+    def _others(self, users: Tensor, found: Tensor) -> Tensor:
         """The logarithm of the sum of exp(score) over all bundles but `found`, estimated by the sample."""
-        terms = people @ self._sample_vectors + self._sample_weights  # [rows, sample]
+        terms = users @ self._sample_vectors + self._sample_weights  # [rows, sample]
         place = torch.where(found < 0, -1, self._place_in_sample[found.clamp(min=0)])
         rows, columns = (place >= 0).nonzero(as_tuple=True)
         terms[rows, place[rows, columns].long()] = -torch.inf
