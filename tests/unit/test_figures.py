@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bundlemage.studies import figures
-from bundlemage.studies.figures import COLOURS, Bar, Curve, Figure, Point
+from bundlemage.studies.figures import COLOURS, Figure, Plotted
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -17,11 +17,11 @@ SVG = "{http://www.w3.org/2000/svg}"
 def bars() -> Figure:
     panels = {
         "Matching": [
-            Bar("BundleMage", "ours", 0.51, 0.002, 0.5185),
-            Bar("<DAM & co>", "paper", None, None, 0.452),
-            Bar("EASE", "beyond", 0.49),
+            Plotted("BundleMage", "ours", 0.51, 0.002, 0.5185),
+            Plotted("<DAM & co>", "paper", None, None, 0.452),
+            Plotted("EASE", "beyond", 0.49),
         ],
-        "Generation": [Bar("BundleMage", "ours", 0.48, 0.003, 0.4592)],
+        "Generation": [Plotted("BundleMage", "ours", 0.48, 0.003, 0.4592)],
     }
     return figures.accuracy_bars("ndcg", "nDCG@5 on Youshu", panels)
 
@@ -32,13 +32,16 @@ def similarity() -> Figure:
 
 def curves() -> Figure:
     values = [step / 200 for step in range(1, 101)]
-    lines = [Curve("BundleMage", "ours", values, 100), Curve("BPR", "paper", values, 50)]
+    lines = [
+        Plotted("BundleMage", "ours", curve=values, best_epoch=100),
+        Plotted("BPR", "paper", curve=values, best_epoch=50),
+    ]
     return figures.training_curves("curves", "Training", lines)
 
 
 def times() -> Figure:
-    points = [Point("BundleMage", "ours", 100.0, 0.5), Point("EASE", "beyond", 1.0, 0.49)]
-    return figures.time_and_accuracy("time", "Time", [*points, Point("BPR", "paper", 101.0, 0.5)])
+    points = [Plotted("BundleMage", "ours", 0.5, seconds=100.0), Plotted("EASE", "beyond", 0.49, seconds=1.0)]
+    return figures.time_and_accuracy("time", "Time", [*points, Plotted("BPR", "paper", 0.5, seconds=101.0)])
 
 
 EVERY = pytest.mark.parametrize("make", [bars, similarity, curves, times])

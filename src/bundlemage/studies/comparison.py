@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
 from bundlemage.data.splits import Split
 from bundlemage.errors import BundleMageError, ConfigError
@@ -52,14 +53,7 @@ class Comparison:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Comparison:
         """The comparison that `to_json` wrote; its outcomes have no values of single cases."""
-        return cls(
-            content["metric"],
-            tuple(map(DataFacts.from_json, content["data"])),
-            tuple(map(ResultTable.from_json, content["tables"])),
-            tuple(map(Outcome.from_json, content["outcomes"])),
-            tuple(Missing(**missing) for missing in content["failures"]),
-            tuple(Missing(**missing) for missing in content["skipped"]),
-        )
+        return TypeAdapter(cls).validate_python(content)
 
 
 class CompareObserver:

@@ -55,30 +55,22 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Bar:
+class Plotted:
+    """One model in a figure; each figure uses the fields that it shows."""
+
     label: str
     group: Group
-    value: float | None
-    """None where it was not run: then only the paper's mark is shown."""
+    value: float | None = None
+    """Test nDCG@5; None where it was not run, so that only the paper's mark is shown."""
     spread: float | None = None
+    """Standard deviation of the value over seeds."""
     paper: float | None = None
-
-
-@dataclass(frozen=True)
-class Curve:
-    label: str
-    group: Group
-    values: Sequence[float]
-    """After each epoch, from the first on."""
-    best_epoch: int
-
-
-@dataclass(frozen=True)
-class Point:
-    label: str
-    group: Group
-    seconds: float
-    value: float
+    """The paper's figure."""
+    seconds: float = 0.0
+    """Time of training."""
+    curve: Sequence[float] = ()
+    """Validation nDCG@5 after each epoch, from the first on."""
+    best_epoch: int = 0
 
 
 def require_plots() -> None:
@@ -97,7 +89,7 @@ def colour_variables(dark: bool = False) -> str:
 # ── The figures ──────────────────────────────────────────────────────────────────────────────────
 
 
-def accuracy_bars(name: str, title: str, panels: Mapping[str, Sequence[Bar]]) -> Figure:
+def accuracy_bars(name: str, title: str, panels: Mapping[str, Sequence[Plotted]]) -> Figure:
     """A bar for each model, a panel for each task (the paper's Fig. 1a), the paper's figure as a mark."""
     rows = max(len(bars) for bars in panels.values())
     figure, axes = _canvas(1, len(panels), width=9.6, height=1.1 + 0.29 * rows)
@@ -120,7 +112,7 @@ def accuracy_bars(name: str, title: str, panels: Mapping[str, Sequence[Bar]]) ->
     return _finished(figure, name, title, _bars_in_words(panels))
 
 
-def _draw_bar(axis: Any, row: int, bar: Bar) -> None:
+def _draw_bar(axis: Any, row: int, bar: Plotted) -> None:
     if bar.value is not None:
         colour = _light(_GROUPS[bar.group][0])
         hatched = {"hatch": "///", "edgecolor": _light("rule")} if bar.group == "beyond" else {}
@@ -135,7 +127,7 @@ def _draw_bar(axis: Any, row: int, bar: Bar) -> None:
     axis.annotate(text, (at, row), (5, 0), textcoords="offset points", va="center", fontsize=8)
 
 
-def _bars_in_words(panels: Mapping[str, Sequence[Bar]]) -> str:
+def _bars_in_words(panels: Mapping[str, Sequence[Plotted]]) -> str:
     parts = []
     for heading, bars in panels.items():
         measured = sorted((bar for bar in bars if bar.value is not None), key=lambda bar: -(bar.value or 0))
@@ -176,36 +168,36 @@ def similarity(name: str, title: str, cosines: npt.NDArray[np.float64]) -> Figur
     return _finished(figure, name, title, alt)
 
 
-def training_curves(name: str, title: str, curves: Sequence[Curve]) -> Figure:
+def training_curves(name: str, title: str, curves: Sequence[Plotted]) -> Figure:
     """Validation nDCG@5 over the epochs: a small panel for each model, the others faint behind it."""
     columns = min(4, len(curves))
     rows = -(-len(curves) // columns)
     figure, axes = _canvas(rows, columns, width=9.6, height=0.5 + 1.65 * rows, share=True)
-    highest = max(max(curve.values) for curve in curves)
+    highest = max(max(one.curve) for one in curves)
     for number, axis in enumerate(axes):
         if number >= len(curves):
             axis.set_visible(False)
             continue
         for other in curves:
-            thin = max(1, len(other.values) // 40)  # drawn in every panel: all points would fill megabytes
-            epochs = range(1, len(other.values) + 1, thin)
-            axis.plot(epochs, other.values[::thin], color=_light("rule"), linewidth=0.8)
+            thin = max(1, len(other.curve) // 40)  # drawn in every panel: all points would fill megabytes
+            epochs = range(1, len(other.curve) + 1, thin)
+            axis.plot(epochs, other.curve[::thin], color=_light("rule"), linewidth=0.8)
         own = curves[number]
-        epochs = range(1, len(own.values) + 1)
-        axis.plot(epochs, own.values, color=_light(_GROUPS[own.group][0]), linewidth=1.8)
-        at = own.best_epoch if own.best_epoch in epochs else int(np.argmax(own.values)) + 1
-        axis.plot(at, own.values[at - 1], "o", markersize=4, color=_light("mark"))
-        axis.set_title(f"{own.label}  {max(own.values):.3f}", loc="left", fontsize=9)
+        epochs = range(1, len(own.curve) + 1)
+        axis.plot(epochs, own.curve, color=_light(_GROUPS[own.group][0]), linewidth=1.8)
+        at = own.best_epoch if own.best_epoch in epochs else int(np.argmax(own.curve)) + 1
+        axis.plot(at, own.curve[at - 1], "o", markersize=4, color=_light("mark"))
+        axis.set_title(f"{own.label}  {max(own.curve):.3f}", loc="left", fontsize=9)
         axis.set_ylim(0, highest * 1.08)
         axis.grid(axis="y")
     axes[0].xaxis.get_major_locator().set_params(integer=True)
     figure.supxlabel("epoch", fontsize=9)
     figure.supylabel("validation nDCG@5", fontsize=9)
-    told = "; ".join(f"{curve.label} best {max(curve.values):.4f} at {curve.best_epoch}" for curve in curves)
+    told = "; ".join(f"{one.label} best {max(one.curve):.4f} at {one.best_epoch}" for one in curves)
     return _finished(figure, name, title, f"Validation nDCG@5 by epoch, one panel a model. {told}.")
 
 
-def time_and_accuracy(name: str, title: str, points: Sequence[Point]) -> Figure:
+def time_and_accuracy(name: str, title: str, points: Sequence[Plotted]) -> Figure:
     """What a model's accuracy costs in training time."""
     figure, (axis,) = _canvas(1, 1, width=9.6, height=4.6)
     for group, (colour, label) in _GROUPS.items():
@@ -225,12 +217,12 @@ def time_and_accuracy(name: str, title: str, points: Sequence[Point]) -> Figure:
     return _finished(figure, name, title, f"Training time against test nDCG@5. {told}.")
 
 
-def _label_points(figure: Any, axis: Any, points: Sequence[Point]) -> None:
+def _label_points(figure: Any, axis: Any, points: Sequence[Plotted]) -> None:
     """Names beside their points, moved up or down where two would lie on each other."""
     figure.canvas.draw()
     places = {id(point): axis.transData.transform((point.seconds, point.value)) for point in points}
     taken: list[tuple[float, float, float]] = [(x - 6, y, x + 6) for x, y in places.values()]
-    for point in sorted(points, key=lambda point: point.value):
+    for point in sorted(points, key=lambda point: point.value or 0.0):
         x, y = places[id(point)]
         x += 8
         width = 6.5 * len(point.label) + 14

@@ -1,4 +1,4 @@
-"""What one cell of a study found, and how it is written down."""
+"""The result of one cell of a study, and its form in JSON."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 TASKS = ("matching", "generation")
 KS = (5, 10, 20, 40)
 METRICS = tuple(f"{name}@{k}" for name in ("ndcg", "recall") for k in KS)
 CASE_METRICS = ("ndcg@5", "ndcg@20", "recall@20")
 """Metrics that are kept case by case, and so can be tested for significance."""
 
-PerCase = Mapping[str, npt.NDArray[np.float32]]
+PerCase = Mapping[str, Any]
+"""Metric of CASE_METRICS → an array of float32 with a value for each case."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,7 @@ class Outcome:
     """One model with one seed on one split, fitted and tested."""
 
     label: str
-    """What the contender is called in this study; not part of what identifies the result."""
+    """The contender's name in this study, which does not identify the result."""
     model: str
     settings: Mapping[str, Any]
     """Every setting, defaults included."""
@@ -63,7 +61,7 @@ class Outcome:
     ensemble: int = 1
     """How many members were trained and averaged."""
     cases: Mapping[str, PerCase] = field(default_factory=dict, compare=False, repr=False)
-    """task → metric of CASE_METRICS → a value for each case. Not part of the JSON."""
+    """Task → values of single cases. Not part of the JSON."""
 
     @property
     def shown_settings(self) -> dict[str, Any]:
@@ -88,6 +86,7 @@ class Outcome:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], cases: Mapping[str, PerCase] | None = None) -> Outcome:
+        """The outcome that `to_json` wrote, with the values of single cases if they are at hand."""
         return cls(**content, cases=cases or {})
 
 

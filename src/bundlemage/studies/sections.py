@@ -260,61 +260,54 @@ def _seeds(findings: Findings) -> str:
 def _figures(findings: Findings) -> list[tuple[figures.Figure, str]]:
     """The figures of a report, each with its caption."""
     name = pathak.PARTIAL_NAME if findings.partial else DATASET_TITLES[findings.options.dataset]
-    sections_drawn = ("matching", "generation")
-    tables = [one for one in findings.tables if one.plan.section in sections_drawn and one.reason is None]
+    tables = [one for one in findings.tables if one.plan.section in ("matching", "generation") and one.table]
     pictures = []
-    if bars := {found.plan.title: _bars(found) for found in tables if found.table}:
+    if tables:
+        bars = {
+            one.plan.title: [bar for bar in _plotted(one, findings) if bar.paper or bar.value is not None]
+            for one in tables
+        }
         drawn = figures.accuracy_bars("ndcg", f"nDCG@5 of every model on {name}", bars)
         pictures.append((drawn, "Test nDCG@5 of every model (the paper's Fig. 1a). Whiskers: seeds."))
     if findings.cosines is not None:
         drawn = figures.similarity("similarity", f"Item and bundle preference on {name}", findings.cosines)
         caption = "Cosine similarity of each user's item and bundle preference"
         pictures.append((drawn, f"{caption} (the paper's Fig. “dissimilarity”)."))
-    if curves := _curves(tables, findings):
+    matching = next((one for one in tables if one.plan.task == "matching"), None)
+    if matching is None or matching.table is None:
+        return pictures
+    models = [model for model in _plotted(matching, findings) if model.value is not None]
+    if curves := [model for model in models if len(model.curve) > 1]:
         drawn = figures.training_curves("curves", f"Training on {name}", curves)
         caption = "Validation nDCG@5 by epoch, first seed. The dot is the epoch whose weights are tested."
         pictures.append((drawn, caption))
-    timed = next((found for found in tables if found.plan.task == "matching" and found.table), None)
-    points = _points(timed) if timed else []
-    if timed and timed.table and len(points) > 1 and len(findings.machines("matching")) == 1:
-        drawn = figures.time_and_accuracy("time", f"Training time and accuracy on {name}", points)
-        beside = measured_beside(timed.table)
+    if len(models) > 1 and len(findings.machines("matching")) == 1:
+        drawn = figures.time_and_accuracy("time", f"Training time and accuracy on {name}", models)
+        beside = measured_beside(matching.table)
         caption = "What accuracy costs: training time and test nDCG@5 of matching."
         pictures.append((drawn, caption + (f" The time was {beside}." if beside else "")))
     return pictures
 
 
-def _short(entry: plan.Entry) -> str:
-    return _SHORT_NAMES.get(entry.name, entry.title)
-
-
-def _bars(found: FoundTable) -> list[figures.Bar]:
-    bars = []
+def _plotted(found: FoundTable, findings: Findings) -> list[figures.Plotted]:
+    models = []
     for entry in found.plan.entries:
-        row, theirs = found.row(entry.name), entry.paper.get("ndcg@5")
+        row = found.row(entry.name)
         spread = row.metrics["ndcg@5"] if row and row.metrics else None
-        if spread is not None or theirs is not None:
-            value, sd = (spread.mean, spread.sd) if spread else (None, None)
-            bars.append(figures.Bar(_short(entry), entry.group, value, sd, theirs))
-    return bars
-
-
-def _curves(tables: Sequence[FoundTable], findings: Findings) -> list[figures.Curve]:
-    entries = {entry.name: entry for found in tables for entry in found.plan.entries}
-    return [
-        figures.Curve(_short(entries[name]), entries[name].group, values, best_epoch)
-        for name, (values, best_epoch) in findings.curves.items()
-        if name in entries and len(values) > 1
-    ]
-
-
-def _points(found: FoundTable) -> list[figures.Point]:
-    rows = [(entry, found.row(entry.name)) for entry in found.plan.entries]
-    return [
-        figures.Point(_short(entry), entry.group, max(row.fit_seconds, 0.001), row.metrics["ndcg@5"].mean)
-        for entry, row in rows
-        if row and row.metrics and row.fit_seconds is not None
-    ]
+        curve, best_epoch = findings.curves.get(entry.name, ((), 0))
+        models.append(
+            figures.Plotted(
+                label=_SHORT_NAMES.get(entry.name, entry.title),
+                group=entry.group,
+                value=spread.mean if spread else None,
+                spread=spread.sd if spread else None,
+                paper=entry.paper.get("ndcg@5"),
+                seconds=max((row.fit_seconds if row else None) or 0.0, 0.001),
+                curve=curve,
+                best_epoch=best_epoch,
+            )
+        )
+    return models
 
 
 # ── Case studies ─────────────────────────────────────────────────────────────────────────────────

@@ -1,11 +1,10 @@
-"""Outcomes over seeds, side by side: means, deviations, the best, and who cannot be told from it."""
+"""Tables of outcomes: means and deviations over seeds, the best row, and rows that are not worse than it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,16 +49,10 @@ class Row:
     fit_seconds: float | None = None
     """Mean over the seeds."""
     jobs: tuple[int, ...] = ()
-    """How many runs there were at a time when the seconds were measured; several if it was not always so."""
+    """Numbers of runs at a time while the seconds were measured."""
     memory: int | None = None
     """The most of all seeds, in bytes."""
     failure: str | None = None
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Row:
-        metrics = content["metrics"] and {name: Spread(**value) for name, value in content["metrics"].items()}
-        lists = {name: tuple(content[name]) for name in ("seeds", "best", "jobs") if name in content}
-        return cls(**{**content, **lists, "metrics": metrics})
 
 
 @dataclass(frozen=True)
@@ -85,14 +78,10 @@ class ResultTable:
         value = {row.label: row.metrics[self.metric].mean if row.metrics else -1.0 for row in self.rows}
         return replace(self, rows=tuple(sorted(self.rows, key=lambda row: -value[row.label])))
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> ResultTable:
-        return cls(**{**content, "rows": tuple(map(Row.from_json, content["rows"]))})
-
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What a reader of figures must know of a split."""
+    """The sizes of a split, for readers of its figures."""
 
     name: str
     protocol: str
@@ -130,10 +119,6 @@ class DataFacts:
             notes=data.notes,
         )
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> DataFacts:
-        return cls(**{**content, "notes": tuple(content["notes"])})
-
 
 def make_table(
     facts: DataFacts,
@@ -144,75 +129,70 @@ def make_table(
     failures: Sequence[Missing],
     groups: npt.NDArray[np.integer] | None = None,
 ) -> ResultTable | None:
-    """The table of a task on a split; None if the split does not ask it or nobody does it.
+    """The table of a task on a split; None if the split has no such cases or no contender has a result.
 
-    `groups` says which cases belong together and so are no independent witnesses (`case_groups`).
-
-    A contender with a failure in one seed has failed: a mean over fewer seeds is not comparable.
+    `groups` says which cases belong together and so are not independent (`case_groups`). A contender with a
+    failure in one seed has failed: a mean over fewer seeds is not comparable.
     """
     failed = {missing.label: missing for missing in failures if missing.split == facts.split}
     rows: list[Row] = []
     cases: dict[str, Values] = {}
     for contender in contenders:
-        found = [
+        runs = [
             outcome
             for outcome in outcomes
             if (outcome.label, outcome.split) == (contender.label, facts.split) and getattr(outcome, task)
         ]
         if (missing := failed.get(contender.label)) and _does(contender, task):
             rows.append(Row(contender.label, contender.model, failure=missing.message))
-        elif found:
-            rows.append(_summed(found, task))
-            stored = [outcome.cases[task][metric] for outcome in found if task in outcome.cases]
+        elif runs:
+            rows.append(_over_seeds(runs, task))
+            stored = [outcome.cases[task][metric] for outcome in runs if task in outcome.cases]
             if stored:
                 cases[contender.label] = np.mean(stored, axis=0, dtype=np.float64)
+    means = {row.label: {name: one.mean for name, one in row.metrics.items()} for row in rows if row.metrics}
     count = facts.matching_cases if task == "matching" else facts.generation_cases
-    if not count or not any(row.metrics for row in rows):
+    if not count or not means:
         return None
-    return ResultTable(
-        facts.name,
-        facts.protocol,
-        facts.split,
-        task,
-        count,
-        metric,
-        _tested(_with_best(rows), metric, cases, groups),
-    )
-
-
-def _summed(found: Sequence[Outcome], task: str) -> Row:
-    metrics = {}
-    for metric in METRICS:
-        values = [getattr(outcome, task)[metric] for outcome in found]
-        alone = None if found[0].seeded else 0.0
-        metrics[metric] = Spread(fmean(values), stdev(values) if len(values) > 1 else alone)
-    memory = [outcome.memory for outcome in found if outcome.memory is not None]
-    return Row(
-        label=found[0].label,
-        model=found[0].model,
-        seeds=tuple(outcome.seed for outcome in found),
-        metrics=metrics,
-        fit_seconds=fmean(outcome.fit_seconds for outcome in found),
-        jobs=tuple(sorted({outcome.jobs for outcome in found})),
-        memory=max(memory, default=None),
-    )
-
-
-def _with_best(rows: Sequence[Row]) -> list[Row]:
-    highest = {
-        metric: max((row.metrics[metric].mean for row in rows if row.metrics), default=None)
-        for metric in METRICS
-    }
-    return [
-        replace(row, best=tuple(name for name in METRICS if row.metrics[name].mean == highest[name]))
+    highest = {name: max(values[name] for values in means.values()) for name in METRICS}
+    leading = max(means, key=lambda label: means[label][metric])
+    ps = _tested(leading, cases, groups)
+    marked = [
+        replace(
+            row,
+            best=tuple(name for name in METRICS if means[row.label][name] == highest[name]),
+            leads=row.label == leading,
+            p=ps.get(row.label),
+            distinguishable=ps.get(row.label, 0.0) < LEVEL,
+        )
         if row.metrics
         else row
         for row in rows
     ]
+    return ResultTable(facts.name, facts.protocol, facts.split, task, count, metric, tuple(marked))
+
+
+def _over_seeds(runs: Sequence[Outcome], task: str) -> Row:
+    """The row of a contender, from its outcomes with different seeds."""
+    alone = None if runs[0].seeded else 0.0
+    metrics = {}
+    for metric in METRICS:
+        values = [getattr(outcome, task)[metric] for outcome in runs]
+        metrics[metric] = Spread(fmean(values), stdev(values) if len(values) > 1 else alone)
+    memory = [outcome.memory for outcome in runs if outcome.memory is not None]
+    return Row(
+        label=runs[0].label,
+        model=runs[0].model,
+        seeds=tuple(outcome.seed for outcome in runs),
+        metrics=metrics,
+        fit_seconds=fmean(outcome.fit_seconds for outcome in runs),
+        jobs=tuple(sorted({outcome.jobs for outcome in runs})),
+        memory=max(memory, default=None),
+    )
 
 
 def _does(contender: Contender, task: str) -> bool:
-    """Whether a contender that failed would have had a row; who cannot even be built, has one everywhere."""
+    """Whether a contender that failed has a row; one that cannot even be built has a row in every table."""
     try:
         able = contender.abilities()
     except Exception:
@@ -220,47 +200,33 @@ def _does(contender: Contender, task: str) -> bool:
     return able.matches if task == "matching" else able.generates
 
 
+# ── Significance ─────────────────────────────────────────────────────────────────────────────────
+
+
 def case_groups(split: Split, task: str) -> npt.NDArray[np.integer] | None:
-    """For each generation case the held-out bundle: its users share what is shown and what is right."""
+    """The held-out bundle of each generation case: its users share the shown items and the right answers."""
     return split.generation.bundles if task == "generation" and split.generation else None
 
 
 def _tested(
-    rows: Sequence[Row],
-    metric: str,
-    cases: Mapping[str, Values],
-    groups: npt.NDArray[np.integer] | None,
-) -> tuple[Row, ...]:
-    """Rows with their p against the leading one."""
-    leading = max(
-        (row for row in rows if row.metrics), key=lambda row: row.metrics[metric].mean if row.metrics else 0
-    )
-    raw: dict[str, float] = {}
-    for row in rows:
-        if row is not leading and row.label in cases and leading.label in cases:
-            p = paired_p(cases[leading.label], cases[row.label], groups)
-            if p is not None:
-                raw[row.label] = p
-    corrected = dict(zip(raw, holm(list(raw.values())), strict=True))
-    done = []
-    for row in rows:
-        p = corrected.get(row.label)
-        done.append(
-            replace(row, leads=row is leading, p=p, distinguishable=p is None or p < LEVEL)
-            if row.metrics
-            else row
-        )
-    return tuple(done)
-
-
-# ── Significance ─────────────────────────────────────────────────────────────────────────────────
+    leading: str, cases: Mapping[str, Values], groups: npt.NDArray[np.integer] | None
+) -> dict[str, float]:
+    """Corrected p of each row against the leading one, for the rows that can be tested."""
+    raw = {
+        label: paired_p(cases[leading], values, groups)
+        for label, values in cases.items()
+        if label != leading and leading in cases
+    }
+    tested = {label: p for label, p in raw.items() if p is not None}
+    return dict(zip(tested, holm(list(tested.values())), strict=True))
 
 
 def paired_p(leading: Values, other: Values, groups: npt.NDArray[np.integer] | None = None) -> float | None:
     """The two-sided p of a paired t-test over the cases that both have a value for.
 
-    Cases of one group, such as the users of one held-out bundle, are no witnesses independent of each other:
-    the error of the mean is then worked out from the groups' sums (a cluster-robust error).
+    Returns None for fewer than two independent cases. Cases of one group, such as the users of one held-out
+    bundle, are not independent: the error of the mean is then computed from the groups' sums (a
+    cluster-robust error).
     """
     both = np.isfinite(leading) & np.isfinite(other)
     difference = leading[both].astype(np.float64) - other[both]
