@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from bundlemage.studies.comparison import Comparison
 
 DEFAULT_MODELS = ("bundlemage", "ease", "co-occurrence", "popularity")
-"""The model, a strong plain rival for each task, and what everyone must beat."""
+"""The model, a strong simple rival for each task, and the baseline."""
 TERMINAL_COLUMNS = ("ndcg@5", "ndcg@10", "ndcg@20", "recall@20")
-"""What fits into 100 columns of text."""
+"""The metrics that fit into 100 columns of text."""
 OUTPUTS = (".md", ".html", ".json")
 
 
@@ -106,28 +106,29 @@ def compare(
 
     columns = _columns(metrics)
     check_metric(metric)
-    _check_outputs(output or [])
+    for file in output or []:
+        _check_output(file)
     contenders = _contenders(model, setting, epochs)
     numbers = seed_list(seeds)
     splits = _splits(locations or ["sample"], key_values(table, "--table"), protocol, split_seed)
     for split in splits:
         show.notes.print(f"{show.described(split.dataset)}; protocol {split.protocol}", soft_wrap=True)
     options = {"device": device, "metric": metric, "fresh": fresh, "jobs": jobs}
-    found = _run(contenders, splits, numbers, cache, **options)
+    comparison = _run(contenders, splits, numbers, cache, **options)
     if as_json:
-        show.print_json({"command": command_line(), **found.to_json()})
+        show.print_json({"command": command_line(), **comparison.to_json()})
     else:
-        for one in found.tables:
+        for one in comparison.tables:
             show.out.print(show.comparison_table(one.ranked(), columns or TERMINAL_COLUMNS))
-        for missing in found.skipped:
+        for missing in comparison.skipped:
             where = f"{show.plain(missing.dataset)}, {missing.protocol}"
             show.out.print(f"{show.plain(missing.label)} is not asked on {where}: {missing.message}")
         for split in splits:
             show.caveats(split.dataset)
     for file in output or []:
-        _write(file, found, columns)
+        _write(file, comparison, columns)
         show.notes.print(f"written: [bold]{show.plain(file)}[/]", soft_wrap=True)
-    if found.failures:
+    if comparison.failures:
         raise typer.Exit(1)
 
 
@@ -156,11 +157,8 @@ def _run(
                 usual(message, category, *rest, **others)
 
         warnings.showwarning = shown
-        try:
+        with show.kept_when_interrupted():
             return run(contenders, splits, seeds, cache=Cache(cache), observer=watch, **options)
-        except KeyboardInterrupt:
-            show.notes.print("What is done is kept: the same command goes on from here.")
-            raise
 
 
 # ── Reading the options ──────────────────────────────────────────────────────────────────────────
@@ -177,12 +175,12 @@ def _contenders(
     if "all" in wanted:
         wanted = [name for name in dict.fromkeys([*_sound_models(), *wanted]) if name != "all"]
     contenders = [Contender.parse(name) for name in dict.fromkeys(wanted)]
-    given = settings(setting)
     if epochs is not None:
         contenders = [
-            one.with_settings({"epochs": epochs}) if "epochs" in _known(one) else one for one in contenders
+            one.with_settings({"epochs": epochs}) if "epochs" in one.known_settings else one
+            for one in contenders
         ]
-    for name, value in given.items():
+    for name, value in settings(setting).items():
         contenders = _changed(contenders, name, value)
     return contenders
 
@@ -191,35 +189,29 @@ def _sound_models() -> list[str]:
     from bundlemage.cli import show
     from bundlemage.studies.abilities import every_model
 
-    found = every_model()
-    for facts in found:
+    models = every_model()
+    for facts in models:
         if facts.error is not None:
             show.notes.print(f"[yellow]warning:[/] left out: {show.plain(facts.error)}", soft_wrap=True)
-    return [facts.name for facts in found if facts.error is None]
+    return [facts.name for facts in models if facts.error is None]
 
 
 def _changed(contenders: Sequence[Contender], name: str, value: Any) -> list[Contender]:
-    """Those that a setting is for, with it; the others as they are."""
+    """The contenders, with a setting changed in those that it is for."""
     owner, _, key = name.rpartition(".")
     if key in ("seed", "device"):
         raise ConfigError(f"--set {name}: use --{key}{'s' * (key == 'seed')}, which is for all models")
     labelled = [one for one in contenders if owner in ("", one.label)]
-    meant = labelled or [one for one in contenders if owner == one.model]
-    if not meant:
+    named = labelled or [one for one in contenders if owner == one.model]
+    if not named:
         known = ", ".join(one.label for one in contenders)
         raise ConfigError(f"--set {name}: there is no model {owner!r} in this comparison of {known}")
-    having = [one for one in meant if key in _known(one)]
+    having = [one for one in named if key in one.known_settings]
     if not having:
-        known = ", ".join(sorted(set().union(*(_known(one) for one in meant)) - {"seed", "device"}))
+        known = ", ".join(sorted(set().union(*(one.known_settings for one in named)) - {"seed", "device"}))
         whose = f"{owner} has" if owner else "any of these models has"
         raise ConfigError(f"--set {name}: not a setting that {whose}; they have: {known or 'none'}")
     return [one.with_settings({key: value}) if one in having else one for one in contenders]
-
-
-def _known(contender: Contender) -> set[str]:
-    from bundlemage.models.registry import model_class
-
-    return set(model_class(contender.model).config_class.model_fields)
 
 
 def _columns(text: str | None) -> tuple[str, ...]:
@@ -240,54 +232,52 @@ def _splits(
     from bundlemage.readers.load import read
 
     plans = [SplitPlan(protocol, seed) for protocol in dict.fromkeys(protocols or ["auto"])]
-    found: list[tuple[str, Split]] = []
+    splits: list[tuple[str, Split]] = []
     for location in dict.fromkeys(locations):
         with show.notes.status(f"reading {label(location)}"):
             source = read(location, tables)
             show.warnings(source.warnings)
-            found += [(label(location), plan.divide(source.dataset, source.ready)) for plan in plans]
+            splits += [(label(location), plan.divide(source.dataset, source.ready)) for plan in plans]
     places: dict[str, set[str]] = {}
-    for place, split in found:
+    for place, split in splits:
         places.setdefault(split.dataset.name, set()).add(place)
-    # Two folders of the same name are told apart by their paths.
+    # Two folders of the same name are distinguished by their paths.
     return [
         replace(split, dataset=replace(split.dataset, name=place))
         if len(places[split.dataset.name]) > 1
         else split
-        for place, split in found
+        for place, split in splits
     ]
 
 
 # ── Writing the answer ───────────────────────────────────────────────────────────────────────────
 
 
-def _check_outputs(files: Sequence[Path]) -> None:
-    for file in files:
-        if file.suffix not in OUTPUTS:
-            raise ConfigError(f"--output {file}: its name must end in one of {', '.join(OUTPUTS)}")
-        if file.is_dir():
-            raise ConfigError(f"--output {file}: this is a folder; name a file")
-        if not file.parent.is_dir():
-            raise ConfigError(f"--output {file}: there is no folder {file.parent}")
-        can_be_written(file)
+def _check_output(file: Path) -> None:
+    if file.suffix not in OUTPUTS:
+        raise ConfigError(f"--output {file}: its name must end in one of {', '.join(OUTPUTS)}")
+    if file.is_dir():
+        raise ConfigError(f"--output {file}: this is a folder; name a file")
+    if not file.parent.is_dir():
+        raise ConfigError(f"--output {file}: there is no folder {file.parent}")
+    can_be_written(file)
 
 
-def _write(file: Path, found: Comparison, columns: Sequence[str]) -> None:
+def _write(file: Path, comparison: Comparison, columns: Sequence[str]) -> None:
     import json
 
     from bundlemage.studies import render
 
-    shown = columns or render.COLUMNS
-    if file.suffix == ".md":
-        text = render.comparison_page(found, "markdown", command_line(), shown)
-    elif file.suffix == ".html":
-        text = render.comparison_page(found, "html", command_line(), shown)
+    if file.suffix == ".json":
+        content = {"command": command_line(), **comparison.to_json()}
+        text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
     else:
-        text = json.dumps({"command": command_line(), **found.to_json()}, ensure_ascii=False, indent=2) + "\n"
+        form: render.Form = "html" if file.suffix == ".html" else "markdown"
+        text = render.comparison_page(comparison, form, command_line(), columns or render.COLUMNS)
     file.write_text(text, encoding="utf-8")
 
 
 def command_line() -> str:
-    """What was typed; a database URL may have a password in it, and is left out."""
+    """The command as it was typed, without database URLs, which may contain a password."""
     typed = ["DATABASE_URL" if may_hold_a_password(part) else part for part in sys.argv[1:]]
     return shlex.join(["bundlemage", *typed])

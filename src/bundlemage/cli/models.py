@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -34,7 +35,7 @@ def _list(as_json: bool) -> None:
 
     found = every_model()
     if as_json:
-        show.print_json([facts.to_json() for facts in found])
+        show.print_json([asdict(facts) for facts in found])
         return
     wide = show.out.width >= 140
     table = Table(title="models", title_justify="left")

@@ -1,17 +1,14 @@
-"""`bundlemage reproduce`: the paper, rebuilt from the data that is there, as a page to read."""
+"""`bundlemage reproduce`: the paper's results from the data at hand, as a report."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from bundlemage.cli.options import AsJson, Device, Jobs, ids, seed_list
 from bundlemage.errors import ConfigError
-
-if TYPE_CHECKING:
-    from bundlemage.studies.findings import Findings, ReproduceOptions
 
 
 def reproduce(
@@ -65,15 +62,16 @@ def reproduce(
 ) -> None:
     """Rebuild the paper's tables, figures and case studies on a dataset, and write a report.
 
-    The folder REPORT gets index.html, report.md, figures/ and results.json. What files are missing is said,
-    with the place where they are published, and the rest is done. A command that was killed goes on from
-    where it was. Exits 2 if the data's folder holds nothing at all.
+    The folder REPORT gets index.html, report.md, figures/ and results.json. Missing files are listed with
+    the place where they are published, and the rest is done. A command that was killed goes on from where it
+    was. Exits 2 if the data's folder holds nothing at all.
     """
     from bundlemage.cli import show
+    from bundlemage.cli.compare_progress import progress_for
     from bundlemage.studies.figures import require_plots
-    from bundlemage.studies.findings import ReproduceOptions
+    from bundlemage.studies.findings import ReproduceOptions, gather
     from bundlemage.studies.plan import STUDIES
-    from bundlemage.studies.report import check_writable, results_of, write_report
+    from bundlemage.studies.report import banners, check_writable, results_of, summary, write_report
     from bundlemage.studies.sections import data_folder
     from bundlemage.training.devices import resolve_device
 
@@ -91,46 +89,28 @@ def reproduce(
     options = ReproduceOptions(
         dataset, data, numbers, cache, device, epochs, only_cached, left_out, note=note, jobs=jobs
     )
-    findings = _gathered(options)
+    with show.kept_when_interrupted():
+        findings = gather(options, progress_for(show.notes))
     for missing in findings.missing:
         for problem in dict.fromkeys(missing.problems):
             show.notes.print(f"[yellow]missing:[/] {show.plain(problem)}", soft_wrap=True)
         where = missing.where.replace(data_folder(findings), str(data))
         show.notes.print(f"  {show.plain(where)}", soft_wrap=True)
-    made = None if output is None else write_report(findings, output)
+    report = None if output is None else write_report(findings, output)
     if as_json:
         show.print_json({"report": None if output is None else str(output), **results_of(findings)})
     else:
-        _tell(findings)
-        drawn = len(made.figures()) if made else 0
-        files = f"index.html, report.md, results.json and {drawn} figure{'s' * (drawn != 1)}"
-        where = (
-            f"Written to [bold]{show.plain(output)}[/]: {files}." if made else f"Kept in {show.plain(cache)}."
-        )
-        show.out.print(where, soft_wrap=True)
+        for banner in banners(findings):
+            show.out.print(f"[yellow]{show.plain(banner)}[/]", soft_wrap=True)
+        for line in summary(findings):
+            show.out.print(f"• {show.plain(line)}", soft_wrap=True)
+        end = f"Kept in {show.plain(cache)}."
+        if report is not None:
+            drawn = len(report.figures())
+            files = f"index.html, report.md, results.json and {drawn} figure{'s' * (drawn != 1)}"
+            end = f"Written to [bold]{show.plain(output)}[/]: {files}."
+        show.out.print(end, soft_wrap=True)
     if findings.nothing:
         raise ConfigError(
             f"{data} holds nothing of {dataset}: a report shows the paper's figures and what is missing"
         )
-
-
-def _gathered(options: ReproduceOptions) -> Findings:
-    from bundlemage.cli import show
-    from bundlemage.cli.compare_progress import progress_for
-    from bundlemage.studies.findings import gather
-
-    try:
-        return gather(options, progress_for(show.notes))
-    except KeyboardInterrupt:
-        show.notes.print("What is done is kept: the same command goes on from here.")
-        raise
-
-
-def _tell(findings: Findings) -> None:
-    from bundlemage.cli import show
-    from bundlemage.studies.report import banners, summary
-
-    for banner in banners(findings):
-        show.out.print(f"[yellow]{show.plain(banner)}[/]", soft_wrap=True)
-    for line in summary(findings):
-        show.out.print(f"• {show.plain(line)}", soft_wrap=True)

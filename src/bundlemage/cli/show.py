@@ -45,6 +45,16 @@ def warnings(problems: Iterable[Problem]) -> None:
 
 
 @contextmanager
+def kept_when_interrupted() -> Iterator[None]:
+    """Say after Ctrl-C that the same command goes on from here, for commands that keep their results."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        notes.print("What is done is kept: the same command goes on from here.")
+        raise
+
+
+@contextmanager
 def counting(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar for work that says how much of it is done; nothing is shown where it says nothing."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

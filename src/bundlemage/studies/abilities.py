@@ -1,10 +1,10 @@
-"""What a model can do, asked of a tiny instance of it, because it may depend on its settings."""
+"""What a model can do. A tiny instance of it is asked, because the answer may depend on its settings."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -19,29 +19,32 @@ from bundlemage.models.registry import build, make_config, model_class, model_na
 
 @dataclass(frozen=True)
 class Abilities:
+    """Which tasks a model does, and how it gets its results."""
+
     matches: bool
     generates: bool
     learns: bool
-    """By gradient steps."""
+    """Whether it learns by gradient steps."""
     seeded: bool
     """Whether another seed could give another result."""
 
 
 def abilities(model: str, settings: Mapping[str, Any] | None = None) -> Abilities:
+    """The abilities of a registered model with some settings."""
     return _abilities(model, json.dumps(dict(settings or {}), sort_keys=True))
 
 
 @lru_cache(maxsize=1024)
-def _abilities(name: str, settings: str) -> Abilities:
-    given = json.loads(settings)
-    model = build(name, make_config(name, given), _TINY)
+def _abilities(name: str, settings_json: str) -> Abilities:
+    settings = json.loads(settings_json)
+    model = build(name, make_config(name, settings), _TINY)
     learns = bool(model.phases)
-    return Abilities(model.matches, model.generates, learns, learns or _seed_shows(name, given))
+    return Abilities(model.matches, model.generates, learns, learns or _seed_matters(name, settings))
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A line of the list of models. With an `error` nothing but the name is known."""
+    """A line of the list of models. With an `error`, only the name is known."""
 
     name: str
     title: str = ""
@@ -52,12 +55,9 @@ class ModelFacts:
     publication: str = ""
     error: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def every_model() -> list[ModelFacts]:
-    """All registered models, those of other packages included; one that cannot be loaded says why."""
+    """All registered models, also those of other packages. One that cannot be loaded has an error."""
     taken = [
         ModelFacts(name, error=f"{where} registers a name that is taken: rename it there")
         for name, where in names_taken().items()
@@ -72,15 +72,8 @@ def _facts(name: str) -> ModelFacts:
         return ModelFacts(name, error=str(error))
     except Exception as error:  # another package's model may fail in any way
         return ModelFacts(name, error=f"it cannot be built: {type(error).__name__}: {error}")
-    return ModelFacts(
-        name,
-        kind.title,
-        able.matches,
-        able.generates,
-        able.learns,
-        kind.knows_new_users,
-        kind.publication,
-    )
+    tasks = (able.matches, able.generates, able.learns)
+    return ModelFacts(name, kind.title, *tasks, kind.knows_new_users, kind.publication)
 
 
 # ── Whether a model that does not learn is random ────────────────────────────────────────────────
@@ -88,12 +81,12 @@ def _facts(name: str) -> ModelFacts:
 _TINY = Sizes(8, 8, 8)
 
 
-def _seed_shows(name: str, settings: Mapping[str, Any]) -> bool:
-    """Whether two seeds differ on a tiny shop, in what is stored or in what is answered."""
+def _seed_matters(name: str, settings: Mapping[str, Any]) -> bool:
+    """Whether two seeds give different weights or different answers on a tiny shop."""
     try:
         first, second = (_observed(name, {**settings, "seed": seed}) for seed in (1, 2))
         return not all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
-    except Exception:  # too small a shop for it: then every seed is run, which is never wrong
+    except Exception:  # the shop is too small for it: then every seed is run, which is never wrong
         return True
 
 

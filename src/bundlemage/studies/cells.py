@@ -1,4 +1,4 @@
-"""A cell of a study: one contender, one split, one seed; run once, then found in the cache."""
+"""A cell of a study: one contender, one split, one seed. It runs once; then the cache has its outcome."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache as remembered
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from bundlemage import __version__
 from bundlemage.data.dataset import BundleDataset
@@ -38,7 +37,7 @@ from bundlemage.recipe import Recipe
 from bundlemage.recommender import Recommender
 from bundlemage.studies.abilities import Abilities, abilities
 from bundlemage.studies.cache import FORMAT, Cache
-from bundlemage.studies.outcome import CASE_METRICS, KS, Outcome, PerCase
+from bundlemage.studies.outcome import CASE_METRICS, KS, Outcome
 from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.devices import resolve_device
 from bundlemage.training.history import SELECTION_METRIC, EpochRecord, Observer, mean_validation
@@ -51,29 +50,36 @@ class Contender:
     label: str
     model: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What differs from the defaults; `seed` and `device` are the cell's business."""
+    """Settings that differ from the defaults. The cell sets `seed` and `device`."""
     ensemble: int = 1
-    """How many members are trained and averaged."""
+    """Number of members that are trained and averaged."""
 
     @classmethod
     def parse(cls, text: str) -> Contender:
-        """From a model's name, a recipe's path (`mine/wide.toml` is called `wide`), or a recipe's name."""
-        if text.endswith(".toml"):
+        """From a model's name, a recipe's path (`mine/wide.toml` is called `wide`), or a recipe's name.
+
+        Raises ConfigError for an unknown name and for a model that cannot be loaded.
+        """
+        if text.endswith(".toml") or ("/" in text and text not in model_names()):
             recipe = Recipe.find(text)
-            return cls(PurePath(text).stem, recipe.model, recipe.settings, recipe.ensemble)
-        if "/" in text and text not in model_names():
-            recipe = Recipe.find(text)
-            return cls(text, recipe.model, recipe.settings, recipe.ensemble)
-        model_class(text)  # an unknown name, or a model that cannot be loaded, is refused here
+            label = PurePath(text).stem if text.endswith(".toml") else text
+            return cls(label, recipe.model, recipe.settings, recipe.ensemble)
+        model_class(text)
         return cls(text, text)
 
+    @property
+    def known_settings(self) -> set[str]:
+        """The names of all settings that the model has."""
+        return set(model_class(self.model).config_class.model_fields)
+
     def with_settings(self, settings: Mapping[str, Any]) -> Contender:
+        """The same contender with some settings changed."""
         return replace(self, settings={**self.settings, **settings})
 
     def config(self, seed: int = 0, device: str = "auto") -> ModelConfig:
-        """The settings for a seed of the study; of an ensemble those of its first member.
+        """The settings for a seed of the study; for an ensemble those of its first member.
 
-        Members count on from there, so ensembles of two seeds have no member in common.
+        The seeds of the other members follow, so ensembles of two seeds have no member in common.
         """
         check_ensemble(self.ensemble, self.model)
         first = seed * self.ensemble
@@ -86,16 +92,18 @@ class Contender:
 
 @dataclass(frozen=True)
 class Cell:
+    """One contender on one split with one seed."""
+
     contender: Contender
     split: Split
     seed: int
 
     @cached_property
     def key(self) -> str:
-        """A SHA-256 over all that the result follows from: neither the label nor the device.
+        """A SHA-256 over all that the result depends on, which leaves out the label and the device.
 
-        The code of a model is part of it only if the model is another package's: whoever writes one changes
-        it between two comparisons. This package's own results outlive its edits; `fresh` is for those.
+        The code of a model is included only if another package defines the model, because its author changes
+        it between two comparisons. Results of this package's models outlive edits; `fresh` is for those.
         """
         settings = self.contender.config(self.seed).model_dump(mode="json", exclude={"device"})
         parts = [FORMAT, self.contender.model, settings, split_key(self.split)]
@@ -108,7 +116,7 @@ class Cell:
 
     @property
     def can_be_tested(self) -> bool:
-        """Whether the split asks anything that the contender answers."""
+        """Whether the split has cases of a task that the contender does."""
         able, split = self.contender.abilities(), self.split
         return bool((able.matches and split.test) or (able.generates and split.generation))
 
@@ -125,7 +133,7 @@ _SPLIT_KEYS: dict[int, tuple[weakref.ref[Split], str]] = {}
 
 
 def split_key(split: Split) -> str:
-    """A SHA-256 over the training data and every case. Worked out once for each split."""
+    """A SHA-256 over the training data and every case, computed once for each split."""
     known = _SPLIT_KEYS.get(id(split))
     if known is not None and known[0]() is split:
         return known[1]
@@ -133,15 +141,15 @@ def split_key(split: Split) -> str:
         part.fingerprint() if part else None for part in (split.validation, split.test, split.generation)
     ]
     new = [] if split.new_bundles is None else [split.new_bundles.tolist()]
-    found = hashlib.sha256(json.dumps([split.train.fingerprint(), *cases, *new]).encode()).hexdigest()
-    _SPLIT_KEYS[id(split)] = (weakref.ref(split), found)
-    return found
+    key = hashlib.sha256(json.dumps([split.train.fingerprint(), *cases, *new]).encode()).hexdigest()
+    _SPLIT_KEYS[id(split)] = (weakref.ref(split), key)
+    return key
 
 
 def find(cell: Cell, cache: Cache) -> Outcome | None:
-    """A cell's outcome, if it is in the cache."""
-    found = cache.load(cell.key)
-    return None if found is None else replace(found, label=cell.contender.label)
+    """A cell's outcome if it is in the cache, else None."""
+    outcome = cache.load(cell.key)
+    return None if outcome is None else replace(outcome, label=cell.contender.label)
 
 
 def run(
@@ -153,20 +161,22 @@ def run(
     fresh: bool = False,
     jobs: int = 1,
 ) -> tuple[Outcome, bool]:
-    """A cell's outcome, and whether somebody else has put it into the cache in the meantime.
+    """A cell's outcome, and whether another process has put it into the cache in the meantime.
 
-    `jobs` is how many cells run at a time, for the record.
+    `begin` is called when the cell has to be run, and returns observers of its training. `fresh` runs it even
+    if its outcome is known. `jobs` is the number of cells that run at a time, for the record. Ctrl-C raises
+    KeyboardInterrupt and keeps the checkpoint, from which the next call goes on.
     """
-    with cache.working(cell.key) as folder:  # whoever else works on this cell is waited for
-        found = None if fresh else cache.load(cell.key, quiet=True)
-        from_cache = found is not None
-        if found is None:
+    with cache.working(cell.key) as folder:  # waits for another process that works on this cell
+        outcome = None if fresh else cache.load(cell.key, quiet=True)
+        from_cache = outcome is not None
+        if outcome is None:
             if fresh:
                 RunFolder(folder).discard()
-            found = replace(_fit_and_test(cell, folder, device, begin()), jobs=jobs)
-            cache.save(cell.key, found)
+            outcome = replace(_fit_and_test(cell, folder, device, begin()), jobs=jobs)
+            cache.save(cell.key, outcome)
             RunFolder(folder).discard()
-    return replace(found, label=cell.contender.label), from_cache
+    return replace(outcome, label=cell.contender.label), from_cache
 
 
 def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Observer]) -> Outcome:
@@ -180,15 +190,15 @@ def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Obs
     config = contender.config(cell.seed, device)
     where = resolve_device(config.device)
     _warm_up(str(where))
-    memory, resumed = PeakMemory(where), _Resumed()
+    memory, resumed = _PeakMemory(where), _Resumed()
     recommender = fitted(
         contender.model, config, split, folder, [*observers, resumed], ensemble=contender.ensemble
     )
     training = recommender.training
     assert training is not None
     started = time.perf_counter()
-    found = case_metrics(recommender.model, split, Interactions.of(split.train, where), KS)
-    scores = {task: means(values) for task, values in found.items()}
+    metrics = case_metrics(recommender.model, split, Interactions.of(split.train, where), KS)
+    scores = {task: means(values) for task, values in metrics.items()}
     return Outcome(
         label=contender.label,
         model=contender.model,
@@ -218,7 +228,10 @@ def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Obs
             if SELECTION_METRIC in record.validation and contender.ensemble == 1
         ],
         ensemble=contender.ensemble,
-        cases={task: _kept(values) for task, values in found.items()},
+        cases={
+            task: {name: values[name].float().cpu().numpy() for name in CASE_METRICS}
+            for task, values in metrics.items()
+        },
     )
 
 
@@ -231,26 +244,18 @@ def fitted(
     *,
     ensemble: int = 1,
 ) -> Recommender:
-    """Fitted to the end, going on from a checkpoint where there is a sound one."""
+    """A recommender that is fitted to the end, from the checkpoint in `folder` if it has a sound one."""
     recommender = Recommender(model, ensemble=ensemble, **config.model_dump())
 
-    def fit() -> None:
-        recommender.fit(
-            split,
-            folder=folder,
-            resume=True,
-            observers=observers,
-            progress=False,
-            calibrate=False,
-        )
-
+    options: dict[str, Any] = {"folder": folder, "resume": True, "observers": observers}
+    fit = partial(recommender.fit, split, progress=False, calibrate=False, **options)
     try:
         try:
             fit()
-        except CheckpointError:  # damaged: what it held is lost, but not the study
+        except CheckpointError:  # damaged: only the checkpoint is lost
             RunFolder(folder).discard()
             fit()
-    except NoModelYetError:  # for a study that is no failure of the model
+    except NoModelYetError:  # Ctrl-C before the first epoch is not a failure of the model
         raise KeyboardInterrupt from None
     if recommender.training is not None and recommender.training.interrupted:
         raise KeyboardInterrupt
@@ -258,7 +263,7 @@ def fitted(
 
 
 class _Resumed(Observer):
-    """How long the epochs took that an earlier, cut-off process had done."""
+    """Adds up the time of the epochs that an earlier, interrupted process did."""
 
     def __init__(self) -> None:
         self.member = 1
@@ -275,13 +280,9 @@ class _Resumed(Observer):
         return sum(self.each.values())
 
 
-def _kept(values: Mapping[str, Tensor]) -> PerCase:
-    return {metric: values[metric].float().cpu().numpy() for metric in CASE_METRICS}
-
-
 @remembered
 def _warm_up(device: str) -> None:
-    """What torch does once in a process takes seconds and memory, which are not the first model's."""
+    """Make torch do its one-time work, whose time and memory must not count for the first model."""
     pairs = np.eye(2, dtype=np.float32)
     users, items, bundles = (Vocabulary(kind, ["0", "1"]) for kind in ("user", "item", "bundle"))
     data = BundleDataset(pairs, pairs, pairs, users, items, bundles)
@@ -296,6 +297,7 @@ _PROCESS = Path("/proc/self")
 
 
 def device_in_words(device: torch.device) -> str:
+    """The name of a GPU, or of the processor with its number of cores."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cores = f"{os.cpu_count() or 1} cores"
@@ -310,8 +312,8 @@ def _processor() -> str:
     return named[1].strip() if named else platform.processor() or platform.machine() or "CPU"
 
 
-class PeakMemory:
-    """The most memory in use since this was made: on a GPU what was allocated, on a CPU what was added."""
+class _PeakMemory:
+    """Measures the peak memory since it was created: allocated on a GPU, added to the process on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         gc.collect()
@@ -320,27 +322,22 @@ class PeakMemory:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         elif device.type == "cpu":
-            self.start = _reset_peak()
+            self.start = _peak(reset=True)
 
     def bytes(self) -> int | None:
-        """None where the system does not say."""
+        """The peak; None where the system does not report it."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         peak = _peak() if self.start is not None else None
         return None if peak is None or self.start is None else max(0, peak - self.start)
 
 
-def _reset_peak() -> int | None:
+def _peak(*, reset: bool = False) -> int | None:
+    """The peak memory of this process in bytes; with `reset` it first becomes the memory in use now."""
     try:
-        (_PROCESS / "clear_refs").write_text("5")  # Linux: the peak becomes what is in use now
+        if reset:
+            (_PROCESS / "clear_refs").write_text("5")  # Linux
+        line = re.search(r"^VmHWM:\s*(\d+) kB$", (_PROCESS / "status").read_text(), re.MULTILINE)
     except OSError:
         return None
-    return _peak()
-
-
-def _peak() -> int | None:
-    try:
-        found = re.search(r"^VmHWM:\s*(\d+) kB$", (_PROCESS / "status").read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(found[1]) * 1024 if found else None
+    return int(line[1]) * 1024 if line else None

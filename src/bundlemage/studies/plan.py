@@ -11,7 +11,6 @@ from typing import Any
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.downloads.public_data import public_data
 from bundlemage.errors import ConfigError, DataError
-from bundlemage.models.registry import model_class
 from bundlemage.readers import pathak
 from bundlemage.readers.load import SAMPLE, read
 from bundlemage.recipe import recipe_names
@@ -122,7 +121,7 @@ def contender(name: str, recipes: str, epochs: int | None = None) -> Contender:
     """The model and settings of a row; `epochs` overrides the number of epochs of models that have one."""
     recipe = recipe_of(name, recipes)
     chosen = replace(Contender.parse(recipe or name), label=name)
-    if epochs is not None and "epochs" in model_class(chosen.model).config_class.model_fields:
+    if epochs is not None and "epochs" in chosen.known_settings:
         return chosen.with_settings({"epochs": epochs})
     return chosen
 
