@@ -83,8 +83,6 @@ class Findings:
     bias: float | None
     cosines: npt.NDArray[np.float64] | None
     tables: tuple[FoundTable, ...]
-    curves: Mapping[str, tuple[Sequence[float], int]]
-    """Learned model of matching → validation nDCG@5 by epoch and the best epoch, with the first seed."""
     cases: tuple[FoundCase, ...]
     missing: tuple[plan.MissingFiles, ...]
     outcomes: tuple[Outcome, ...]
@@ -101,6 +99,12 @@ class Findings:
     def nothing(self) -> bool:
         """Whether the folder held no known data at all."""
         return not self.facts and not self.statistics
+
+    def outcome(self, found: FoundTable, name: str) -> Outcome | None:
+        """The outcome of a row of a table with the first seed; None if there is none."""
+        split, seed = found.table.split if found.table else "", self.options.seeds[0]
+        wanted = (name, split, seed)
+        return next((one for one in self.outcomes if (one.label, one.split, one.seed) == wanted), None)
 
     def machines(self, task: str) -> set[str]:
         """The devices that the results of a task were measured on."""
@@ -148,7 +152,6 @@ def gather(options: ReproduceOptions, observer: CompareObserver | None = None) -
         bias=popularity_bias(whole) if whole else None,
         cosines=dissimilarity(whole) if whole else None,
         tables=tuple(tables),
-        curves=_curves(tables, outcomes, options.seeds[0]),
         cases=() if dataset is None or "cases" in options.skip else _case_studies(options, parts, cache),
         missing=plan.missing_files(options.dataset, parts, shown),
         outcomes=outcomes,
@@ -183,21 +186,6 @@ def _statistics(dataset: BundleDataset) -> dict[str, int | float]:
     if dataset.name == pathak.PARTIAL_NAME:  # a reconstructed matrix does not describe the data
         table = {name: value for name, value in table.items() if not name.startswith("user_item")}
     return table
-
-
-def _curves(
-    tables: Sequence[FoundTable], outcomes: Sequence[Outcome], seed: int
-) -> dict[str, tuple[Sequence[float], int]]:
-    curves = {}
-    for found in tables:
-        if found.plan.section != "matching" or found.table is None:
-            continue
-        first = {one.label: one for one in outcomes if one.seed == seed and one.split == found.table.split}
-        for entry in found.plan.entries:
-            outcome = first.get(entry.name)
-            if outcome is not None and outcome.curve:
-                curves[entry.name] = (outcome.curve, outcome.best_epoch)
-    return curves
 
 
 # ── Case studies ─────────────────────────────────────────────────────────────────────────────────

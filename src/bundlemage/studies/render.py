@@ -141,8 +141,6 @@ class GridCell:
     """A sign and the difference from `beside`."""
     tone: str = ""
     """The colour of the difference: near, above or below."""
-    chips: tuple[str, ...] = ()
-    """Short words, such as tags."""
     code: str = ""
     """A name for programs, after the text."""
     hint: str = ""
@@ -155,7 +153,7 @@ class GridCell:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table in a report. The first cell of a row names it; the last cell of a short row is wide."""
+    """A table of numbers. The first cell of a row names it; the last cell of a short row is wide."""
 
     key: str
     head: tuple[str, ...]
@@ -163,8 +161,6 @@ class Grid:
     groups: tuple[str, ...] = ()
     """The group of each row; a line is drawn where the group changes."""
     legend: str = ""
-    numbers: bool = True
-    """Whether the cells are numbers, which are right-aligned and can be sorted."""
 
 
 class Section(NamedTuple):

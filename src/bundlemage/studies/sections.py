@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from bundlemage.readers import pathak
 from bundlemage.readers.load import SAMPLE
@@ -20,7 +20,6 @@ from bundlemage.studies.render import (
     legend,
     measured_beside,
     metric_cell,
-    words,
 )
 from bundlemage.studies.standings import Row
 
@@ -74,7 +73,8 @@ def sections(findings: Findings) -> tuple[Section, ...]:
     if pictures := [] if findings.nothing else _figures(findings):
         made.append(Section("figures", "figures", "Figures", {"figures": pictures}))
     if findings.cases:
-        made.append(_cases(findings))
+        rules = {"taste_rule": cases.TASTE_RULE, "unpopular_rule": cases.UNPOPULAR_RULE}
+        made.append(Section("cases", "cases", "Case studies", {"cases": findings.cases, **rules}))
     if findings.missing:
         lines = [
             f"{missing.part}: {'; '.join(dict.fromkeys(missing.problems))} — {missing.where}"
@@ -294,7 +294,7 @@ def _plotted(found: FoundTable, findings: Findings) -> list[figures.Plotted]:
     for entry in found.plan.entries:
         row = found.row(entry.name)
         spread = row.metrics["ndcg@5"] if row and row.metrics else None
-        curve, best_epoch = findings.curves.get(entry.name, ((), 0))
+        outcome = findings.outcome(found, entry.name)
         models.append(
             figures.Plotted(
                 label=_SHORT_NAMES.get(entry.name, entry.title),
@@ -303,68 +303,11 @@ def _plotted(found: FoundTable, findings: Findings) -> list[figures.Plotted]:
                 spread=spread.sd if spread else None,
                 paper=entry.paper.get("ndcg@5"),
                 seconds=max((row.fit_seconds if row else None) or 0.0, 0.001),
-                curve=curve,
-                best_epoch=best_epoch,
+                curve=outcome.curve if outcome else (),
+                best_epoch=outcome.best_epoch if outcome else 0,
             )
         )
     return models
-
-
-# ── Case studies ─────────────────────────────────────────────────────────────────────────────────
-
-
-def _cases(findings: Findings) -> Section:
-    content = {
-        "cases": findings.cases,
-        "grids": {found.dataset: _case_grids(found.study) for found in findings.cases if found.study},
-        "taste_rule": cases.TASTE_RULE,
-        "unpopular_rule": cases.UNPOPULAR_RULE,
-    }
-    return Section("cases", "cases", "Case studies", content)
-
-
-def _case_grids(study: cases.CaseStudy) -> dict[str, Grid]:
-    grids = {}
-    if case := study.taste:
-        hidden = {card.id: "hidden" for card in case.hidden}
-        grids["bundle"] = _items(f"taste-bundle-{study.dataset}", (*case.shown, *case.hidden), hidden)
-        head = ("user", "leans on", "BundleMage adds", "popularity")
-        rows = tuple(map(_taste_row, case.people))
-        grids["people"] = Grid(f"taste-{study.dataset}", head, rows, numbers=False)
-    if unpopular := study.unpopular:
-        roles = {unpopular.right.id: "BundleMage says: right", unpopular.popular.id: "popularity says: wrong"}
-        cards = (unpopular.right, unpopular.popular, *unpopular.shown)
-        grids["unpopular"] = _items(f"unpopular-{study.dataset}", cards, roles)
-    return grids
-
-
-def _taste_row(user: cases.TasteUser) -> tuple[GridCell, ...]:
-    best, others = user.answers[0], user.answers[1:]
-    after = ", then " + words([card.title for card in others]) if others else ""
-    leanings = tuple(f"{one.tag} {one.share:.0%} (usual {one.usual:.0%})" for one in user.taste)
-    return (
-        GridCell(f"user {user.user}", hint=f"owns {user.items} items"),
-        GridCell(chips=leanings),
-        GridCell(best.title + after, chips=best.tags[:6]),
-        _top(best),
-    )
-
-
-def _items(key: str, cards: Sequence[cases.ItemCard], roles: Mapping[str, str]) -> Grid:
-    rows = tuple(
-        (
-            GridCell(card.title, code=card.id),
-            GridCell(roles.get(card.id, "in the bundle")),
-            GridCell(chips=card.tags[:6]),
-            _top(card),
-        )
-        for card in cards
-    )
-    return Grid(key, ("item", "role", "tags", "popularity"), rows, numbers=False)
-
-
-def _top(card: cases.ItemCard) -> GridCell:
-    return GridCell(f"top {max(card.top, 0.001):.1%}")
 
 
 # ── How it was made ──────────────────────────────────────────────────────────────────────────────
