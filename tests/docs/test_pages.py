@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bundlemage.artifact.files import FILES, MANIFEST
+from bundlemage.data.splits import PROTOCOLS
 from bundlemage.models.bundlemage import BundleMageConfig
 from tests.docs.blocks import ROOT, Shell, blocks
 from tests.made_once import made_once
@@ -18,6 +20,7 @@ RUN = [ROOT / "README.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 _CODE = re.compile(r"^```.*?^```[ \t]*$", re.DOTALL | re.MULTILINE)
+_SLUG = re.compile(r"[a-z]+(?:-[a-z0-9]+)+|unreadable")
 _MACHINE = re.compile(
     r"(?<![\w.])/(?:work|home|root|Users|tmp|mnt|opt|srv|var|workspace)/|\b[A-Z]:\\|"
     r"\bhttps?://(?:10\.|192\.168\.|(?:localhost|127\.0\.0\.1)(?!:8000\b|\{))"
@@ -82,6 +85,14 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
+def test_prose_has_at_most_100_characters_a_line(page: Path) -> None:
+    """Code, tables and pictures cannot be wrapped; reports are written by a command."""
+    prose = _CODE.sub("", page.read_text(encoding="utf-8")).splitlines()
+    long = [line for line in prose if len(line) > 100 and not line.lstrip().startswith(("|", "!["))]
+    assert long == [] or "reports" in page.parts
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_no_page_names_a_place_on_a_machine(page: Path) -> None:
     assert _MACHINE.findall(page.read_text(encoding="utf-8")) == []
 
@@ -111,10 +122,14 @@ def test_the_table_of_files_is_that_of_a_saved_model() -> None:
 
 
 def test_every_kind_of_problem_is_explained() -> None:
-    """A kind that `data check` can report is a slug in the readers; each has its row."""
+    """A kind that `data check` can report is a slug in the readers' source. Each has a row on the page."""
     page = (ROOT / "docs" / "how-to" / "own-data.md").read_text(encoding="utf-8")
-    readers = (ROOT / "src" / "bundlemage" / "readers").rglob("*.py")
-    source = "\n".join(file.read_text(encoding="utf-8") for file in readers)
-    kinds = set(re.findall(r'(?:Problem\(\s*|kind=|_error\(\s*)"([a-z]+(?:-[a-z0-9]+)+|unreadable)"', source))
-    assert len(kinds) > 30
+    source = ROOT / "src" / "bundlemage"
+    kinds = set()
+    for file in (*(source / "readers").rglob("*.py"), *(source / "data").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and _SLUG.fullmatch(node.value):
+                kinds.add(node.value)
+    kinds -= {"latin-1", "utf-8", "utf-8-sig", *PROTOCOLS}
+    assert len(kinds) > 40
     assert {kind for kind in kinds if f"`{kind}`" not in page} == set()
