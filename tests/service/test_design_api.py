@@ -266,7 +266,7 @@ def test_the_audience_is_that_of_the_recommender_and_erased_users_are_not_in_it(
     items = ["g0022", "g0401", "g0004"]
     body = {"items": items, "discount": 0.25, "k": 5}
     expected = recommender.score_bundle(items, discount=0.25, k=5)
-    monkeypatch.setattr(design, "PEOPLE_AT_A_TIME", 300)  # so that there are several pages
+    monkeypatch.setattr(design, "USERS_AT_A_TIME", 300)  # so that there are several pages
     with inside(sample_model, copied(sample_database, tmp_path)) as running, running.client() as client:
         told = ok(client.post("/v1/bundles:score", json=body))
         assert expected.expected is not None

@@ -18,10 +18,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bundlemage.errors import ConfigError
 from bundlemage.service import logs
-from bundlemage.service.limits import Buckets, Kept
 from bundlemage.service.logs import JsonLines, Traces
 from bundlemage.service.metrics import Metrics
 from bundlemage.service.problems import responses
+from bundlemage.service.routes.health import SharedCheck
+from bundlemage.service.security import Buckets
 from bundlemage.service.settings import Settings, parse_settings
 from bundlemage.store.records import State
 from bundlemage.store.repository import Store
@@ -269,17 +270,17 @@ def test_an_outcome_is_kept_for_a_while_whether_good_or_bad() -> None:
         raise ConfigError("not now")
 
     async def play() -> None:
-        kept = Kept(seconds=0.3)
-        await asyncio.gather(*(kept.outcome(fine) for _ in range(20)))
-        await kept.outcome(bad)
+        kept = SharedCheck(seconds=0.3)
+        await asyncio.gather(*(kept.result(fine) for _ in range(20)))
+        await kept.result(bad)
         assert len(looks) == 1
         await asyncio.sleep(0.4)
         for _ in range(5):
             with pytest.raises(ConfigError, match="not now"):
-                await kept.outcome(bad)
+                await kept.result(bad)
         assert len(looks) == 2
         await asyncio.sleep(0.4)
-        await kept.outcome(fine)
+        await kept.result(fine)
         assert len(looks) == 3
 
     asyncio.run(play())
@@ -287,17 +288,17 @@ def test_an_outcome_is_kept_for_a_while_whether_good_or_bad() -> None:
 
 def test_an_outcome_is_there_for_the_others_if_the_first_who_asked_has_left() -> None:
     async def play() -> None:
-        kept, looks = Kept(seconds=1), 0
+        kept, looks = SharedCheck(seconds=1), 0
 
         async def slow() -> None:
             nonlocal looks
             looks += 1
             await asyncio.sleep(0.1)
 
-        first = asyncio.create_task(kept.outcome(slow))
+        first = asyncio.create_task(kept.result(slow))
         await asyncio.sleep(0.02)
         first.cancel()
-        await kept.outcome(slow)
+        await kept.result(slow)
         assert looks == 1
 
     asyncio.run(play())

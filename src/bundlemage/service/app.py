@@ -1,4 +1,4 @@
-"""The application: `open_service` makes what is behind the routes, `create_app` puts the routes before it."""
+"""The application: `open_service` opens everything that routes use, `create_app` adds the routes."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ T = TypeVar("T")
 Progress = Callable[[int, int], None]
 
 LONG_AT_ONCE = 2
-"""How many long pieces of work are done at the same time: they take CPU time from recommendations."""
+"""The most long requests at the same time, because they take CPU time from recommendations."""
 LONG_WAITING = 16
-"""How many more may wait for their turn."""
+"""The most long requests that may wait."""
 
-DESCRIPTION = """Bundles for people, items for bundles. What is posted counts in the very next answer.
+DESCRIPTION = """Bundles for users, items for bundles. Every change counts in the next answer.
 
-Keys go into the header `Authorization: Bearer KEY`; `bundlemage keys create` makes them. Errors are
+Keys go into the header `Authorization: Bearer KEY`; `bundlemage keys create` creates them. Errors are
 `application/problem+json` (RFC 9457)."""
 
 
 @dataclass(frozen=True)
 class Service:
-    """All that routes need."""
+    """Everything that the routes use."""
 
     settings: Settings
     store: Store
@@ -55,49 +55,50 @@ class Service:
     security: Security
     long_work: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(LONG_AT_ONCE))
 
-    async def in_thread(self, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
-        """What waits for the store must not hold up the others."""
-        return await to_thread.run_sync(lambda: work(*given, **named))
+    async def in_thread(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """Run work that waits for the store in a thread, so that it does not hold up other requests."""
+        return await to_thread.run_sync(lambda: work(*args, **named))
 
     async def at_length(self, work: Callable[[Serving], T], gone: Callable[[], Awaitable[bool]]) -> T:
-        """What may take seconds, such as a design: in a thread, while recommendations go on; few at a time.
+        """Run work that may take seconds, such as a design, in a thread. Only a few run at the same time.
 
-        `gone` says whether whoever asked has left: nobody need work for them when their turn comes.
+        `gone` says whether the caller has left: then the work is not started.
         """
         if self.long_work.statistics().tasks_waiting >= LONG_WAITING:
-            raise BusyError(f"{LONG_WAITING} designs and the like are waiting already: ask again in a second")
+            raise BusyError(f"{LONG_WAITING} designs and the like are waiting already: try again in a second")
         patience = self.settings.answer_timeout_s
         with move_on_after(patience) as waiting:
             await self.long_work.acquire()
         if waiting.cancelled_caught:
-            raise BusyError(f"what others asked for took over {patience:g} s: ask again in a second")
+            raise BusyError(f"other long requests took over {patience:g} s: try again in a second")
         try:
             if await gone():
-                raise BusyError("whoever asked has gone")
+                raise BusyError("the caller has left")
             serving = await self.now()
             return await to_thread.run_sync(work, serving)
         finally:
             self.long_work.release()
 
     async def now(self) -> Serving:
-        """Catalogue and model up to date. It never changes, so it may be looked at for long, in any thread,
-        while the thread that asks the model goes on."""
+        """The up-to-date catalogue and model. The object never changes, so any thread may read it for a long
+        time while the answering thread goes on."""
         return await self.answerer.on_live(lambda serving: serving)
 
     def close(self) -> None:
+        """Stop answering and close the store."""
         self.answerer.close()
         self.store.close()
 
 
 def open_service(settings: Settings, store: Store, progress: Progress | None = None) -> Service:
-    """A service on a store, which at first takes over what the model knows of the shop."""
+    """Open a service on a store. An empty store first gets the model's catalogue and histories."""
     record = _to_serve(store, settings.model)
     if store.is_empty():
-        _take_over(store, record, progress)
+        _import_shop(store, record, progress)
     try:
         answerer = Answerer(store, record, settings)
     except ArtifactError as error:
-        record = _instead(record, settings.model, error)
+        record = _fallback(record, settings.model, error)
         answerer = Answerer(store, record, settings)
     known = store.model(record.version)
     if store.state().model != record.version or known is None or known.path != record.path:
@@ -106,20 +107,20 @@ def open_service(settings: Settings, store: Store, progress: Progress | None = N
     return Service(settings, store, answerer, metrics, Security(settings, store))
 
 
-def _instead(record: ModelRecord, given: Path | None, error: ArtifactError) -> ModelRecord:
-    """The model that is named, where the published one cannot be had: better an older one than none."""
-    other = record_of(given) if given is not None else record
+def _fallback(record: ModelRecord, named: Path | None, error: ArtifactError) -> ModelRecord:
+    """The named model, if the published one cannot be loaded: an older model is better than none."""
+    other = record_of(named) if named is not None else record
     if other.version == record.version:
         raise ArtifactError(
             f"{error}. It is the published model; to serve another, name it: "
             "'bundlemage serve MODEL --db URL'"
         ) from None
-    log.warning("%s. It is the published model; %s serves in its place, and is published now", error, given)
+    log.warning("%s. It is the published model; %s serves in its place, and is published now", error, named)
     return other
 
 
-def _take_over(store: Store, record: ModelRecord, progress: Progress | None) -> None:
-    """What the model knows of the shop, into the store; unless another process was quicker."""
+def _import_shop(store: Store, record: ModelRecord, progress: Progress | None) -> None:
+    """Write the model's catalogue and histories to the store, unless another process was quicker."""
     try:
         store.import_dataset(Recommender.load(record.path, device="cpu").dataset, progress)
     except StoreError:
@@ -127,20 +128,20 @@ def _take_over(store: Store, record: ModelRecord, progress: Progress | None) -> 
             raise
 
 
-def _to_serve(store: Store, given: Path | None) -> ModelRecord:
-    """The published model; or one that is given, if the store has never seen it.
+def _to_serve(store: Store, named: Path | None) -> ModelRecord:
+    """The published model; or the named one, if the store has never seen it.
 
-    So a service that is started again with its first command goes on with what was published since; also
-    where the first model is gone by then, or the published one lies in another place.
+    So a service that is started again with its first command serves what was published since then. The
+    first model may be gone by then, or the published one may be in another folder.
     """
     version = store.state().model
     published = store.model(version) if version is not None else None
-    if given is None:
+    if named is None:
         if published is None:
             raise ConfigError(f"{store.url} has no model yet: name one, as in 'bundlemage serve MODEL'")
         return published
     try:
-        record = record_of(given)
+        record = record_of(named)
     except ArtifactError as error:
         if published is None:
             raise
@@ -152,6 +153,8 @@ def _to_serve(store: Store, given: Path | None) -> ModelRecord:
 
 
 def create_app(service: Service) -> FastAPI:
+    """The web application of a service."""
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
@@ -162,10 +165,10 @@ def create_app(service: Service) -> FastAPI:
         version=__version__,
         description=DESCRIPTION,
         lifespan=lifespan,
-        docs_url=None,  # its page comes from a CDN
+        docs_url=None,  # that page loads from a CDN
         redoc_url=None,
         openapi_url=None,
-        redirect_slashes=False,  # an id may end in one
+        redirect_slashes=False,  # an id may end with a slash
     )
     app.state.service = service
     problems.install(app)
@@ -177,12 +180,12 @@ def create_app(service: Service) -> FastAPI:
 
 
 async def _wrong_method(request: Request, _: Exception) -> Response:
-    """The framework names the methods of one route; the path may have several."""
+    """The framework names the methods of one route only; a path may have several routes."""
     allowed = [
         method
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
         for route in request.app.routes
         if route.matches({**request.scope, "method": method})[0] is Match.FULL
     ]
-    told = HTTPException(405, headers={"Allow": ", ".join(dict.fromkeys(allowed))})
-    return problems.from_http(told, request.method).answer(request.state.request_id)
+    error = HTTPException(405, headers={"Allow": ", ".join(dict.fromkeys(allowed))})
+    return problems.from_http(error, request.method).answer(request.state.request_id)

@@ -1,4 +1,4 @@
-"""Where a request comes from and whom it was meant for: addresses, the Host and Origin headers."""
+"""Where a request comes from and where it was sent to: addresses, the Host and Origin headers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip
 
 @lru_cache(1024)
 def is_loopback(host: str) -> bool:
-    """Whether a name or address, without a port, is of this machine alone."""
+    """Whether a host name or address, without a port, is this machine's own."""
     name = host.lower().rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):  # by RFC 6761 these never leave the machine
         return True
@@ -26,42 +26,42 @@ def is_loopback(host: str) -> bool:
 
 
 def without_port(authority: str) -> str:
-    """The host of `host:port`, or nothing where it is not of that form."""
+    """The host of `host:port`, or an empty text if it has another form."""
     parts = _AUTHORITY.fullmatch(authority)
     return "" if parts is None else parts[1]
 
 
 def asked_host(headers: Headers, trust_proxy: bool) -> str:
-    """The host (and port) that the caller wrote into its URL."""
+    """The host (and port) in the URL that the caller used."""
     forwarded = headers.get(b"x-forwarded-host") if trust_proxy else None
     return _last(forwarded or headers.get(b"host", b"")).lower()
 
 
 def asked_scheme(scope: Mapping[str, Any], headers: Headers, trust_proxy: bool) -> str:
-    """Whether the caller came by http or https."""
+    """`http` or `https`, as the caller used it."""
     forwarded = headers.get(b"x-forwarded-proto") if trust_proxy else None
     return _last(forwarded) if forwarded else str(scope.get("scheme", "http"))
 
 
 def is_own_origin(origin: bytes, headers: Headers, trust_proxy: bool) -> bool:
-    """Whether a page of this very service sent the request, as far as the browser says.
+    """Whether, according to the browser, a page of this service sent the request.
 
-    The scheme is left out: where a proxy ends TLS, it is http here and https in the browser.
+    The scheme is ignored: behind a proxy with TLS it is http here and https in the browser.
     """
     _, separator, authority = origin.decode("latin-1").lower().partition("://")
     return bool(separator) and authority == asked_host(headers, trust_proxy)
 
 
 def was_forwarded(headers: Headers) -> bool:
-    """Whether a proxy passed the request on, and says so."""
+    """Whether a proxy says that it passed the request on."""
     return any(name in headers for name in _FORWARDED)
 
 
 def caller_address(scope: Mapping[str, Any], headers: Headers, trust_proxy: bool) -> str:
-    """The address to count requests by. Of IPv6 the network: one caller has 2^64 addresses of it.
+    """The address whose requests are counted; for IPv6 the network, because a caller has 2^64 addresses.
 
-    Behind a proxy it is the last address of X-Forwarded-For: that one the proxy itself wrote, those before
-    it are whatever the caller sent.
+    Behind a proxy it is the last address of X-Forwarded-For: the proxy wrote that one, and the caller may
+    have invented those before it.
     """
     client = scope.get("client")
     address = str(client[0]) if client else "unknown"

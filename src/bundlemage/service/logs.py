@@ -1,8 +1,8 @@
-"""Logs: one JSON object a line on stderr, without personal data.
+"""Logs: one JSON object per line on stderr, without personal data.
 
-A request is logged by its route's template, never by its path; an error by its type and the lines of code
-that it passed, never by its message or values, unless the settings ask for messages. Those lines are logged
-once a minute for each kind of error: in an outage all requests fail alike.
+The line of a request has the route's template, never the path. The line of an error has its type and its
+trace, never its message or values, unless the settings ask for messages. The trace of each kind of error is
+logged once a minute, because in an outage all requests fail in the same way.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from bundlemage.errors import StoreError
 
 SERVICE = "bundlemage"
 _LOGGERS = (SERVICE, "uvicorn", "uvicorn.error")
-_encode = json.JSONEncoder(ensure_ascii=True, default=str).encode  # made once: `dumps` makes one each time
+_encode = json.JSONEncoder(
+    ensure_ascii=True, default=str
+).encode  # created once: `dumps` creates one each time
 
 log = logging.getLogger(f"{SERVICE}.service")
 
 
 class JsonLines(logging.Formatter):
-    """A record as a JSON object. What stands in `fields` of a record becomes fields of the object."""
+    """A record as a JSON object. The entries of a record's `fields` become fields of the object."""
 
     def __init__(self, messages_of_errors: bool = False) -> None:
         super().__init__()
@@ -42,39 +44,39 @@ class JsonLines(logging.Formatter):
             line.update(fields)
         if record.exc_info and record.exc_info[1] is not None:
             traced = not record.__dict__.get("untraced")
-            line["error"] = [self._told(error, traced) for error in _chain(record.exc_info[1])]
+            line["error"] = [self._described(error, traced) for error in _chain(record.exc_info[1])]
         return _encode(line)
 
-    def _told(self, error: BaseException, traced: bool) -> dict[str, Any]:
-        """One error, and where it passed, outermost first."""
-        told: dict[str, Any] = {"type": _type_of(error)}
+    def _described(self, error: BaseException, traced: bool) -> dict[str, Any]:
+        """One error with its trace, outermost call first."""
+        description: dict[str, Any] = {"type": _type_of(error)}
         if self.messages_of_errors:
-            told["message"] = str(error)
+            description["message"] = str(error)
         if traced:
             frames = traceback.extract_tb(error.__traceback__)
-            told["trace"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
-        return told
+            description["trace"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+        return description
 
 
 class Traces:
-    """Which traces to log: of each kind of error the first, and then one in so many seconds."""
+    """Decides which traces to log: the first of each kind of error, and then one every `seconds`."""
 
     def __init__(self, seconds: float = 60.0, most_kinds: int = 200) -> None:
         self._seconds = seconds
         self._most_kinds = most_kinds
         self._shown: dict[Hashable, tuple[float, str, int]] = {}
-        """By kind: when the trace was last logged, for which request, and how many were left out since."""
+        """By kind: the time of the last logged trace, its request, and the number left out since then."""
         self._lock = threading.Lock()
 
     def look(self, kind: Hashable, request_id: str, now: float) -> tuple[str | None, int]:
-        """The request whose trace stands for this one's too, or None where it is to be logged now; and how
-        many were left out since the last."""
+        """Returns the request whose trace is the same, or None if the trace is to be logged now; and how many
+        traces were left out since the last one."""
         with self._lock:
             at, first, left_out = self._shown.pop(kind, (-math.inf, "", 0))
             again = now - at >= self._seconds
             self._shown[kind] = (now, request_id, 0) if again else (at, first, left_out + 1)
             if len(self._shown) > self._most_kinds:
-                del self._shown[next(iter(self._shown))]  # that which did not happen for longest
+                del self._shown[next(iter(self._shown))]  # the kind that happened longest ago
             return (None, left_out) if again else (first, left_out + 1)
 
     def clear(self) -> None:
@@ -89,14 +91,14 @@ _traces = Traces()
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """An error, then what caused it."""
-    found: list[BaseException] = []
+    """An error, followed by its causes."""
+    chain: list[BaseException] = []
     current: BaseException | None = error
-    while current is not None and len(found) < 8:
-        found.append(current)
+    while current is not None and len(chain) < 8:
+        chain.append(current)
         hidden = None if current.__suppress_context__ else current.__context__
         current = current.__cause__ or hidden
-    return found
+    return chain
 
 
 def _type_of(error: BaseException) -> str:
@@ -104,7 +106,7 @@ def _type_of(error: BaseException) -> str:
 
 
 def _kind_of(error: BaseException) -> Hashable:
-    """Errors are alike that are of the same types and were raised at the same lines."""
+    """Errors are of one kind if their types and the lines that raised them are the same."""
     return tuple((_type_of(one), _raised_at(one)) for one in _chain(error))
 
 
@@ -116,12 +118,12 @@ def _raised_at(error: BaseException) -> tuple[str, int] | None:
 
 
 def configure(*, debug: bool = False, stream: TextIO | None = None) -> None:
-    """Send what the service and its server log to stderr as JSON lines.
+    """Write the logs of the service and its server to stderr as JSON lines.
 
-    For a server that is started with `log_config=None, access_log=False`: its own access log has paths and
+    Start the server with `log_config=None, access_log=False`, because its own access log has paths and
     addresses.
     """
-    _traces.clear()  # they are not in this stream
+    _traces.clear()  # earlier traces are not in this stream
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines(messages_of_errors=debug))
     for name in _LOGGERS:
@@ -136,7 +138,7 @@ def configure(*, debug: bool = False, stream: TextIO | None = None) -> None:
 def request_line(
     *, request_id: str, method: str, route: str, status: int, milliseconds: float, key: str | None
 ) -> None:
-    """The one line of a request."""
+    """Log a request in one line."""
     level = logging.ERROR if status >= 500 else logging.INFO
     if log.isEnabledFor(level):
         fields = {
@@ -151,10 +153,10 @@ def request_line(
 
 
 def failure(event: str, error: BaseException, request_id: str) -> None:
-    """An error that the caller cannot mend, for whoever runs the service."""
+    """Log an error that only the operator of the service can fix."""
     same_as, left_out = _traces.look(_kind_of(error), request_id, time.monotonic())
     fields: dict[str, Any] = {"request_id": request_id}
-    if isinstance(error, StoreError):  # a full disk, a refused password: never what was to be written
+    if isinstance(error, StoreError):  # such as a full disk; it never contains stored data
         fields["reason"] = str(error)
     if same_as is not None:
         fields["same_as"] = same_as

@@ -1,4 +1,4 @@
-"""What the service counts: for Prometheus, and for its own page."""
+"""The service's counters, for Prometheus and for its own page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEPT = 4096
 
 
 class Metrics:
-    """Counters with a registry of their own, so that two services in one process do not clash."""
+    """Counters in their own registry, so that two services in one process do not clash."""
 
     CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -52,37 +52,38 @@ class Metrics:
         )
         queue = Gauge("bundlemage_queue_length", "Questions that wait for the model.", registry=self.registry)
         if queue_length is not None:
-            queue.set_function(queue_length)  # asked whenever the metrics are read
+            queue.set_function(queue_length)  # called whenever the metrics are read
         self._recent: deque[float] = deque(maxlen=_KEPT)
-        # Looking a labelled counter up takes several times as long as counting.
+        # Looking up a labelled counter takes several times as long as counting.
         self._counters: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
     def request(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Count a request. The route is a template and the method one of a few, so labels stay few."""
-        known = (route, method if method in _METHODS else "OTHER", status)
-        pair = self._counters.get(known)
+        """Count a request. The route is a template and the methods are few, so there are few labels."""
+        labels = (route, method if method in _METHODS else "OTHER", status)
+        pair = self._counters.get(labels)
         if pair is None:
-            pair = (self._requests.labels(route, known[1], str(status)), self._seconds.labels(route))
-            self._counters[known] = pair
+            pair = (self._requests.labels(route, labels[1], str(status)), self._seconds.labels(route))
+            self._counters[labels] = pair
         pair[0].inc()
         pair[1].observe(seconds)
 
     def answered(self, seconds: float, sources: Mapping[str, int]) -> None:
-        """Count a recommendation: how long it took, and how many things each source gave."""
+        """Count a recommendation: its time, and the number of answers from each source."""
         self._recent.append(seconds)
         for source, count in sources.items():
             self._answers.labels(source).inc(count)
 
     def wrote(self, interactions: int) -> None:
+        """Count interactions that were written."""
         self._interactions.inc(interactions)
 
     def serves(self, version: str, name: str) -> None:
-        """Tell which model serves now."""
+        """Set the model that serves now."""
         self._model.clear()
         self._model.labels(version, name).set(1)
 
     def latency(self) -> Latency:
-        """Of the last few thousand recommendations: nearest-rank percentiles."""
+        """The nearest-rank percentiles of the last few thousand recommendations."""
         ordered = sorted(self._recent)
         if not ordered:
             return Latency(count=0, p50_ms=None, p95_ms=None, p99_ms=None)

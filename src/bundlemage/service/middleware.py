@@ -1,7 +1,7 @@
-"""What every request passes on its way in and out: one plain ASGI layer, as each layer costs time.
+"""What happens to every request before and after its route, in one ASGI layer, because each layer costs time.
 
-In: a request id, the rate and size limits, the rule against writes from other sites, who asks. Out: security
-headers, an answer to errors that nobody foresaw, one count and one line in the log.
+Before: a request id, the rate and size limits, the rule against writes from other sites, the caller's role.
+After: security headers, the answer to unexpected errors, one count and one line in the log.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bundlemage.errors import BundleMageError
 from bundlemage.service import hosts, logs
-from bundlemage.service.limits import limited, too_large
 from bundlemage.service.problems import ApiError, answer_of, unexpected
 from bundlemage.service.security import too_many
 
@@ -26,7 +25,7 @@ _API = "/v1/"
 _LOGIN = "/v1/session"
 _STATIC = "/static"
 _NO_ROUTE = "(none)"
-_CLIENT_LEFT = 499  # there is no status for it; this one is in common use
+_CLIENT_LEFT = 499  # not a standard status, but commonly used
 
 _CONTENT_POLICY = (
     "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
@@ -36,17 +35,17 @@ _PERMISSIONS = "camera=(), geolocation=(), microphone=(), payment=(), usb=()"
 _SECURITY_HEADERS = (
     (b"content-security-policy", _CONTENT_POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"same-origin"),  # `no-referrer` would also take the Origin from a form's POST
+    (b"referrer-policy", b"same-origin"),  # `no-referrer` would also remove the Origin of a form's POST
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"permissions-policy", _PERMISSIONS.encode()),
 )
 _NO_STORE = (b"cache-control", b"no-store")
-_ASK_AGAIN = (b"cache-control", b"no-cache")  # keep it, but ask whether it is still the same (ETag)
+_ASK_AGAIN = (b"cache-control", b"no-cache")  # keep it, but check by its ETag whether it has changed
 
 
 class Frame:
-    """The layer; `app.state.service` has what it works with."""
+    """The ASGI layer. It uses `app.state.service`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -79,18 +78,18 @@ class Frame:
             try:
                 self._admit(scope, headers, service)
                 if path.startswith(_API) and path != _LOGIN:
-                    # Here, as a route reads and parses the whole body before it asks who sent it.
+                    # Here, because a route reads and parses the whole body before it checks the caller.
                     await service.security.identify(Request(scope))
-                if b"transfer-encoding" in headers:  # else the server itself stops at Content-Length
-                    receive = limited(receive, service.settings.body_limit)
+                if b"transfer-encoding" in headers:  # otherwise the server itself stops at Content-Length
+                    receive = _limited(receive, service.settings.body_limit)
                 await self.app(scope, receive, framed)
             except ApiError as refusal:
                 await refusal.answer(request_id)(scope, receive, framed)
-            except BundleMageError as error:  # of who asks; what a route raises is answered further in
+            except BundleMageError as error:  # from `identify`; errors of routes are answered further in
                 await answer_of(error, request_id)(scope, receive, framed)
             except Exception as error:
                 logs.failure("failed", error, request_id)
-                if status:  # half of an answer is out: the server must break the connection off
+                if status:  # a part of the answer is sent: the server must close the connection
                     raise
                 await unexpected().answer(request_id)(scope, receive, framed)
         finally:
@@ -108,13 +107,13 @@ class Frame:
             )
 
     def _admit(self, scope: Scope, headers: dict[bytes, bytes], service: Any) -> None:
-        """Raise an ApiError for a request that is refused before anybody looks at it."""
+        """Raise an ApiError for a request that exceeds a limit or comes from another site."""
         wait = service.security.admit(scope, headers, time.monotonic())
         if wait:
             raise too_many(wait, "Too many requests in a short time.")
         length = headers.get(b"content-length")
         if length is not None and int(length) > service.settings.body_limit:
-            raise too_large(service.settings.body_limit)
+            raise _too_large(service.settings.body_limit)
         origin = headers.get(b"origin")
         if origin is None or scope["method"] in _HARMLESS:
             return
@@ -123,20 +122,44 @@ class Frame:
                 403,
                 "From another site",
                 "A page of another site sent this request, and only the service's own page may change things "
-                "from a browser. If this is its own page, the proxy before it must pass the Host header on.",
+                "from a browser. If this is its own page, the proxy must pass on the Host header.",
             )
 
 
+def _too_large(limit: int) -> ApiError:
+    return ApiError(
+        413,
+        "Body too large",
+        f"A request body may have at most {limit:,} bytes. Send fewer interactions at a time.",
+    )
+
+
+def _limited(receive: Receive, limit: int) -> Receive:
+    """For a body of unknown length: count its bytes, and stop reading after the limit."""
+    seen = 0
+
+    async def counted() -> Message:
+        nonlocal seen
+        message = await receive()
+        if message["type"] == "http.request":
+            seen += len(message.get("body", b""))
+            if seen > limit:
+                raise _too_large(limit)
+        return message
+
+    return counted
+
+
 def _request_id(headers: dict[bytes, bytes]) -> str:
-    """The caller's own id if it looks like one, so that logs of both can be joined; else a new one."""
-    given = headers.get(b"x-request-id")
-    if given is not None and _REQUEST_ID.fullmatch(given):
-        return given.decode("ascii")
+    """The caller's own id if it is valid, so that both logs can be joined; otherwise a new one."""
+    sent = headers.get(b"x-request-id")
+    if sent is not None and _REQUEST_ID.fullmatch(sent):
+        return sent.decode("ascii")
     return secrets.token_hex(8)
 
 
 def _caching(path: str, status: int, headers: Any) -> tuple[tuple[bytes, bytes], ...]:
-    """Nothing is kept but the page and its files."""
+    """Browsers may keep only the page and its files."""
     kind = b""
     for name, value in headers:
         if name == b"cache-control":
@@ -149,7 +172,7 @@ def _caching(path: str, status: int, headers: Any) -> tuple[tuple[bytes, bytes],
 
 
 def _template(scope: Scope, path: str) -> str:
-    """The route as it was declared. A path itself may name a user, and there are endlessly many."""
+    """The route's template. A path may contain a user's id, and there are endlessly many paths."""
     if path.startswith(f"{_STATIC}/"):
         return _STATIC
     template = getattr(scope.get("route"), "path_format", None)

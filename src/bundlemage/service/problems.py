@@ -1,4 +1,4 @@
-"""Errors as answers: problem details (RFC 9457) in words that help, and how the routes document them."""
+"""Errors become answers with problem details (RFC 9457), which the OpenAPI document describes."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _SECRET_FIELDS = {"key"}
 
 
 class ApiError(HTTPException):
-    """A request that is refused. Being an HTTPException it passes unchanged wherever it is raised, also while
-    the body is read."""
+    """A refused request. It is an HTTPException, because the framework passes these on from everywhere, also
+    while it reads the body."""
 
     def __init__(
         self,
@@ -60,9 +60,10 @@ class ApiError(HTTPException):
         self.title = title
         self.errors = tuple(errors)
         self.members: Mapping[str, Any] = members or {}
-        """What only a problem of this kind says."""
+        """The fields that only this kind of problem has."""
 
     def answer(self, request_id: str) -> Response:
+        """The problem as a response."""
         members = {"errors": list(self.errors), **self.members} if self.errors else self.members
         body = ProblemOut(
             type=_kind(self.title),
@@ -73,7 +74,7 @@ class ApiError(HTTPException):
             **members,
         )
         shown = body.model_dump(exclude_unset=True)
-        # Plain ASCII: what is quoted from a request need not be text that UTF-8 can hold.
+        # Plain ASCII, because a text quoted from a request may not be valid in UTF-8.
         content = json.dumps(shown).encode("ascii")
         return Response(content, self.status_code, self.headers, MEDIA_TYPE)
 
@@ -83,7 +84,7 @@ def _kind(title: str) -> str:
 
 
 IMPOSSIBLE_DESIGN = "Impossible design"
-# What becomes of our own errors: the status, and the title.
+# The status and the title of the answer for each of our own errors.
 _OURS: dict[type[BundleMageError], tuple[int, str]] = {
     UnknownIdError: (422, "Unknown id"),
     OutOfTimeError: (422, "No answer in time"),
@@ -101,7 +102,7 @@ _OURS: dict[type[BundleMageError], tuple[int, str]] = {
 
 
 def unexpected() -> ApiError:
-    """For an error that nobody foresaw; what it was is in the log alone."""
+    """The answer to an unexpected error. Only the log says what it was."""
     return ApiError(
         500,
         "Internal error",
@@ -110,18 +111,18 @@ def unexpected() -> ApiError:
 
 
 def unavailable() -> ApiError:
-    """For a store that cannot be reached. Its message names hosts and files, which are nobody's business."""
+    """The answer if the store fails. Callers do not get its message, which names hosts and files."""
     return ApiError(
         503,
         "Store unavailable",
-        "The store does not answer. Try again; if this was a write, with the same Idempotency-Key, as it is "
-        "not known whether it took place.",
+        "The store does not answer. Try again. If this was a write, use the same Idempotency-Key, because "
+        "the write may have taken place.",
         headers={"Retry-After": "2"},
     )
 
 
 def from_ours(error: BundleMageError) -> ApiError | None:
-    """None for an error that says nothing to a caller."""
+    """The answer to one of our errors; None if its message is not for callers."""
     for kind in type(error).__mro__:  # the nearest kind first
         if kind in _OURS:
             status, title = _OURS[kind]
@@ -141,17 +142,17 @@ def _members(error: BundleMageError) -> dict[str, Any]:
 
 
 def newer_than_the_model(what: str) -> ApiError:
-    """For something of the catalogue that came after the model was trained."""
+    """The answer if an item or a bundle is newer than the model. `what` is a subject with its verb."""
     return ApiError(
         409,
         "Not in the model",
-        f"{what} newer than the model, which therefore cannot judge it; 'bundlemage retrain' makes a model "
-        "that can",
+        f"{what} newer than the model, so the model knows nothing about it; 'bundlemage retrain' trains a "
+        "model that does",
     )
 
 
 def answer_of(error: BundleMageError, request_id: str) -> Response:
-    """One of our errors as an answer; in the log, too, if the caller is not told what it was."""
+    """One of our errors as an answer. An error whose message is not for callers is logged."""
     known = from_ours(error)
     if known is None or isinstance(error, StoreError):
         logs.failure("failed", error, request_id)
@@ -159,13 +160,13 @@ def answer_of(error: BundleMageError, request_id: str) -> Response:
 
 
 def from_http(error: HTTPException, method: str) -> ApiError:
-    """An error of the framework in our words."""
+    """An error of the framework as one of our refusals."""
     if isinstance(error, ApiError):
         return error
     status, headers = error.status_code, error.headers
     if status == 404:
         return ApiError(
-            404, "No such route", "There is no such route; GET /openapi.json lists them all.", headers=headers
+            404, "No such route", "There is no such route; GET /openapi.json lists all.", headers=headers
         )
     if status == 405:
         allowed = (headers or {}).get("Allow", "")
@@ -173,13 +174,13 @@ def from_http(error: HTTPException, method: str) -> ApiError:
         return ApiError(
             405, "Wrong method", f"This route does not answer {method}.{expected}", headers=headers
         )
-    if status == 400:  # a body that is not even text; to a caller the same as one that is no JSON
+    if status == 400:  # a body that is not text: for a caller the same as invalid JSON
         return ApiError(422, "Invalid request", "body: cannot be read; JSON in UTF-8 is expected")
     return ApiError(status, HTTPStatus(status).phrase, str(error.detail), headers=headers)
 
 
 def from_validation(error: RequestValidationError) -> ApiError:
-    """Every wrong field, with what was found there and what is expected."""
+    """A refusal that lists every wrong field, with what was found and what is expected."""
     faults = error.errors()
     errors = [_field_error(fault) for fault in faults[:_MOST_ERRORS]]
     more = f" (and {len(faults) - 1:,} more)" if len(faults) > 1 else ""
@@ -199,12 +200,12 @@ def _field_error(fault: Mapping[str, Any]) -> FieldError:
     if kind == "extra_forbidden":
         return FieldError(field=field, message=f"is not a field of this {place}; leave it out")
     message = message.removeprefix("Value error, ").removeprefix("Input ")
-    found = fault.get("input")
+    value = fault.get("input")
     if path and str(path[-1]) in _SECRET_FIELDS:
         return FieldError(field=field, message=message)
-    if isinstance(found, bytes):
+    if isinstance(value, bytes):
         message += "; was the header Content-Type: application/json sent?"
-    return FieldError(field=field, message=f"{message}; found {_shorten.repr(found)}")
+    return FieldError(field=field, message=f"{message}; found {_shorten.repr(value)}")
 
 
 def _dotted(path: Sequence[str | int]) -> str:
@@ -219,13 +220,22 @@ def _short(name: str) -> str:
 
 
 def install(app: FastAPI) -> None:
-    """Make every error of the app a problem answer, and its OpenAPI document know what that is."""
-    app.add_exception_handler(HTTPException, _on_http)
-    app.add_exception_handler(RequestValidationError, _on_validation)
-    app.add_exception_handler(BundleMageError, _on_ours)
+    """Turn every error of the app into a problem answer, and describe these in its OpenAPI document."""
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        request_id = request.state.request_id
+        if isinstance(error, BundleMageError):
+            return answer_of(error, request_id)
+        if isinstance(error, RequestValidationError):
+            return from_validation(error).answer(request_id)
+        assert isinstance(error, HTTPException)
+        return from_http(error, request.method).answer(request_id)
+
+    for kind in (HTTPException, RequestValidationError, BundleMageError):
+        app.add_exception_handler(kind, on_error)
     plain_document = app.openapi
 
-    @cache  # routes look their parameters up in it
+    @cache  # routes look up their parameters in it
     def document() -> dict[str, Any]:
         described = plain_document()
         schemas = described.setdefault("components", {}).setdefault("schemas", {})
@@ -237,23 +247,8 @@ def install(app: FastAPI) -> None:
     app.openapi = document  # type: ignore[method-assign]
 
 
-async def _on_http(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return from_http(error, request.method).answer(request.state.request_id)
-
-
-async def _on_validation(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return from_validation(error).answer(request.state.request_id)
-
-
-async def _on_ours(request: Request, error: Exception) -> Response:
-    assert isinstance(error, BundleMageError)
-    return answer_of(error, request.state.request_id)
-
-
 _REFERENCE = "#/components/schemas/{model}"
-# For each status what it means on any route, and an example of it: title and detail.
+# The meaning of each status, and the title and detail of an example.
 _DOCUMENTED: dict[int, tuple[str, str, str]] = {
     401: ("No key, or a wrong one.", "Key needed", "Send a key: 'Authorization: Bearer bm_…'."),
     403: (
@@ -261,22 +256,18 @@ _DOCUMENTED: dict[int, tuple[str, str, str]] = {
         "Role too weak",
         "This needs a key of role 'write'; this one has the role 'read'.",
     ),
-    404: ("There is none of that id.", "Not found", "There is no bundle 'b9999'."),
+    404: ("There is nothing with this id.", "Not found", "There is no bundle 'b9999'."),
     409: (
-        "Not possible in the present state.",
+        "Not possible in the current state.",
         "Not with this model",
         "This model has no gate: it does not mix item and bundle history.",
     ),
     412: (
-        "There is one of that id already, and 'If-None-Match: *' was said.",
+        "There is something with this id already, and the request has 'If-None-Match: *'.",
         "Is there already",
         "there is a bundle 'b0166' already, and the request says not to replace it",
     ),
-    413: (
-        "The body is too large.",
-        "Body too large",
-        "The body of a request may have 1,048,576 bytes at most.",
-    ),
+    413: ("The body is too large.", "Body too large", "A request body may have at most 1,048,576 bytes."),
     422: (
         "Something in the request is wrong.",
         "Invalid request",
@@ -297,13 +288,13 @@ _DOCUMENTED: dict[int, tuple[str, str, str]] = {
 
 
 def responses(*codes: int) -> dict[int | str, dict[str, Any]]:
-    """A route's refusals for its OpenAPI document; 422 and 500, which any may give, need not be named."""
+    """A route's refusals for the OpenAPI document. Every route has 422 and 500, so they need not be named."""
     return {status: _documented(status) for status in sorted({*codes, 422, 500})}
 
 
-def with_impossible(documented: dict[int | str, dict[str, Any]]) -> dict[int | str, dict[str, Any]]:
-    """The same of a route whose 422 may tell of an impossible design."""
-    # Rules with keys: the document leaves null out of examples.
+def with_impossible(route: dict[str, Any]) -> dict[str, Any]:
+    """The options of a route whose status 422 may also say that a design is impossible."""
+    # Rules with keys, because the document leaves null out of examples.
     rules = [
         Rule("must", "g0022", "the item 'g0022' in it"),
         Rule("at_most", "Seafaring", "nothing with the tag 'Seafaring'"),
@@ -311,11 +302,11 @@ def with_impossible(documented: dict[int | str, dict[str, Any]]) -> dict[int | s
     text = "with at most 1 instead of 0 items with the tag 'Seafaring'"
     error = ImpossibleDesignError(rules, [Change((Step("at_most", "Seafaring", 1.0),), text)])
     impossible = {
-        "description": "Something in the request is wrong, or no bundle can be as it is asked for: then "
+        "description": "Something in the request is wrong, or no bundle meets all conditions: then "
         "'conflict' and 'changes' say why, and what would help.",
         "content": _content(422, IMPOSSIBLE_DESIGN, str(error), _members(error)),
     }
-    return {**documented, 422: impossible}
+    return {**route, "responses": {**route["responses"], 422: impossible}}
 
 
 def _documented(status: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Who may do what: API keys, sessions of the page, and the rules where there are no keys."""
+"""Who may do what: API keys, sessions of the page, request limits, and the rules without keys."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ from fastapi.security import HTTPBearer
 
 from bundlemage.errors import ConfigError
 from bundlemage.service import hosts
-from bundlemage.service.limits import Buckets
-from bundlemage.service.parameters import check_parameters
 from bundlemage.service.problems import ApiError
 from bundlemage.service.settings import Settings
 from bundlemage.store.records import Key, Role
 from bundlemage.store.repository import Store
+from bundlemage.wire.answers import FieldError
 
 COOKIE = "bundlemage_session"
 ROLES: Final[dict[Role, int]] = {"read": 1, "write": 2, "admin": 3}
 _KEY = re.compile(r"bm_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
 _NOBODYS_DIGEST = hashlib.sha256(b"").digest()
-_MOST_REMEMBERED = 4096
+_MOST_CACHED = 4096
 _PROBES = {"/healthz", "/readyz"}
 _PROBES_PER_SECOND = 50
 _HOW_TO_MAKE_A_KEY = "bundlemage keys create --role admin --db URL"
@@ -39,65 +38,66 @@ _HOW_TO_MAKE_A_KEY = "bundlemage keys create --role admin --db URL"
 
 @dataclass(frozen=True)
 class Principal:
-    """Who asks, as far as it matters."""
+    """The caller of a request."""
 
     role: Role
     caller: str
-    """The id of the key; `local` where there are no keys."""
+    """The id of the key; `local` if the service has no keys."""
 
     def may(self, role: Role) -> bool:
+        """Whether the caller has this role or a stronger one."""
         return ROLES[self.role] >= ROLES[role]
 
 
 LOCAL = Principal("admin", "local")
-_Known = dict[bytes, tuple[Principal, float]]
-"""By the digest of what was sent: whose it is, and until when that is believed."""
+_Cache = dict[bytes, tuple[Principal, float]]
+"""By the digest of a key or token: the caller, and until when the entry is valid."""
 
 
 def make_key(role: Role, name: str = "") -> tuple[str, Key]:
-    """A new key: its text, which is shown once, and what the store keeps."""
+    """Create a key. Returns its text, which is shown once, and the record for the store."""
     identity, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     return f"bm_{identity}_{secret}", Key(identity, role, name, _digest(secret), datetime.now(UTC))
 
 
 def check_may_listen(host: str, has_keys: bool, trust_proxy: bool = False) -> None:
-    """Refuse to serve others than this machine's own users without keys."""
+    """Raise a ConfigError if other machines could reach the service and it has no keys."""
     if has_keys or (hosts.is_loopback(host) and not trust_proxy):
         return
     place = f"on {host}" if not hosts.is_loopback(host) else "behind a proxy"
     raise ConfigError(
         f"the store has no API key, and without one everybody who reaches the service {place} could read and "
-        f"change everything. Make a key first: {_HOW_TO_MAKE_A_KEY}; or listen on 127.0.0.1"
+        f"change everything. Create a key first: {_HOW_TO_MAKE_A_KEY}; or listen on 127.0.0.1"
     )
 
 
 class Security:
-    """Tells who asks. Keys and sessions are looked up in the store and then believed for some seconds, so a
-    revoked key dies within that time. For use on one event loop."""
+    """Identifies callers. Keys and sessions are looked up in the store and cached for some seconds, so a
+    revoked key ends within that time. For use on one event loop."""
 
-    def __init__(self, settings: Settings, store: Store, seconds_believed: float = 5.0) -> None:
+    def __init__(self, settings: Settings, store: Store, seconds_cached: float = 5.0) -> None:
         self.settings = settings
         self._store = store
-        self._seconds_believed = seconds_believed
+        self._seconds_cached = seconds_cached
         self._rate = Buckets(settings.rate_limit, 2 * settings.rate_limit)
         self._logins = Buckets(settings.login_limit / 60, settings.login_limit)
         self._probes = Buckets(_PROBES_PER_SECOND, 2 * _PROBES_PER_SECOND)
-        # Apart, or a session's token would be taken for a key.
-        self._known_keys: _Known = {}
-        self._known_sessions: _Known = {}
+        # Two caches, so that the token of a session is not accepted as a key.
+        self._known_keys: _Cache = {}
+        self._known_sessions: _Cache = {}
         self._keys_on: tuple[bool, float] = (True, 0.0)
 
     async def identify(self, request: Request) -> Principal:
-        """Who asks; found once for each request, and noted with it.
+        """The caller, looked up once for each request and kept with it.
 
-        A wrong key is refused even where none is needed: whoever sends one relies on it.
+        A wrong key is refused even if no key is needed, because its sender relies on it.
         """
         state = request.state
         if not hasattr(state, "principal"):
             state.principal = await self._identified(request)
             state.caller = state.principal.caller
-        found: Principal = state.principal
-        return found
+        principal: Principal = state.principal
+        return principal
 
     async def _identified(self, request: Request) -> Principal:
         scope = request.scope
@@ -112,28 +112,29 @@ class Security:
         if principal is not None:
             return principal
         if await self.keys_are_on():
-            expired = "The login has ended. Log in again" if token else "This needs a key. Send one"
-            raise _unauthorised(f"{expired}, or ask whoever runs the service for one.")
+            expired = "The login has expired. Log in again" if token else "This needs a key. Send one"
+            raise _unauthorised(f"{expired}, or ask the operator of the service for one.")
         self._check_local(dict(scope["headers"]))
         return LOCAL
 
     async def keys_are_on(self) -> bool:
+        """Whether the service has keys, so that every request needs one."""
         on, until = self._keys_on
         now = time.monotonic()
         if now >= until:
             on = await asyncio.to_thread(self._store.has_keys)
-            self._keys_on = (on, now + self._seconds_believed)
+            self._keys_on = (on, now + self._seconds_cached)
         return on
 
     async def log_in(self, text: str, address: str) -> str:
-        """A session for a key: the token for the cookie, of which only the digest is kept."""
+        """Start a session for a key. Returns the token for the cookie; the store keeps only its digest."""
         wait = self._logins.take(address, time.monotonic())
         if wait:
-            raise too_many(wait, "Too many attempts to log in.")
+            raise too_many(wait, "Too many login attempts.")
         key = await self._verified(text.strip())
         if key is None:
             raise _unauthorised(
-                "The key is wrong or revoked. It begins with bm_ and was shown once, when made."
+                "The key is wrong or revoked. It begins with bm_ and was shown once, when it was created."
             )
         token = secrets.token_urlsafe(32)
         expires = datetime.now(UTC) + timedelta(hours=self.settings.session_hours)
@@ -141,16 +142,17 @@ class Security:
         return token
 
     async def log_out(self, token: str) -> None:
+        """End a session."""
         digest = _digest(token)
         await asyncio.to_thread(self._store.end_session, digest)
-        self._known_sessions.pop(digest, None)  # not before: it could be looked up once more meanwhile
+        self._known_sessions.pop(digest, None)  # last, because it could be looked up once more meanwhile
 
     def admit(self, scope: Any, headers: hosts.Headers, now: float) -> float:
-        """Count a request: 0, or the seconds after which it may come again.
+        """Count a request. Returns 0, or the seconds until the caller may try again.
 
-        By key only if the key was found right some seconds ago. Anything else counts for the address, or
-        anybody could use up the share of a key, or take a new share with every made-up key. Probes have a
-        share of their own: one must not fail because its neighbour asks a lot.
+        A request counts for its key only if the key was valid some seconds ago. Otherwise it counts for the
+        address, so that nobody can use up the share of somebody else's key, or get a new share with every
+        invented key. Probes have their own share, so that they do not fail because others send many requests.
         """
         if scope["path"] in _PROBES:
             return self._probes.take(self.address(scope, headers), now)
@@ -162,55 +164,56 @@ class Security:
         return self._rate.take(self.address(scope, headers), now)
 
     def address(self, scope: Any, headers: hosts.Headers) -> str:
+        """The address whose requests are counted."""
         return hosts.caller_address(scope, headers, self.settings.trust_proxy)
 
     def _check_local(self, headers: hosts.Headers) -> None:
-        """Without keys everybody is admin, so only this machine's own users may ask, and only by its name.
+        """Without keys every caller is admin, so only this machine's own users may call, by its own name.
 
-        A foreign page can point a name of its own at 127.0.0.1 and have the visitor's browser ask; then Host
-        is that name. A service that listens elsewhere and has lost its keys answers nobody.
+        Another site can point its own name at 127.0.0.1 and let a visitor's browser send requests; the Host
+        header is then that name. A service that others can reach and that has no keys left refuses everybody.
         """
         if not hosts.is_loopback(self.settings.host) or self.settings.trust_proxy:
             raise _forbidden(
                 "No key is left",
-                "All API keys were revoked, and this service listens to others than its own machine. "
-                f"Make a key: {_HOW_TO_MAKE_A_KEY}",
+                "All API keys were revoked, and other machines can reach this service. "
+                f"Create a key: {_HOW_TO_MAKE_A_KEY}",
             )
         host = hosts.asked_host(headers, trust_proxy=False)
         if not hosts.is_loopback(hosts.without_port(host)) or hosts.was_forwarded(headers):
             raise _forbidden(
                 "Not from this machine",
                 "Without API keys the service answers only its own machine, under a name such as localhost "
-                f"and without a proxy between. To be asked from elsewhere, make a key: {_HOW_TO_MAKE_A_KEY}",
+                f"and without a proxy. To allow other machines, create a key: {_HOW_TO_MAKE_A_KEY}",
             )
 
     async def _by_key(self, text: str) -> Principal | None:
-        return await self._remembered(self._known_keys, _digest(text), lambda: self._verified(text))
+        return await self._cached(self._known_keys, _digest(text), lambda: self._verified(text))
 
     async def _by_session(self, token: str) -> Principal | None:
         digest = _digest(token)
         look_up = partial(asyncio.to_thread, self._store.session, digest)
-        return await self._remembered(self._known_sessions, digest, look_up)
+        return await self._cached(self._known_sessions, digest, look_up)
 
-    async def _remembered(
-        self, known: _Known, digest: bytes, look_up: Callable[[], Awaitable[Key | None]]
+    async def _cached(
+        self, cache: _Cache, digest: bytes, look_up: Callable[[], Awaitable[Key | None]]
     ) -> Principal | None:
         now = time.monotonic()
-        found = known.get(digest)
-        if found is not None and found[1] > now:
-            return found[0]
+        entry = cache.get(digest)
+        if entry is not None and entry[1] > now:
+            return entry[0]
         key = await look_up()
         if key is None:
-            known.pop(digest, None)
+            cache.pop(digest, None)
             return None
-        if len(known) >= _MOST_REMEMBERED:
-            known.clear()
+        if len(cache) >= _MOST_CACHED:
+            cache.clear()
         principal = Principal(key.role, key.id)
-        known[digest] = (principal, now + self._seconds_believed)
+        cache[digest] = (principal, now + self._seconds_cached)
         return principal
 
     async def _verified(self, text: str) -> Key | None:
-        """The key of a text. An unknown id takes the same steps as a wrong secret."""
+        """The key with this text; None if it is wrong or revoked. Both take the same time to check."""
         parts = _KEY.fullmatch(text)
         if parts is None:
             return None
@@ -220,13 +223,45 @@ class Security:
         return key if right and key is not None and key.revoked_at is None else None
 
 
+class Buckets:
+    """A token bucket for each caller, in bounded memory.
+
+    It keeps only the time at which each bucket will be full again: the bucket then holds `burst` tokens, and
+    now it holds those minus the ones that flow in until then.
+    """
+
+    def __init__(self, per_second: float, burst: float, most_callers: int = 20_000) -> None:
+        self._seconds_each = 1 / per_second
+        self._depth = max(burst, 1) / per_second  # seconds until an empty bucket is full
+        self._most_callers = most_callers
+        self._full_at: dict[str, float] = {}
+
+    def take(self, caller: str, now: float) -> float:
+        """Take a token. Returns 0, or the seconds until there is one; a refusal costs nothing."""
+        full_at = max(self._full_at.pop(caller, now), now)  # removed and added again: the latest comes last
+        later = full_at + self._seconds_each
+        wait = later - now - self._depth
+        if wait > 1e-9:
+            self._full_at[caller] = full_at
+            return wait
+        self._full_at[caller] = later
+        if len(self._full_at) > self._most_callers:
+            # Forget the caller that was quiet longest: its bucket is most likely full, like a new one.
+            del self._full_at[next(iter(self._full_at))]
+        return 0.0
+
+    def __len__(self) -> int:
+        return len(self._full_at)
+
+
 def session_token(request: Request) -> str | None:
-    """The token of the page's cookie, if it looks like one of ours."""
+    """The token in the page's cookie, if it has the right form."""
     token = request.cookies.get(COOKIE)
     return token if token and _TOKEN.fullmatch(token) else None
 
 
 def too_many(wait: float, reason: str) -> ApiError:
+    """The refusal of a request that comes too early."""
     seconds = max(1, -int(-wait // 1))  # rounded up
     return ApiError(
         429, "Too many requests", f"{reason} Wait {seconds} s.", headers={"Retry-After": str(seconds)}
@@ -234,14 +269,14 @@ def too_many(wait: float, reason: str) -> ApiError:
 
 
 class _Allowed(HTTPBearer):
-    """A dependency that lets callers of a role pass. It is itself the security scheme of the API's document:
-    one that asked the framework's schemes first would take half as long again."""
+    """A dependency that checks the caller's role. It is also the security scheme in the OpenAPI document,
+    because using the framework's own schemes takes 50% longer."""
 
     def __init__(self, role: Role) -> None:
         super().__init__(
             scheme_name="key",
             bearerFormat="bm_ID_SECRET",
-            description="A key, made by `bundlemage keys create`; or the cookie that POST /v1/session sets.",
+            description="A key from `bundlemage keys create`; or the cookie that POST /v1/session sets.",
         )
         self.role = role
 
@@ -253,17 +288,33 @@ class _Allowed(HTTPBearer):
                 "Role too weak",
                 f"This needs a key of role {self.role!r}; this one has the role {principal.role!r}.",
             )
-        check_parameters(request)  # not before: strangers are told nothing of a route
+        _check_parameters(request)  # last, because strangers must learn nothing about a route
         return principal
 
 
 @lru_cache
 def require(role: Role) -> Callable[..., Awaitable[Principal]]:
-    """A dependency that lets only callers of a role pass, or of a stronger one."""
+    """A dependency that refuses callers without this role or a stronger one."""
     return _Allowed(role)
 
 
 Writer = Annotated[Principal, Depends(require("write"))]
+
+
+def _check_parameters(request: Request) -> None:
+    """Refuse query parameters that the route does not have, such as '?max_prise=20'."""
+    if not request.scope["query_string"]:
+        return
+    described = request.app.openapi()["paths"].get(request.scope["route"].path_format)
+    if described is None:  # a page, which reads its own parameters
+        return
+    documented = described.get(request.method.lower(), {}).get("parameters", ())
+    known = [parameter["name"] for parameter in documented if parameter["in"] == "query"]
+    unknown = [name for name in request.query_params if name not in known]
+    if unknown:
+        message = f"is not a parameter of this route; it knows: {', '.join(known) or 'none'}"
+        errors = [FieldError(field=name[:60], message=message) for name in unknown[:20]]
+        raise ApiError(422, "Invalid request", f"{unknown[0][:60]!r} {message}", errors=errors)
 
 
 def _bearer_text(values: list[bytes]) -> str:

@@ -1,4 +1,4 @@
-"""What routes share: the service behind them, who asks, and how an answer is put together."""
+"""Shared by the routes: their options and parameters, and how they get from a request to an answer."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from fastapi import Depends, Path, Query, Request
+from pydantic import BaseModel
 from starlette.convertors import PathConvertor, register_url_convertor
 
 from bundlemage.core.filters import Filter
 from bundlemage.live import Question
 from bundlemage.service.answerer import Answer, Serving
-from bundlemage.service.answers import ranked_bundle, ranked_item
-from bundlemage.service.problems import ApiError
-from bundlemage.store.records import Owned, Served
-from bundlemage.wire.answers import BundlesFor, ItemsFor, Known
+from bundlemage.service.problems import ApiError, responses
+from bundlemage.service.security import require
+from bundlemage.store.records import Owned, Role, Served
+from bundlemage.wire.answers import Known
 from bundlemage.wire.requests import Filtered, Id, K, Price, Tag, UserOrHistory, Where
 
 if TYPE_CHECKING:
@@ -24,15 +25,27 @@ if TYPE_CHECKING:
 
 
 class _AnyId(PathConvertor):
-    """`{user_id:id}`: ids with slashes; with line breaks, too, so that they are refused. In the framework's
-    own `path` one at the end would get lost, and the request would mean another thing."""
+    """`{user_id:id}` in a path. An id may contain slashes. It matches line breaks too, so that they are
+    refused: the framework's own `path` drops one at the end, and the request would mean another id."""
 
     regex = "(?s:.*)"
 
 
 register_url_convertor("id", _AnyId())
 
-# Dependencies that only look something up are async: FastAPI runs others in a thread, one hop each.
+
+def allow(role: Role, *codes: int, created: type[BaseModel] | None = None) -> dict[str, Any]:
+    """The options of a route: the role that it needs, and its answers in the OpenAPI document.
+
+    `codes` are its refusals besides those that every such route may give. `created` is the model of its
+    answer with status 201.
+    """
+    documented = responses(401, 403, 429, 503, *codes)
+    new = {} if created is None else {201: {"model": created, "description": "It is new."}}
+    return {"dependencies": [Depends(require(role))], "responses": {**new, **documented}}
+
+
+# Dependencies without I/O are async, because FastAPI would run each other one in a thread.
 
 
 async def service_of(request: Request) -> Service:
@@ -53,16 +66,16 @@ Search = Annotated[
     str, Query(max_length=200, pattern=r"^[^\x00]*$", description="A part of the title or id.")
 ]
 Limit = Annotated[int, Query(ge=1, le=500)]
-_EVERYTHING = Where()
 Offset = Annotated[int, Query(ge=0, lt=2**31)]
+_EVERYTHING = Where()
 
 
 async def where_of_query(
-    tags: Annotated[list[Tag], Query(max_length=100, description="At least one of these.")] = [],  # noqa: B006
+    tags: Annotated[list[Tag], Query(max_length=100, description="At least one of these tags.")] = [],  # noqa: B006
     min_price: Annotated[Price | None, Query()] = None,
     max_price: Annotated[Price | None, Query()] = None,
-    in_stock: Annotated[bool, Query(description="Only what can be sold.")] = False,
-    exclude: Annotated[  # a URL may be only so long
+    in_stock: Annotated[bool, Query(description="Only what is in stock.")] = False,
+    exclude: Annotated[  # the length of a URL is limited
         list[Id], Query(max_length=100, description="None of these ids; POST /v1/recommend takes more.")
     ] = [],  # noqa: B006
 ) -> Where:
@@ -77,63 +90,47 @@ def filter_of(where: Where) -> Filter | None:
     return None if where == _EVERYTHING else Filter(**where.model_dump())
 
 
-def owned_of(someone: UserOrHistory) -> Owned | None:
+def owned_of(asker: UserOrHistory) -> Owned | None:
     """The history in a request, each id once; None for a user whose history the store keeps."""
-    if someone.history is None:
+    if asker.history is None:
         return None
-    items, bundles = someone.history.items, someone.history.bundles
+    items, bundles = asker.history.items, asker.history.bundles
     return Owned(tuple(dict.fromkeys(items)), tuple(dict.fromkeys(bundles)))
 
 
 def unknown(kind: str, name: str) -> ApiError:
+    """The refusal for an item or bundle that does not exist."""
     return ApiError(404, f"No such {kind}", f"There is no {kind} {name!r}: PUT /v1/{kind}s/ID adds one.")
 
 
-async def bundles_for(
-    service: Service, request_id: str, someone: Filtered, k: int, *, details: bool
-) -> BundlesFor:
-    told = await _told(service, request_id, someone, k, None)
-    live = told.serving.live
-    bundles = tuple(ranked_bundle(answer, live, details=details) for answer in told.recommendations)
-    return BundlesFor(**about(told.serving, request_id, someone, told.known), bundles=bundles)
-
-
-async def items_for(
-    service: Service, request_id: str, someone: Filtered, partial: tuple[str, ...], k: int
-) -> ItemsFor:
-    told = await _told(service, request_id, someone, k, partial)
-    items = tuple(ranked_item(answer, told.serving.live) for answer in told.recommendations)
-    return ItemsFor(**about(told.serving, request_id, someone, told.known), items=items)
-
-
-async def _told(
-    service: Service, request_id: str, someone: Filtered, k: int, partial: tuple[str, ...] | None
+async def answer_to(
+    request: Filtered, k: int, partial: tuple[str, ...] | None, service: Service, request_id: str
 ) -> Answer:
-    """An answer, counted and remembered."""
-    begun = time.perf_counter()
-    user = owned_of(someone) if someone.user_id is None else someone.user_id
-    question = Question(user or Owned(), k, filter_of(someone.where), someone.include_owned, partial)
-    told = await service.answerer.ask(question)
-    found = told.recommendations
-    service.metrics.answered(time.perf_counter() - begun, Counter(answer.source for answer in found))
+    """Ask the model for bundles, or with `partial` for items. Counts and remembers the answer."""
+    began = time.perf_counter()
+    user = owned_of(request) if request.user_id is None else request.user_id
+    question = Question(user or Owned(), k, filter_of(request.where), request.include_owned, partial)
+    answer = await service.answerer.ask(question)
+    recommended = answer.recommendations
+    service.metrics.answered(time.perf_counter() - began, Counter(one.source for one in recommended))
     service.answerer.shown(
         Served(
             request_id,
             "bundles" if partial is None else "items",
-            someone.user_id,
-            told.serving.record.version,
-            tuple(answer.id for answer in found),
+            request.user_id,
+            answer.serving.record.version,
+            tuple(one.id for one in recommended),
             datetime.now(UTC),
         )
     )
-    return told
+    return answer
 
 
-def about(serving: Serving, request_id: str, someone: UserOrHistory, known: Known) -> dict[str, Any]:
-    """What every answer for someone says of itself."""
+def about(request_id: str, serving: Serving, asker: UserOrHistory, known: Known) -> dict[str, Any]:
+    """The fields that every answer for a user has."""
     return {
         "request_id": request_id,
         "model_version": serving.record.version,
-        "user_id": someone.user_id,
+        "user_id": asker.user_id,
         "history": known,
     }

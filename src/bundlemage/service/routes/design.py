@@ -1,35 +1,33 @@
-"""Bundles that are designed, reasons, and the audience of a bundle that does not exist yet."""
+"""Designed bundles, explanations, and forecasts for bundles that do not exist yet."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 
 from bundlemage.live import Live
 from bundlemage.service.answerer import Serving, check_catalogue
 from bundlemage.service.answers import IN_AN_EXPLANATION, designs_out, forecast_out
-from bundlemage.service.problems import newer_than_the_model, responses, with_impossible
-from bundlemage.service.routes.common import RequestId, TheService, about, owned_of
-from bundlemage.service.security import require
+from bundlemage.service.problems import newer_than_the_model, with_impossible
+from bundlemage.service.routes.common import RequestId, TheService, about, allow, owned_of
 from bundlemage.store.records import Owned
 from bundlemage.store.repository import Store
 from bundlemage.wire.design import DesignIn
 from bundlemage.wire.design_answers import DesignsFor, Explained, ExplanationsFor, ForecastOut
 from bundlemage.wire.requests import ExplainIn, ScoreIn, UserOrHistory
 
-router = APIRouter(prefix="/v1", dependencies=[Depends(require("read"))], tags=["design"])
-REFUSALS = responses(401, 403, 409, 413, 422, 429, 503)
-PEOPLE_AT_A_TIME = 2000
-"""How many users are read from the store together."""
+router = APIRouter(prefix="/v1", tags=["design"])
+USERS_AT_A_TIME = 2000
+"""The number of users that are read from the store together."""
 
 
-@router.post("/design", responses=with_impossible(REFUSALS))
+@router.post("/design", **with_impossible(allow("read", 409, 413)))
 async def design(body: DesignIn, service: TheService, request_id: RequestId, request: Request) -> DesignsFor:
-    """Whole bundles for someone, which keep every condition, each with its price, score and reasons.
+    """Whole bundles for a user. Each keeps all conditions, and has a price, a score and reasons.
 
-    It may take up to 'time_limit' seconds. Where no bundle is possible, the problem's 'conflict' names the
-    smallest set of conditions that cannot hold together, and 'changes' what would make it possible.
+    This may take up to 'time_limit' seconds. If no bundle is possible, the problem's 'conflict' names the
+    smallest set of conditions that cannot hold together, and 'changes' say what would make one possible.
     """
 
     def work(serving: Serving) -> DesignsFor:
@@ -38,21 +36,21 @@ async def design(body: DesignIn, service: TheService, request_id: RequestId, req
         check_catalogue(live, items=(*needed, *body.costs))
         _check_in_model(live, needed)
         owned = _owned(live, service.store, body)
-        # What is newer than the model is added to no bundle, so what it costs does not matter.
+        # Items that are newer than the model are never added, so their costs do not matter.
         costs = {name: cost for name, cost in body.costs.items() if live.in_model(name)}
-        found = live.design(owned, body.model_copy(update={"costs": costs}))
-        return designs_out(found, about(serving, request_id, body, serving.live.known_of(owned)))
+        designs = live.design(owned, body.model_copy(update={"costs": costs}))
+        return designs_out(designs, about(request_id, serving, body, live.known_of(owned)))
 
     return await service.at_length(work, request.is_disconnected)
 
 
-@router.post("/explain", responses=REFUSALS)
+@router.post("/explain", **allow("read", 409, 413))
 async def explain(
     body: ExplainIn, service: TheService, request_id: RequestId, request: Request
 ) -> ExplanationsFor:
-    """Why bundles are for someone; or why an item, as an addition to others.
+    """Why bundles fit a user; or why an item does, as an addition to other items.
 
-    Each thing that they have is left out in turn, and the model asked again.
+    Each thing in the user's history is left out in turn, and the model scores again.
     """
 
     def work(serving: Serving) -> ExplanationsFor:
@@ -66,58 +64,56 @@ async def explain(
                 raise newer_than_the_model(f"all items of the bundle {name!r} are")
         owned = _owned(live, service.store, body)
         if body.item is None:
-            found = live.explain_bundles(owned, names)
+            reasons = live.explain_bundles(owned, names)
             titles = [live.stock.bundles[name].title for name in names]
         else:
-            found = [live.explain(owned, item=body.item, items=body.items)]
+            reasons = [live.explain(owned, item=body.item, items=body.items)]
             names, titles = [body.item], [live.stock.items[body.item].title]
         explanations = tuple(
             Explained(id=name, title=title, why=why.shortened(IN_AN_EXPLANATION))
-            for name, title, why in zip(names, titles, found, strict=True)
+            for name, title, why in zip(names, titles, reasons, strict=True)
         )
-        return ExplanationsFor(
-            **about(serving, request_id, body, serving.live.known_of(owned)), explanations=explanations
-        )
+        facts = about(request_id, serving, body, live.known_of(owned))
+        return ExplanationsFor(**facts, explanations=explanations)
 
     return await service.at_length(work, request.is_disconnected)
 
 
-@router.post("/bundles:score", responses=REFUSALS)
+@router.post("/bundles:score", **allow("read", 409, 413))
 async def score(body: ScoreIn, service: TheService, request_id: RequestId, request: Request) -> ForecastOut:
-    """Who would take a bundle that does not exist yet: how many, which people, and what would make them more.
+    """Which users would take a bundle that does not exist yet, how many, and which item would improve it.
 
-    Asked are all users who have anything now. The model does not know of prices: a price turns buyers into
-    takings.
+    It considers all users who have a history. The model ignores prices: a price turns buyers into takings.
     """
 
     def work(serving: Serving) -> ForecastOut:
         live = serving.live
         check_catalogue(live, items=body.items)
         _check_in_model(live, body.items)
-        found = live.score_bundle(
+        forecast = live.score_bundle(
             body.items, body.price, discount=body.discount, k=body.k, users=everyone(service.store)
         )
-        return forecast_out(found, {"request_id": request_id, "model_version": serving.record.version})
+        return forecast_out(forecast, {"request_id": request_id, "model_version": serving.record.version})
 
     return await service.at_length(work, request.is_disconnected)
 
 
 def everyone(store: Store) -> Callable[[], Iterator[Mapping[str, Owned]]]:
-    """The users whom the store has, with what they have: whoever was erased is not among them."""
+    """The users of the store with their histories, page by page. Erased users are not among them."""
 
     def pages() -> Iterator[Mapping[str, Owned]]:
         after = ""
-        while found := store.users(limit=PEOPLE_AT_A_TIME, after=after):
-            after = found[-1].id
-            yield store.histories([user.id for user in found])
+        while users := store.users(limit=USERS_AT_A_TIME, after=after):
+            after = users[-1].id
+            yield store.histories([user.id for user in users])
 
     return pages
 
 
-def _owned(live: Live, store: Store, someone: UserOrHistory) -> Owned:
-    if someone.user_id is not None:
-        return store.histories([someone.user_id])[someone.user_id]
-    owned = owned_of(someone) or Owned()
+def _owned(live: Live, store: Store, asker: UserOrHistory) -> Owned:
+    if asker.user_id is not None:
+        return store.histories([asker.user_id])[asker.user_id]
+    owned = owned_of(asker) or Owned()
     check_catalogue(live, owned.items, owned.bundles)
     return owned
 

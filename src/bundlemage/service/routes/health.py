@@ -1,25 +1,54 @@
-"""For machines that watch: does it live, can it answer, how is it doing."""
+"""For monitoring: whether the process runs, whether it can answer, and metrics."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Depends, Request, Response
+import asyncio
+import math
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from bundlemage.service.limits import Kept
+from fastapi import APIRouter, Request, Response
+
 from bundlemage.service.problems import responses
-from bundlemage.service.routes.common import TheService
-from bundlemage.service.security import require
+from bundlemage.service.routes.common import TheService, allow
 from bundlemage.wire.answers import Health
 
 router = APIRouter(tags=["health"])
 
 READY_FOR = 1.0
-"""Seconds for which an answer of /readyz holds. It needs no key, so a flood of it must end here."""
+"""Seconds for which an answer of /readyz holds. It needs no key, so a flood of requests must end here."""
+
+
+class SharedCheck:
+    """The result of a check that anybody may ask for. However many ask, it runs once in `seconds`.
+
+    An error is a result, too. For use on one event loop.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._task: asyncio.Task[None] | None = None
+        self._until = 0.0
+
+    async def result(self, check: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run the check, or share the result of the last one. Raises what the check raised."""
+        if self._task is None or time.monotonic() >= self._until:
+            self._until = math.inf  # until it is done
+            self._task = asyncio.create_task(check())
+            self._task.add_done_callback(self._done)
+        await asyncio.shield(self._task)  # a caller who leaves must not cancel it for the others
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._until = time.monotonic() + self._seconds
+        if not task.cancelled():
+            task.exception()  # or asyncio complains if all callers have left
 
 
 @router.head("/healthz", include_in_schema=False)
 @router.get("/healthz", responses=responses(429))
 async def healthz() -> Health:
-    """The process lives."""
+    """The process runs."""
     return Health(status="ok")
 
 
@@ -29,27 +58,19 @@ async def readyz(request: Request, service: TheService) -> Health:
     """The store answers and a model serves, or did within the last second."""
     state = request.app.state
     if not hasattr(state, "readiness"):
-        state.readiness = Kept(READY_FOR)
-    await state.readiness.outcome(lambda: service.answerer.on_live(lambda _: None))
+        state.readiness = SharedCheck(READY_FOR)
+    await state.readiness.result(lambda: service.answerer.on_live(lambda _: None))
     return Health(status="ok")
 
 
-@router.get(
-    "/metrics",
-    dependencies=[Depends(require("read"))],
-    response_class=Response,
-    responses={
-        200: {
-            "content": {
-                "text/plain": {"schema": {"type": "string"}, "example": "bundlemage_interactions_total 2.0"}
-            },
-            "description": "Prometheus' text.",
-        },
-        **responses(401, 403, 429),
-    },
-)
+_PLAIN = {"schema": {"type": "string"}, "example": "bundlemage_interactions_total 2.0"}
+_METRICS = allow("read")
+_METRICS["responses"][200] = {"content": {"text/plain": _PLAIN}, "description": "Prometheus' text format."}
+
+
+@router.get("/metrics", response_class=Response, **_METRICS)
 async def metrics(service: TheService) -> Response:
-    """Counts and times for Prometheus."""
+    """Counters and times for Prometheus."""
     record = service.answerer.serving.record
     service.metrics.serves(record.version, record.name)
     return Response(service.metrics.exposition(), media_type=service.metrics.CONTENT_TYPE)

@@ -1,17 +1,16 @@
-"""The model that serves: which one, how good, how fast, and another in its place."""
+"""The models: which one serves, how good and how fast it is, and how to change it."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 
 from bundlemage.live import record_of
 from bundlemage.service.answerer import Serving
-from bundlemage.service.problems import ApiError, responses
-from bundlemage.service.routes.common import TheService
-from bundlemage.service.security import require
+from bundlemage.service.problems import ApiError
+from bundlemage.service.routes.common import TheService, allow
 from bundlemage.store.records import ServedSummary
 from bundlemage.wire.answers import Exposure, Insights, ModelLine, Models, Reloaded, ServedOut, ServingModel
 from bundlemage.wire.requests import ReloadIn
@@ -19,12 +18,12 @@ from bundlemage.wire.requests import ReloadIn
 router = APIRouter(prefix="/v1", tags=["models"])
 DAYS_OF_INSIGHT = 7
 MOST_EXPOSURES = 2000
-"""As many as a picture can show."""
+"""A chart cannot show more bundles."""
 
 
-@router.get("/models", dependencies=[Depends(require("read"))], responses=responses(401, 403, 429, 503))
+@router.get("/models", **allow("read"))
 async def models(service: TheService) -> Models:
-    """The models that were ever published, the newest first."""
+    """All models that were ever published, the newest first."""
     serving = (await service.now()).record.version
     published = await service.in_thread(service.store.models)
     return Models(
@@ -40,13 +39,9 @@ async def models(service: TheService) -> Models:
     )
 
 
-@router.post(
-    "/models/reload",
-    dependencies=[Depends(require("admin"))],
-    responses=responses(401, 403, 404, 409, 413, 422, 429, 503),
-)
+@router.post("/models/reload", **allow("admin", 404, 409, 413))
 async def reload(service: TheService, body: ReloadIn | None = None) -> Reloaded:
-    """Serve what the served folder holds now, or an earlier version. No request fails meanwhile."""
+    """Serve the model that is now in the served folder, or an earlier version. No request fails meanwhile."""
     answerer = service.answerer
     before = answerer.serving.record
     wanted = body.version if body else None
@@ -57,7 +52,7 @@ async def reload(service: TheService, body: ReloadIn | None = None) -> Reloaded:
             raise ApiError(
                 404,
                 "No such model",
-                f"there is no model {wanted!r}: GET /v1/models lists those that there are",
+                f"there is no model {wanted!r}: GET /v1/models lists all models",
             )
         answerer.load(record)
 
@@ -66,16 +61,16 @@ async def reload(service: TheService, body: ReloadIn | None = None) -> Reloaded:
     return Reloaded(serving=serving, previous=before.version, changed=serving != before.version)
 
 
-@router.get("/insights", dependencies=[Depends(require("read"))], responses=responses(401, 403, 429, 503))
+@router.get("/insights", **allow("read"))
 async def insights(service: TheService) -> Insights:
-    """How good the model is, what it shows against what sells, how fast it answers."""
+    """The model's quality, each bundle's share of sales and of answers, and the response times."""
     since = datetime.now(UTC) - timedelta(days=DAYS_OF_INSIGHT)
 
-    def gathered() -> ServedSummary:
+    def served_answers() -> ServedSummary:
         service.answerer.write_shown()
         return service.store.served_since(since)
 
-    served = await service.in_thread(gathered)
+    served = await service.in_thread(served_answers)
     serving = await service.now()
     exposures = await service.in_thread(_exposures, serving, served)
     return Insights(
@@ -100,7 +95,7 @@ def _described(serving: Serving) -> ServingModel:
 
 
 def _exposures(serving: Serving, served: ServedSummary) -> tuple[Exposure, ...]:
-    """What is sold and its share in all sales and in all that was shown, the most shown or sold first."""
+    """The bundles on sale with their shares of sales and of answers. The largest share comes first."""
     live = serving.live
     sold, shown = sum(live.sales.bundles.values()) or 1, sum(served.shown.values()) or 1
     exposures = [

@@ -1,4 +1,4 @@
-"""The page, and the description of the API."""
+"""The HTML pages, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def static(name: str) -> Response:
 
 @lru_cache(1)
 def _static_files() -> dict[str, Path]:
-    """By name, so that no request can reach for anything else."""
+    """The files by name, so that a request can reach no other file."""
     return {file.name: file for file in (HERE / "static").iterdir() if file.suffix in TYPES}
 
 
@@ -53,9 +53,9 @@ async def shop(request: Request) -> Response:
 
 
 async def _page(name: str, request: Request) -> Response:
-    """A page; or the way to the login and back, for whoever needs a key and has none."""
+    """A page; or a redirect to the login page for a caller without a key."""
     if name not in PAGES:
-        raise ApiError(404, "Not found", "there is no such page: /, /builder and /insights are there")
+        raise ApiError(404, "Not found", "there is no such page; there are /, /builder and /insights")
     if name != "login":
         try:
             await request.app.state.service.security.identify(request)

@@ -1,14 +1,14 @@
-"""Bundles for a person, items for a bundle, bundles like a bundle."""
+"""Bundles for a user, items for a bundle, similar bundles."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 
 from bundlemage.service.answerer import Serving
-from bundlemage.service.answers import ranked_bundle
-from bundlemage.service.problems import ApiError, responses
+from bundlemage.service.answers import ranked_bundle, ranked_item
+from bundlemage.service.problems import newer_than_the_model
 from bundlemage.service.routes.common import (
     BundleId,
     HowMany,
@@ -16,67 +16,63 @@ from bundlemage.service.routes.common import (
     TheService,
     UserId,
     WhereOfQuery,
-    bundles_for,
+    about,
+    allow,
+    answer_to,
     filter_of,
-    items_for,
     unknown,
 )
-from bundlemage.service.security import require
 from bundlemage.wire.answers import BundlesFor, Gate, ItemsFor, SimilarBundles
-from bundlemage.wire.requests import CompleteIn, Filtered, RecommendIn
+from bundlemage.wire.requests import CompleteIn, RecommendIn
 
-router = APIRouter(prefix="/v1", dependencies=[Depends(require("read"))], tags=["recommendations"])
+router = APIRouter(prefix="/v1", tags=["recommendations"])
+Details = Annotated[bool, Query(description="Whether each bundle lists its items.")]
 
 
-@router.get(
-    "/users/{user_id:id}/bundles",
-    response_model_exclude_unset=True,
-    responses=responses(401, 403, 404, 409, 422, 429, 503),
-)
+@router.get("/users/{user_id:id}/bundles", response_model_exclude_unset=True, **allow("read", 404, 409))
 async def bundles_for_user(
     user_id: UserId,
     service: TheService,
     request_id: RequestId,
     where: WhereOfQuery,
     k: HowMany = 10,
-    include_owned: Annotated[bool, Query(description="Also what they have already.")] = False,
-    details: Annotated[bool, Query(description="Each bundle with its items.")] = False,
+    include_owned: Annotated[
+        bool, Query(description="Whether to include what the user already has.")
+    ] = False,
+    details: Details = False,
 ) -> BundlesFor:
-    """The bundles that fit a user best. Someone of whom nothing is known gets what sells best."""
-    someone = Filtered(user_id=user_id, include_owned=include_owned, where=where)
-    return await bundles_for(service, request_id, someone, k, details=details)
+    """The bundles that fit a user best. A user without a history gets the bundles that sell best."""
+    body = RecommendIn(user_id=user_id, include_owned=include_owned, where=where, k=k, details=details)
+    return await recommend(body, service, request_id)
 
 
-@router.post(
-    "/recommend",
-    response_model_exclude_unset=True,
-    responses=responses(401, 403, 404, 409, 413, 422, 429, 503),
-)
+@router.post("/recommend", response_model_exclude_unset=True, **allow("read", 404, 409, 413))
 async def recommend(body: RecommendIn, service: TheService, request_id: RequestId) -> BundlesFor:
-    """The bundles that fit a user, or anyone whose history comes along."""
-    return await bundles_for(service, request_id, body, body.k, details=body.details)
+    """The bundles that best fit a user, or a history in the request."""
+    answer = await answer_to(body, body.k, None, service, request_id)
+    live = answer.serving.live
+    bundles = tuple(ranked_bundle(one, live, details=body.details) for one in answer.recommendations)
+    return BundlesFor(**about(request_id, answer.serving, body, answer.known), bundles=bundles)
 
 
-@router.post("/complete", responses=responses(401, 403, 404, 409, 413, 422, 429, 503))
+@router.post("/complete", **allow("read", 404, 409, 413))
 async def complete(body: CompleteIn, service: TheService, request_id: RequestId) -> ItemsFor:
-    """The items that best complete a bundle for someone; with no items, how to begin one."""
-    return await items_for(service, request_id, body, tuple(dict.fromkeys(body.items)), body.k)
+    """The items that best complete a bundle for a user; without items, the best first items."""
+    answer = await answer_to(body, body.k, tuple(dict.fromkeys(body.items)), service, request_id)
+    items = tuple(ranked_item(one, answer.serving.live) for one in answer.recommendations)
+    return ItemsFor(**about(request_id, answer.serving, body, answer.known), items=items)
 
 
-@router.get(
-    "/bundles/{bundle_id:id}/similar",
-    response_model_exclude_unset=True,
-    responses=responses(401, 403, 404, 409, 422, 429, 503),
-)
+@router.get("/bundles/{bundle_id:id}/similar", response_model_exclude_unset=True, **allow("read", 404, 409))
 async def similar(
     bundle_id: BundleId,
     service: TheService,
     request_id: RequestId,
     where: WhereOfQuery,
     k: HowMany = 10,
-    details: Annotated[bool, Query(description="Each bundle with its items.")] = False,
+    details: Details = False,
 ) -> SimilarBundles:
-    """The bundles that are most like one, as the model sees them."""
+    """The bundles that are most similar to one, according to the model."""
 
     def work(serving: Serving) -> SimilarBundles:
         live = serving.live
@@ -84,22 +80,17 @@ async def similar(
         if bundle is None:
             raise unknown("bundle", bundle_id)
         if not any(map(live.in_model, bundle.items)):
-            raise ApiError(
-                409,
-                "Not in the model",
-                f"the bundle {bundle_id!r} has only items that are newer than the model, which therefore "
-                "cannot compare it with others; 'bundlemage retrain' makes a model that can",
-            )
+            raise newer_than_the_model(f"all items of the bundle {bundle_id!r} are")
         similar = live.similar(bundle_id, k, where=filter_of(where))
-        bundles = tuple(ranked_bundle(answer, live, details=details) for answer in similar)
+        bundles = tuple(ranked_bundle(one, live, details=details) for one in similar)
         return SimilarBundles(request_id=request_id, model_version=serving.record.version, bundles=bundles)
 
     return await service.answerer.on_live(work)
 
 
-@router.get("/users/{user_id:id}/gate", responses=responses(401, 403, 404, 409, 422, 429, 503))
+@router.get("/users/{user_id:id}/gate", **allow("read", 404, 409))
 async def gate(user_id: UserId, service: TheService, request_id: RequestId) -> Gate:
-    """How far a user's items and bundles each speak when the model mixes them."""
+    """How much weight the model gives to a user's items and to their bundles."""
 
     def work(serving: Serving) -> Gate:
         share = serving.live.gate(service.store.histories([user_id])[user_id])

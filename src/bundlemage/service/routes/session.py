@@ -1,4 +1,4 @@
-"""`/v1/session`: the page logs in with a key, and out."""
+"""`/v1/session`: how the page logs in with a key, and logs out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ router = APIRouter(prefix="/v1/session", tags=["session"])
 
 
 class SessionOut(BaseModel):
-    """Whether the page must log in, and what the caller may do."""
+    """Whether the page must log in, and the caller's role."""
 
     model_config = ConfigDict(
         use_attribute_docstrings=True,
@@ -26,7 +26,7 @@ class SessionOut(BaseModel):
     login_required: bool
     """Whether the service has keys."""
     role: Role | None
-    """The caller's role; null for one who has not logged in."""
+    """The caller's role; null without a login."""
 
 
 class LoginIn(BaseModel):
@@ -35,12 +35,12 @@ class LoginIn(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     key: SecretStr = Field(min_length=1, max_length=200)
-    """The whole text of a key."""
+    """The complete text of the key."""
 
 
 @router.get("", responses=responses(403, 429, 503), summary="Whether a login is needed")
 async def session(request: Request) -> SessionOut:
-    """Open to everybody: the page asks it first."""
+    """Everybody may ask this: the page does so first."""
     security = _security(request)
     role: Role | None = None
     try:
@@ -57,10 +57,10 @@ async def session(request: Request) -> SessionOut:
 async def log_in(
     request: Request, login: Annotated[LoginIn, Body(examples=[{"key": "bm_0123456789ab_…"}])]
 ) -> Response:
-    """Set a cookie that stands for the key until the session ends."""
+    """Set a cookie that replaces the key until the session ends."""
     security, headers = _security(request), _headers(request)
     if not await security.keys_are_on():
-        raise ApiError(409, "No login", "The service has no keys, so there is nothing to log in to.")
+        raise ApiError(409, "No login", "The service has no keys, so no login is needed.")
     address = security.address(request.scope, headers)
     token = await security.log_in(login.key.get_secret_value(), address)
     answer = Response(status_code=204)
@@ -71,7 +71,7 @@ async def log_in(
 
 @router.delete("", status_code=204, responses=responses(403, 429, 503), summary="Log out")
 async def log_out(request: Request) -> Response:
-    """End the session of the cookie; without one, nothing happens."""
+    """End the session of the cookie. Without a cookie nothing happens."""
     token = session_token(request)
     if token is not None:
         await _security(request).log_out(token)

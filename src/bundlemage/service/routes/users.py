@@ -1,16 +1,16 @@
-"""Who the users are, what they have, and what they take."""
+"""Users: their histories and their interactions."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Response
 
 from bundlemage.service.answerer import Serving
 from bundlemage.service.answers import bundle_out, item_out
 from bundlemage.service.problems import ApiError, responses
-from bundlemage.service.routes.common import Limit, RequestId, TheService, UserId
-from bundlemage.service.security import Writer, require
+from bundlemage.service.routes.common import Limit, RequestId, TheService, UserId, allow
+from bundlemage.service.security import Writer
 from bundlemage.store.records import Bundle, InteractionRecord, Item
 from bundlemage.wire.answers import UserLine, UserOut, UserPage, Written
 from bundlemage.wire.requests import ID_PATTERN, InteractionIn, InteractionsIn
@@ -22,68 +22,58 @@ IdempotencyKey = Annotated[
     Header(
         max_length=200,
         pattern=r"^[\x21-\x7e]+$",
-        description="A text of your own, new for each request. Sent again with the same key, a request is "
-        "not carried out again: the first answer comes back.",
+        description="A text of your own, new for each request. A request that is sent again with the same "
+        "key is not carried out again: it gets the first answer.",
         examples=["order-4711"],
     ),
 ]
 
 
-@router.get("/users", dependencies=[Depends(require("read"))], responses=responses(401, 403, 422, 429, 503))
+@router.get("/users", **allow("read"))
 def users(
     service: TheService,
-    search: Annotated[str, Query(max_length=200, pattern=r"^[^\x00]*$", description="How ids begin.")] = "",
+    search: Annotated[
+        str, Query(max_length=200, pattern=r"^[^\x00]*$", description="The beginning of the ids.")
+    ] = "",
     limit: Limit = 50,
     after: Annotated[
         str, Query(max_length=200, pattern=rf"^({ID_PATTERN})?$", description="An answer's 'next'.")
     ] = "",
 ) -> UserPage:
-    """The users who have anything, in the order of their ids."""
+    """The users who have a history, ordered by id."""
     page = service.store.users(search, limit, after)
     following = page[-1].id if len(page) == limit else None
     return UserPage(users=tuple(map(UserLine.model_validate, page)), next=following)
 
 
-@router.get(
-    "/users/{user_id:id}",
-    dependencies=[Depends(require("read"))],
-    responses=responses(401, 403, 404, 422, 429, 503),
-)
+@router.get("/users/{user_id:id}", **allow("read", 404))
 async def user(user_id: UserId, service: TheService) -> UserOut:
-    """What a user has."""
+    """The items and bundles that a user has."""
 
     def work(serving: Serving) -> UserOut:
         live, owned = serving.live, service.store.histories([user_id])[user_id]
         if not owned.items and not owned.bundles:
-            raise ApiError(
-                404, "No such user", f"the user {user_id!r} has nothing yet, so nothing is known of them"
-            )
-        stock = live.stock
+            raise ApiError(404, "No such user", f"the user {user_id!r} has no items and no bundles yet")
+        items = (live.stock.items.get(name) or Item(name) for name in owned.items)
+        bundles = (live.stock.bundles.get(name) or Bundle(name, ()) for name in owned.bundles)
         return UserOut(
             id=user_id,
-            items=tuple(item_out(stock.items.get(name) or Item(name), live) for name in owned.items),
-            bundles=tuple(
-                bundle_out(stock.bundles.get(name) or Bundle(name, ()), live) for name in owned.bundles
-            ),
+            items=tuple(item_out(item, live) for item in items),
+            bundles=tuple(bundle_out(bundle, live) for bundle in bundles),
         )
 
     return await service.answerer.on_live(work)
 
 
-@router.delete(
-    "/users/{user_id:id}",
-    status_code=204,
-    dependencies=[Depends(require("write"))],
-    responses=responses(401, 403, 404, 422, 429, 503),
-)
+@router.delete("/users/{user_id:id}", status_code=204, **allow("write", 404))
 def erase(user_id: UserId, service: TheService) -> None:
-    """Erase everything that is stored of a user. (A model that learned from it keeps what it learned.)"""
-    service.answerer.write_shown()  # or what was served to them a moment ago would be written afterwards
+    """Erase everything that is stored about a user. (A model keeps what it has learned.)"""
+    service.answerer.write_shown()  # or the latest answers to the user would be written afterwards
     if not service.store.erase_user(user_id):
-        raise ApiError(404, "No such user", f"nothing is stored of the user {user_id!r}")
+        raise ApiError(404, "No such user", f"nothing is stored about the user {user_id!r}")
 
 
-@router.post("/interactions", responses=responses(401, 403, 404, 413, 422, 429, 503))
+@router.post("/interactions", responses=responses(401, 403, 404, 413, 429, 503))
 def interactions(
     body: InteractionsIn,
     service: TheService,
@@ -92,9 +82,9 @@ def interactions(
     principal: Writer,
     idempotency_key: IdempotencyKey = None,
 ) -> Written:
-    """Who took what; all of it or nothing. On disk when answered, and in the very next recommendation."""
+    """Record interactions: all or none. They are on disk when this returns, and count in the next answer."""
     recorded = service.store.add_interactions(
-        [_interaction(each) for each in body.interactions],
+        [_record(interaction) for interaction in body.interactions],
         idempotency_key=idempotency_key,
         caller=principal.caller,
     )
@@ -105,9 +95,9 @@ def interactions(
     return Written(**vars(recorded), request_id=request_id)
 
 
-def _interaction(given: InteractionIn) -> InteractionRecord:
-    kind, thing = ("item", given.item_id) if given.item_id is not None else ("bundle", given.bundle_id)
-    assert thing is not None
-    return InteractionRecord(
-        given.user_id, "item" if kind == "item" else "bundle", thing, given.at, given.request_id
-    )
+def _record(interaction: InteractionIn) -> InteractionRecord:
+    user, at, request_id = interaction.user_id, interaction.at, interaction.request_id
+    if interaction.item_id is not None:
+        return InteractionRecord(user, "item", interaction.item_id, at, request_id)
+    assert interaction.bundle_id is not None
+    return InteractionRecord(user, "bundle", interaction.bundle_id, at, request_id)
