@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
@@ -84,21 +85,26 @@ def _joined_ids(columns: Sequence[pa.ChunkedArray]) -> Coded:
     return joined([encode(column) for column in columns])
 
 
-def look(table: str, file: TableFile) -> Footer:
-    """Read the footer of a file; raises `DataError` if the file is unusable or lacks a column."""
+@contextmanager
+def _opened(file: TableFile, dictionaries: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
+    """Open a file; raises `DataError` if it cannot be read or is damaged. Some columns are dictionaries."""
     try:
         file.check()
         with file.open() as stream:  # an OSError here means no access, not damage
             try:
-                described = pq.ParquetFile(stream)
-                schema = described.schema_arrow
-                positions = resolve(table, schema.names, file.where)
-                groups = described.metadata.num_row_groups
-                rows = tuple(described.metadata.row_group(group).num_rows for group in range(groups))
+                yield pq.ParquetFile(stream, read_dictionary=list(dictionaries))
             except (pa.ArrowException, OSError) as error:
                 raise DataError(_damaged(stream, file, error)) from error
     except OSError as error:
         raise DataError(unreadable(file.where, error)) from error
+
+
+def look(table: str, file: TableFile) -> Footer:
+    """Read the footer of a file; raises `DataError` if the file is unusable or lacks a column."""
+    with _opened(file) as opened:
+        schema, metadata = opened.schema_arrow, opened.metadata
+        positions = resolve(table, schema.names, file.where)
+        rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
     types = {column: schema.types[position] for column, position in positions.items()}
     return Footer({column: schema.names[position] for column, position in positions.items()}, types, rows)
 
@@ -107,18 +113,11 @@ def read_columns(file: TableFile, footer: Footer, groups: Sequence[int] | None =
     """Returns the columns of the table under their canonical names; of some row groups, or of all."""
     names = list(footer.names.values())
     texts = [footer.names[column] for column, kind in footer.types.items() if _is_text(kind)]
-    try:
-        with file.open() as stream:
-            try:
-                opened = pq.ParquetFile(stream, read_dictionary=texts)
-                if groups is None:
-                    table = opened.read(columns=names)
-                else:
-                    table = opened.read_row_groups(list(groups), columns=names, use_threads=False)
-            except (pa.ArrowException, OSError) as error:
-                raise DataError(_damaged(stream, file, error)) from error
-    except OSError as error:
-        raise DataError(unreadable(file.where, error)) from error
+    with _opened(file, texts) as opened:
+        if groups is None:
+            table = opened.read(columns=names)
+        else:
+            table = opened.read_row_groups(list(groups), columns=names, use_threads=False)
     return pa.table({column: table.column(name) for column, name in footer.names.items()})
 
 
