@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bundlemage.engines.base import engine
-from bundlemage.engines.training import TrainingJob, trainer_of
+from bundlemage.engines.training import TrainingJob
 from bundlemage.readers.load import read
 from bundlemage.recipe import Recipe
 from bundlemage.recommender import Recommender
@@ -35,8 +35,7 @@ def main() -> None:
     for item_tables in ("replicated", "sharded"):
         with TemporaryDirectory() as folder:
             job = TrainingJob(chosen.data, recipe, Path(folder) / "run", item_tables=item_tables)
-            trainer = trainer_of(engine(chosen.engine, workers=chosen.workers), job)
-            several = recipe.recommender().fit(split, progress=False, trainer=trainer)
+            several = engine(chosen.engine, workers=chosen.workers).train(job)
         _print(several, one, f"{chosen.workers} processes, {item_tables}")
 
 

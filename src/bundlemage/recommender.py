@@ -15,7 +15,7 @@ from bundlemage.artifact.files import Artifact, load_artifact, load_without_user
 from bundlemage.asker import Asker
 from bundlemage.campaigns import chances
 from bundlemage.campaigns.chances import Calibration
-from bundlemage.campaigns.run import Ask, run_campaign
+from bundlemage.campaigns.run import run_campaign
 from bundlemage.campaigns.settings import Campaign, CampaignSummary
 from bundlemage.core.filters import Filter
 from bundlemage.core.history import Id
@@ -24,15 +24,15 @@ from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import Source, Split, SplitPlan
 from bundlemage.errors import ArtifactError, ConfigError
 from bundlemage.evaluation.results import Evaluation, evaluate
-from bundlemage.models.base import Interactions, Sizes
+from bundlemage.models.base import Interactions, Model, Sizes
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ensemble import build_ensemble, check_ensemble, members_of
 from bundlemage.models.registry import make_config
 from bundlemage.training.credit import NewBundleCredit, find_credit
 from bundlemage.training.devices import resolve_device
 from bundlemage.training.history import EpochRecord, Observer
-from bundlemage.training.loop import TrainingResult, train
-from bundlemage.training.members import Trainer, train_members
+from bundlemage.training.loop import TrainingResult
+from bundlemage.training.members import train_members
 from bundlemage.training.progress import bar_for_people
 
 Sales: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -75,7 +75,6 @@ class Recommender(Asker):
         progress: bool = True,
         calibrate: bool = True,
         calibration: Calibration | None = None,
-        trainer: Trainer = train,
     ) -> Recommender:
         """Learn from a dataset, or from what a reader returned, divided by `plan`; or from a split.
 
@@ -83,31 +82,36 @@ class Recommender(Asker):
         With a `folder`, training survives being killed: fit again with `resume` and the same data.
         `progress` shows a bar in a terminal or a notebook. `calibrate=False` leaves out what `calibrate`
         does, for models that are only compared. `calibration` is that of another model, for a model that is
-        trained on everything and has no validation cases of its own. `trainer` is the function that trains,
-        such as that of an engine.
+        trained on everything and has no validation cases of its own.
         """
         split = _split(data, plan)
-        self.plan, self.protocol = split.plan, split.protocol
-        model, self.training = train_members(
+        model, training = train_members(
             self.model_name,
             self.config,
             split,
             self.ensemble,
-            trainer,
             folder=folder,
             resume=resume,
             checkpoint_every=checkpoint_every,
             observers=[*observers, *(bar_for_people() if progress else ())],
         )
-        self.history = self.training.history
-        self._fitted = (model, Shop(split.dataset, resolve_device(self.config.device)))
-        self._index, self.calibration, self.new_bundle_credit = None, calibration, None
-        if self.training.interrupted:
+        self.take(split, model, training, calibration=calibration)
+        if training.interrupted:
             return self
         if calibrate:
             self.calibrate(split)
         elif split.new_bundles is not None:  # the credit decides where the bundles of the test rank
             self._find_credit(split)
+        return self
+
+    def take(
+        self, split: Split, model: Model, training: TrainingResult, *, calibration: Calibration | None = None
+    ) -> Recommender:
+        """Take over a model that was trained on a split, by this process or by others; returns itself."""
+        self.plan, self.protocol = split.plan, split.protocol
+        self.training, self.history = training, training.history
+        self._fitted = (model, Shop(split.dataset, resolve_device(self.config.device)))
+        self._index, self.calibration, self.new_bundle_credit = None, calibration, None
         return self
 
     def calibrate(self, split: Split) -> None:
@@ -153,15 +157,13 @@ class Recommender(Asker):
         where: Filter | None = None,
         resume: bool = False,
         progress: Callable[[int, int], None] | None = None,
-        ask: Ask | None = None,
         **settings: Any,
     ) -> CampaignSummary:
         """Bundles for every user of the shop, or for these, worth most together under limits that all share.
 
         Settings are those of `campaigns.settings.Campaign`: per_user, stock, shown_at_most,
         different_at_most, budget, reserve, value, format and so on. Who is shown what goes to files in
-        `folder`/parts; killed at any moment, `resume` goes on to the very same files. `ask` is who asks the
-        model, such as an engine's processes.
+        `folder`/parts; killed at any moment, `resume` goes on to the very same files.
         """
         self._check_matches()
         return run_campaign(
@@ -173,7 +175,6 @@ class Recommender(Asker):
             users,
             resume=resume,
             progress=progress,
-            ask=ask,
         )
 
     # ── Saving and loading ───────────────────────────────────────────────────────────────────────

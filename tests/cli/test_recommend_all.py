@@ -67,7 +67,8 @@ class TestEveryone:
         refused = run("recommend-all", model, "-o", diary, "--overwrite", code=2)
         assert "is not a Parquet file" in refused.stderr
         assert diary.read_text() == "dear diary"
-        assert "is a folder" in run("recommend-all", model, "-o", tmp_path, code=2).stderr
+        refused = run("recommend-all", model, "-o", tmp_path, code=2)
+        assert "holds other files, such as diary.txt" in refused.stderr
 
     @pytest.mark.parametrize(
         ("arguments", "message"),

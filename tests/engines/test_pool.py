@@ -5,16 +5,23 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from bundlemage.engines.base import engine
 from bundlemage.engines.ray.cluster import Cluster
 from bundlemage.errors import ClusterError, ConfigError, DeviceError
 
 
-def _squares() -> Callable[[int], int]:
+@dataclass(frozen=True)
+class _Job:
+    file: Path = Path("deaths left")
+    """How often the piece 1 is still to kill its process."""
+
+
+def _squares(job: _Job) -> Callable[[int], int]:
     def square(number: int) -> int:
         if number == 13:
             raise ConfigError("13 is not squared")
@@ -24,7 +31,6 @@ def _squares() -> Callable[[int], int]:
 
 
 def test_in_order_and_only_so_far_ahead(ray_cluster: None) -> None:
-    cluster = Cluster(None, 2)
     drawn: list[int] = []
 
     def pieces() -> Iterator[int]:
@@ -33,12 +39,12 @@ def test_in_order_and_only_so_far_ahead(ray_cluster: None) -> None:
             yield number
 
     def squared() -> None:
-        from bundlemage.engines.ray.pool import AHEAD, in_order
-        from bundlemage.engines.ray.resources import resources
+        from bundlemage.engines.ray.pool import AHEAD
 
-        with cluster.joined("a test"):
-            for number, found in enumerate(in_order(resources(cluster, "cpu"), _squares, pieces())):
-                assert found == number * number
+        with engine("ray", workers=2).working("a test", "cpu") as workers:
+            assert workers.count == 2
+            for number, result in enumerate(workers.each(_squares, _Job(), pieces())):
+                assert result == number * number
                 assert len(drawn) <= number + AHEAD * 2
 
     with pytest.raises(ConfigError, match="13 is not squared"):
@@ -46,13 +52,11 @@ def test_in_order_and_only_so_far_ahead(ray_cluster: None) -> None:
     assert 13 in drawn
 
 
-def _dying(file: Path) -> Callable[[int], int]:
-    """The piece 1 kills its process as often as the file says."""
-
+def _dying(job: _Job) -> Callable[[int], int]:
     def work(number: int) -> int:
-        left = int(file.read_text())
+        left = int(job.file.read_text())
         if number == 1 and left:
-            file.write_text(str(left - 1))
+            job.file.write_text(str(left - 1))
             os._exit(1)
         return number
 
@@ -61,38 +65,40 @@ def _dying(file: Path) -> Callable[[int], int]:
 
 @pytest.mark.slow
 def test_a_piece_that_kills_again_and_again_is_given_up(ray_cluster: None, tmp_path: Path) -> None:
-    from bundlemage.engines.ray.pool import in_order
+    from bundlemage.engines.ray.pool import RayWorkers
     from bundlemage.engines.ray.resources import Resources
 
-    file = tmp_path / "deaths left"
-    file.write_text("100")
+    job = _Job(tmp_path / "deaths left")
+    job.file.write_text("100")
     with pytest.raises(ClusterError, match=r"lost 3 times at the same piece of work: .* more memory"):
-        list(in_order(Resources(workers=1, cpus=1), partial(_dying, file), [1]))
-    assert file.read_text() == "97"
+        list(RayWorkers(Resources(workers=1, cpus=1)).each(_dying, job, [1]))
+    assert job.file.read_text() == "97"
 
 
 @pytest.mark.slow
 def test_a_process_that_dies_is_replaced(ray_cluster: None, tmp_path: Path) -> None:
-    from bundlemage.engines.ray.pool import in_order
+    from bundlemage.engines.ray.pool import RayWorkers
     from bundlemage.engines.ray.resources import Resources
 
-    file = tmp_path / "deaths left"
-    file.write_text("2")
-    assert list(in_order(Resources(workers=1, cpus=1), partial(_dying, file), range(3))) == [0, 1, 2]
-    assert file.read_text() == "0"
+    job = _Job(tmp_path / "deaths left")
+    job.file.write_text("2")
+    workers = RayWorkers(Resources(workers=1, cpus=1))
+    assert list(workers.each(_dying, job, range(3))) == [0, 1, 2]
+    assert job.file.read_text() == "0"
 
 
 def test_work_goes_to_those_who_are_free(ray_cluster: None) -> None:
     """And not to one that has no place, as when other work has taken it."""
     import ray
 
-    from bundlemage.engines.ray.pool import in_order
+    from bundlemage.engines.ray.pool import RayWorkers
     from bundlemage.engines.ray.resources import Resources
 
     holder = ray.remote(num_cpus=1)(_Idle).remote()
     ray.get(holder.there.remote())
     try:
-        assert list(in_order(Resources(workers=2, cpus=1), lambda: lambda n: n, range(8))) == list(range(8))
+        workers = RayWorkers(Resources(workers=2, cpus=1))
+        assert list(workers.each(lambda _: lambda n: n, _Job(), range(8))) == list(range(8))
     finally:
         ray.kill(holder)
 
@@ -151,10 +157,8 @@ def test_the_process_that_divides_the_work_needs_no_gpu(monkeypatch: pytest.Monk
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'bundlemage[ray]'")
     import torch
 
-    from bundlemage.engines.ray.resources import device_here
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert [device_here(device) for device in ("cuda", "cuda:1", "auto", "cpu")] == [
+    assert [engine("ray").device_here(device) for device in ("cuda", "cuda:1", "auto", "cpu")] == [
         "cpu",
         "cpu",
         "auto",

@@ -20,12 +20,13 @@ from scipy import sparse
 from benchmarks.scoring import command_of, family
 from bundlemage import Filter, Recommender, read
 from bundlemage.data.dataset import BundleDataset
+from bundlemage.data.progress import in_silence
 from bundlemage.data.shards import write_layout
 from bundlemage.engines import scoring
 from bundlemage.engines.answers import ANSWERS, NEW
-from bundlemage.engines.base import Engine, engine, in_silence
+from bundlemage.engines.base import Engine, engine
 from bundlemage.engines.people import ModelPeople, spread
-from bundlemage.engines.scoring import PartScorer, Ready, Scored, ScoringJob, Work, make_ready
+from bundlemage.engines.scoring import PartScorer, Ready, ScoredUsers, ScoringJob, Work, make_ready
 from bundlemage.errors import (
     ArtifactError,
     BundleMageError,
@@ -98,7 +99,7 @@ class TestAnswers:
         job = job_of(model, tmp_path / "answers")
         done = any_engine.recommend_all(job, lambda *step: steps.append(step))
         wanted = expected(model)
-        assert done == Scored(users=80, rows=len(wanted), parts=3, kept=0)
+        assert done == ScoredUsers(users=80, rows=len(wanted), parts=3, kept=0)
         assert_same(answers(tmp_path / "answers"), wanted)
         popular = {row["user_id"] for row in wanted if row["source"] == "popular"}
         assert len(popular) == len(WITHOUT_HISTORY)
@@ -366,6 +367,21 @@ class TestGoingOn:
         assert contents(folder) == contents(whole)
 
 
+def test_one_file(any_engine: Engine, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts of a few users, which are joined here."""
+    monkeypatch.setattr(scoring, "FILE_ROWS", 40)
+    steps: list[tuple[str, int, int]] = []
+    file = tmp_path / "answers.parquet"
+    done = any_engine.recommend_all(job_of(model, file), lambda *step: steps.append(step))
+    assert done.users == 80
+    assert done.parts > 5
+    rows = pq.read_table(file).to_pylist()
+    assert done.rows == len(rows)
+    assert_same(rows, expected(model))
+    assert steps[-1] == ("users", 80, 80)
+    assert [path.name for path in tmp_path.iterdir()] == ["answers.parquet"]
+
+
 class TestCommand:
     def test_a_folder_is_named_and_told(self, model: Path, tmp_path: Path) -> None:
         folder = tmp_path / "answers"
@@ -386,10 +402,6 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (
-                ["-o", "a.parquet", "--engine", "ray"],
-                "name of a folder, without .parquet at its end",
-            ),
             (["-o", "a.parquet", "--resume"], "--resume is for a folder of files"),
             (["-o", "a.parquet", "--part-users", "9"], "--part-users is for a folder of files"),
             (["-o", "a", "--engine", "spark"], "unknown engine 'spark'"),
@@ -421,7 +433,7 @@ def test_a_process_that_dies_is_replaced(ray_cluster: None, model: Path, tmp_pat
 
     def kill_one(what: str, done: int, of: int) -> None:
         if what == "users" and done >= 10 and not killed:
-            workers = [process for process in family(os.getpid()) if "MapWorker" in command_of(process)]
+            workers = [process for process in family(os.getpid()) if "ray::_Process" in command_of(process)]
             killed.append(workers[0])
             os.kill(workers[0], signal.SIGKILL)
 
@@ -434,13 +446,13 @@ def test_a_process_that_dies_is_replaced(ray_cluster: None, model: Path, tmp_pat
 def test_a_part_that_kills_again_and_again_is_given_up(
     ray_cluster: None, model: Path, tmp_path: Path
 ) -> None:
+    from bundlemage.engines.ray.pool import RayWorkers
     from bundlemage.engines.ray.resources import Resources
-    from bundlemage.engines.ray.scoring import _anywhere
 
     work = Work(make_ready(job_of(model, tmp_path / "answers", part_users=80), in_silence))
     ready = _Deadly(**vars(work.ready))
     with pytest.raises(ClusterError, match=r"lost 3 times at the same piece of work: .* more memory"):
-        work.follow(_anywhere(ready, work.left, Resources(1, 1)), in_silence)
+        work.follow(RayWorkers(Resources(1, 1)).each(PartScorer, ready, work.left), in_silence)
 
 
 class _Deadly(Ready):

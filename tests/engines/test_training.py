@@ -7,6 +7,7 @@ so that weights differ by more than rounding: losses are held to 1e-4 of their s
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from bundlemage import Recommender
 from bundlemage.data.shards import write_layout
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.engines.base import Engine, engine
-from bundlemage.engines.training import TrainingJob, trainer_of
+from bundlemage.engines.training import TrainingJob
 from bundlemage.errors import CheckpointError, ClusterError, ConfigError, DataError, UnsupportedError
 from bundlemage.models.base import Interactions
 from bundlemage.readers.load import read
@@ -51,8 +52,8 @@ def layout(split: Split, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(by: Engine, job: TrainingJob, split: Split, observers: tuple[Observer, ...] = ()) -> Recommender:
-    trainer = trainer_of(by, job)
-    return job.recipe.recommender().fit(split, progress=False, trainer=trainer, observers=observers)
+    vars(job)["split"] = split  # as if this process had read it
+    return by.train(job, observers)
 
 
 def scores(recommender: Recommender, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,11 +126,8 @@ def test_two_processes_train_the_members_of_an_ensemble_one_after_another(
 ) -> None:
     recipe = replace(RECIPE, ensemble=2)
     job = TrainingJob(str(layout), recipe, tmp_path / "run")
-    trainer = trainer_of(engine("local", workers=2), job)
     seen = Seen()
-    found = recipe.recommender().fit(
-        split, folder=job.folder, progress=False, trainer=trainer, observers=[seen]
-    )
+    found = trained(engine("local", workers=2), job, split, (seen,))
     assert seen.epochs == [1, 2, 3, 4, 5] * 2
     assert sorted(path.name for path in job.folder.iterdir()) == ["member-1", "member-2"]
     assert_same(found, recipe.recommender().fit(split, progress=False), split)
@@ -286,7 +284,19 @@ def test_more_workers_than_there_is_room_for_are_refused(
 
 def test_item_tables_are_for_several_processes() -> None:
     with pytest.raises(ConfigError, match="add --workers"):
-        trainer_of(engine("local"), TrainingJob("sample", RECIPE, Path("run"), item_tables="sharded"))
+        engine().check(TrainingJob("nowhere", RECIPE, Path("run"), item_tables="sharded"))
+
+
+def test_several_processes_need_a_checkpoint() -> None:
+    with pytest.raises(ConfigError, match="leave --checkpoint-every out"):
+        engine(workers=2).check(TrainingJob("nowhere", RECIPE, Path("run"), checkpoint_every=0))
+
+
+def test_what_was_read_for_training_does_not_travel(split: Split, tmp_path: Path) -> None:
+    job = TrainingJob("sample", RECIPE, tmp_path / "run")
+    assert job.split.train.fingerprint() == split.train.fingerprint()
+    assert len(pickle.dumps(job)) < 1000
+    assert pickle.loads(pickle.dumps(job)) == job
 
 
 def test_processes_end_with_the_command_that_started_them(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from bundlemage.data.splits import SplitPlan
 from bundlemage.engines.base import engine
-from bundlemage.engines.training import TrainingJob, trainer_of
+from bundlemage.engines.training import TrainingJob
 from bundlemage.readers.load import read
 from bundlemage.recipe import Recipe
 
@@ -26,8 +26,7 @@ def test_two_processes_on_one_gpu_learn_what_one_learns(item_tables: str, tmp_pa
     split = SplitPlan().divide(read("sample").dataset)
     one = RECIPE.recommender().fit(split, progress=False)
     job = TrainingJob("sample", RECIPE, tmp_path / "run", item_tables=item_tables)
-    trainer = trainer_of(engine("local", workers=2), job)
-    two = RECIPE.recommender().fit(split, progress=False, trainer=trainer)
+    two = engine("local", workers=2).train(job)
     assert two.training is not None
     assert two.training.device == "2 × cuda"
     assert len(two.history) == len(one.history) == 12

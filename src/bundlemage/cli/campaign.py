@@ -83,12 +83,11 @@ def campaign(
     it comes to, beside a bound that no plan within the limits exceeds. Killed at any time, the same command
     with --resume goes on and ends with the same files.
     """
-    from bundlemage.cli import show
-    from bundlemage.cli.engines import chosen_engine
-    from bundlemage.cli.recommend_all import watched
+    from bundlemage.cli import show, stages
+    from bundlemage.engines.base import engine as engine_of
     from bundlemage.engines.campaigning import CampaignJob
 
-    chosen = chosen_engine(engine, address, workers, "a campaign")
+    by = engine_of(engine, address=address, workers=workers)
     where = ask.filter_of(exclude, among, tag, min_price, max_price, in_stock)
     job = CampaignJob(
         Path(folder),
@@ -111,8 +110,8 @@ def campaign(
         device=device,
     )
     began = time.monotonic()
-    with watched("campaign") as progress:
-        summary = chosen.campaign(job, progress)
+    with stages.watched("campaign", speed=True) as progress:
+        summary = by.campaign(job, progress)
     seconds = round(time.monotonic() - began, 3)
     if as_json:
         show.print_json({**summary.to_json(), "folder": str(output), "seconds": seconds})

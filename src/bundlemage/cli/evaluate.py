@@ -33,21 +33,21 @@ def evaluate(
 ) -> None:
     """Measure the model in DIR on what was held out of PATH when it was trained."""
     from bundlemage.cli import show
-    from bundlemage.cli.engines import chosen_engine
+    from bundlemage.engines.base import engine as engine_of
     from bundlemage.engines.evaluating import EvaluationJob
 
-    chosen = chosen_engine(engine, address, workers, "evaluating")
-    job = EvaluationJob(Path(folder), location, key_values(table, "--table"), device)
+    by = engine_of(engine, address=address, workers=workers)
+    job = EvaluationJob(Path(folder), location, key_values(table, "--table"), device=device)
     with show.notes.status("loading and evaluating") as status:
-        show.warnings(job.source.warnings)
-        rows = chosen.evaluate(
+        rows = by.evaluate(
             job, lambda what, done, of: status.update(f"evaluating: {done:,} of {of:,} {what}")
         )
         changed = job.data_changed
+    show.warnings(job.source.warnings)
     if changed:
         show.notes.print(
-            "[yellow]warning:[/] the data is not what the model was trained on: its split is another, "
-            "and the figures may include what the model has seen"
+            "[yellow]warning:[/] this is not the data that the model was trained on: its split differs, and "
+            "the figures may include cases that the model has seen"
         )
     if as_json:
         show.print_json({"model": folder, "data_changed": changed, "test": [row.to_json() for row in rows]})

@@ -55,9 +55,9 @@ Workers = Annotated[
 ]
 
 
-def at_least_one(jobs: int) -> int:
+def at_least_one(jobs: int | None) -> int | None:
     """Refuse `--jobs 0` in one line, before anything is read."""
-    if jobs < 1:
+    if jobs is not None and jobs < 1:
         raise ConfigError(f"--jobs {jobs}: at least one must run at a time")
     return jobs
 

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from bundlemage.cli import show
-from bundlemage.engines.base import Progress
+from bundlemage.data.progress import Progress
 from bundlemage.training.progress import SECONDS_BETWEEN_LINES
 
 

@@ -25,7 +25,7 @@ from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
     from bundlemage.campaigns.chances import Calibration
-    from bundlemage.data.splits import Split, SplitPlan
+    from bundlemage.data.splits import Split
     from bundlemage.training.loop import TrainingResult
 
 
@@ -111,12 +111,11 @@ def train(
     """
     from bundlemage.cli import show
     from bundlemage.engines.base import engine as engine_of
-    from bundlemage.engines.training import TrainingJob, trainer_of
+    from bundlemage.engines.training import TrainingJob
     from bundlemage.evaluation.results import tasks_not_learned
     from bundlemage.models.registry import model_class
     from bundlemage.recipe import Recipe
     from bundlemage.recommender import evaluate_beside_popularity
-    from bundlemage.training.devices import present, resolve_device
     from bundlemage.training.history import SELECTION_METRIC
 
     by = engine_of(engine, address=address, workers=workers)
@@ -129,30 +128,23 @@ def train(
     _check_output(output, checkpoints, resume, overwrite)
     if epochs is not None and "epochs" not in model_class(chosen.model).config_class.model_fields:
         raise ConfigError(f"--epochs: {chosen.model} does not learn by steps, so it has no epochs")
-    recommender, plan = chosen.recommender(), chosen.plan()  # bad settings fail before data is read
-    if by.name == "ray" and not present(recommender.config.device):
-        # The workers have it; here the model is only measured and saved.
-        recommender = chosen.changed({"device": "cpu"}, {}).recommender()
-    resolve_device(recommender.config.device)
     calibration = None if calibrated_as is None else _calibration(calibrated_as)
     job = TrainingJob(
-        location, chosen, checkpoints, key_values(table, "--table"), resume, checkpoint_every, item_tables
+        location,
+        chosen,
+        checkpoints,
+        key_values(table, "--table"),
+        resume,
+        checkpoint_every,
+        item_tables,
+        calibration,
     )
-    trainer = trainer_of(by, job)
-    split = _read_split(location, key_values(table, "--table"), plan)
-    many = f"{recommender.ensemble} × " if recommender.ensemble > 1 else ""
-    _announce(split, many + recommender.model_name)
-    recommender.fit(
-        split,
-        folder=None if checkpoint_every == 0 else checkpoints,
-        resume=resume,
-        checkpoint_every=checkpoint_every,
-        observers=_observers(tensorboard),
-        progress=False,
-        calibrate=False,  # below, with a line that says what takes the time
-        calibration=calibration,
-        trainer=trainer,
-    )
+    by.check(job)
+    with show.notes.status(f"reading {label(location)}"):
+        split = job.split
+    show.warnings(job.source.warnings)
+    _announce(split, f"{chosen.ensemble} × {chosen.model}" if chosen.ensemble > 1 else chosen.model)
+    recommender = by.train(job, _observers(tensorboard))
     training = recommender.training
     assert training is not None
     with show.notes.status("calibrating, and holding bundles out to find how new ones are to be ranked"):
@@ -247,16 +239,6 @@ def _check_output(output: Path, checkpoints: Path, resume: bool, overwrite: bool
         raise ArtifactError(
             f"{output} exists already: add --overwrite to replace it, or choose another folder"
         )
-
-
-def _read_split(location: str, tables: dict[str, str], plan: SplitPlan) -> Split:
-    from bundlemage.cli import show
-    from bundlemage.readers.load import read
-
-    with show.notes.status(f"reading {label(location)}"):
-        source = read(location, tables)
-        show.warnings(source.warnings)
-        return plan.divide(source.dataset, source.ready)
 
 
 def _announce(split: Split, model: str) -> None:

@@ -15,7 +15,6 @@ from bundlemage.cli.options import (
     EngineName,
     Location,
     Tables,
-    Workers,
     at_least_one,
     key_values,
     label,
@@ -27,7 +26,6 @@ from bundlemage.errors import BundleMageError, ConfigError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from bundlemage.engines.base import Engine
     from bundlemage.models.space import Domain
     from bundlemage.recipe import Recipe
     from bundlemage.tuning.study import Search, Study
@@ -77,18 +75,21 @@ def tune(
     ] = None,
     split_seed: Annotated[int | None, typer.Option(help="The seed of the split, where one is drawn.")] = None,
     table: Tables = None,
-    jobs: Annotated[
-        int,
+    workers: Annotated[
+        int | None,
         typer.Option(
+            "--workers",
+            "--jobs",
             metavar="N",
             callback=at_least_one,
-            help="How many trials run at a time, each in a process of its own on the same device. With more "
-            "than one, what is tried depends on which trial ends first, so a search does not repeat exactly.",
+            help="How many trials run at a time, each in its own process: by default one on this machine, "
+            "and on Ray one for each GPU, or else for each processor. With more than one, what is tried "
+            "depends on which trial ends first, so a search does not repeat exactly.",
+            show_default=False,
         ),
-    ] = 1,
+    ] = None,
     engine_name: EngineName = "local",
     address: Address = None,
-    workers: Workers = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a study.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -99,9 +100,10 @@ def tune(
     killed at any time: the same command with --resume goes on. Ctrl-C ends early and keeps what is there.
     """
     from bundlemage.cli import show, stages
+    from bundlemage.engines.base import engine
     from bundlemage.recipe import Recipe
 
-    engine = _engine(engine_name, address, workers, jobs)
+    by = engine(engine_name, address=address, workers=workers)
     search = _search(
         Recipe.find(recipe) if recipe else Recipe(),
         model,
@@ -118,33 +120,18 @@ def tune(
     if resume and not output.exists():
         show.notes.print("nothing to resume: starting from the beginning")
     with stages.watched("tuning", status=True) as progress:
-        found = engine.tune(search, progress)
-    show.warnings(found.warnings)
+        study = by.tune(search, progress)
+    show.warnings(study.warnings)
     if as_json:
-        show.print_json(found.to_json())
+        show.print_json(study.to_json())
     else:
-        for part in _summary(found, label(location)):
+        for part in _summary(study, label(location)):
             show.out.print(part)
-    if found.interrupted:
+    if study.interrupted:
         show.notes.print("Interrupted: every trial that ended is kept; --resume goes on from here.")
         raise typer.Exit(130)
-    if found.best is None:
-        raise BundleMageError(f"every trial failed. The first one: {found.trials[0].reason}")
-
-
-def _engine(name: str, address: str | None, workers: int | None, jobs: int) -> Engine:
-    """The same number has two names: --jobs are processes of this machine, --workers those of a cluster."""
-    from bundlemage.engines.base import engine
-
-    if name == "ray" and jobs > 1:
-        raise ConfigError(
-            f"--jobs {jobs} is for this machine: on Ray, --workers says how many trials run at a time"
-        )
-    if name == "local" and workers is not None and workers > 1:
-        raise ConfigError(
-            f"--workers {workers} is for a cluster: add --engine ray, or use --jobs {workers} on this machine"
-        )
-    return engine(name, address=address, workers=jobs if name == "local" else workers)
+    if study.best is None:
+        raise BundleMageError(f"every trial failed. The first one: {study.trials[0].reason}")
 
 
 def _search(
@@ -188,36 +175,36 @@ def _domain(name: str, text: str) -> Domain:
     )
 
 
-def _summary(found: Study, location: str) -> Iterator[RenderableType]:
+def _summary(study: Study, location: str) -> Iterator[RenderableType]:
     """The best trials, what mattered, and what to do next."""
     from rich.table import Table
 
     from bundlemage.cli import show
 
-    states = [trial.state for trial in found.trials]
+    states = [trial.state for trial in study.trials]
     counts = f"{len(states)} trials, {states.count('pruned')} stopped early, {states.count('failed')} failed"
-    table = Table(title=f"{show.plain(found.model)}: the best of {counts}", title_justify="left")
+    table = Table(title=f"{show.plain(study.model)}: the best of {counts}", title_justify="left")
     table.add_column("trial", justify="right")
-    table.add_column(f"validation {found.metric}", justify="right")
+    table.add_column(f"validation {study.metric}", justify="right")
     table.add_column("epochs", justify="right")
     table.add_column("settings")
-    for trial in found.ranked[:BEST]:
+    for trial in study.ranked[:BEST]:
         chosen = "  ".join(f"{name}={_brief(value)}" for name, value in trial.settings.items())
         table.add_row(str(trial.number + 1), f"{trial.value:.4f}", str(trial.epochs), show.plain(chosen))
     yield table
-    for reason in dict.fromkeys(trial.reason for trial in found.trials if trial.reason):
+    for reason in dict.fromkeys(trial.reason for trial in study.trials if trial.reason):
         yield f"[red]failed:[/] {show.plain(reason)}"
-    if found.importance:
-        parts = (f"{name} {part:.0%}" for name, part in found.importance.items())
+    if study.importance:
+        parts = (f"{name} {part:.0%}" for name, part in study.importance.items())
         yield f"What made the difference: {', '.join(parts)}"
     elif find_spec("sklearn") is None:
         yield "[dim]With scikit-learn installed, you would be told here what made the difference.[/]"
-    if len(found.trials) < found.asked and not found.interrupted:
-        yield f"The time was up after {len(found.trials)} of {found.asked} trials; --resume goes on."
-    if found.best is not None:
+    if len(study.trials) < study.asked and not study.interrupted:
+        yield f"The time was up after {len(study.trials)} of {study.asked} trials; --resume goes on."
+    if study.best is not None:
         yield (
             f"Train with the best: [bold]bundlemage train {show.plain(location)} "
-            f"--recipe {show.plain(found.recipe)} -o MODEL[/]"
+            f"--recipe {show.plain(study.recipe)} -o MODEL[/]"
         )
 
 

@@ -92,13 +92,14 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
             held.append(batch)
             rows += len(batch)
         if rows >= ROWS_IN_A_GROUP:
-            yield _joined(held)
+            yield joined(held)
             held, rows = [], 0
     if held:
-        yield _joined(held)
+        yield joined(held)
 
 
-def _joined(batches: list[pa.RecordBatch]) -> pa.Table:
+def joined(batches: list[pa.RecordBatch]) -> pa.Table:
+    """Batches as one table, with one dictionary for each column."""
     columns = []
     for number, field in enumerate(SCHEMA):
         parts = [batch.column(number) for batch in batches]

@@ -60,14 +60,6 @@ class AnswersFolder(ResumableFolder):
         except (OSError, pa.ArrowException):
             return None
 
-    def tries(self, number: int) -> int:
-        """Count a try of a part in a file, as a killed process cannot, and return the tries of this run."""
-        if not self.parts.is_dir():
-            return 0  # a worker that continues reports it
-        with (self.parts / f".{self.part(number).name}.tries.tmp").open("ab") as counted:
-            counted.write(b".")
-            return counted.tell()
-
     def finish(self, identity: Mapping[str, Any], totals: Mapping[str, int]) -> None:
         """All parts are finished: say so, and replace the old answers."""
         self.begin(identity, **{DONE: dict(totals)})

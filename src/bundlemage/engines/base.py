@@ -1,14 +1,17 @@
-"""What an engine does. A command makes a job, and any engine does it with the same result."""
+"""Engines run jobs: on this machine, or on a Ray cluster with the same results."""
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
+from bundlemage.data.progress import Progress, in_silence
 from bundlemage.errors import ConfigError
 from bundlemage.readers.load import SAMPLE
 
@@ -16,26 +19,61 @@ if TYPE_CHECKING:
     from bundlemage.campaigns.settings import CampaignSummary
     from bundlemage.engines.campaigning import CampaignJob
     from bundlemage.engines.evaluating import EvaluationJob
-    from bundlemage.engines.scoring import Scored, ScoringJob
+    from bundlemage.engines.scoring import ScoredUsers, ScoringJob
     from bundlemage.engines.training import TrainingJob
     from bundlemage.evaluation.results import Evaluation
     from bundlemage.models.base import Model
+    from bundlemage.recommender import Recommender
     from bundlemage.training.history import Observer
     from bundlemage.training.loop import TrainingResult
     from bundlemage.tuning.study import Search, Study
 
 ENGINES = ("local", "ray")
 
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
+AnyJob = TypeVar("AnyJob", bound=Any)
+Piece = TypeVar("Piece")
+Result = TypeVar("Result")
 
 
-def in_silence(what: str, done: int, of: int) -> None:
-    """For callers who do not look on."""
+@dataclass(frozen=True)
+class ModelJob:
+    """A job that needs a saved model. What it has loaded is kept, and does not travel to other processes."""
+
+    model: Path
+    """The folder of the model."""
+    device: str = field(default="auto", kw_only=True)
+
+    @cached_property
+    def recommender(self) -> Recommender:
+        """The model, loaded when it is first needed."""
+        return self.load(self.device)
+
+    def load(self, device: str) -> Recommender:
+        """Load the model on `device` unless it is loaded already."""
+        from bundlemage.recommender import Recommender
+
+        if "recommender" not in self.__dict__:
+            self.__dict__["recommender"] = Recommender.load(self.model, device=device)
+        loaded: Recommender = self.__dict__["recommender"]
+        return loaded
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
-def from_anywhere(location: str) -> str:
-    """A location as a worker finds it that runs in another folder: paths are written out."""
+def written_out(job: AnyJob) -> AnyJob:
+    """The same job with absolute paths, for processes in other folders."""
+    values = {each.name: getattr(job, each.name) for each in fields(job)}
+    whole: dict[str, Any] = {name: path.resolve() for name, path in values.items() if isinstance(path, Path)}
+    if isinstance(values.get("location"), str):
+        whole["location"] = _absolute(values["location"])
+    if "job" in values:
+        whole["job"] = written_out(values["job"])
+    changed: AnyJob = replace(job, **whole)
+    return changed
+
+
+def _absolute(location: str) -> str:
     if file := _DATABASE_FILE.match(location):
         return f"{file['scheme']}{Path(file['path']).resolve()}{file['options']}"
     path = Path(location)
@@ -45,57 +83,97 @@ def from_anywhere(location: str) -> str:
 _DATABASE_FILE = re.compile(
     r"(?P<scheme>(sqlite|duckdb)(\+\w+)?:///)(?P<path>[^/:?][^?]*)(?P<options>.*)", re.IGNORECASE
 )
-"""By a path that begins where one is."""
-
-AnyJob = TypeVar("AnyJob", bound=Any)
+"""The URL of a database file with a relative path."""
 
 
-def written_out(job: AnyJob) -> AnyJob:
-    """The same job with whole paths, for workers in other folders."""
-    told = {each.name: getattr(job, each.name) for each in fields(job)}
-    whole: dict[str, Any] = {name: path.resolve() for name, path in told.items() if isinstance(path, Path)}
-    if isinstance(told.get("location"), str):
-        whole["location"] = from_anywhere(told["location"])
-    changed: AnyJob = replace(job, **whole)
-    return changed
+class Workers(Protocol):
+    """The processes that share one job."""
+
+    count: int
+
+    def each(
+        self, make: Callable[[AnyJob], Callable[[Piece], Result]], job: AnyJob, pieces: Iterable[Piece]
+    ) -> Iterator[Result]:
+        """Yield the result of each piece, in order. Each process calls `make(job)` once, before its first
+        piece, and the function that this returns for every piece."""
 
 
 class Engine(ABC):
-    """Jobs are plain values that travel. What they name, such as folders, every worker can reach."""
+    """Runs jobs. A job is a plain value; every process can reach the folders that it names.
+
+    An engine implements `working`, `train_one` and `tune`; the other verbs are the same for all.
+    """
 
     name: ClassVar[str]
-
-    @property
-    def alone(self) -> bool:
-        """Whether this process does it all."""
-        return False
+    alone: bool = False
+    """Whether this process trains by itself."""
 
     @abstractmethod
-    def train(self, job: TrainingJob, model: Model, observers: Sequence[Observer] = ()) -> TrainingResult:
-        """Give a model its weights, by as many processes as there are workers."""
+    def working(self, doing: str, device: str) -> AbstractContextManager[Workers]:
+        """The processes for one job on `device`. `doing` names the work in messages."""
 
     @abstractmethod
-    def evaluate(self, job: EvaluationJob, progress: Progress = in_silence) -> list[Evaluation]:
-        """A saved model on held-out cases, and popularity beside it."""
-
-    @abstractmethod
-    def recommend_all(self, job: ScoringJob, progress: Progress = in_silence) -> Scored:
-        """The best bundles of every user, as a folder of Parquet files."""
-
-    @abstractmethod
-    def campaign(self, job: CampaignJob, progress: Progress = in_silence) -> CampaignSummary:
-        """Bundles for every user under limits that all share."""
+    def train_one(self, job: TrainingJob, model: Model, observers: Sequence[Observer] = ()) -> TrainingResult:
+        """Train one model with several processes. The weights are loaded into `model`."""
 
     @abstractmethod
     def tune(self, search: Search, progress: Progress = in_silence) -> Study:
-        """The best settings of a model, by validation."""
+        """Search for the best settings of a model, by validation."""
+
+    def device_here(self, device: str) -> str:
+        """The device for this process, where other processes have `device`."""
+        return device
+
+    def check(self, job: TrainingJob) -> None:
+        """Raise an error, before any data is read, if this engine cannot train this way."""
+        from bundlemage.training.devices import resolve_device
+
+        if self.alone and job.item_tables != "auto":
+            raise ConfigError("item tables are laid out for several processes: add --workers")
+        if not self.alone and job.checkpoint_every == 0:
+            raise ConfigError(
+                "several processes hand the model over by a checkpoint: leave --checkpoint-every out"
+            )
+        resolve_device(self.device_here(job.device))
+
+    def train(self, job: TrainingJob, observers: Sequence[Observer] = ()) -> Recommender:
+        """Train a model or an ensemble; returns it fitted, but not calibrated."""
+        from bundlemage.engines.training import train
+
+        self.check(job)
+        return train(job, self, observers)
+
+    def evaluate(self, job: EvaluationJob, progress: Progress = in_silence) -> list[Evaluation]:
+        """Evaluate a saved model on the held-out cases of its data, and popularity beside it."""
+        from bundlemage.engines.evaluating import evaluate
+
+        with self.working("evaluating", job.device) as workers:
+            job.load(self.device_here(job.device))
+            return evaluate(job, workers, progress)
+
+    def recommend_all(self, job: ScoringJob, progress: Progress = in_silence) -> ScoredUsers:
+        """Write the best bundles of every user as Parquet."""
+        from bundlemage.engines.scoring import score
+
+        with self.working("recommending", job.device) as workers:
+            return score(job, workers, progress)
+
+    def campaign(self, job: CampaignJob, progress: Progress = in_silence) -> CampaignSummary:
+        """Choose bundles for every user under limits that all share."""
+        from bundlemage.engines.campaigning import run
+
+        with self.working("a campaign", job.device) as workers:
+            progress("models loaded", 0, 1)
+            job.load(self.device_here(job.device))
+            return run(job, workers, progress)
 
 
 def engine(name: str = "local", *, address: str | None = None, workers: int | None = None) -> Engine:
-    """`local` is this machine; `ray` a Ray cluster, by its address, or one that is started here for the time.
+    """`local` is this machine; `ray` is a Ray cluster.
 
-    `workers`: how many processes work at a time; if not said, one here, and on a cluster one for each GPU
-    that is used, or else for each processor.
+    `address` is that of the cluster; without it, Ray is started on this machine for each job. `workers` is
+    the number of processes: by default one on this machine, and on a cluster one for each GPU that is used,
+    or else for each processor.
     """
     if name not in ENGINES:
         raise ConfigError(f"unknown engine {name!r}; the engines are: {', '.join(ENGINES)}")

@@ -1,19 +1,21 @@
-"""A saved model on the test cases of its data: what both engines do alike, and all of it in this process."""
+"""A saved model on the test cases of its data, in chunks that several processes may share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
+import torch
+
+from bundlemage.data.progress import Progress
 from bundlemage.data.splits import GenerationCases, MatchingCases, Source, Split
-from bundlemage.engines.base import Progress, in_silence
+from bundlemage.engines.base import ModelJob, Workers
 from bundlemage.engines.people import trained_on
 from bundlemage.errors import ConfigError
 from bundlemage.evaluation.protocols import PerCase, cases_at_a_time
-from bundlemage.evaluation.results import Evaluation, case_metrics
+from bundlemage.evaluation.results import Evaluation, case_metrics, evaluation_of
 from bundlemage.models.base import Interactions
 from bundlemage.readers.load import SAMPLE, read
 from bundlemage.recommender import Recommender, beside_popularity
@@ -22,33 +24,20 @@ Task: TypeAlias = Literal["matching", "generation"]
 
 
 @dataclass(frozen=True)
-class EvaluationJob:
-    """A model in a folder, and the data that it was trained on. Not said: the built-in shop, if it was that.
+class EvaluationJob(ModelJob):
+    """A model, and the data that it was trained on; by default the built-in shop, if it was that."""
 
-    What it names is read once, when it is first asked for, and does not travel.
-    """
-
-    model: Path
     location: str | None = None
     tables: Mapping[str, str] = field(default_factory=dict)
-    """For a database."""
-    device: str = "auto"
-
-    @cached_property
-    def recommender(self) -> Recommender:
-        return Recommender.load(self.model, device=self.device)
-
-    def load(self, device: str) -> None:
-        """The model on this device, for a process that lets others work."""
-        if "recommender" not in self.__dict__:
-            self.__dict__["recommender"] = Recommender.load(self.model, device=device)
+    """The table or query of `user_item` and so on, for a database."""
 
     @cached_property
     def source(self) -> Source:
+        """The data, read when it is first needed."""
         if self.location is None and (name := trained_on(self.model)["name"]) != SAMPLE:
             raise ConfigError(
                 f"on what data? This model was trained on {name!r}: "
-                "name its place, as in 'bundlemage evaluate DIR PATH'"
+                "give its location, as in 'bundlemage evaluate DIR PATH'"
             )
         return read(self.location or SAMPLE, self.tables)
 
@@ -56,25 +45,45 @@ class EvaluationJob:
     def split(self) -> Split:
         return self.recommender.plan.divide(self.source.dataset, self.source.ready)
 
+    @cached_property
+    def examiner(self) -> Examiner:
+        """Asks the models, which are loaded or fitted when it is first needed."""
+        return Examiner(self)
+
     @property
     def data_changed(self) -> bool:
+        """Whether the data is not what the model was trained on."""
         return self.source.dataset.fingerprint() != self.recommender.dataset.fingerprint()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+def evaluate(job: EvaluationJob, workers: Workers, progress: Progress) -> list[Evaluation]:
+    """Evaluate the model and popularity. The workers return the values of single cases; their means are taken
+    here, in the order of the cases, so that they do not depend on the number of workers."""
+    examiner = job.examiner
+    chunks = examiner.chunks(workers.count)
+    by_model: list[dict[str, list[PerCase]]] = [{} for _ in examiner.models]
+    done, of = 0, sum(len(chunk.cases) for chunk in chunks)
+    progress("cases", done, of)
+    for chunk, values in zip(chunks, workers.each(_asking, job, chunks), strict=True):
+        by_model[chunk.model].setdefault(chunk.task, []).append(values)
+        done += len(chunk.cases)
+        progress("cases", done, of)
+    return [
+        evaluation_of(model.model, examiner.split, {task: _joined(parts) for task, parts in tasks.items()})
+        for model, tasks in zip(examiner.models, by_model, strict=True)
+    ]
 
 
-def evaluate(job: EvaluationJob, progress: Progress = in_silence) -> list[Evaluation]:
-    models = beside_popularity(job.recommender, job.split)
-    rows = []
-    for number, model in enumerate(models):
-        progress("models", number, len(models))
-        rows.append(model.evaluate(job.split))
-    return rows
+def _asking(job: EvaluationJob) -> Callable[[Chunk], PerCase]:
+    return job.examiner.ask
+
+
+def _joined(parts: list[PerCase]) -> PerCase:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 class Chunk(NamedTuple):
-    """Some cases of one task, to be asked of one of the models."""
+    """Some cases of one task, for one of the models."""
 
     model: int
     task: Task
@@ -82,7 +91,7 @@ class Chunk(NamedTuple):
 
 
 class Examiner:
-    """What one process needs to ask any chunk; read when the first one comes."""
+    """The models and the cases of a job."""
 
     def __init__(self, job: EvaluationJob) -> None:
         job.recommender.check_same_shop(job.split)
@@ -90,8 +99,11 @@ class Examiner:
         self.models = beside_popularity(job.recommender, job.split)
 
     def chunks(self, processes: int) -> list[Chunk]:
-        """All that is to be asked. Each is a whole number of the batches that one process alone would make:
-        numbers differ in the last place with the batch that they are worked out in."""
+        """All cases of all models, as chunks for so many processes.
+
+        Each chunk is a whole number of the batches that a single process makes: a score differs in its last
+        digit with the batch that it is computed in.
+        """
         return [
             Chunk(number, task, cases)
             for number, model in enumerate(self.models)
@@ -111,6 +123,7 @@ class Examiner:
         return Interactions.of(self.split.train, self.models[0].shop.device)
 
     def ask(self, chunk: Chunk) -> PerCase:
+        """The metrics of each case of a chunk."""
         some = replace(self.split, test=None, generation=None)
         if chunk.task == "matching":
             assert self.split.test is not None
@@ -118,8 +131,8 @@ class Examiner:
         else:
             assert self.split.generation is not None
             some = replace(some, generation=_generation(self.split.generation, chunk.cases))
-        found = case_metrics(self.models[chunk.model].model, some, self._data)[chunk.task]
-        return {name: values.cpu() for name, values in found.items()}
+        metrics = case_metrics(self.models[chunk.model].model, some, self._data)[chunk.task]
+        return {name: values.cpu() for name, values in metrics.items()}
 
 
 def _cut(count: int, batch: int, pieces: int) -> Sequence[range]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
-from bundlemage.engines.base import Engine, Progress, in_silence
+from bundlemage.data.progress import Progress, in_silence
+from bundlemage.engines.base import AnyJob, Engine, Piece, Result, Workers
+from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
-    from bundlemage.campaigns.settings import CampaignSummary
-    from bundlemage.engines.campaigning import CampaignJob
-    from bundlemage.engines.evaluating import EvaluationJob
-    from bundlemage.engines.scoring import Scored, ScoringJob
     from bundlemage.engines.training import TrainingJob
-    from bundlemage.evaluation.results import Evaluation
     from bundlemage.models.base import Model
     from bundlemage.training.history import Observer
     from bundlemage.training.loop import TrainingResult
@@ -21,38 +19,42 @@ if TYPE_CHECKING:
 
 
 class LocalEngine(Engine):
-    """What a job needs is imported when it is done, so that a command starts at once."""
+    """One process does a job; training and tuning may have several."""
 
     name: ClassVar[str] = "local"
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or 1
+        self.alone = self.workers == 1
 
-    @property
-    def alone(self) -> bool:
-        return self.workers == 1
+    @contextmanager
+    def working(self, doing: str, device: str) -> Iterator[Workers]:
+        if not self.alone:
+            raise ConfigError(
+                f"here, {doing} is done by one process, and --workers says {self.workers}: add --engine ray, "
+                "or leave it out"
+            )
+        yield ThisProcess()
 
-    def train(self, job: TrainingJob, model: Model, observers: Sequence[Observer] = ()) -> TrainingResult:
+    def train_one(self, job: TrainingJob, model: Model, observers: Sequence[Observer] = ()) -> TrainingResult:
         from bundlemage.engines.processes import train
 
         return train(job, model, observers, self.workers)
-
-    def evaluate(self, job: EvaluationJob, progress: Progress = in_silence) -> list[Evaluation]:
-        from bundlemage.engines.evaluating import evaluate
-
-        return evaluate(job, progress)
-
-    def recommend_all(self, job: ScoringJob, progress: Progress = in_silence) -> Scored:
-        from bundlemage.engines.scoring import score
-
-        return score(job, progress)
-
-    def campaign(self, job: CampaignJob, progress: Progress = in_silence) -> CampaignSummary:
-        from bundlemage.engines.campaigning import run
-
-        return run(job, progress)
 
     def tune(self, search: Search, progress: Progress = in_silence) -> Study:
         from bundlemage.tuning.optuna import tune
 
         return tune(search, progress, self.workers)
+
+
+class ThisProcess:
+    """Does all pieces of a job itself."""
+
+    count = 1
+
+    def each(
+        self, make: Callable[[AnyJob], Callable[[Piece], Result]], job: AnyJob, pieces: Iterable[Piece]
+    ) -> Iterator[Result]:
+        """See `Workers.each`."""
+        work = make(job)
+        return map(work, pieces)

@@ -1,21 +1,25 @@
-"""The best bundles of every user, part by part: what both engines do alike, and all of it in this process."""
+"""The best bundles of every user, part by part. Several processes may share the parts."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
 from bundlemage.artifact.files import artifact_version, load_without_users, verify_artifact
-from bundlemage.core.bulk import record_batches, write_parquet
+from bundlemage.core.bulk import joined, record_batches, write_parquet
 from bundlemage.core.filters import Filter
 from bundlemage.data.dataset import fingerprint
+from bundlemage.data.progress import Progress
 from bundlemage.data.shards import Layout
 from bundlemage.engines.answers import AnswersFolder
-from bundlemage.engines.base import Progress, in_silence
+from bundlemage.engines.base import Workers
 from bundlemage.engines.people import (
     LayoutPeople,
     ModelPeople,
@@ -30,14 +34,16 @@ from bundlemage.recommender import Recommender, Sales
 
 PART_USERS = 50_000
 INDEX_USERS = 2_000
-"""So many users each process keeps to measure an index with."""
+"""The number of users that each process keeps, to measure an index with."""
+FILE_ROWS = 2**20
+"""About as many answers are computed at a time for a single file."""
 SECONDS_TO_APPEAR = 60.0
-"""What another machine has written may show so late on storage that machines share."""
+"""On storage that machines share, a file may become visible this late to another machine."""
 
 
 @dataclass(frozen=True)
 class ScoringJob:
-    """Everyone's k best bundles by the model in a folder, to a folder of Parquet files."""
+    """The k best bundles of every user by a saved model, as a Parquet file or as a folder of such files."""
 
     model: Path
     output: Path
@@ -45,9 +51,9 @@ class ScoringJob:
     where: Filter | None = None
     include_owned: bool = False
     part_users: int = PART_USERS
-    """So many users are in one file, which is also what a process does at a time."""
+    """The number of users in one file of a folder, which a process does at a time."""
     users: Path | None = None
-    """A sharded layout whose users are asked for instead of the model's own."""
+    """A sharded layout with the users, instead of those of the model."""
     device: str = "auto"
     least_recall: float | None = None
     """With an index of the bundles that finds at least this share of what an exact search finds; None: exact
@@ -60,40 +66,49 @@ class ScoringJob:
             raise ConfigError(f"part_users is {self.part_users}; a part holds at least one user")
 
 
+def is_file(output: Path) -> bool:
+    """Whether the answers go to one file rather than to a folder."""
+    return output.suffix == ".parquet" or output.is_file()
+
+
 @dataclass(frozen=True)
-class Scored:
-    """What came of it."""
+class ScoredUsers:
+    """How many answers were written."""
 
     users: int
     rows: int
     parts: int
     kept: int
-    """Parts that an earlier run had done."""
+    """Parts that an earlier run had finished."""
     about_index: str | None = None
-    """What is to be said of the index, if one was asked for and anything was left to do."""
+    """A sentence about the index, if there is one and any part was left to do."""
 
 
 class PartDone(NamedTuple):
+    """A part that a process has finished."""
+
     number: int
     rows: int
     about_index: str | None = None
-    """As the process that did it has built one."""
+    """A sentence about the index of that process."""
+    table: pa.Table | None = None
+    """The answers, where they go to a single file."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A job with all that one process finds out for the others."""
+    """A job, and what the other processes need to know."""
 
     job: ScoringJob
     version: str
     users: int
-    """How many are asked for."""
+    """The number of users to answer for."""
     users_from: str
-    """The fingerprint of the layout that has them, or `model`."""
+    """The fingerprint of the layout with the users, or `model`."""
     trained_users: int
     sales: Sales
-    folder: Path
-    """Where the answers are made."""
+    folder: Path | None
+    """Where the parts are written; None where the answers go to a single file."""
 
     @property
     def parts(self) -> int:
@@ -104,7 +119,7 @@ class Ready:
         return range(start, min(start + self.job.part_users, self.users))
 
     def identity(self) -> dict[str, Any]:
-        """What the answers depend on."""
+        """Everything that the answers depend on."""
         return {
             "model": self.version,
             "k": self.job.k,
@@ -118,7 +133,7 @@ class Ready:
 
 
 def make_ready(job: ScoringJob, progress: Progress) -> Ready:
-    """Check the model's files, and count what others need to know of its users."""
+    """Check the files of the model, and count its users and sales."""
     version = verify_artifact(job.model, lambda done, of: progress("bytes checked", done, of))
     people = ModelPeople(job.model)
     items, bundles = (rows_in(job.model / f"{kind}.parquet") for kind in ("items", "bundles"))
@@ -126,21 +141,22 @@ def make_ready(job: ScoringJob, progress: Progress) -> Ready:
     if job.users is not None:
         layout = Layout.open(job.users)
         users, users_from = layout.sizes["users"], fingerprint(layout.digests)
-    return Ready(job, version, users, users_from, len(people), people.sales(items, bundles), job.output)
+    folder = None if is_file(job.output) else job.output
+    return Ready(job, version, users, users_from, len(people), people.sales(items, bundles), folder)
 
 
 class PartScorer:
-    """Does parts, one after another. The model is loaded with the first one."""
+    """Answers one part after another. The model is loaded with the first one."""
 
     def __init__(self, ready: Ready) -> None:
-        self.ready, self.folder = ready, AnswersFolder(ready.folder)
+        self.ready = ready
         self.about_index: str | None = None
 
     @cached_property
     def model(self) -> Recommender:
         ready, job = self.ready, self.ready.job
         if artifact_version(job.model) != ready.version:
-            raise ArtifactError(f"{job.model} was replaced by another model meanwhile; begin anew")
+            raise ArtifactError(f"{job.model} was replaced by another model meanwhile; start again")
         model = Recommender.load_without_users(job.model, ready.trained_users, ready.sales, device=job.device)
         if job.least_recall is not None:
             # An index is measured with some users, so they have to be there.
@@ -159,7 +175,7 @@ class PartScorer:
             return ModelPeople(job.model)
         layout = Layout.open(job.users)
         if fingerprint(layout.digests) != self.ready.users_from:
-            raise ConfigError(f"{job.users} was replaced by other data meanwhile; begin anew")
+            raise ConfigError(f"{job.users} was replaced by other data meanwhile; start again")
         mine = load_without_users(job.model).dataset.digests()
         for kind in ("items", "bundles", "bundle_item"):
             if layout.digests[kind] != mine[kind]:
@@ -171,21 +187,26 @@ class PartScorer:
         return LayoutPeople(layout, known=trained_on(job.model)["fingerprint"] == self.ready.users_from)
 
     def __call__(self, number: int) -> PartDone:
+        """Answer for the users of a part; write the answers to the folder, or return them."""
         job, users = self.ready.job, self.ready.users_of(number)
-        if not self.folder.parts.is_dir():
-            raise _elsewhere(f"{self.folder.parts} is not where a worker looks for it")
+        folder = None if self.ready.folder is None else AnswersFolder(self.ready.folder)
+        if folder is not None and not folder.parts.is_dir():
+            raise _elsewhere(f"{folder.parts} is not where a worker looks for it")
         ids, histories = self.people.read(users.start, users.stop)
-        found = self.model.rank_bundles(histories, job.k, where=job.where, include_owned=job.include_owned)
-        batches = record_batches(found, ids, self.model.shop.bundle_ids)
-        return PartDone(number, write_parquet(batches, self.folder.part(number)), self.about_index)
+        rankings = self.model.rank_bundles(histories, job.k, where=job.where, include_owned=job.include_owned)
+        batches = record_batches(rankings, ids, self.model.shop.bundle_ids)
+        if folder is None:
+            table = joined(list(batches))
+            return PartDone(number, table.num_rows, self.about_index, table)
+        return PartDone(number, write_parquet(batches, folder.part(number)), self.about_index)
 
 
-def _elsewhere(found: str) -> ClusterError:
-    return ClusterError(f"{found}: name a folder on storage that all machines of the cluster share")
+def _elsewhere(what: str) -> ClusterError:
+    return ClusterError(f"{what}: name a folder on storage that all machines of the cluster share")
 
 
 class Work:
-    """The parts of a job: those that are there, and those that are left."""
+    """The parts of a job that go to a folder: those that are finished, and those that are left."""
 
     def __init__(self, ready: Ready) -> None:
         job = ready.job
@@ -193,18 +214,18 @@ class Work:
             ready.identity(), resume=job.resume, overwrite=job.overwrite
         )
         self.ready = replace(ready, folder=self.folder.path)
-        there = {number: self.folder.rows(number) for number in range(ready.parts)}
-        self.kept = {number: rows for number, rows in there.items() if rows is not None}
-        self.left = [number for number in there if number not in self.kept]
+        parts = {number: self.folder.rows(number) for number in range(ready.parts)}
+        self.kept = {number: rows for number, rows in parts.items() if rows is not None}
+        self.left = [number for number in parts if number not in self.kept]
 
-    def follow(self, done: Iterable[PartDone], progress: Progress) -> Scored:
-        """Count the parts as they get done, in whatever order, and close the folder."""
+    def follow(self, done: Iterable[PartDone], progress: Progress) -> ScoredUsers:
+        """Count the parts as they are finished, in any order, and close the folder."""
         rows, about_index = dict(self.kept), None
         users = sum(len(self.ready.users_of(number)) for number in rows)
         progress("users", users, self.ready.users)
         try:
             for part in done:
-                if len(rows) == len(self.kept):  # the first tells soon whether others will be seen
+                if len(rows) == len(self.kept):  # the first one shows whether this process can see the others
                     self._check_there([part.number])
                 rows[part.number], about_index = part.rows, about_index or part.about_index
                 users += len(self.ready.users_of(part.number))
@@ -213,14 +234,14 @@ class Work:
         except BundleMageError:
             self.folder.give_up()
             raise
-        scored = Scored(users, sum(rows.values()), self.ready.parts, len(self.kept), about_index)
+        scored = ScoredUsers(users, sum(rows.values()), self.ready.parts, len(self.kept), about_index)
         if len(rows) != self.ready.parts:
             raise RuntimeError(f"{self.ready.parts - len(rows)} parts were not done")  # an engine's mistake
         self.folder.finish(self.ready.identity(), {"rows": scored.rows, "parts": scored.parts})
         return scored
 
     def _check_there(self, parts: Sequence[int]) -> None:
-        """Whether what workers say they have written is there to be read."""
+        """Raise `ClusterError` if this process does not see what workers have written."""
         deadline = time.monotonic() + SECONDS_TO_APPEAR
         while missing := [number for number in parts if self.folder.rows(number) is None]:
             if time.monotonic() > deadline:
@@ -228,7 +249,46 @@ class Work:
             time.sleep(min(1.0, SECONDS_TO_APPEAR / 10))
 
 
-def score(job: ScoringJob, progress: Progress = in_silence) -> Scored:
-    ready = make_ready(job, progress)
-    work = Work(ready)
-    return work.follow(map(PartScorer(work.ready), work.left), progress)
+def score(job: ScoringJob, workers: Workers, progress: Progress) -> ScoredUsers:
+    """Write the answers for all users."""
+    if is_file(job.output):
+        return _score_to_file(job, workers, progress)
+    work = Work(make_ready(job, progress))
+    return work.follow(workers.each(PartScorer, work.ready, work.left), progress)
+
+
+def _score_to_file(job: ScoringJob, workers: Workers, progress: Progress) -> ScoredUsers:
+    _check_replaceable(job.output, overwrite=job.overwrite)
+    # A part travels to this process, so it has a limited number of answers.
+    part_users = min(job.part_users, max(1, FILE_ROWS // max(job.k, 1)))
+    ready = make_ready(replace(job, part_users=part_users), progress)
+    about_index: list[str] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        progress("users", 0, ready.users)
+        for part in workers.each(PartScorer, ready, range(ready.parts)):
+            assert part.table is not None
+            yield from part.table.to_batches()
+            progress("users", ready.users_of(part.number).stop, ready.users)
+            about_index.extend([part.about_index] if part.about_index else [])
+
+    rows = write_parquet(batches(), job.output)
+    return ScoredUsers(ready.users, rows, ready.parts, 0, about_index[0] if about_index else None)
+
+
+def _check_replaceable(file: Path, *, overwrite: bool) -> None:
+    """Raise `ConfigError`, before the work, if the file cannot be written or must not be replaced."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(file.parent, os.W_OK):
+        raise ConfigError(f"{file} cannot be written: no permission to write in {file.parent.resolve()}")
+    if file.is_dir():
+        raise ConfigError(f"{file} is a folder; name a file in it, e.g. {file / 'answers.parquet'}")
+    if not file.exists():
+        return
+    if not overwrite:
+        raise ConfigError(f"{file} exists already: add --overwrite to replace it, or choose another file")
+    with file.open("rb") as opened:
+        if opened.read(4) not in (b"PAR1", b""):
+            raise ConfigError(
+                f"{file} is not a Parquet file, so --overwrite does not replace it: choose another file"
+            )

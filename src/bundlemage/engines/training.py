@@ -1,18 +1,20 @@
-"""Training by several processes: the job, what each of them does, and what it tells."""
+"""Training by several processes: the job, and what each of them does."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bundlemage.campaigns.chances import Calibration
 from bundlemage.data.shards import LAYOUT, Layout
-from bundlemage.data.splits import Split
-from bundlemage.engines.base import Engine, from_anywhere
+from bundlemage.data.splits import Source, Split
+from bundlemage.engines.base import Engine, written_out
 from bundlemage.errors import ConfigError, NoModelYetError
 from bundlemage.models.base import Model, Sizes
 from bundlemage.models.config import ModelConfig
@@ -21,49 +23,76 @@ from bundlemage.models.group import Group
 from bundlemage.models.registry import build
 from bundlemage.readers.load import read
 from bundlemage.recipe import Recipe
+from bundlemage.recommender import Recommender
 from bundlemage.training import loop
 from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.history import Observer
 from bundlemage.training.loop import TrainingResult
-from bundlemage.training.members import Trainer
+from bundlemage.training.members import train_members
 
 ITEM_TABLES = ("auto", "replicated", "sharded")
 COPIES = 5
-"""Of each table while it is trained: weights, gradient, Adam's two memories, the moving average."""
+"""Copies of each table during training: weights, gradient, Adam's two memories, the moving average."""
 ROOM = 0.5
 """The share of a process's memory that replicated tables may take."""
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What is trained on what. Paths lead to storage that all processes share."""
+    """A recipe, and the data to train on. Paths lead to storage that all processes share.
+
+    What it has read is kept, and does not travel to other processes.
+    """
 
     location: str
     recipe: Recipe
     folder: Path
-    """Checkpoints. They hold whole tables, so that a run may go on with any number of processes."""
+    """For checkpoints. They hold whole tables, so that another number of processes can continue the run."""
     tables: Mapping[str, str] = field(default_factory=dict)
+    """The table or query of `user_item` and so on, for a database."""
     resume: bool = False
     checkpoint_every: int | None = None
+    """Epochs between checkpoints; 0 for no checkpoint, None for about a twentieth of the time."""
     item_tables: str = "auto"
     """One of `ITEM_TABLES`."""
+    calibration: Calibration | None = None
+    """That of another model, for a model that is trained on everything."""
 
     def __post_init__(self) -> None:
+        """Bad settings fail before data is read."""
         if self.item_tables not in ITEM_TABLES:
             raise ConfigError(f"item tables are {self.item_tables!r}; they can be: {', '.join(ITEM_TABLES)}")
+        self.recipe.recommender()
+        self.recipe.plan()
+
+    @property
+    def device(self) -> str:
+        """The device of the recipe."""
+        return self.recipe.recommender().config.device
+
+    @cached_property
+    def source(self) -> Source:
+        """The data, read when it is first needed."""
+        return read(self.location, self.tables)
+
+    @cached_property
+    def split(self) -> Split:
+        """The data, divided as the recipe says."""
+        return self.recipe.plan().divide(self.source.dataset, self.source.ready)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def begin(self) -> TrainingJob:
-        """The same for processes that may die, so that whoever starts anew goes on from what is there; and
-        that run in other folders."""
+        """The same job for processes that may die: their replacements continue from the last checkpoint."""
         if not self.resume:
             RunFolder(self.folder).discard()
-        location, folder = from_anywhere(self.location), self.folder.resolve()
-        return replace(self, location=location, folder=folder, resume=True)
+        return replace(written_out(self), resume=True)
 
     def finish(
         self, model: Model, seconds: float, device: str, *, interrupted: bool = False
     ) -> TrainingResult:
-        """The best weights, from the folder to a whole model."""
+        """Load the best weights from the folder into a whole model."""
         folder = RunFolder(self.folder)
         if interrupted and not folder.holds_progress():
             raise NoModelYetError("interrupted before the first checkpoint was written: no model")
@@ -74,34 +103,46 @@ class TrainingJob:
         return TrainingResult(progress.history, progress.best_epoch, seconds, device, interrupted)
 
 
-def trainer_of(by: Engine, job: TrainingJob) -> Trainer:
-    """Who trains, for `Recommender.fit`: this process, or those of an engine."""
-    if by.alone:
-        if job.item_tables != "auto":
-            raise ConfigError("item tables are laid out for several processes: add --workers")
-        return loop.train
-    if job.checkpoint_every == 0:
-        raise ConfigError(
-            "several processes hand the model over by a checkpoint: leave --checkpoint-every out"
-        )
+def train(job: TrainingJob, by: Engine, observers: Sequence[Observer] = ()) -> Recommender:
+    """Train the members of a recipe one after another, each in this process or by those of the engine."""
 
-    def train(
+    def by_processes(
         model: Model,
         config: ModelConfig,
-        *_: Any,
-        folder: Path | None = None,
-        observers: Sequence[Observer] = (),
-        **__: Any,
+        split: Split,  # noqa: ARG001 - each process reads its part of the data
+        *,
+        folder: Path | None,
+        resume: bool,
+        checkpoint_every: int | None,
+        observers: Sequence[Observer],
     ) -> TrainingResult:
         model.check_divisible()
-        recipe = job.recipe.changed({"seed": config.seed}, {})  # a member of an ensemble has its own
-        return by.train(replace(job, recipe=recipe, folder=folder or job.folder), model, observers)
+        own = replace(
+            job,
+            recipe=job.recipe.changed({"seed": config.seed}, {}),
+            folder=folder or job.folder,
+            resume=resume,
+            checkpoint_every=checkpoint_every,
+        )
+        return by.train_one(own, model, observers)
 
-    return train
+    recommender = job.recipe.changed({"device": by.device_here(job.device)}, {}).recommender()
+    model, training = train_members(
+        recommender.model_name,
+        recommender.config,
+        job.split,
+        recommender.ensemble,
+        loop.train if by.alone else by_processes,
+        folder=None if job.checkpoint_every == 0 else job.folder,
+        resume=job.resume,
+        checkpoint_every=job.checkpoint_every,
+        observers=observers,
+    )
+    return recommender.take(job.split, model, training, calibration=job.calibration)
 
 
 def train_part(job: TrainingJob, device: str, observers: Sequence[Observer] = ()) -> None:
-    """What each process does. PyTorch knows the others by now."""
+    """Train the part of one process. PyTorch is connected to the others already."""
     group = Group.current()
     config = job.recipe.recommender().config.model_copy(update={"device": device})
     split, division = _part(job, config, group)
@@ -117,19 +158,14 @@ def train_part(job: TrainingJob, device: str, observers: Sequence[Observer] = ()
     )
 
 
-def _layout(job: TrainingJob) -> Layout | None:
-    folder = Path(job.location)
-    return Layout.open(folder) if (folder / LAYOUT).is_file() else None
-
-
 def _part(job: TrainingJob, config: ModelConfig, group: Group) -> tuple[Split, Division]:
-    """What this process does. The data is split alike in all of them, though of users' items each has only a
-    part where the data is a layout."""
-    layout, plan = _layout(job), job.recipe.plan()
+    """The data and the share of this process. All processes divide the data in the same way; from a layout,
+    each reads only its part of the users' items."""
+    location, plan = Path(job.location), job.recipe.plan()
+    layout = Layout.open(location) if (location / LAYOUT).is_file() else None
     if layout is None:
-        source = read(job.location, job.tables)
-        split = plan.divide(source.dataset, source.ready)
-        sharded = group.agreed(_sharded(job, config, len(source.dataset.items), group))
+        split = job.split
+        sharded = group.agreed(_sharded(job, config, len(split.dataset.items), group))
     else:
         sharded = group.agreed(_sharded(job, config, layout.sizes["items"], group))
         users, items = (group.share(layout.sizes[kind]) for kind in ("users", "items"))
@@ -147,7 +183,7 @@ def _sharded(job: TrainingJob, config: ModelConfig, items: int, group: Group) ->
     width = getattr(config, "embedding_dim", 0) * 2
     device = torch.device(config.device)
     if device.type == "cuda":
-        there = torch.cuda.mem_get_info(device)[0]
+        free = torch.cuda.mem_get_info(device)[0]
     else:
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // group.size
-    return items * width * 4 * COPIES > ROOM * there
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // group.size
+    return items * width * 4 * COPIES > ROOM * free

@@ -11,7 +11,7 @@ import csv
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from bundlemage.data.dataset import fingerprint
 from bundlemage.data.folders import beside
+from bundlemage.data.progress import Progress, in_silence
 from bundlemage.data.shards import (
     KINDS,
     SCHEMAS,
@@ -43,14 +44,6 @@ from bundlemage.readers.columns import TABLES
 from bundlemage.readers.parquet import TableFiles
 from bundlemage.readers.places import Place, TableFile, place
 from bundlemage.readers.values import align, encode, read_ids
-
-Progress = Callable[[str, int, int], None]
-"""Called with the name of a stage, how much of it is done, and how much there is (0: not known)."""
-
-
-def in_silence(what: str, done: int, of: int) -> None:
-    """For callers who do not show progress."""
-
 
 MEMORY = "50%"
 """The share of this machine's memory, or of the limit set for the process, that DuckDB may take."""

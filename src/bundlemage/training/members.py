@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from bundlemage.data.splits import Split
 from bundlemage.errors import CheckpointError, NoModelYetError
@@ -14,10 +15,23 @@ from bundlemage.models.ensemble import joined, member_configs
 from bundlemage.models.registry import build
 from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.history import EpochRecord, Observer
-from bundlemage.training.loop import TrainingResult
+from bundlemage.training.loop import TrainingResult, train
 
-Trainer = Callable[..., TrainingResult]
-"""As `training.loop.train`: it gives a model its weights."""
+
+class Trainer(Protocol):
+    """Trains one model: `training.loop.train`, or an engine with several processes."""
+
+    def __call__(
+        self,
+        model: Model,
+        config: ModelConfig,
+        split: Split,
+        *,
+        folder: Path | None,
+        resume: bool,
+        checkpoint_every: int | None,
+        observers: Sequence[Observer],
+    ) -> TrainingResult: ...
 
 
 def train_members(
@@ -25,7 +39,7 @@ def train_members(
     config: ModelConfig,
     split: Split,
     members: int,
-    trainer: Trainer,
+    trainer: Trainer = train,
     *,
     folder: Path | None = None,
     resume: bool = False,

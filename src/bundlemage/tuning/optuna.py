@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bundlemage.data.progress import Progress
 from bundlemage.data.splits import Split
 from bundlemage.training.devices import resolve_device
 from bundlemage.training.pool import Ask, Died, Pool, check_jobs
 from bundlemage.tuning.session import Session
-from bundlemage.tuning.study import Progress, Search, Study
+from bundlemage.tuning.study import Search, Study
 from bundlemage.tuning.trial import Judged, judge
 
 

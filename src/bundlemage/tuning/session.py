@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from bundlemage.data.progress import Progress
 from bundlemage.data.splits import Split
 from bundlemage.errors import ConfigError, MissingExtraError
 from bundlemage.models.base import Sizes
@@ -16,7 +17,7 @@ from bundlemage.readers.load import read
 from bundlemage.training.judging import Judges
 from bundlemage.tuning.folder import StudyFolder
 from bundlemage.tuning.space import chosen_space, first_point
-from bundlemage.tuning.study import Progress, Search, Study, Trial
+from bundlemage.tuning.study import Search, Study, Trial
 from bundlemage.tuning.trial import Judged, blind, must_match
 
 WHERE = frozenset({"device"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -11,9 +11,6 @@ from bundlemage.data.splits import SplitPlan
 from bundlemage.errors import ConfigError, Problem
 from bundlemage.models.space import Space
 from bundlemage.training.history import SELECTION_METRIC
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many trials are done, and how many there are to be."""
 
 
 @dataclass(frozen=True)

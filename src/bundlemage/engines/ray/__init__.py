@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
-from bundlemage.engines.base import Engine, Progress, in_silence
+from bundlemage.data.progress import Progress, in_silence
+from bundlemage.engines.base import Engine, Workers
 from bundlemage.engines.ray.cluster import Cluster
 
 if TYPE_CHECKING:
-    from bundlemage.campaigns.settings import CampaignSummary
-    from bundlemage.engines.campaigning import CampaignJob
-    from bundlemage.engines.evaluating import EvaluationJob
-    from bundlemage.engines.scoring import Scored, ScoringJob
     from bundlemage.engines.training import TrainingJob
-    from bundlemage.evaluation.results import Evaluation
     from bundlemage.models.base import Model
     from bundlemage.training.history import Observer
     from bundlemage.training.loop import TrainingResult
@@ -29,29 +26,25 @@ class RayEngine(Engine):
     def __init__(self, address: str | None = None, workers: int | None = None) -> None:
         self.cluster = Cluster(address, workers)
 
-    def train(self, job: TrainingJob, model: Model, observers: Sequence[Observer] = ()) -> TrainingResult:
+    @contextmanager
+    def working(self, doing: str, device: str) -> Iterator[Workers]:
+        with self.cluster.joined(f"{doing} on Ray"):
+            from bundlemage.engines.ray.pool import RayWorkers
+            from bundlemage.engines.ray.resources import resources
+
+            yield RayWorkers(resources(self.cluster, device))
+
+    def device_here(self, device: str) -> str:
+        """This process needs no GPU where the workers have one."""
+        from bundlemage.training.devices import present
+
+        return "cpu" if device.startswith("cuda") and not present(device) else device
+
+    def train_one(self, job: TrainingJob, model: Model, observers: Sequence[Observer] = ()) -> TrainingResult:
         with self.cluster.joined("training on Ray"):
             from bundlemage.engines.ray.training import train
 
             return train(job, self.cluster, model, observers)
-
-    def evaluate(self, job: EvaluationJob, progress: Progress = in_silence) -> list[Evaluation]:
-        with self.cluster.joined("evaluating on Ray"):
-            from bundlemage.engines.ray.evaluating import evaluate
-
-            return evaluate(job, self.cluster, progress)
-
-    def recommend_all(self, job: ScoringJob, progress: Progress = in_silence) -> Scored:
-        with self.cluster.joined("recommending on Ray"):
-            from bundlemage.engines.ray.scoring import score
-
-            return score(job, self.cluster, progress)
-
-    def campaign(self, job: CampaignJob, progress: Progress = in_silence) -> CampaignSummary:
-        with self.cluster.joined("a campaign on Ray"):
-            from bundlemage.engines.ray.campaigning import run
-
-            return run(job, self.cluster, progress)
 
     def tune(self, search: Search, progress: Progress = in_silence) -> Study:
         with self.cluster.joined("tuning on Ray"):

@@ -22,13 +22,6 @@ class Cluster:
             raise MissingExtraError("ray", "the engine 'ray'")
         self.address, self.asked = address, workers
 
-    @property
-    def workers(self) -> int:
-        """How many processes are to work at a time. Known once joined."""
-        import ray
-
-        return self.asked or max(1, int(ray.cluster_resources().get("CPU", 1)))
-
     @contextmanager
     def joined(self, needed_for: str) -> Iterator[None]:
         """Whoever has joined already, as tests have, stays joined."""
@@ -36,15 +29,11 @@ class Cluster:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         import ray
-        import ray.data
         from ray.exceptions import RayError
 
         mine = not ray.is_initialized()
         if mine:
             self._join()
-        context = ray.data.DataContext.get_current()
-        context.enable_progress_bars = False
-        logging.getLogger("ray.data").setLevel(logging.ERROR)
         try:
             yield
         except BundleMageError:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any, Generic
 
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError
 
+from bundlemage.engines.base import AnyJob, Piece, Result, written_out
 from bundlemage.engines.ray.resources import Resources
 from bundlemage.errors import ClusterError
 
-Piece = TypeVar("Piece")
-Result = TypeVar("Result")
 AHEAD = 2
 """So many pieces of work wait for each process, so that none of them waits for the next piece."""
 LOST_AT_MOST = 3
@@ -27,27 +27,33 @@ def given_up() -> ClusterError:
     )
 
 
-def in_order(
-    given: Resources, make: Callable[[], Callable[[Piece], Result]], pieces: Iterable[Piece]
-) -> Iterator[Result]:
-    """What each piece comes to, in their order, worked out ahead by processes that call `make` once each.
+class RayWorkers:
+    """Processes of a cluster that do the pieces of one job."""
 
-    No more pieces are under way than the processes have at hand. One that dies is replaced, and does its
-    pieces again.
-    """
-    crew: _Crew[Piece] = _Crew(given, make)
-    waiting: deque[Any] = deque()
-    try:
-        for piece in pieces:
-            waiting.append(crew.give(piece))
-            if len(waiting) >= AHEAD * given.workers:
+    def __init__(self, given: Resources) -> None:
+        self.given, self.count = given, given.workers
+
+    def each(
+        self, make: Callable[[AnyJob], Callable[[Piece], Result]], job: AnyJob, pieces: Iterable[Piece]
+    ) -> Iterator[Result]:
+        """See `Workers.each`.
+
+        Results are computed ahead, but only as far as the processes are busy. A process that dies is
+        replaced, and does its pieces again.
+        """
+        crew: _Crew[Piece] = _Crew(self.given, partial(make, written_out(job)))
+        waiting: deque[Any] = deque()
+        try:
+            for piece in pieces:
+                waiting.append(crew.give(piece))
+                if len(waiting) >= AHEAD * self.count:
+                    yield ray.get(waiting.popleft())
+            while waiting:
                 yield ray.get(waiting.popleft())
-        while waiting:
-            yield ray.get(waiting.popleft())
-    except (RayActorError, OutOfMemoryError) as error:
-        raise given_up() from error
-    finally:
-        crew.dismiss()
+        except (RayActorError, OutOfMemoryError) as error:
+            raise given_up() from error
+        finally:
+            crew.dismiss()
 
 
 class _Crew(Generic[Piece]):
@@ -58,7 +64,7 @@ class _Crew(Generic[Piece]):
         self.most, self.make = given.workers, make
         # Any number of processes is replaced, but the same piece is done again only so often.
         replaced = {"max_restarts": -1, "max_task_retries": LOST_AT_MOST - 1}
-        self.actor = ray.remote(**replaced, **given.options)(_Worker)
+        self.actor = ray.remote(**replaced, **given.options)(_Process)
         self.workers: list[Any] = []
         self.starting: dict[Any, int] = {}
         self.under_way: dict[Any, int] = {}
@@ -98,7 +104,7 @@ class _Crew(Generic[Piece]):
                 ray.kill(worker)
 
 
-class _Worker:
+class _Process:
     def __init__(self, make: Callable[[], Callable[[Any], Any]]) -> None:
         self.make = make
         self.work: Callable[[Any], Any] | None = None

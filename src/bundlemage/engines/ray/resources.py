@@ -14,7 +14,6 @@ import ray
 
 from bundlemage.engines.ray.cluster import Cluster
 from bundlemage.errors import ClusterError, DeviceError
-from bundlemage.training.devices import present
 
 SMALLEST = 10_000
 """Ray counts in parts of so many; a share that is rounded up would leave no room for the last one."""
@@ -87,8 +86,3 @@ def _room(machines: Sequence[Machine], cpus: int, sharing: int) -> int:
         min(machine.cpus // cpus, machine.gpus * sharing) if sharing else machine.cpus // cpus
         for machine in machines
     )
-
-
-def device_here(device: str) -> str:
-    """For the process that divides the work: it needs no GPU where the workers have one."""
-    return "cpu" if device.startswith("cuda") and not present(device) else device
