@@ -62,7 +62,7 @@ def generate(size: ShopSize, dim: int, folder: Path) -> None:
 
     from bundlemage.artifact.files import Artifact, save_artifact
     from bundlemage.data.splits import SplitPlan
-    from bundlemage.models.base import Interactions, Sizes
+    from bundlemage.models.base import Interactions, Learner, Sizes, require
     from bundlemage.models.registry import build, make_config
 
     dataset = sample_shop(**size).dataset
@@ -71,7 +71,7 @@ def generate(size: ShopSize, dim: int, folder: Path) -> None:
     data = Interactions.of(dataset, torch.device("cpu"))
     model.observe(data)
     with torch.no_grad():
-        model.settle(data)
+        require(model, Learner).settle(data)
     config = {
         "model": "bundlemage",
         "settings": settings.model_dump(mode="json"),

@@ -24,11 +24,11 @@ import torch.multiprocessing as processes
 from torch import Tensor
 
 from bundlemage.models.base import Interactions, Phase, Sizes
-from bundlemage.models.bundlemage import BundleMage, BundleMageConfig
-from bundlemage.models.divided_loss import divided_multinomial_loss
-from bundlemage.models.division import DividedItems
-from bundlemage.models.group import Group
+from bundlemage.models.bundlemage import BundleMage
+from bundlemage.models.config import BundleMageConfig
+from bundlemage.models.division import DividedItems, divided_loss
 from bundlemage.models.losses import multinomial_loss
+from bundlemage.models.processes import Processes
 from bundlemage.models.ragged import Ragged
 from bundlemage.training.adam import Adam
 
@@ -38,7 +38,7 @@ FLOAT = 4
 
 
 @dataclass(frozen=True)
-class Silent(Group):
+class Silent(Processes):
     """One of several processes whose others say nothing: what is left is the work of one."""
 
     def add_(self, tensor: Tensor) -> Tensor:
@@ -82,9 +82,7 @@ def softmax(device: torch.device, small: bool) -> Iterator[dict[str, Any]]:
         )
         operations = 6 * batch * catalogue * DIM
         whole = partial(multinomial_loss, z, table, positives, weights)
-        share = partial(
-            divided_multinomial_loss, z, table, positives, positives.lengths, weights, None, Silent(0, 2)
-        )
+        share = partial(divided_loss, z, table, positives, positives.lengths, weights, None, Silent(0, 2))
         for who, loss in (("one process", whole), ("a share", share)):
             took = seconds(partial(_back, loss), device)
             yield {

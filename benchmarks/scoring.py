@@ -34,7 +34,7 @@ def make(users: int, folder: Path) -> None:
     from bundlemage.data.dataset import BundleDataset, binary_matrix
     from bundlemage.data.splits import SplitPlan
     from bundlemage.data.vocabulary import Vocabulary
-    from bundlemage.models.base import Interactions, Sizes
+    from bundlemage.models.base import Interactions, Learner, Sizes, require
     from bundlemage.models.registry import build, make_config
 
     random = np.random.default_rng(0)
@@ -59,7 +59,7 @@ def make(users: int, folder: Path) -> None:
     data = Interactions.of(dataset, torch.device("cpu"))
     model.observe(data)
     with torch.no_grad():
-        model.settle(data)
+        require(model, Learner).settle(data)
     config = {
         "model": "bundlemage",
         "settings": settings.model_dump(mode="json"),

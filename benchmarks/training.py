@@ -19,9 +19,8 @@ from benchmarks.products import LAYOUTS, Layout, Softmax, products_seconds
 from benchmarks.setting import Setting, peak_bytes, peak_gpu_bytes, youshu
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import Split, SplitPlan
-from bundlemage.models.base import Sizes
-from bundlemage.models.bundlemage import BundleMageConfig
-from bundlemage.models.config import ModelConfig
+from bundlemage.models.base import Learner, Sizes, require
+from bundlemage.models.config import BundleMageConfig, ModelConfig
 from bundlemage.models.registry import build, make_config
 from bundlemage.recipe import Recipe
 from bundlemage.recommender import Recommender
@@ -279,7 +278,7 @@ def train_on(
     split = SplitPlan("none").divide(data)
     if first is not None:
         config = bundlemage_config(setting, epochs=1, **(settings or {}))
-        cut = FirstSteps(build("bundlemage", config, Sizes(1, 2, 1)).phases[-1].name, first)
+        cut = FirstSteps(require(build("bundlemage", config, Sizes(1, 2, 1)), Learner).phases[-1].name, first)
         recommender = fit(setting, config, split, cut)
         return Figure("training", cut.epoch_seconds, "s/epoch", wanted, cut.made), recommender
     # Among many steps the first, which warm up, are not seen; with few, a whole epoch is left out.

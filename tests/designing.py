@@ -22,7 +22,7 @@ from scipy import optimize, sparse
 from bundlemage import History, Recommender, SplitPlan, sample_shop
 from bundlemage.core.history import User
 from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, Catalogue, empty_catalogue
-from bundlemage.models.base import Histories
+from bundlemage.models.base import Completer, Embedder, Histories, require
 from bundlemage.models.ragged import Ragged
 from bundlemage.sample.generate import Tastes
 from tests.small_shop import dataset_of
@@ -385,7 +385,9 @@ class Judge:
         if known is not None:
             return known
         positions = [self.ids.position(item) for item in inside]
-        scores = self.model.score_items(self.histories, Ragged.from_lists([positions]), self.contents)[0]
+        scores = require(self.model, Completer).score_items(
+            self.histories, Ragged.from_lists([positions]), self.contents
+        )[0]
         found = scores.double().numpy().copy()
         found[positions] = -np.inf
         found -= found.max() + math.log(np.exp(found - found.max()).sum())
@@ -422,7 +424,7 @@ class Judge:
     def _spread(self, bundle: list[str]) -> float:
         with torch.no_grad():
             places = [self.ids.position(item) for item in bundle]
-            chosen = self.model.vectors_of_items()[places].double().numpy()
+            chosen = require(self.model, Embedder).vectors_of_items()[places].double().numpy()
         apart = [
             1 - float(one @ other) / float(np.linalg.norm(one) * np.linalg.norm(other))
             for one, other in combinations(chosen, 2)

@@ -21,7 +21,7 @@ from bundlemage.data.dataset import BundleDataset
 from bundlemage.designer.design import design
 from bundlemage.designer.explain import explain_bundles, explain_item
 from bundlemage.errors import BundleMageError, ConfigError, UnsupportedError
-from bundlemage.models.base import Histories, Model
+from bundlemage.models.base import Completer, Embedder, Gated, Histories, Matcher, Model, can, require
 from bundlemage.models.ragged import Ragged
 from bundlemage.retrieval.guard import LEAST_BUNDLES, IndexReport, build_index
 from bundlemage.retrieval.index import BundleIndex
@@ -163,14 +163,14 @@ class Asker:
                 f"the bundle {str(bundle)!r} has no items, so it cannot be compared with others"
             )
         with torch.inference_mode():
-            vector = self.model.vectors_of_bundles(contents)[place : place + 1]
+            vector = require(self.model, Embedder).vectors_of_bundles(contents)[place : place + 1]
         return nearest(self.model, contents, vector, self.shop.bundles(where), k, but=place)
 
     def gate(self, user: User) -> float:
         """The weight of item history when the model describes a user, from 0 to 1; the rest is the weight of
         bundle history."""
         with torch.inference_mode():
-            return float(self.model.item_share(*self._encode([user]))[0])
+            return float(require(self.model, Gated).item_share(*self._encode([user]))[0])
 
     # ── Designing ────────────────────────────────────────────────────────────────────────────────
 
@@ -335,12 +335,12 @@ class Asker:
 
     def _check_matches(self) -> None:
         """Raise `UnsupportedError` if the model cannot recommend bundles."""
-        if not self.model.matches:
+        if not can(self.model, Matcher):
             raise UnsupportedError("this model learned generation alone: it does not recommend bundles")
 
     def _check_generates(self) -> None:
         """Raise `UnsupportedError` if the model cannot complete bundles."""
-        if not self.model.generates:
+        if not can(self.model, Completer):
             raise UnsupportedError("this model learned matching alone: it does not complete bundles")
 
     def _encode(

@@ -24,7 +24,7 @@ from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import Source, Split, SplitPlan
 from bundlemage.errors import ArtifactError, ConfigError
 from bundlemage.evaluation.results import Evaluation, evaluate
-from bundlemage.models.base import Interactions, Model, Sizes
+from bundlemage.models.base import Interactions, Model, SalesScorer, Sizes, can
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ensemble import build_ensemble, check_ensemble, members_of
 from bundlemage.models.registry import make_config
@@ -126,7 +126,7 @@ class Recommender(Asker):
         self._find_credit(split)
 
     def _find_credit(self, split: Split) -> None:
-        if self.model.credits_new_bundles and self.new_bundle_credit is None:
+        if can(self.model, SalesScorer) and self.new_bundle_credit is None:
             epochs = 0 if self.training is None else self.training.best_epoch
             credit = find_credit(self.model_name, self.config, split, self.shop.device, epochs=epochs)
             self.model.credit_new_bundles(credit.sales)

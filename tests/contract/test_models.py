@@ -15,7 +15,7 @@ from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import Split
 from bundlemage.errors import ConfigError, UnknownIdError, UnsupportedError
 from bundlemage.evaluation.results import Evaluation
-from bundlemage.models.base import Interactions
+from bundlemage.models.base import Completer, Indexable, Interactions, Learner, Matcher, can, require
 from bundlemage.models.config import parse_config
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.registry import MODELS, make_config
@@ -71,10 +71,10 @@ def all_scores(model: Recommender) -> list[torch.Tensor]:
     partial = Ragged.from_lists([[0, 1]] * len(histories))
     scores = []
     with torch.inference_mode():
-        if model.model.matches:
-            scores.append(model.model.score_bundles(histories, data.bundle_item))
-        if model.model.generates:
-            scores.append(model.model.score_items(histories, partial, data.bundle_item))
+        if can(model.model, Matcher):
+            scores.append(require(model.model, Matcher).score_bundles(histories, data.bundle_item))
+        if can(model.model, Completer):
+            scores.append(require(model.model, Completer).score_items(histories, partial, data.bundle_item))
     return scores
 
 
@@ -96,7 +96,7 @@ class TestConfig:
     def test_it_is_registered_under_its_own_name_and_says_who_published_it(self, name: str) -> None:
         assert MODELS[name].name == name
         assert MODELS[name].title
-        learns = bool(ready(name).model.phases)
+        learns = can(ready(name).model, Learner)
         assert MODELS[name].publication or not learns, "whatever learns was published somewhere"
 
 
@@ -106,7 +106,9 @@ class TestScores:
         self, name: str, shop: BundleDataset
     ) -> None:
         model = ready(name)
-        widths = [len(shop.bundles)] * model.model.matches + [len(shop.items)] * model.model.generates
+        widths = [len(shop.bundles)] * can(model.model, Matcher) + [len(shop.items)] * can(
+            model.model, Completer
+        )
         assert [tuple(scores.shape) for scores in all_scores(model)] == [
             (len(shop.users), width) for width in widths
         ]
@@ -132,26 +134,30 @@ class TestScores:
         data = Interactions.of(shop, torch.device("cpu"))
         many, one = data.histories(torch.arange(9)), data.histories(torch.tensor([4]))
         with torch.inference_mode():
-            if model.model.matches:
-                whole = model.model.score_bundles(many, data.bundle_item)
-                torch.testing.assert_close(whole[4:5], model.model.score_bundles(one, data.bundle_item))
-            if model.model.generates:
+            if can(model.model, Matcher):
+                whole = require(model.model, Matcher).score_bundles(many, data.bundle_item)
+                torch.testing.assert_close(
+                    whole[4:5], require(model.model, Matcher).score_bundles(one, data.bundle_item)
+                )
+            if can(model.model, Completer):
                 partials = Ragged.from_lists([[number, 20] for number in range(9)])
-                whole = model.model.score_items(many, partials, data.bundle_item)
-                row = model.model.score_items(one, Ragged.from_lists([[4, 20]]), data.bundle_item)
+                whole = require(model.model, Completer).score_items(many, partials, data.bundle_item)
+                row = require(model.model, Completer).score_items(
+                    one, Ragged.from_lists([[4, 20]]), data.bundle_item
+                )
                 torch.testing.assert_close(whole[4:5], row)
 
     @every_model
     def test_some_bundles_score_as_they_do_among_all(self, name: str, shop: BundleDataset) -> None:
         model = ready(name).model
-        if not model.matches:
+        if not can(model, Matcher):
             pytest.skip("this model does not recommend bundles")
         data = Interactions.of(shop, torch.device("cpu"))
         histories = data.histories(torch.arange(9))
         some = torch.tensor([[3, 0, 17]] * 5 + [[8, 39, 1]] * 4)
         with torch.inference_mode():
-            whole = model.score_bundles(histories, data.bundle_item)
-            found = model.score_candidates(histories, some, data.bundle_item)
+            whole = require(model, Matcher).score_bundles(histories, data.bundle_item)
+            found = require(model, Matcher).score_candidates(histories, some, data.bundle_item)
         torch.testing.assert_close(found, whole.gather(1, some))
 
     @every_model
@@ -167,19 +173,19 @@ class TestScores:
         start = len(data.bundle_item) if later else 0
         if name not in SEARCHED:
             with pytest.raises(UnsupportedError, match="without an index"):
-                model.factors_of_bundles(contents, start)
+                require(model, Indexable).factors_of_bundles(contents, start)
             return
         with torch.inference_mode():
-            factors = model.factors_of_bundles(contents, start)
-            people = model.factors_of_people(histories, contents)
-            scores = model.score_bundles(histories, contents)[:, -len(factors.vectors) :]
+            factors = require(model, Indexable).factors_of_bundles(contents, start)
+            people = require(model, Indexable).factors_of_people(histories, contents)
+            scores = require(model, Matcher).score_bundles(histories, contents)[:, -len(factors.vectors) :]
         torch.testing.assert_close(people @ factors.vectors.T + factors.bias, scores)
 
     @every_model
     def test_training_leaves_it_ready_to_answer(self, name: str, shop: BundleDataset) -> None:
         model = ready(name)
         assert not model.model.training
-        if model.model.matches:
+        if can(model.model, Matcher):
             assert model.recommend(shop.users[0], 5) == model.recommend(shop.users[0], 5)
         else:
             with pytest.raises(UnsupportedError, match="does not recommend bundles"):
@@ -206,14 +212,14 @@ class TestUnusualPeople:
         model = ready(name)
         if not model.model.knows_new_users:
             with pytest.raises(UnsupportedError, match="knows only the users"):
-                model.recommend(history) if model.model.matches else model.complete(history)
+                model.recommend(history) if can(model.model, Matcher) else model.complete(history)
             return
-        if model.model.matches:
+        if can(model.model, Matcher):
             answers = model.recommend(history, 5)
             assert len(answers) == 5
             assert all(np.isfinite(answer.score) for answer in answers)
             assert {answer.source for answer in answers} == {"popular" if history == History() else "model"}
-        if model.model.generates:
+        if can(model.model, Completer):
             for partial in ([], ["g0004"]):
                 assert all(np.isfinite(answer.score) for answer in model.complete(history, partial, 5))
 
@@ -228,7 +234,7 @@ class TestUnusualPeople:
     def test_a_bundle_that_came_after_training_can_be_recommended(
         self, name: str, shop: BundleDataset
     ) -> None:
-        if not ready(name).model.matches:
+        if not can(ready(name).model, Matcher):
             pytest.skip("this model does not recommend bundles")
         answers = ready(name).recommend(shop.users[0], 1000, new_bundles={"fresh": ["g0001"]})
         assert "fresh" in [answer.id for answer in answers]
@@ -236,10 +242,10 @@ class TestUnusualPeople:
     @every_model
     def test_an_unknown_id_is_an_error_with_a_suggestion(self, name: str, shop: BundleDataset) -> None:
         model = ready(name)
-        if model.model.matches:
+        if can(model.model, Matcher):
             with pytest.raises(UnknownIdError, match=r"unknown user id 'u00001'.*Did you mean.*'u0001'"):
                 model.recommend("u00001")
-        if model.model.generates:
+        if can(model.model, Completer):
             with pytest.raises(UnknownIdError, match=r"unknown item id 'g00001'.*Did you mean.*'g0001'"):
                 model.complete(shop.users[0], ["g00001"])
 
@@ -282,17 +288,17 @@ class TestThePlantedAnswer:
         matching, generation = MARGINS.get(learned.model_name, USUAL_MARGIN)
         assert popularity.matching is not None
         assert popularity.generation is not None
-        if learned.model.matches:
+        if can(learned.model, Matcher):
             assert found.matching is not None
             assert found.matching["ndcg@5"] > matching * popularity.matching["ndcg@5"]
-        if learned.model.generates:
+        if can(learned.model, Completer):
             assert found.generation is not None
             assert found.generation["ndcg@5"] > generation * popularity.generation["ndcg@5"]
 
     def test_recommended_bundles_are_to_the_users_taste(
         self, learned: Recommender, sample: SampleShop
     ) -> None:
-        if not learned.model.matches:
+        if not can(learned.model, Matcher):
             pytest.skip("this model does not recommend bundles")
         users, bundles, tastes = sample.dataset.users, sample.dataset.bundles, sample.tastes
         first = learned.recommend_many(users, 1)
@@ -304,7 +310,7 @@ class TestThePlantedAnswer:
     def test_a_series_is_completed_with_the_same_series(
         self, learned: Recommender, sample: SampleShop
     ) -> None:
-        if not learned.model.generates or learned.model_name in BY_THE_USER_ALONE:
+        if not can(learned.model, Completer) or learned.model_name in BY_THE_USER_ALONE:
             pytest.skip("this model does not look at what is in the bundle already")
         items, line = sample.dataset.items, sample.tastes.item_line
         lines = [np.flatnonzero(line == number) for number in np.unique(line)]

@@ -11,7 +11,7 @@ import pytest
 
 from bundlemage.artifact.files import FILES, MANIFEST
 from bundlemage.data.splits import PROTOCOLS
-from bundlemage.models.bundlemage import BundleMageConfig
+from bundlemage.models.config import BundleMageConfig
 from tests.docs.blocks import ROOT, Shell, blocks
 from tests.made_once import made_once
 

@@ -22,7 +22,7 @@ from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.engines.base import Engine, engine
 from bundlemage.engines.training import TrainingJob
 from bundlemage.errors import CheckpointError, ClusterError, ConfigError, DataError, UnsupportedError
-from bundlemage.models.base import Interactions
+from bundlemage.models.base import Completer, Interactions, Matcher, require
 from bundlemage.readers.load import read
 from bundlemage.recipe import Recipe
 from bundlemage.training.checkpoint import RunFolder
@@ -61,10 +61,10 @@ def scores(recommender: Recommender, split: Split) -> tuple[torch.Tensor, torch.
     data = Interactions.of(split.train, torch.device("cpu"))
     people = data.histories(torch.arange(100))
     with torch.inference_mode():
-        items = recommender.model.score_items(
+        items = require(recommender.model, Completer).score_items(
             people, data.bundle_item.rows(torch.arange(100)), data.bundle_item
         )
-        return recommender.model.score_bundles(people, data.bundle_item), items
+        return require(recommender.model, Matcher).score_bundles(people, data.bundle_item), items
 
 
 def assert_same(found: Recommender, expected: Recommender, split: Split) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bundlemage.engines.base import Engine, engine
-from bundlemage.models.space import Between, OneOf
+from bundlemage.models.config import Between, OneOf
 from bundlemage.recipe import Recipe
 from bundlemage.sample.generate import write_shop
 from bundlemage.tuning.study import Search, Study, Trial

@@ -14,8 +14,7 @@ from bundlemage.models import losses
 from bundlemage.models.accelerated import kernels_for
 from bundlemage.models.bipartite import Bipartite
 from bundlemage.models.losses import Prior, multinomial_loss
-from bundlemage.models.ragged import Ragged
-from bundlemage.models.rows import NOTHING, Hidden, mean_of_rows
+from bundlemage.models.ragged import NOTHING, Hidden, Ragged, mean_of_rows
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from bundlemage.models.base import Interactions, Sizes
-from bundlemage.models.bundlemage import BundleMage, BundleMageConfig
+from bundlemage.models.bundlemage import BundleMage
+from bundlemage.models.config import BundleMageConfig
 from bundlemage.models.ragged import Ragged
 from tests.reference import numpy_bundlemage as paper
 

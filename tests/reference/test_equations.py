@@ -10,7 +10,8 @@ import torch
 from scipy import sparse
 
 from bundlemage.models.base import Histories, Interactions, Sizes
-from bundlemage.models.bundlemage import GENERATION, MATCHING, BundleMage, BundleMageConfig
+from bundlemage.models.bundlemage import GENERATION, MATCHING, BundleMage
+from bundlemage.models.config import BundleMageConfig
 from bundlemage.models.losses import BLOCK_ENTRIES
 from bundlemage.models.ragged import Ragged
 from bundlemage.recipe import Recipe

@@ -24,7 +24,7 @@ from bundlemage.core.shop import Shop, Trade
 from bundlemage.data.dataset import BundleDataset, binary_matrix
 from bundlemage.data.splits import MatchingCases, Split
 from bundlemage.errors import ConfigError, UnknownIdError, UnsupportedError
-from bundlemage.models.base import Histories, Interactions, Model, Sizes
+from bundlemage.models.base import Histories, Interactions, Matcher, Model, Sizes, require
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.registry import make_config
 from bundlemage.wire.design_answers import BundleForecast
@@ -38,7 +38,7 @@ TRUE = Calibration(intercept=-0.5, fit=0.8, activity=0.6, threshold=0.0)
 # ── Calibration ──────────────────────────────────────────────────────────────────────────────────
 
 
-class Planted(Model):
+class Planted(Matcher):
     """Scores that were drawn once, for users by their positions."""
 
     title: ClassVar[str] = "Planted"
@@ -85,7 +85,7 @@ def expected_and_real(model: Model, split: Split, found: Calibration) -> tuple[f
     data = Interactions.of(split.train, CPU)
     histories = data.histories(torch.arange(len(split.dataset.users)))
     with torch.inference_mode():
-        logs = model.score_bundles(histories, data.bundle_item).log_softmax(1)
+        logs = require(model, Matcher).score_bundles(histories, data.bundle_item).log_softmax(1)
         chances = found.chances(logs, histories.bundles.lengths).double().numpy()
     assert split.validation is not None
     case, bundles = split.validation.positives.nonzero()
@@ -227,7 +227,7 @@ def one_by_one(model: Recommender, names: list[str]) -> dict[str, float]:
             continue
         histories = shop.known([user])
         with torch.inference_mode():
-            scores = model.model.score_bundles(histories, contents.append(new)).double()[0]
+            scores = require(model.model, Matcher).score_bundles(histories, contents.append(new)).double()[0]
         log = scores[-1] - scores[:-1].logsumexp(0)
         found[user] = float(model.calibration.chances(log[None, None], histories.bundles.lengths))
     return found
@@ -368,7 +368,7 @@ def test_models_say_what_they_cannot_tell(shop: BundleDataset, items: list[str])
     assert answer.nearest == ()
     assert answer.replacement is None
     assert answer.note is not None
-    assert "vectors of bundles" in answer.note
+    assert "no vectors" in answer.note
     assert "no replacement" in answer.note
     completing = Recommender(**QUICK, tasks="generation").fit(shop, progress=False)
     with pytest.raises(UnsupportedError, match="does not recommend bundles"):

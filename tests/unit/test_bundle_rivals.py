@@ -10,7 +10,7 @@ import torch
 
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import SplitPlan
-from bundlemage.models.base import Interactions, Model, Sizes
+from bundlemage.models.base import Completer, Interactions, Model, Sizes, can
 from bundlemage.models.baselines import dam, efm
 from bundlemage.models.baselines.br import BR
 from bundlemage.models.baselines.dam import DAM
@@ -116,7 +116,7 @@ class TestEquations:
         data, pairs = Interactions.of(shop, CPU), torch.arange(7)
         torch.manual_seed(0)
         users, taken = data.user_bundle.entries(pairs)
-        others = model.other_bundles.draw(users, 1)[:, 0]
+        others = model.negatives["user_bundle"].draw(users, 1)[:, 0]
         torch.manual_seed(0)
         loss = model.loss(model.phases[1], pairs, data).item()
         scores = scores_of(model, shop)
@@ -218,7 +218,7 @@ class TestGeneration:
         assert (found.argmax(1) // width).tolist() == list(range(GROUPS))
 
     def test_only_br_generates(self) -> None:
-        assert [built(kind, strange())[0].generates for kind in KINDS] == [True, False, False]
+        assert [can(built(kind, strange())[0], Completer) for kind in KINDS] == [True, False, False]
 
 
 class TestLearning:

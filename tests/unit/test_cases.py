@@ -19,7 +19,7 @@ from bundlemage.data.dataset import (
     empty_catalogue,
 )
 from bundlemage.data.splits import GenerationCases, Split, SplitPlan, padded
-from bundlemage.models.base import Histories, Model, Sizes
+from bundlemage.models.base import Completer, Histories, Sizes
 from bundlemage.models.config import ModelConfig, parse_config
 from bundlemage.models.ragged import Ragged
 from bundlemage.readers import pathak
@@ -31,7 +31,7 @@ ITEMS = 40
 TAGS = {"red": range(10), "green": range(10, 20), "blue": range(20, 30), "grey": range(30, 40)}
 
 
-class Planted(Model):
+class Planted(Completer):
     """Says of every case what it was told to say."""
 
     name: ClassVar[str] = "planted"

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.errors import BundleMageError, CheckpointError
-from bundlemage.models.base import Interactions, Model, Sizes
+from bundlemage.models.base import Interactions, Matcher, Model, Sizes, require
 from bundlemage.models.registry import build, make_config
 from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.history import EpochRecord, Observer
@@ -317,7 +317,10 @@ class TestFiles:
     def test_training_on_the_data_of_a_run_needs_no_folder(self, split: Split) -> None:
         model, _ = run(split, None, epochs=1)
         data = Interactions.of(split.train, torch.device("cpu"))
-        assert model.score_bundles(data.histories(torch.arange(2)), data.bundle_item).shape[0] == 2
+        assert (
+            require(model, Matcher).score_bundles(data.histories(torch.arange(2)), data.bundle_item).shape[0]
+            == 2
+        )
 
 
 def test_what_a_kill_left_half_written_goes_with_the_run_and_nothing_else(tmp_path: Path) -> None:

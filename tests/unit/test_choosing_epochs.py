@@ -14,9 +14,8 @@ from bundlemage import SplitPlan
 from bundlemage.data.splits import LEAST_BUNDLES, Split, completion_cases
 from bundlemage.models.base import Interactions, Phase, Sizes
 from bundlemage.models.losses import fitted_weight
-from bundlemage.models.ragged import Ragged
+from bundlemage.models.ragged import Hidden, Ragged, chances, mean_of_rows
 from bundlemage.models.registry import build, make_config
-from bundlemage.models.rows import Hidden, chances, mean_of_rows
 from bundlemage.sample.generate import sample_shop
 from bundlemage.training.batches import Rows
 from bundlemage.training.history import EpochRecord

@@ -14,8 +14,8 @@ from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import GenerationCases, MatchingCases, Split
 from bundlemage.errors import UnsupportedError
 from bundlemage.evaluation.protocols import generation_metrics, matching_metrics, means
-from bundlemage.models import sparse_rows
-from bundlemage.models.base import Histories, Interactions, Model, Sizes
+from bundlemage.models import closed_form
+from bundlemage.models.base import Completer, Histories, Interactions, Matcher, Model, Sizes, can, require
 from bundlemage.models.baselines.co_occurrence import CoOccurrence
 from bundlemage.models.baselines.ease import Ease
 from bundlemage.models.baselines.ease_items import EaseItems
@@ -25,8 +25,8 @@ from bundlemage.models.baselines.owned_share import OwnedShare
 from bundlemage.models.baselines.popularity import Popularity
 from bundlemage.models.baselines.ppmi_svd import PpmiSvd, pair_counts, positive_information
 from bundlemage.models.baselines.random import Random
+from bundlemage.models.closed_form import SparseRows
 from bundlemage.models.ragged import Ragged
-from bundlemage.models.sparse_rows import SparseRows
 from tests.real_data import real_data
 from tests.small_shop import dataset_of, datasets
 
@@ -65,7 +65,7 @@ def everyone(dataset: BundleDataset) -> tuple[Histories, Ragged]:
 
 
 def bundle_scores(model: Model, dataset: BundleDataset) -> Array:
-    return model.score_bundles(*everyone(dataset)).double().numpy()
+    return require(model, Matcher).score_bundles(*everyone(dataset)).double().numpy()
 
 
 PARTIAL = [[0, 1], [], [2], [0, 3, 5]]
@@ -75,7 +75,12 @@ def item_scores(model: Model, dataset: BundleDataset) -> Array:
     """Four partial bundles for the first four users."""
     data = Interactions.of(dataset, CPU)
     histories = data.histories(torch.arange(len(PARTIAL)))
-    return model.score_items(histories, Ragged.from_lists(PARTIAL), data.bundle_item).double().numpy()
+    return (
+        require(model, Completer)
+        .score_items(histories, Ragged.from_lists(PARTIAL), data.bundle_item)
+        .double()
+        .numpy()
+    )
 
 
 def dense(matrix: Any) -> Array:
@@ -101,6 +106,13 @@ def assert_close(found: Array, expected: Array, tolerance: float = 2e-5) -> None
     assert np.ptp(expected) > 100 * tolerance, "the comparison must be able to fail"
 
 
+def made_dense(matrix: SparseRows) -> Array:
+    """The cells of a sparse matrix, one by one."""
+    cells = np.zeros((len(matrix), matrix.columns))
+    np.add.at(cells, (matrix.rows.row_of_entry().numpy(), matrix.rows.values.numpy()), matrix.weights.numpy())
+    return cells
+
+
 class TestSparseProducts:
     @given(datasets())
     @settings(deadline=None, max_examples=30)
@@ -109,12 +121,14 @@ class TestSparseProducts:
         mine = SparseRows.of(Ragged.from_csr(shop.user_item), items, 2.0, torch.float64)
         other = SparseRows.of(Ragged.from_csr(shop.bundle_item), items, 3.0, torch.float64)
         left, right = 2 * dense(shop.user_item), 3 * dense(shop.bundle_item)
-        assert np.array_equal(mine.dense().numpy(), left)
+        assert np.array_equal(made_dense(mine), left)
         assert np.array_equal(mine.times(other.transposed()).numpy(), left @ right.T)
-        assert np.array_equal(mine.above(other).dense().numpy(), np.vstack([left, right]))
-        assert np.array_equal(mine.beside(mine).dense().numpy(), np.hstack([left, left]))
-        assert np.array_equal(mine.plus(mine).dense().numpy(), 2 * left)
-        assert np.array_equal(mine.times_dense(other.transposed().dense()).numpy(), left @ right.T)
+        assert np.array_equal(made_dense(mine.above(other)), np.vstack([left, right]))
+        assert np.array_equal(made_dense(mine.beside(mine)), np.hstack([left, left]))
+        assert np.array_equal(made_dense(mine.plus(mine)), 2 * left)
+        assert np.array_equal(
+            mine.times_dense(torch.from_numpy(made_dense(other).T.copy())).numpy(), left @ right.T
+        )
 
     @pytest.mark.parametrize("at_a_time", [1, 2, 7, 50])
     def test_a_product_in_many_parts_is_the_same(
@@ -122,13 +136,13 @@ class TestSparseProducts:
     ) -> None:
         rows = SparseRows.of(Ragged.from_csr(WIDE.user_item), len(WIDE.items))
         whole = rows.times(rows.transposed())
-        monkeypatch.setattr(sparse_rows, "WALKS", at_a_time)
+        monkeypatch.setattr(closed_form, "WALKS", at_a_time)
         assert torch.equal(rows.times(rows.transposed()), whole)
 
 
-@pytest.fixture(params=[sparse_rows.CELLS, 20], ids=["one-block", "many-blocks"])
+@pytest.fixture(params=[closed_form.CELLS, 20], ids=["one-block", "many-blocks"])
 def cells(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sparse_rows, "CELLS", request.param)
+    monkeypatch.setattr(closed_form, "CELLS", request.param)
 
 
 @pytest.mark.usefixtures("cells")
@@ -181,12 +195,12 @@ class TestItemKnn:
         shop = dataset_of([[], [], []], [[0, 1], [0, 1], [0, 2]], [[], [], []], 1)
         model = fitted(ItemKnn, shop, neighbours=1, shrinkage=0, item_weight=0)
         histories = Histories(Ragged.from_lists([[]]), Ragged.from_lists([[0]]))
-        scores = model.score_bundles(histories, Ragged.from_lists([[], [], []]))[0]
+        scores = require(model, Matcher).score_bundles(histories, Ragged.from_lists([[], [], []]))[0]
         assert scores.tolist() == pytest.approx([0, 2 / np.sqrt(6), 0], abs=1e-5)
 
     def test_tables_filled_in_blocks_are_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
         whole = bundle_scores(fitted(ItemKnn, WIDE, neighbours=99), WIDE)
-        monkeypatch.setattr(sparse_rows, "CELLS", 30)
+        monkeypatch.setattr(closed_form, "CELLS", 30)
         assert_close(bundle_scores(fitted(ItemKnn, WIDE, neighbours=99), WIDE), whole, 1e-7)
 
 
@@ -237,7 +251,9 @@ class TestRandom:
     def test_a_history_in_another_order_is_the_same_history(self) -> None:
         model, contents = fitted(Random, WIDE), everyone(WIDE)[1]
         scores = [
-            model.score_bundles(Histories(Ragged.from_lists([items]), Ragged.from_lists([[1]])), contents)
+            require(model, Matcher).score_bundles(
+                Histories(Ragged.from_lists([items]), Ragged.from_lists([[1]])), contents
+            )
             for items in ([3, 7, 2], [2, 3, 7], [2, 3, 8])
         ]
         assert torch.equal(scores[0], scores[1])
@@ -246,7 +262,9 @@ class TestRandom:
     def test_the_partial_bundle_takes_part(self) -> None:
         model, data = fitted(Random, WIDE), Interactions.of(WIDE, CPU)
         histories = data.histories(torch.tensor([0, 0]))
-        one, other = model.score_items(histories, Ragged.from_lists([[1], [2]]), data.bundle_item)
+        one, other = require(model, Completer).score_items(
+            histories, Ragged.from_lists([[1], [2]]), data.bundle_item
+        )
         assert not torch.equal(one, other)
 
     def test_scores_are_spread_evenly_and_owe_nothing_to_each_other(self) -> None:
@@ -283,10 +301,10 @@ class TestCoOccurrence:
         shop = dataset_of([[2, 0], [2], [2, 1]], [[], [], []], [[0, 1], [1, 0], [1], [2]], 3)
         model = fitted(CoOccurrence, shop, user_weight=0)
         histories, contents = everyone(shop)
-        scores = model.score_items(histories, Ragged.from_lists([[], [], []]), contents)
+        scores = require(model, Completer).score_items(histories, Ragged.from_lists([[], [], []]), contents)
         assert scores.argsort(1, descending=True).tolist() == [[1, 0, 2]] * 3
         tied = dataset_of([[1]], [[]], [[0, 1, 2]], 3)
-        scores = fitted(CoOccurrence, tied, user_weight=0).score_items(
+        scores = require(fitted(CoOccurrence, tied, user_weight=0), Completer).score_items(
             everyone(tied)[0], Ragged.from_lists([[]]), everyone(tied)[1]
         )
         assert int(scores.argmax()) == 1
@@ -351,7 +369,7 @@ NOTHING = dataset_of([[], [], [], []], [[], [], [], []], [[], []], 6)
 
 
 def scores_of(model: Model, dataset: BundleDataset) -> list[Array]:
-    asked = [bundle_scores] * model.matches + [item_scores] * model.generates
+    asked = [bundle_scores] * can(model, Matcher) + [item_scores] * can(model, Completer)
     return [scores(model, dataset) for scores in asked]
 
 
@@ -396,12 +414,12 @@ class TestAll:
         self, kind: type[Model], chosen: dict[str, Any], shop: BundleDataset
     ) -> None:
         model = fitted(kind, shop, **chosen)
-        assert model.matches == (kind in MATCHING)
-        assert model.generates == (kind in GENERATION)
-        if not model.matches:
+        assert can(model, Matcher) == (kind in MATCHING)
+        assert can(model, Completer) == (kind in GENERATION)
+        if not can(model, Matcher):
             with pytest.raises(UnsupportedError, match="does not match"):
                 bundle_scores(model, shop)
-        if not model.generates:
+        if not can(model, Completer):
             with pytest.raises(UnsupportedError, match="does not complete"):
                 item_scores(model, shop)
 
@@ -413,13 +431,15 @@ class TestAll:
         histories, contents = everyone(shop)
         one = torch.tensor([3])
         stranger = Histories(histories.items.rows(one), histories.bundles.rows(one))
-        if model.matches:
+        if can(model, Matcher):
             assert_close(
-                model.score_bundles(stranger, contents).numpy(), bundle_scores(model, shop)[3:4], 1e-6
+                require(model, Matcher).score_bundles(stranger, contents).numpy(),
+                bundle_scores(model, shop)[3:4],
+                1e-6,
             )
-        if model.generates:
+        if can(model, Completer):
             partial = Ragged.from_lists(PARTIAL[3:])
-            found = model.score_items(stranger, partial, contents).numpy()
+            found = require(model, Completer).score_items(stranger, partial, contents).numpy()
             assert_close(found, item_scores(model, shop)[3:4], 1e-6)
 
 
@@ -432,13 +452,13 @@ class TestMatching:
         histories, contents = everyone(shop)
         later = len(contents)
         more = contents.append(Ragged.from_lists([[0, 2], []]))
-        scores = model.score_bundles(histories, more)
+        scores = require(model, Matcher).score_bundles(histories, more)
         assert scores.shape == (len(histories), later + 2)
         assert torch.isfinite(scores).all()
         assert_close(scores[:, :later].numpy(), bundle_scores(model, shop), 1e-6)
         # Someone who has one of them already, beside a bundle of old.
         owner = Histories(Ragged.from_lists([[1]]), Ragged.from_lists([[0, later]]))
-        assert torch.isfinite(model.score_bundles(owner, more)).all()
+        assert torch.isfinite(require(model, Matcher).score_bundles(owner, more)).all()
 
     def test_whoever_knows_bundles_by_their_items_knows_later_ones_too(self, kind: type[Model]) -> None:
         if kind not in (ItemPopularity, OwnedShare):
@@ -446,14 +466,14 @@ class TestMatching:
         model = fitted(kind, WIDE)
         histories, contents = everyone(WIDE)
         more = contents.append(contents.rows(torch.tensor([5])))
-        scores = model.score_bundles(histories, more)
+        scores = require(model, Matcher).score_bundles(histories, more)
         torch.testing.assert_close(scores[:, -1], scores[:, 5], atol=0.01, rtol=0)
 
 
 @pytest.mark.parametrize("kind", [Ease, ItemKnn, OwnedShare])
 def test_whoever_has_nothing_is_offered_what_sells(kind: type[Model], shop: BundleDataset) -> None:
     nobody = Histories(Ragged.from_lists([[]]), Ragged.from_lists([[]]))
-    scores = fitted(kind, shop).score_bundles(nobody, everyone(shop)[1])[0].numpy()
+    scores = require(fitted(kind, shop), Matcher).score_bundles(nobody, everyone(shop)[1])[0].numpy()
     sales = dense(shop.user_bundle).sum(0)
     assert (np.diff(sales[np.argsort(-scores)]) <= 0).all()
     assert np.ptp(sales) > 0
@@ -462,7 +482,11 @@ def test_whoever_has_nothing_is_offered_what_sells(kind: type[Model], shop: Bund
 @pytest.mark.parametrize("kind", [EaseItems, PpmiSvd])
 def test_whoever_has_nothing_begins_with_what_is_common(kind: type[Model]) -> None:
     nobody = Histories(Ragged.from_lists([[]]), Ragged.from_lists([[]]))
-    scores = fitted(kind, WIDE).score_items(nobody, Ragged.from_lists([[]]), everyone(WIDE)[1])[0].numpy()
+    scores = (
+        require(fitted(kind, WIDE), Completer)
+        .score_items(nobody, Ragged.from_lists([[]]), everyone(WIDE)[1])[0]
+        .numpy()
+    )
     counts = dense(WIDE.user_item).sum(0) + dense(WIDE.bundle_item).sum(0)
     assert (np.diff(counts[np.argsort(-scores)]) <= 0).all()
 

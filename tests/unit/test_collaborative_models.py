@@ -11,7 +11,7 @@ import torch
 
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import SplitPlan
-from bundlemage.models.base import Histories, Interactions, Model, Sizes
+from bundlemage.models.base import Histories, Interactions, Learner, Matcher, Model, Sizes, require
 from bundlemage.models.baselines import ncf
 from bundlemage.models.baselines.bpr import BPR, BPRConfig
 from bundlemage.models.baselines.ncf import NCF, NCFConfig
@@ -100,7 +100,7 @@ def two_sorts(kind: type[Model], **settings: Any) -> tuple[Model, Interactions]:
 
 def scores_of(model: Model, data: Interactions, users: list[int]) -> torch.Tensor:
     with torch.inference_mode():
-        return model.score_bundles(data.histories(torch.tensor(users)), data.bundle_item)
+        return require(model, Matcher).score_bundles(data.histories(torch.tensor(users)), data.bundle_item)
 
 
 every_class = pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.name)
@@ -152,8 +152,10 @@ class TestScores:
         more = data.bundle_item.append(Ragged.from_lists([[0], []]))
         histories = data.histories(torch.tensor([0, 5]))
         with torch.inference_mode():
-            scores = model.score_bundles(histories, more)
-            assert model.score_bundles(data.histories(torch.tensor([], dtype=torch.int64)), more).shape == (
+            scores = require(model, Matcher).score_bundles(histories, more)
+            assert require(model, Matcher).score_bundles(
+                data.histories(torch.tensor([], dtype=torch.int64)), more
+            ).shape == (
                 0,
                 len(more),
             )
@@ -167,7 +169,9 @@ class TestScores:
         assert not model.knows_new_users
         empty = Ragged.from_lists([[]])
         with torch.inference_mode():
-            alone = model.score_bundles(Histories(empty, empty, torch.tensor([4])), data.bundle_item)
+            alone = require(model, Matcher).score_bundles(
+                Histories(empty, empty, torch.tensor([4])), data.bundle_item
+            )
         torch.testing.assert_close(alone, scores_of(model, data, [4]))
 
     @by_user
@@ -176,7 +180,7 @@ class TestScores:
     ) -> None:
         model, _ = built(kind, shop, negatives=7)
         model.observe(data)
-        negatives: Any = model.negatives
+        negatives: Any = model.negatives["user_bundle"]  # type: ignore[index]
         drawn: list[torch.Tensor] = []
         draw = negatives.draw
 
@@ -185,7 +189,7 @@ class TestScores:
             return drawn[-1]
 
         monkeypatch.setattr(negatives, "draw", watched)
-        model.loss(model.phases[0], torch.arange(10), data)
+        require(model, Learner).loss(require(model, Learner).phases[0], torch.arange(10), data)
         assert [tuple(found.shape) for found in drawn] == [(10, 7)]
         users, _ = data.user_bundle.entries(torch.arange(10))
         assert not bool(negatives.owns(users[:, None], drawn[0]).any())
@@ -209,7 +213,7 @@ class TestBPR:
     def test_the_loss_compares_the_scores_of_scoring(self) -> None:
         model, data = two_sorts(BPR, negatives=3)
         taken, other = scores_of(model, data, [0])[0, :2].tolist()
-        loss = model.loss(model.phases[0], torch.tensor([0]), data)
+        loss = require(model, Learner).loss(require(model, Learner).phases[0], torch.tensor([0]), data)
         assert loss.item() == pytest.approx(np.log1p(np.exp(other - taken)), rel=1e-5)
 
 
@@ -253,7 +257,7 @@ class TestNCF:
     def test_the_loss_is_the_log_loss(self) -> None:
         model, data = two_sorts(NCF, negatives=3)
         chance = scores_of(model, data, [0])[0].sigmoid().numpy()
-        loss = model.loss(model.phases[0], torch.tensor([0]), data)
+        loss = require(model, Learner).loss(require(model, Learner).phases[0], torch.tensor([0]), data)
         assert loss.item() == pytest.approx(-(np.log(chance[0]) + 3 * np.log(1 - chance[1])) / 4, rel=1e-4)
 
     def test_before_any_step_the_biases_are_the_odds_of_having_been_taken(self) -> None:
@@ -342,9 +346,13 @@ class TestVAECF:
     ) -> None:
         model = roughened(self.model(shop, dropout=0.5))
         users = torch.arange(20)
-        assert torch.equal(*(model.loss(model.phases[0], users, data) for _ in range(2)))
+        assert torch.equal(
+            *(require(model, Learner).loss(require(model, Learner).phases[0], users, data) for _ in range(2))
+        )
         model.train()
-        assert not torch.equal(*(model.loss(model.phases[0], users, data) for _ in range(2)))
+        assert not torch.equal(
+            *(require(model, Learner).loss(require(model, Learner).phases[0], users, data) for _ in range(2))
+        )
 
     def test_a_new_user_with_the_same_bundles_gets_the_same_scores(
         self, shop: BundleDataset, data: Interactions
@@ -354,7 +362,7 @@ class TestVAECF:
         later = len(shop.bundles)  # one that came after training: it says nothing to this model
         new = Histories(Ragged.from_lists([[]]), Ragged.from_lists([[*bundles, later]]))
         with torch.inference_mode():
-            scores = model.score_bundles(new, data.bundle_item)
+            scores = require(model, Matcher).score_bundles(new, data.bundle_item)
         torch.testing.assert_close(scores, scores_of(model, data, [9]))
 
 

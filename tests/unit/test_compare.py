@@ -21,7 +21,7 @@ from torch import Tensor
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.errors import ConfigError
 from bundlemage.models import registry
-from bundlemage.models.base import Histories, Interactions, Model, Sizes
+from bundlemage.models.base import Histories, Interactions, Matcher, Sizes
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ragged import Ragged
 from bundlemage.studies import render
@@ -330,7 +330,7 @@ def test_ctrl_c_before_the_first_epoch_is_no_failure_of_the_model(split: Split, 
 # ── Models of other people ───────────────────────────────────────────────────────────────────────
 
 
-class Dice(Model):
+class Dice(Matcher):
     """Random and does not learn, so every seed counts."""
 
     name: ClassVar[str] = "test-dice"

@@ -8,8 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from bundlemage.errors import ConfigError
-from bundlemage.models.bundlemage import BundleMageConfig
-from bundlemage.models.config import LearnedConfig, ModelConfig, parse_config
+from bundlemage.models.config import BundleMageConfig, LearnedConfig, ModelConfig, parse_config
 from bundlemage.models.registry import MODELS, make_config
 from bundlemage.recipe import Recipe
 

@@ -14,6 +14,7 @@ from bundlemage import Recommender, SplitPlan
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import Split
 from bundlemage.errors import ConfigError, UnknownIdError, UnsupportedError
+from bundlemage.models.base import Matcher, SalesScorer, can, require
 from bundlemage.models.bundlemage import BundleMage
 from bundlemage.models.ragged import Contents
 from bundlemage.training.credit import MOST_LOST, NewBundleCredit, best_credit, find_credit
@@ -76,9 +77,9 @@ class TestFitting:
         known = SplitPlan("new-bundles-known").divide(shop)
         fitted = [_ndcg(model, split), _ndcg(model, known)]
         credit = credit_of(model)
-        model.model.credit_new_bundles(credit.median)
+        require(model.model, SalesScorer).credit_new_bundles(credit.median)
         plain = [_ndcg(model, split), _ndcg(model, known)]
-        model.model.credit_new_bundles(credit.sales)
+        require(model.model, SalesScorer).credit_new_bundles(credit.sales)
         assert credit.sales > credit.median
         assert fitted[0] > 1.1 * plain[0]
         assert fitted[1] > 0.97 * plain[1]
@@ -192,7 +193,7 @@ class TestFitting:
         generating = Recommender(**SETTINGS | {"epochs": 1, "tasks": "generation"}).fit(shop)
         for model in (Recommender("popularity", device="cpu").fit(shop), plain, generating):
             assert model.new_bundle_credit is None
-            assert not model.model.credits_new_bundles
+            assert not can(model.model, SalesScorer)
         with pytest.raises(UnsupportedError, match="no term for sales"):
             plain.recommend("u0", new_bundles={"box": ["i0"]}, expected_sales={"box": 3})
 
@@ -236,13 +237,13 @@ class TestSaying:
     def test_a_twin_of_the_best_seller_that_sells_like_it_ranks_like_it(
         self, shop: BundleDataset, model: Recommender
     ) -> None:
-        best = shop.bundles[int(model.model.known_sales().argmax())]
+        best = shop.bundles[int(require(model.model, SalesScorer).known_sales().argmax())]
         row = shop.bundle_item[shop.bundles.position(best)].indices
         new = {"twin": [shop.items[place] for place in row], "other": ["i1"]}
         answers = model.recommend("u0", 500, new_bundles=new, sells_like={"twin": best}, include_owned=True)
         scores = {answer.id: answer.score for answer in answers}
         assert scores["twin"] == pytest.approx(scores[best], rel=1e-4)
-        by_number = {"twin": float(model.model.known_sales().max())}
+        by_number = {"twin": float(require(model.model, SalesScorer).known_sales().max())}
         assert model.recommend_many(
             ["u0"], 500, new_bundles=new, expected_sales=by_number, include_owned=True
         ) == [answers]
@@ -281,9 +282,9 @@ class TestSaying:
         new, people = data.bundle_item.rows(torch.tensor([3])), data.histories(torch.tensor([0]))
         with torch.inference_mode():
             foretold = new_log_probabilities(model.model, people, data.bundle_item, new)
-            scores = model.model.score_bundles(people, data.bundle_item)
+            scores = require(model.model, Matcher).score_bundles(people, data.bundle_item)
             said = Contents.of(new, torch.tensor([credit.median]))
-            median = model.model.score_new_bundles(people, data.bundle_item, said)
+            median = require(model.model, Matcher).score_new_bundles(people, data.bundle_item, said)
         assert float(foretold) == pytest.approx(float(median - scores.logsumexp(1)), rel=1e-4)
 
 

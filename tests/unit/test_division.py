@@ -12,9 +12,10 @@ import torch.multiprocessing as processes
 from torch import Tensor
 
 from bundlemage.models.base import Interactions, Sizes
-from bundlemage.models.bundlemage import BundleMage, BundleMageConfig
+from bundlemage.models.bundlemage import BundleMage
+from bundlemage.models.config import BundleMageConfig
 from bundlemage.models.division import ALONE, DividedItems, DividedUsers, Division
-from bundlemage.models.group import Group
+from bundlemage.models.processes import Processes
 from bundlemage.recipe import Recipe
 from bundlemage.sample.generate import sample_shop
 
@@ -29,7 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def _step(settings: dict[str, Any], kind: str, group: Group | None) -> dict[str, Tensor]:
+def _step(settings: dict[str, Any], kind: str, group: Processes | None) -> dict[str, Tensor]:
     """The loss of each phase and the gradient of each weight, put together from all processes."""
     torch.manual_seed(1)
     data = Interactions.of(sample_shop(users=80, items=101, bundles=40).dataset, torch.device("cpu"))
@@ -67,7 +68,7 @@ def _step(settings: dict[str, Any], kind: str, group: Group | None) -> dict[str,
 def _one_of_three(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=THREE)
-    group = Group.current()
+    group = Processes.current()
     for name, settings in SETTINGS.items():
         for kind in ("users", "items"):
             found = _step(settings, kind, group)
@@ -96,6 +97,6 @@ def test_three_processes_give_the_loss_and_the_gradients_of_one(three: Path, nam
 
 def test_shares_are_whole_and_even() -> None:
     for count in (0, 1, 7, 100):
-        shares = [Group(rank, THREE).share(count) for rank in range(THREE)]
+        shares = [Processes(rank, THREE).share(count) for rank in range(THREE)]
         assert [row for share in shares for row in share] == [*range(count)]
         assert max(map(len, shares)) - min(map(len, shares)) <= 1

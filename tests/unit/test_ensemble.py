@@ -22,7 +22,7 @@ from bundlemage.artifact.card import model_card
 from bundlemage.artifact.files import load_artifact
 from bundlemage.errors import CheckpointError, ConfigError, NoModelYetError, UnsupportedError
 from bundlemage.live import Live, Question
-from bundlemage.models.base import Histories, Model
+from bundlemage.models.base import Completer, Histories, Indexable, Matcher, Model, can, require
 from bundlemage.models.ensemble import Ensemble
 from bundlemage.models.ragged import Ragged
 from bundlemage.recipe import Recipe
@@ -109,16 +109,19 @@ class TestScores:
             alone = [getattr(member, method)(*arguments) for member in each]
             assert torch.allclose(found, torch.stack(alone).mean(0), **CLOSE), method
             assert not torch.allclose(found, alone[0], **CLOSE), method
-        assert (model.matches, model.generates, model.knows_new_users) == (True, True, True)
+        assert (can(model, Matcher), can(model, Completer), model.knows_new_users) == (True, True, True)
         assert model.title == "BundleMage × 3"
         assert not model.scores_candidates_apart
 
     @torch.inference_mode()
     def test_it_ranks_and_spreads_as_the_mean_of_log_probabilities(self, three: Recommender) -> None:
         people, contents = everyone(three)
-        each = [member.score_bundles(people, contents).double().numpy() for member in members(three)]
+        each = [
+            require(member, Matcher).score_bundles(people, contents).double().numpy()
+            for member in members(three)
+        ]
         expected: npt.NDArray[np.float64] = np.mean([log_softmax(scores, axis=1) for scores in each], axis=0)
-        found = three.model.score_bundles(people, contents).double().numpy()
+        found = require(three.model, Matcher).score_bundles(people, contents).double().numpy()
         difference = found - expected
         assert np.ptp(difference, axis=1).max() < 1e-4  # one number for a row
         assert np.ptp(np.concatenate(difference)) > 1e-3  # and not the same for all
@@ -134,20 +137,27 @@ class TestScores:
         which, chosen = torch.tensor([0, 3, 3]), torch.tensor([1, 0, 5])
         partial = Ragged.from_lists([[1], [2, 3], []])
         encoded = model.encoded(people, contents)
-        scores = model.score_bundles(people, contents)
+        scores = require(model, Matcher).score_bundles(people, contents)
         expected = scores[which, chosen] - scores.mean(1)[which]
-        assert torch.allclose(model.bundle_fit(encoded, which, chosen, contents, among), expected, **CLOSE)
-        scores = model.score_items(people.rows(which), partial, contents)
+        assert torch.allclose(
+            require(model, Matcher).bundle_fit(encoded, which, chosen, contents, among), expected, **CLOSE
+        )
+        scores = require(model, Completer).score_items(people.rows(which), partial, contents)
         expected = scores.gather(1, chosen[:, None])[:, 0] - scores.mean(1)
-        assert torch.allclose(model.item_fit(encoded, which, partial, chosen, contents), expected, **CLOSE)
+        assert torch.allclose(
+            require(model, Completer).item_fit(encoded, which, partial, chosen, contents), expected, **CLOSE
+        )
 
     @torch.inference_mode()
     def test_factors_multiply_to_the_scores(self, three: Recommender) -> None:
         people, contents = everyone(three)
-        factors = three.model.factors_of_bundles(contents)
-        found = three.model.factors_of_people(people, contents) @ factors.vectors.T + factors.bias
-        assert torch.allclose(found, three.model.score_bundles(people, contents), **CLOSE)
-        later = three.model.factors_of_bundles(contents, 30)
+        factors = require(three.model, Indexable).factors_of_bundles(contents)
+        found = (
+            require(three.model, Indexable).factors_of_people(people, contents) @ factors.vectors.T
+            + factors.bias
+        )
+        assert torch.allclose(found, require(three.model, Matcher).score_bundles(people, contents), **CLOSE)
+        later = require(three.model, Indexable).factors_of_bundles(contents, 30)
         assert torch.equal(later.vectors, factors.vectors[30:])
 
     @torch.inference_mode()
@@ -298,7 +308,7 @@ class TestTraining:
 
     @pytest.mark.parametrize("count", [0, -1, True, 2.0, "2"])
     def test_a_number_that_is_none_is_refused(self, count: Any) -> None:
-        with pytest.raises(ConfigError, match=r"ensemble is .*from 1 up"):
+        with pytest.raises(ConfigError, match=r"ensemble is .*1 or more"):
             Recommender(ensemble=count)
 
     def test_members_that_would_be_equal_are_refused(self) -> None:
@@ -323,7 +333,8 @@ class TestArtifact:
         people, contents = everyone(three)
         with torch.inference_mode():
             assert torch.equal(
-                loaded.model.score_bundles(people, contents), three.model.score_bundles(people, contents)
+                require(loaded.model, Matcher).score_bundles(people, contents),
+                require(three.model, Matcher).score_bundles(people, contents),
             )
         assert loaded.complete("u0002", ["g0003"]) == three.complete("u0002", ["g0003"])
         assert json.loads((saved / "config.json").read_text())["ensemble"] == 3
@@ -497,7 +508,7 @@ class TestCommands:
         assert told["validation"]["ndcg@5"] == pytest.approx(np.mean(each))
 
     def test_bad_numbers_have_one_message(self, tmp_path: Path) -> None:
-        assert "from 1 up" in run("train", "-o", tmp_path / "m", "--ensemble", 0, code=2).stderr
+        assert "1 or more" in run("train", "-o", tmp_path / "m", "--ensemble", 0, code=2).stderr
         assert "does not learn" in run(
             "train", "-o", tmp_path / "m", "--model", "ease", "--ensemble", 2, code=2
         ).stderr  # fmt: skip

@@ -11,6 +11,7 @@ import torch
 from bundlemage import History, Recommender
 from bundlemage.core.history import Id, User
 from bundlemage.errors import ConfigError, UnknownIdError, UnsupportedError
+from bundlemage.models.base import Completer, Gated, Matcher, require
 from bundlemage.models.ragged import Ragged
 from bundlemage.sample.generate import Tastes
 from bundlemage.wire.design_answers import in_words
@@ -51,7 +52,11 @@ def history_of(model: Recommender, user: User) -> History:
 def fit_of_bundle(model: Recommender, user: User, bundle: str) -> float:
     """Its score less the mean over the shop's bundles, from all the scores."""
     histories, contents = model.shop.encode([user])
-    scores = model.model.score_bundles(histories, contents)[0, : len(model.dataset.bundles)].double()
+    scores = (
+        require(model.model, Matcher)
+        .score_bundles(histories, contents)[0, : len(model.dataset.bundles)]
+        .double()
+    )
     return float(scores[model.dataset.bundles.position(bundle)] - scores.mean())
 
 
@@ -59,13 +64,13 @@ def fit_of_bundle(model: Recommender, user: User, bundle: str) -> float:
 def fit_of_item(model: Recommender, user: User, partial: Sequence[Id], item: str) -> float:
     histories, contents = model.shop.encode([user])
     inside = Ragged.from_lists([model.shop.item_positions(partial)])
-    scores = model.model.score_items(histories, inside, contents)[0].double()
+    scores = require(model.model, Completer).score_items(histories, inside, contents)[0].double()
     return float(scores[model.dataset.items.position(item)] - scores.mean())
 
 
 @torch.no_grad()
 def gate_of(model: Recommender, user: User) -> float:
-    return float(model.model.item_share(*model.shop.encode([user]))[0])
+    return float(require(model.model, Gated).item_share(*model.shop.encode([user]))[0])
 
 
 def without(history: History, reason: Any) -> History:

@@ -13,7 +13,7 @@ from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import SplitPlan
 from bundlemage.errors import ConfigError, UnsupportedError
 from bundlemage.models.attention import attend
-from bundlemage.models.base import Histories, Interactions, Sizes
+from bundlemage.models.base import Completer, Histories, Interactions, Sizes, can
 from bundlemage.models.baselines.gram_smot import (
     BUNDLES,
     ITEMS,
@@ -310,8 +310,8 @@ class TestSettings:
             make(heads=4)
 
     def test_without_the_loss_over_items_it_does_not_generate(self) -> None:
-        assert not make(item_weight=0.0).generates
-        assert make().generates
+        assert not can(make(item_weight=0.0), Completer)
+        assert can(make(), Completer)
 
 
 def two_camps() -> tuple[BundleDataset, Tensor]:

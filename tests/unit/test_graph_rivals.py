@@ -22,7 +22,8 @@ from bundlemage.models.baselines.lightgcn import LightGCN
 from bundlemage.models.baselines.multicbr import MultiCBR
 from bundlemage.models.bipartite import Bipartite
 from bundlemage.models.config import ModelConfig, parse_config
-from bundlemage.models.graphs import PAIRS, GraphModel, contrastive_loss
+from bundlemage.models.graphs import GraphModel, contrastive_loss
+from bundlemage.models.pairs import PAIRS
 from bundlemage.models.ragged import Ragged
 from bundlemage.training.loop import train
 from tests.small_shop import dataset_of, datasets, small_shop

@@ -15,7 +15,7 @@ import pytest
 
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.errors import ConfigError
-from bundlemage.models.space import Between, OneOf
+from bundlemage.models.config import Between, OneOf
 from bundlemage.sample.generate import write_shop
 from bundlemage.studies import render
 from bundlemage.studies.cache import Cache

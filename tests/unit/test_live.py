@@ -19,6 +19,7 @@ from bundlemage.core.shop import Recommendation
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.errors import UnknownIdError, UnsupportedError
 from bundlemage.live import EMPTY, Live, Question, Stock
+from bundlemage.models.base import SalesScorer, require
 from bundlemage.store.records import Bundle, CatalogueChange, Item, Owned, Sales
 from bundlemage.wire.answers import Known
 
@@ -383,7 +384,7 @@ class TestExpectedSales:
         assert self.scores(live, self.new(expected_sales=credit))["box"] == pytest.approx(plain, rel=1e-4)
 
     def test_a_bundle_sells_like_another(self, live: Live) -> None:
-        sales = live.model.known_sales()
+        sales = require(live.model, SalesScorer).known_sales()
         best = live.recommender.dataset.bundles[int(sales.argmax())]
         by_number = self.scores(live, self.new(expected_sales=float(sales.max())))["box"]
         assert self.scores(live, self.new(sells_like=best))["box"] == pytest.approx(by_number)

@@ -12,11 +12,12 @@ import torch
 from bundlemage import SplitPlan
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.models.attention import Neighbours, attend_by_product, product_shares
-from bundlemage.models.base import Interactions, Model, Sizes
+from bundlemage.models.base import Interactions, Learner, Matcher, Model, Sizes, require
 from bundlemage.models.baselines.bundlegt import BundleGT
 from bundlemage.models.baselines.coheat import CoHeat, agreement_loss
 from bundlemage.models.baselines.multicbr import MultiCBR
-from bundlemage.models.graphs import PAIRS, contrastive_loss
+from bundlemage.models.graphs import contrastive_loss
+from bundlemage.models.pairs import PAIRS
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.registry import build, make_config
 from bundlemage.training.loop import train
@@ -31,7 +32,7 @@ def seen(name: str, dataset: BundleDataset, **choices: Any) -> tuple[Model, Inte
     model, data = build(name, config, Sizes.of(dataset)), Interactions.of(dataset, CPU)
     model.observe(data)
     with torch.no_grad():
-        model.settle(data)
+        require(model, Learner).settle(data)
     return model.eval(), data
 
 
@@ -61,7 +62,9 @@ def weights_of(model: Model) -> dict[str, np.ndarray]:
 
 def all_scores(model: Model, data: Interactions) -> np.ndarray:
     with torch.inference_mode():
-        scores = model.score_bundles(data.histories(torch.arange(model.sizes.users)), data.bundle_item)
+        scores = require(model, Matcher).score_bundles(
+            data.histories(torch.arange(model.sizes.users)), data.bundle_item
+        )
     found: np.ndarray = scores.numpy()
     return found
 
@@ -108,7 +111,7 @@ class TestMultiCBR:
         for contrast in (0.0, 0.5):
             model, data = seen("multicbr", shop, contrast=contrast)
             torch.manual_seed(1)  # the same negatives
-            losses[contrast] = model.loss(PAIRS, rows, data)
+            losses[contrast] = require(model, Learner).loss(PAIRS, rows, data)
         assert isinstance(model, MultiCBR)
         tables = zip(model.propagate(), data.user_bundle.entries(rows), strict=True)
         both = sum(contrastive_loss(table[chosen], table[chosen], 0.25) for table, chosen in tables)
@@ -116,10 +119,12 @@ class TestMultiCBR:
         noisy, _ = seen("multicbr", shop, augmentation="noise")
         noisy.train()
         torch.manual_seed(1)
-        once = noisy.loss(PAIRS, rows, data)
-        assert not torch.equal(once, noisy.loss(PAIRS, rows, data))
+        once = require(noisy, Learner).loss(PAIRS, rows, data)
+        assert not torch.equal(once, require(noisy, Learner).loss(PAIRS, rows, data))
         torch.manual_seed(1)
-        assert torch.equal(once, noisy.loss(PAIRS, rows, data)), "all chance follows from the seed"
+        assert torch.equal(once, require(noisy, Learner).loss(PAIRS, rows, data)), (
+            "all chance follows from the seed"
+        )
 
 
 def neighbours(lists: list[list[int]], nodes: int) -> Neighbours:

@@ -17,7 +17,7 @@ from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import Source
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import ArtifactError, BundleMageError, ConfigError, UnknownIdError, UnsupportedError
-from bundlemage.models.base import Histories, Interactions, Model
+from bundlemage.models.base import Completer, Histories, Interactions, Matcher, require
 from bundlemage.models.ragged import Ragged
 from tests.small_shop import QUICK, dataset_of, row_of, small_shop
 
@@ -113,7 +113,9 @@ class TestRecommend:
         user = shop.users.position(someone(shop))
         data = Interactions.of(shop, torch.device("cpu"))
         with torch.inference_mode():
-            logits = model.model.score_bundles(data.histories(torch.tensor([user])), data.bundle_item)[0]
+            logits = require(model.model, Matcher).score_bundles(
+                data.histories(torch.tensor([user])), data.bundle_item
+            )[0]
         expected = dict(zip(shop.bundles, logits.softmax(0).tolist(), strict=True))
         answers = model.recommend(shop.users[user], ALL, include_owned=True)
         assert scores_by_id(answers) == pytest.approx(expected)
@@ -457,16 +459,12 @@ class TestOrder:
         assert ids(answers) == [f"b{number}" for number in reversed(range(16))]
 
 
-class Scripted(Model):
+class Scripted(Matcher, Completer):
     """Gives the scores it is told to, whatever it is asked."""
 
     name = "scripted"
     title = "Scripted"
     scores: torch.Tensor
-
-    @property
-    def generates(self) -> bool:
-        return True
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> torch.Tensor:
         return self.scores

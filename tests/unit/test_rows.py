@@ -14,8 +14,7 @@ from torch import Tensor
 from bundlemage.models import losses
 from bundlemage.models.bipartite import Bipartite
 from bundlemage.models.losses import BLOCK_ENTRIES, Prior, multinomial_loss
-from bundlemage.models.ragged import Ragged
-from bundlemage.models.rows import Hidden, mean_of_rows
+from bundlemage.models.ragged import Hidden, Ragged, mean_of_rows
 
 COLUMNS, DIM = 7, 3
 Lists = list[list[int]]

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bundlemage.models.base import Interactions, Sizes
-from bundlemage.models.bundlemage import BundleMage, BundleMageConfig
+from bundlemage.models.bundlemage import BundleMage
+from bundlemage.models.config import BundleMageConfig
 from bundlemage.models.losses import Prior, multinomial_loss
 from bundlemage.models.ragged import Ragged
-from bundlemage.models.sampled import Drawn, Part, Sampler, sampled_loss
+from bundlemage.models.sampled import Drawn, Sampler, sampled_loss, touched
 from tests.small_shop import small_shop
 
 COLUMNS, DIM = 9, 4
@@ -178,12 +179,12 @@ class TestLoss:
         assert not gradients(mixed, z)[0][[0, 2]].any()
 
 
-def test_a_part_names_each_once_and_finds_all_again() -> None:
+def test_touched_names_each_once_and_finds_all_again() -> None:
     one, other = torch.tensor([7, 3, 7]), torch.tensor([9, 3])
-    part = Part.of(one, other)
-    assert part.ids.tolist() == [3, 7, 9]
-    assert part.ids[part.places[0]].tolist() == one.tolist()
-    assert part.ids[part.places[1]].tolist() == other.tolist()
+    ids, places = touched(one, other)
+    assert ids.tolist() == [3, 7, 9]
+    assert ids[places[0]].tolist() == one.tolist()
+    assert ids[places[1]].tolist() == other.tolist()
 
 
 @pytest.fixture(scope="module")

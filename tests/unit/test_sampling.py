@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from bundlemage.models.losses import Negatives
 from bundlemage.models.ragged import Ragged
-from bundlemage.models.sampling import Negatives
 
 
 def test_what_a_row_has_is_known() -> None:

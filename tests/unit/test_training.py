@@ -15,7 +15,7 @@ from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.errors import BundleMageError, DeviceError
 from bundlemage.evaluation.protocols import matching_metrics, means
-from bundlemage.models.base import Interactions, Model, Sizes
+from bundlemage.models.base import Interactions, Learner, Matcher, Model, Sizes, require
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.registry import build, make_config
 from bundlemage.training.devices import resolve_device
@@ -367,7 +367,7 @@ class TestDivergence:
         split = SplitPlan(protocol).divide(small_shop())
         outcome = attempt(split, tasks=tasks, batch_size=batch_size, learning_rate=learning_rate, epochs=1)
         if isinstance(outcome, Model):
-            assert bool(torch.isfinite(outcome.score_bundles(*everyone(split))).all())
+            assert bool(torch.isfinite(require(outcome, Matcher).score_bundles(*everyone(split))).all())
         else:
             assert "no longer finite" in outcome
             assert "learning_rate" in outcome
@@ -382,7 +382,7 @@ def scores_of_a_fresh_model(model: Model, config: ModelConfig, split: Split) -> 
     fresh = build("bundlemage", config, model.sizes)
     fresh.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
     with torch.inference_mode():
-        return fresh.eval().score_bundles(*everyone(split))
+        return require(fresh.eval(), Matcher).score_bundles(*everyone(split))
 
 
 class TestNoStaleScores:
@@ -414,7 +414,7 @@ class TestNoStaleScores:
 
         def check() -> None:
             with torch.inference_mode():
-                scores = model.eval().score_bundles(histories, contents)
+                scores = require(model.eval(), Matcher).score_bundles(histories, contents)
             assert torch.equal(scores, scores_of_a_fresh_model(model, config, split))
             assert not any(torch.equal(scores, earlier) for earlier in seen)
             seen.append(scores)
@@ -429,7 +429,7 @@ class TestNoStaleScores:
         model.train()
         optimiser = torch.optim.Adam(model.parameters(), lr=0.05, fused=True)
         data = Interactions.of(split.train, torch.device("cpu"))
-        model.loss(model.phases[0], torch.arange(20), data).backward()  # type: ignore[no-untyped-call]
+        require(model, Learner).loss(require(model, Learner).phases[0], torch.arange(20), data).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         check()
 
@@ -441,7 +441,7 @@ class TestNoStaleScores:
         )
         histories, contents = everyone(split)
         with torch.inference_mode():
-            model.score_bundles(histories, contents)
+            require(model, Matcher).score_bundles(histories, contents)
             model.load_state_dict(other.state_dict())
-            after = model.score_bundles(histories, contents)
-            assert torch.equal(after, other.score_bundles(histories, contents))
+            after = require(model, Matcher).score_bundles(histories, contents)
+            assert torch.equal(after, require(other, Matcher).score_bundles(histories, contents))

@@ -13,12 +13,10 @@ import pytest
 
 from bundlemage.data.splits import SplitPlan
 from bundlemage.errors import CheckpointError, ConfigError, MissingExtraError
-from bundlemage.models.base import Sizes
+from bundlemage.models.base import Matcher, Sizes, can
 from bundlemage.models.baselines.crosscbr import CrossCBRConfig
-from bundlemage.models.bundlemage import BundleMageConfig
-from bundlemage.models.config import LearnedConfig
+from bundlemage.models.config import Between, BundleMageConfig, Domain, LearnedConfig, OneOf, Space
 from bundlemage.models.registry import MODELS, build, make_config
-from bundlemage.models.space import Between, Domain, OneOf, Space
 from bundlemage.recipe import Recipe
 from bundlemage.tuning.adviser import Adviser
 from bundlemage.tuning.folder import StudyFolder
@@ -59,7 +57,7 @@ def test_a_models_space_holds_its_defaults_and_gives_models_that_match(name: str
         for value in some_values(domain):
             chosen = {other: draw.choice(some_values(at)) for other, at in config_class.space.items()}
             config = make_config(name, {**chosen, setting: value})
-            assert build(name, config, Sizes(3, 4, 2)).matches
+            assert can(build(name, config, Sizes(3, 4, 2)), Matcher)
 
 
 def test_a_space_is_narrowed_replaced_and_fixed() -> None:

@@ -20,7 +20,7 @@ from bundlemage.core.ranking import top
 from bundlemage.core.shop import Shop
 from bundlemage.designer.constraints import to_pay, units_of
 from bundlemage.errors import ConfigError, UnsupportedError
-from bundlemage.models.base import Histories, Model
+from bundlemage.models.base import Completer, Embedder, Histories, Model, can, require
 from bundlemage.models.ragged import Ragged
 from bundlemage.wire.design_answers import (
     BundleForecast,
@@ -146,7 +146,9 @@ def _nearest(
     """The bundles whose vectors point most nearly the same way, of those that are sold."""
     try:
         with torch.inference_mode():
-            vector = model.vectors_of_bundles(Ragged.from_lists([inside], shop.device))  # [1, d]
+            vector = require(model, Embedder).vectors_of_bundles(
+                Ragged.from_lists([inside], shop.device)
+            )  # [1, d]
         found = nearest(model, shop.interactions.bundle_item, vector, shop.bundles(), k)
     except UnsupportedError as error:
         notes.append(f"{error}.")
@@ -304,7 +306,7 @@ def _replacement(
     crowd: _Crowd, rest: tuple[int, ...], inside: tuple[int, ...], found: _Found, notes: list[str]
 ) -> ForecastReplacement | None:
     model, shop = crowd.model, crowd.shop
-    if not model.generates:
+    if not can(model, Completer):
         notes.append(f"{model.title} does not complete bundles, so it names no replacement.")
         return None
     tried = _candidates(model, shop, rest, inside, found.best.histories)
@@ -326,8 +328,7 @@ def _candidates(
         return []
     with torch.inference_mode():
         partial = Ragged.from_lists([rest] * len(histories), shop.device)
-        scores = model.score_items(histories, partial, shop.interactions.bundle_item)
-        model.checked("score_items", scores, len(histories), len(shop.dataset.items))
+        scores = require(model, Completer).item_scores(histories, partial, shop.interactions.bundle_item)
         sold = shop.items(Filter(in_stock=True) if shop.item_shelf.tells_stock else None)
         liked = scores.softmax(1).mean(0) + sold.hidden
         liked[list(inside)] = -torch.inf

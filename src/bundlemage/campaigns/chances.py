@@ -14,7 +14,7 @@ from bundlemage.core.answering import rows_at_a_time
 from bundlemage.core.ranking import top
 from bundlemage.data.dataset import binary_matrix
 from bundlemage.data.splits import COLD_PROTOCOLS, PAD, Split
-from bundlemage.models.base import Histories, Interactions, Model
+from bundlemage.models.base import Histories, Interactions, Matcher, Model, SalesScorer, can, require
 from bundlemage.models.ragged import Contents, Ragged
 
 Numbers = npt.NDArray[np.float64]
@@ -58,8 +58,7 @@ class Calibration:
 
 def normaliser(model: Model, histories: Histories, contents: Ragged) -> Tensor:
     """What is taken off a score to make it the logarithm of a probability among the shop's bundles."""
-    scores = model.score_bundles(histories, contents)
-    model.checked("score_bundles", scores, len(histories), len(contents))
+    scores = require(model, Matcher).bundle_scores(histories, contents)
     return scores.logsumexp(1, keepdim=True)  # [rows, 1]
 
 
@@ -72,9 +71,9 @@ def new_log_probabilities(
     A forecast takes such a bundle for one that sells like the median. What ranks new bundles best
     (`new_bundle_credit`) is more than most of them will sell.
     """  # [rows, new]
-    if model.credits_new_bundles and len(sales := model.known_sales()):
+    if can(model, SalesScorer) and len(sales := model.known_sales()):
         new = Contents.of(new, sales.median().expand(len(new)))
-    scores = model.score_new_bundles(histories, contents, new)
+    scores = require(model, Matcher).score_new_bundles(histories, contents, new)
     model.checked("score_new_bundles", scores, len(histories), len(new))
     return scores - (normaliser(model, histories, contents) if less is None else less)
 
@@ -85,7 +84,7 @@ def calibrate(model: Model, split: Split, device: torch.device, seed: int = 0) -
     Bought in validation, against what a user has nowhere in the data. In a split of cold bundles, only those
     that are new in validation count, and they are scored as bundles that came later.
     """
-    if split.validation is None or not len(split.validation) or not model.matches:
+    if split.validation is None or not len(split.validation) or not can(model, Matcher):
         return None
     was_training = model.training
     model.eval()
@@ -196,7 +195,7 @@ class _Cases:
         """Users so many at a time, and how many each stands for. Those who bought something are few in some
         shops and tell most, so they get half of the room or more."""
         width = max(1, len(self.data.bundle_item))
-        slow = self.model.scores_candidates_apart
+        slow = require(self.model, Matcher).scores_candidates_apart
         room = max(1, (SLOW_SCORES if slow else SCORES) // width)
         buyers, others = np.flatnonzero(self.took), np.flatnonzero(~self.took)
         for_buyers = min(len(buyers), max(room // 2, room - len(others), 1))
@@ -210,8 +209,7 @@ class _Cases:
     def _of(self, users: Tensor, weight: float) -> _Pairs:
         histories, contents = self.data.histories(users), self.data.bundle_item
         if self.new is None:
-            scores = self.model.score_bundles(histories, contents)
-            self.model.checked("score_bundles", scores, len(users), len(contents))
+            scores = require(self.model, Matcher).bundle_scores(histories, contents)
             logs = scores.log_softmax(1)
             logs = logs if len(self.candidates) == logs.shape[1] else logs[:, self.candidates]
         else:

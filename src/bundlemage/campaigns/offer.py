@@ -15,7 +15,7 @@ from bundlemage.campaigns.settings import Campaign
 from bundlemage.core.answering import rows_at_a_time
 from bundlemage.core.shop import Shop
 from bundlemage.errors import ConfigError
-from bundlemage.models.base import Histories, Model
+from bundlemage.models.base import Histories, Matcher, Model, require
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,7 @@ class Offer:
 
     def _chances(self, histories: Histories) -> tuple[torch.Tensor, int]:
         contents = self.shop.interactions.bundle_item
-        scores = self.model.score_bundles(histories, contents)
-        self.model.checked("score_bundles", scores, len(histories), len(contents))
+        scores = require(self.model, Matcher).bundle_scores(histories, contents)
         logs = scores.float().log_softmax(1)
         nothing = (histories.items.lengths == 0) & (histories.bundles.lengths == 0)
         logs[nothing] = self.shop.bundles().shares.clamp(min=1e-30).log()

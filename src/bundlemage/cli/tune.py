@@ -26,7 +26,7 @@ from bundlemage.errors import BundleMageError, ConfigError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from bundlemage.models.space import Domain
+    from bundlemage.models.config import Domain
     from bundlemage.recipe import Recipe
     from bundlemage.tuning.study import Search, Study
 
@@ -155,7 +155,7 @@ def _search(
 
 def _domain(name: str, text: str) -> Domain:
     """`LOW..HIGH`, `LOW..HIGH,log`, or values with commas between them."""
-    from bundlemage.models.space import Between, OneOf
+    from bundlemage.models.config import Between, OneOf
 
     def value(part: str) -> Any:
         return settings([f"{name}={part.strip()}"])[name]

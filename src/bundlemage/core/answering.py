@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bundlemage.core.ranking import Ranker, Ranking, top
 from bundlemage.core.shop import Candidates, Recommendation
-from bundlemage.models.base import Histories, Model
+from bundlemage.models.base import Completer, Embedder, Histories, Matcher, Model, require
 from bundlemage.models.ragged import Ragged
 
 ROWS_AT_A_TIME = 1024
@@ -69,13 +69,11 @@ def exact_ranking(model: Model, batch: Batch, ranker: Ranker, k: int, include_ow
     histories, contents, partial = batch.histories, batch.contents, batch.partial
     nothing = batch.nothing
     if partial is None:
-        scores = model.score_bundles(histories, contents)
-        model.checked("score_bundles", scores, len(histories), len(contents))
+        scores = require(model, Matcher).bundle_scores(histories, contents)
         # Bundles without an id, which come from histories, are no candidates.
         scores = scores[:, : len(ranker.shares)]
         return ranker.rank(scores, nothing, [] if include_owned else [histories.bundles], k)
-    scores = model.score_items(histories, partial, contents)
-    model.checked("score_items", scores, len(histories), len(ranker.shares))
+    scores = require(model, Completer).item_scores(histories, partial, contents)
     hide = [partial] if include_owned else [partial, histories.items]
     return ranker.rank(scores, nothing & (partial.lengths == 0), hide, k)
 
@@ -85,7 +83,8 @@ def nearest(
 ) -> list[Recommendation]:
     """The k bundles with the highest cosine to `vector`, without the bundle `but`; a score is the cosine."""
     with torch.inference_mode():
-        order = F.cosine_similarity(model.vectors_of_bundles(contents), vector) + candidates.hidden
+        order = F.cosine_similarity(require(model, Embedder).vectors_of_bundles(contents), vector)
+        order = order + candidates.hidden
         if but is not None:
             order[but] = -torch.inf
         values, positions = top(order[None], min(k, len(order)))

@@ -19,7 +19,7 @@ from bundlemage.core.history import History, Id, NewBundles, User
 from bundlemage.core.ranking import Ranker, Ranking
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.errors import ConfigError
-from bundlemage.models.base import Histories, Interactions, Model
+from bundlemage.models.base import Histories, Interactions, Model, SalesScorer, require
 from bundlemage.models.ragged import Contents, Ragged
 
 T = TypeVar("T")
@@ -264,7 +264,7 @@ class Shop:
         """The expected sales of new bundles: numbers, or those of the bundles that they sell like."""
         if not expected_sales and not sells_like:
             return {}
-        sales = model.known_sales()  # raises for a model whose scores do not depend on sales
+        sales = require(model, SalesScorer).known_sales()
         for name in (*expected_sales, *sells_like):
             if name not in new:
                 raise ConfigError(f"{name!r} is expected to sell, but is not among the new bundles")

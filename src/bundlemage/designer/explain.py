@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from bundlemage.core.shop import Shop
 from bundlemage.designer.constraints import Items
 from bundlemage.designer.waiting import Deadline
 from bundlemage.errors import ConfigError, UnsupportedError
-from bundlemage.models.base import Histories, Model
+from bundlemage.models.base import Completer, Gated, Histories, Matcher, Model, can, require
 from bundlemage.models.ragged import Ragged
 from bundlemage.wire.design_answers import Explanation, Reason, in_words
 
@@ -69,14 +68,14 @@ def explain_bundles(
             f"{model.title} goes by who a user is, not by what they have, so it cannot say what speaks for a "
             "bundle: 'bundlemage models' lists those that can, under 'new users'"
         )
-    left_out = _LeftOut.of(one)
+    matcher, left_out = require(model, Matcher), _LeftOut.of(one)
     rows = len(left_out.people)
     with torch.inference_mode():
         which = torch.arange(rows, device=shop.device).repeat(len(bundles))
         asked = torch.tensor(bundles, device=shop.device).repeat_interleave(rows)
         among = len(shop.dataset.bundles)  # not those that the history brought along
-        people = model.encoded(left_out.people, contents)
-        fits = model.bundle_fit(people, which, asked, contents, among).view(len(bundles), rows)
+        people = matcher.encoded(left_out.people, contents)
+        fits = matcher.bundle_fit(people, which, asked, contents, among).view(len(bundles), rows)
     gate = _gate(model, one, contents)
     return [_explained(row.tolist(), left_out.what, gate, left_out.not_asked, shop) for row in fits]
 
@@ -136,7 +135,7 @@ def _explain_items(
         lengths = [rows + len(partial) for _, partial in some]
         with torch.inference_mode():
             asked = torch.tensor([item for item, _ in some], device=shop.device)
-            fits = model.item_fit(
+            fits = require(model, Completer).item_fit(
                 people,
                 torch.tensor(which, device=shop.device),
                 Ragged.from_lists(partials, shop.device),
@@ -149,12 +148,10 @@ def _explain_items(
 
 
 def _gate(model: Model, one: Histories, contents: Ragged) -> float | None:
-    try:
-        with torch.inference_mode():
-            share: Tensor = model.item_share(one, contents)
-    except UnsupportedError:
+    if not can(model, Gated):
         return None
-    return float(share[0])
+    with torch.inference_mode():
+        return float(model.item_share(one, contents)[0])
 
 
 def _explained(

@@ -16,7 +16,7 @@ from bundlemage.core.answering import rows_at_a_time
 from bundlemage.core.filters import Mask, Shelf
 from bundlemage.core.ranking import top
 from bundlemage.designer.constraints import Integers, Items
-from bundlemage.models.base import Histories, Model
+from bundlemage.models.base import Completer, Embedder, Histories, Model, require
 from bundlemage.models.ragged import Ragged
 from bundlemage.wire.design import DesignRequest
 
@@ -57,7 +57,7 @@ class Objective:
         start: Items,
         request: DesignRequest,
     ) -> None:
-        self.model, self.contents, self.start = model, contents, start
+        self.model, self.contents, self.start = require(model, Completer), contents, start
         self._one = histories
         self._weight = request.diversity
         self._hidden: Tensor | None = None
@@ -76,15 +76,14 @@ class Objective:
         items, device = self.model.sizes.items, self.contents.device
         rows = rows_at_a_time(items, device)
         for first in range(0, len(bundles), rows):
-            part = bundles[first : first + rows]
-            partial = Ragged.from_lists(part, device)
+            some = bundles[first : first + rows]
+            partial = Ragged.from_lists(some, device)
             with torch.inference_mode():
-                people = self._one.rows(torch.zeros(len(part), dtype=torch.int64, device=device))
-                scores = self.model.score_items(people, partial, self.contents)
-                scores = self.model.checked("score_items", scores, len(part), items).clone()
+                people = self._one.rows(torch.zeros(len(some), dtype=torch.int64, device=device))
+                scores = self.model.item_scores(people, partial, self.contents).clone()
                 scores[partial.row_of_entry(), partial.values] = -torch.inf
-                found = torch.log_softmax(scores, 1)  # [part, items]
-            yield slice(first, first + len(part)), found
+                found = torch.log_softmax(scores, 1)  # [some, items]
+            yield slice(first, first + len(some)), found
 
     def chances_after(self, bundles: Sequence[Items]) -> Floats:
         """All rows of `log_chances`, for a few bundles."""
@@ -172,7 +171,7 @@ class Objective:
     def apart(self, some: Sequence[int] | Integers, others: Sequence[int] | Integers) -> Floats:
         """The weighted distances (1 - cosine) of some items from others."""  # [some, others]
         with torch.inference_mode():
-            vectors = self.model.vectors_of_items()
+            vectors = require(self.model, Embedder).vectors_of_items()
             first, second = (
                 F.normalize(vectors[torch.as_tensor(np.asarray(each, np.int64), device=vectors.device)])
                 for each in (some, others)

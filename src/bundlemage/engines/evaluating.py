@@ -16,7 +16,7 @@ from bundlemage.engines.people import trained_on
 from bundlemage.errors import ConfigError
 from bundlemage.evaluation.protocols import PerCase, cases_at_a_time
 from bundlemage.evaluation.results import Evaluation, case_metrics, evaluation_of
-from bundlemage.models.base import Interactions
+from bundlemage.models.base import Completer, Interactions, Matcher, can
 from bundlemage.readers.load import SAMPLE, read
 from bundlemage.recommender import Recommender, beside_popularity
 
@@ -113,9 +113,9 @@ class Examiner:
 
     def _tasks(self, model: Recommender) -> Iterator[tuple[Task, int, int]]:
         sizes = model.model.sizes
-        if self.split.test and model.model.matches:
+        if self.split.test and can(model.model, Matcher):
             yield "matching", len(self.split.test), sizes.bundles
-        if self.split.generation and model.model.generates:
+        if self.split.generation and can(model.model, Completer):
             yield "generation", len(self.split.generation), sizes.items
 
     @cached_property

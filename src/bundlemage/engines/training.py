@@ -16,10 +16,10 @@ from bundlemage.data.shards import LAYOUT, Layout
 from bundlemage.data.splits import Source, Split
 from bundlemage.engines.base import Engine, written_out
 from bundlemage.errors import ConfigError, NoModelYetError
-from bundlemage.models.base import Model, Sizes
+from bundlemage.models.base import Divisible, Model, Sizes, require
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.division import DividedItems, DividedUsers, Division
-from bundlemage.models.group import Group
+from bundlemage.models.processes import Processes
 from bundlemage.models.registry import build
 from bundlemage.readers.load import read
 from bundlemage.recipe import Recipe
@@ -116,7 +116,7 @@ def train(job: TrainingJob, by: Engine, observers: Sequence[Observer] = ()) -> R
         checkpoint_every: int | None,
         observers: Sequence[Observer],
     ) -> TrainingResult:
-        model.check_divisible()
+        require(model, Divisible).check_divisible()
         own = replace(
             job,
             recipe=job.recipe.changed({"seed": config.seed}, {}),
@@ -143,7 +143,7 @@ def train(job: TrainingJob, by: Engine, observers: Sequence[Observer] = ()) -> R
 
 def train_part(job: TrainingJob, device: str, observers: Sequence[Observer] = ()) -> None:
     """Train the part of one process. PyTorch is connected to the others already."""
-    group = Group.current()
+    group = Processes.current()
     config = job.recipe.recommender().config.model_copy(update={"device": device})
     split, division = _part(job, config, group)
     loop.train(
@@ -158,7 +158,7 @@ def train_part(job: TrainingJob, device: str, observers: Sequence[Observer] = ()
     )
 
 
-def _part(job: TrainingJob, config: ModelConfig, group: Group) -> tuple[Split, Division]:
+def _part(job: TrainingJob, config: ModelConfig, group: Processes) -> tuple[Split, Division]:
     """The data and the share of this process. All processes divide the data in the same way; from a layout,
     each reads only its part of the users' items."""
     location, plan = Path(job.location), job.recipe.plan()
@@ -177,7 +177,7 @@ def _part(job: TrainingJob, config: ModelConfig, group: Group) -> tuple[Split, D
     return split, DividedItems(group, sizes.items, sizes.bundles, counts)
 
 
-def _sharded(job: TrainingJob, config: ModelConfig, items: int, group: Group) -> bool:
+def _sharded(job: TrainingJob, config: ModelConfig, items: int, group: Processes) -> bool:
     if job.item_tables != "auto":
         return job.item_tables == "sharded"
     width = getattr(config, "embedding_dim", 0) * 2

@@ -12,7 +12,7 @@ from torch import Tensor
 from bundlemage.data.dataset import Positions
 from bundlemage.data.splits import PAD, GenerationCases, MatchingCases
 from bundlemage.evaluation.metrics import DEFAULT_KS, ranking_metrics
-from bundlemage.models.base import Interactions, Model
+from bundlemage.models.base import Completer, Interactions, Matcher, Model, SalesScorer, can, require
 from bundlemage.models.ragged import Ragged
 
 SCORES_AT_A_TIME = 2**25
@@ -60,22 +60,21 @@ class MatchingExam:
             model,
             len(self.users),
             len(self.data.bundle_item),
-            lambda chunk: self._score(model, chunk),
+            lambda chunk: self._score(require(model, Matcher), chunk),
             self.ks,
             self.device,
         )
 
-    def _score(self, model: Model, chunk: Tensor) -> tuple[Tensor, Ragged]:
+    def _score(self, model: Matcher, chunk: Tensor) -> tuple[Tensor, Ragged]:
         histories, contents = self.data.histories(self.users[chunk]), self.data.bundle_item
         wanted = self.positives.rows(chunk)
         if self.candidates is not None:
-            asked = self.candidates[chunk]
-            scores = model.score_candidates(histories, asked.clamp(min=0), contents)
-            model.checked("score_candidates", scores, *asked.shape)
-            return scores.masked_fill(asked == PAD, -torch.inf), wanted
-        scores = model.score_bundles(histories, contents)
-        model.checked("score_bundles", scores, len(histories), len(contents))
-        if self.new is not None and model.credits_new_bundles:
+            candidates = self.candidates[chunk]
+            scores = model.score_candidates(histories, candidates.clamp(min=0), contents)
+            model.checked("score_candidates", scores, *candidates.shape)
+            return scores.masked_fill(candidates == PAD, -torch.inf), wanted
+        scores = model.bundle_scores(histories, contents)
+        if self.new is not None and can(model, SalesScorer):
             scores[:, self.new] = model.score_new_bundles(histories, contents, contents.rows(self.new))
         return scores.masked_fill(histories.bundles.as_mask(scores.shape[1]), -torch.inf), wanted
 
@@ -104,12 +103,12 @@ class GenerationExam:
             model,
             len(self.users),
             self.data.items,
-            lambda chunk: self._score(model, chunk),
+            lambda chunk: self._score(require(model, Completer), chunk),
             self.ks,
             self.device,
         )
 
-    def _score(self, model: Model, chunk: Tensor) -> tuple[Tensor, Ragged]:
+    def _score(self, model: Completer, chunk: Tensor) -> tuple[Tensor, Ragged]:
         held_out = self.bundles[chunk]
         histories = self.data.histories(self.users[chunk])
         if self.known_as is not None:  # nobody owns a bundle that is still being made

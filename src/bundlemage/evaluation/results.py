@@ -9,7 +9,7 @@ from typing import Any
 from bundlemage.data.splits import Split
 from bundlemage.evaluation.metrics import DEFAULT_KS
 from bundlemage.evaluation.protocols import PerCase, generation_metrics, matching_metrics, means
-from bundlemage.models.base import Interactions, Model
+from bundlemage.models.base import Completer, Interactions, Matcher, Model, can
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ def case_metrics(
 ) -> dict[str, PerCase]:
     """Task → metric → a value for each test case, for the tasks that the split asks and the model does."""
     found = {}
-    if split.test and model.matches:
+    if split.test and can(model, Matcher):
         found["matching"] = matching_metrics(model, split.test, data, ks, split.new_bundles)
-    if split.generation and model.generates:
+    if split.generation and can(model, Completer):
         found["generation"] = generation_metrics(model, split.generation, data, ks)
     return found
 

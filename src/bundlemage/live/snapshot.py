@@ -19,7 +19,7 @@ from bundlemage.core.shop import ExpectedSales, Recommendation, Shop, Trade
 from bundlemage.errors import ArtifactError, UnknownIdError, UnsupportedError
 from bundlemage.live.bundle_rows import BundleRows
 from bundlemage.live.catalogue import Stock, shelves
-from bundlemage.models.base import Histories
+from bundlemage.models.base import Completer, Histories, Matcher, SalesScorer, can
 from bundlemage.models.ragged import Ragged
 from bundlemage.recommender import Recommender
 from bundlemage.store.records import Bundle, CatalogueChange, ModelRecord, Owned, Sales
@@ -94,7 +94,7 @@ class Live(Asker):
                 f"{model.title} knows only the users it was trained on, so it cannot serve a shop with new "
                 "users: 'bundlemage models' lists the models that can, under 'new users'"
             )
-        known = model.known_sales().cpu() if model.credits_new_bundles else None
+        known = model.known_sales().cpu() if can(model, SalesScorer) else None
         rows = BundleRows.of(recommender.dataset, recommender.shop.device, known)
         bundles, items = len(rows.dataset.bundles), len(rows.dataset.items)
         nothing_sold = np.zeros(items, np.int64), np.zeros(bundles, np.int64)
@@ -194,9 +194,9 @@ class Live(Asker):
 
     def warm(self) -> Live:
         """Compute now what the first question would have to wait for. Returns the same object."""
-        if self.model.matches:
+        if can(self.model, Matcher):
             self.recommend(Owned(), 1)
-        if self.model.generates:
+        if can(self.model, Completer):
             self.complete(Owned(), (), 1)
         return self
 

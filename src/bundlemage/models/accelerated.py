@@ -1,4 +1,4 @@
-"""Operators of our own, and whether a tensor's device has kernels of our own for them."""
+"""Our own PyTorch operators, and whether a tensor's device has Triton kernels for them."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ _library = torch.library.Library("bundlemage", "FRAGMENT")  # type: ignore[no-un
 
 
 def operator(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes a function an operator of PyTorch: whatever watches, sees it as one, with sizes known beforehand.
+    """Makes a function a PyTorch operator, which profilers and recorded graphs see as one operation.
 
-    (`torch.library.custom_op` does more, and takes seconds to be imported.)
+    (`torch.library.custom_op` does more, and takes seconds to import.)
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         name = schema.partition("(")[0]
         _library.define(schema)  # type: ignore[no-untyped-call]
         _library.impl(name, function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-        found: Callable[..., Any] = getattr(torch.ops.bundlemage, name).default
-        return found
+        made: Callable[..., Any] = getattr(torch.ops.bundlemage, name).default
+        return made
 
     return register
 
 
 def kernels_for(tensor: Tensor) -> ModuleType | None:
-    """The Triton kernels, for float32 on an NVIDIA GPU; else none, and plain PyTorch does it."""
+    """The Triton kernels for float32 on an NVIDIA GPU, else None: then plain PyTorch is used."""
     return _kernels() if tensor.is_cuda and tensor.dtype == torch.float32 else None
 
 
 @cache
 def _kernels() -> ModuleType | None:
-    # PyTorch without Triton, as on Windows, or too old for products of narrow numbers that end in wide ones.
+    # On Windows PyTorch has no Triton, and before 2.8 no products of bfloat16 with float32 results.
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if importlib.util.find_spec("triton") is None or version < (2, 8):
         return None

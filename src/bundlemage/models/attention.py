@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bundlemage.models.ragged import Ragged
+from bundlemage.models.ragged import Ragged, Unchanging
 
 SLOPE = 0.2
 """Of the LeakyReLU on attention scores, as in the publication of graph attention."""
@@ -18,8 +18,8 @@ BLOCK_ENTRIES = 2**24
 
 
 @dataclass(frozen=True)
-class Neighbours:
-    """For the nodes of one kind, those that they attend to; and the same edges from the other end."""
+class Neighbours(Unchanging):
+    """The nodes that each node of one kind attends to, and the same edges in the other direction."""
 
     edges: Ragged
     """Row n holds n's neighbours, as positions among all nodes."""
@@ -70,21 +70,21 @@ class _Attention(torch.autograd.Function):
         raw = asked.index_select(0, near.row) + offered.index_select(0, near.edges.values)  # [edges, heads]
         logits = F.leaky_relu(raw, SLOPE)
         share = _shares(logits, near, kept)
-        found = _by_head(near.edges, table, share)
+        result = _by_head(near.edges, table, share)
         ctx.near = near
-        ctx.save_for_backward(table, raw, share, found)
-        return found
+        ctx.save_for_backward(table, raw, share, result)
+        return result
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        table, raw, share, found = ctx.saved_tensors
+        table, raw, share, result = ctx.saved_tensors
         near: Neighbours = ctx.near
         heads = share.shape[1]
         upstream = upstream.contiguous()
         grad_table = _by_head(near.seen_by, upstream, share.index_select(0, near.edge_of.values))
         grad_share = _products(upstream, table, near, heads)
-        # Σ_j α_nj · ∂α_nj is the product of what was found with its gradient.
-        mean = (found * upstream).view(len(found), heads, -1).sum(2)
+        # Σ_j α_nj · ∂α_nj is the product of the result with its gradient.
+        mean = (result * upstream).view(len(result), heads, -1).sum(2)
         grad_raw = share * (grad_share - mean.index_select(0, near.row))
         grad_raw = torch.where(raw > 0, grad_raw, SLOPE * grad_raw)
         return grad_table, near.own.sum_of(grad_raw), near.edge_of.sum_of(grad_raw), None, None
@@ -106,31 +106,31 @@ def _shares(logits: Tensor, near: Neighbours, kept: Tensor | None) -> Tensor:
 
 def _products(left: Tensor, right: Tensor, near: Neighbours, heads: int = 1) -> Tensor:
     """For each edge the product of its row's vector and its neighbour's, head by head."""  # [edges, heads]
-    found = left.new_empty(len(near.row), heads)
+    products = left.new_empty(len(near.row), heads)
     step = max(1, BLOCK_ENTRIES // max(1, left.shape[1]))
-    for start in range(0, len(found), step):
+    for start in range(0, len(products), step):
         some = slice(start, start + step)
         product = left.index_select(0, near.row[some])
         product *= right.index_select(0, near.edges.values[some])
-        found[some] = product.view(len(product), heads, -1).sum(2)
-    return found
+        products[some] = product.view(len(product), heads, -1).sum(2)
+    return products
 
 
 def _by_head(edges: Ragged, table: Tensor, weights: Tensor) -> Tensor:
     """Weighted sums over neighbours, each head's weights on its own share of the columns."""
     parts = table.chunk(weights.shape[1], dim=1)
-    found = [
+    sums = [
         edges.weighted_sum_of(part.contiguous(), weights[:, n].contiguous()) for n, part in enumerate(parts)
     ]
-    return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+    return sums[0] if len(sums) == 1 else torch.cat(sums, dim=1)
 
 
 def attend(
     table: Tensor, asked: Tensor, offered: Tensor, near: Neighbours, kept: Tensor | None = None
 ) -> Tensor:
-    """What each row of `near` makes of its neighbours; zeros for one that has none."""  # [rows, d]
-    found: Tensor = _Attention.apply(table, asked, offered, near, kept)  # type: ignore[no-untyped-call]
-    return found
+    """The weighted sum of each row's neighbours in `near`; zeros for a row without any."""  # [rows, d]
+    result: Tensor = _Attention.apply(table, asked, offered, near, kept)  # type: ignore[no-untyped-call]
+    return result
 
 
 class _ProductAttention(torch.autograd.Function):
@@ -142,20 +142,20 @@ class _ProductAttention(torch.autograd.Function):
         ctx: Any, queries: Tensor, keys: Tensor, table: Tensor, near: Neighbours, kept: Tensor | None
     ) -> Tensor:
         share = product_shares(queries, keys, near, kept)
-        found = near.edges.weighted_sum_of(table, share)
+        result = near.edges.weighted_sum_of(table, share)
         ctx.near = near
-        ctx.save_for_backward(queries, keys, table, share, found)
-        return found
+        ctx.save_for_backward(queries, keys, table, share, result)
+        return result
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        queries, keys, table, share, found = ctx.saved_tensors
+        queries, keys, table, share, result = ctx.saved_tensors
         near: Neighbours = ctx.near
         upstream = upstream.contiguous()
         back = near.edge_of.values
         grad_table = near.seen_by.weighted_sum_of(upstream, share.index_select(0, back))
-        # Σ_j α_nj · ∂α_nj is the product of what was found with its gradient.
-        mean = (found * upstream).sum(1)
+        # Σ_j α_nj · ∂α_nj is the product of the result with its gradient.
+        mean = (result * upstream).sum(1)
         grad_logit = share * (_products(upstream, table, near)[:, 0] - mean.index_select(0, near.row))
         grad_queries = near.edges.weighted_sum_of(keys, grad_logit)
         grad_keys = near.seen_by.weighted_sum_of(queries, grad_logit.index_select(0, back))
@@ -171,5 +171,5 @@ def attend_by_product(
     queries: Tensor, keys: Tensor, table: Tensor, near: Neighbours, kept: Tensor | None = None
 ) -> Tensor:
     """As `attend`, with weights as in a transformer: by the product of a query and a key."""  # [rows, d]
-    found: Tensor = _ProductAttention.apply(queries, keys, table, near, kept)  # type: ignore[no-untyped-call]
-    return found
+    result: Tensor = _ProductAttention.apply(queries, keys, table, near, kept)  # type: ignore[no-untyped-call]
+    return result

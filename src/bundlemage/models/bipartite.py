@@ -1,4 +1,4 @@
-"""Sums over the neighbours in a two-sided graph, with a gradient that is the same sum the other way."""
+"""Sums over the neighbours in a two-sided graph. The gradient is the same sum in the other direction."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from bundlemage.models.accelerated import kernels_for, operator
-from bundlemage.models.ragged import Ragged, mask_whole_batch
+from bundlemage.models.ragged import Ragged, Unchanging, mask_whole_batch
 
 
 @dataclass(frozen=True)
-class Bipartite:
+class Bipartite(Unchanging):
     """A graph between two kinds of nodes, e.g. users on the left and bundles on the right."""
 
     left: Ragged
@@ -25,26 +25,26 @@ class Bipartite:
     def of(cls, edges: Ragged, right_nodes: int) -> Bipartite:
         return cls(edges, edges.transposed(right_nodes))
 
-    def __deepcopy__(self, memo: object) -> Bipartite:
-        return self  # never changed, so a model's copy shares it
+    def sum_to_left(self, right_table: Tensor) -> Tensor:
+        """The sum over each left node's neighbours."""  # [left, d]
+        total: Tensor = _NeighbourSum.apply(right_table, self.left, self.right)  # type: ignore[no-untyped-call]
+        return total
 
-    def sum_to_left(self, right_table: Tensor) -> Tensor:  # [left, d]
-        found: Tensor = _NeighbourSum.apply(right_table, self.left, self.right)  # type: ignore[no-untyped-call]
-        return found
-
-    def sum_to_right(self, left_table: Tensor) -> Tensor:  # [right, d]
-        found: Tensor = _NeighbourSum.apply(left_table, self.right, self.left)  # type: ignore[no-untyped-call]
-        return found
+    def sum_to_right(self, left_table: Tensor) -> Tensor:
+        """The sum over each right node's neighbours."""  # [right, d]
+        total: Tensor = _NeighbourSum.apply(left_table, self.right, self.left)  # type: ignore[no-untyped-call]
+        return total
 
     def mean_to_left(self, right_table: Tensor) -> Tensor:
         """The mean over neighbours; zeros for a node that has none."""  # [left, d]
         return self.sum_to_left(right_table) / self.left.lengths.clamp(min=1)[:, None]
 
-    def mean_to_right(self, left_table: Tensor) -> Tensor:  # [right, d]
+    def mean_to_right(self, left_table: Tensor) -> Tensor:
+        """The mean over neighbours; zeros for a node that has none."""  # [right, d]
         return self.sum_to_right(left_table) / self.right.lengths.clamp(min=1)[:, None]
 
     def spread(self, left_table: Tensor, right_table: Tensor) -> tuple[Tensor, Tensor]:
-        """One step of D^(-1/2) A D^(-1/2), both ways: what LightGCN calls a layer."""
+        """One step of D^(-1/2) A D^(-1/2) in both directions, which LightGCN calls a layer."""
         by_left, by_right = (
             side.lengths.clamp(min=1).to(left_table.dtype).rsqrt()[:, None]
             for side in (self.left, self.right)
@@ -54,34 +54,34 @@ class Bipartite:
         return to_left, to_right
 
     def connected(self, left_table: Tensor, right_table: Tensor) -> tuple[Tensor, Tensor]:
-        """The tables with zeros for nodes without an edge: nothing in this graph teaches what those are, so
-        their first, random vectors would speak for ever."""
+        """The tables with zeros for nodes without an edge. Nothing in this graph teaches their vectors, which
+        would stay random."""
         by_left, by_right = ((side.lengths > 0)[:, None] for side in (self.left, self.right))
         return left_table * by_left, right_table * by_right
 
     def layers(self, left_table: Tensor, right_table: Tensor, steps: int) -> list[tuple[Tensor, Tensor]]:
-        """The tables themselves, as far as connected, and after each of `steps` steps."""
-        found = [self.connected(left_table, right_table)]
+        """The tables of connected nodes, and the tables after each of `steps` steps."""
+        layers = [self.connected(left_table, right_table)]
         for _ in range(steps):
-            found.append(self.spread(*found[-1]))
-        return found
+            layers.append(self.spread(*layers[-1]))
+        return layers
 
     def thinned(self, ratio: float) -> Bipartite:
-        """The same nodes, each edge left out with chance `ratio`."""
+        """The same nodes. Each edge is left out with chance `ratio`."""
         return Bipartite.of(mask_whole_batch(self.left, ratio), len(self.right))
 
 
 class _NeighbourSum(torch.autograd.Function):
     """Row n of the result is Σ of `table` over n's neighbours.
 
-    The gradient of embedding_bag would sort the edges anew in each step; the graph knows them both ways.
+    The gradient of embedding_bag would sort the edges in each step. The graph has them in both directions.
     """
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, edges: Ragged, reverse: Ragged) -> Tensor:
         ctx.reverse = reverse
-        found: Tensor = _sum_of_all(table, edges.values, edges.offsets)
-        return found
+        total: Tensor = _sum_of_all(table, edges.values, edges.offsets)
+        return total
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
@@ -94,5 +94,5 @@ def _sum_of_all(table: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
     if kernels is None:
         return Ragged(values, offsets).sum_of(table)
     everyone = torch.arange(len(offsets) - 1, device=table.device)
-    found: Tensor = kernels.sum_of_rows(table, values, offsets, everyone, None, None, None, 0.0, False)[0]
-    return found
+    sums: Tensor = kernels.sum_of_rows(table, values, offsets, everyone, None, None, None, 0.0, False)[0]
+    return sums

@@ -1,6 +1,9 @@
-"""EASE in closed form: a linear autoencoder whose weights may not copy a column to itself."""
+"""Models in closed form: sparse matrices whose products take bounded memory, and EASE."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -8,13 +11,114 @@ from torch import Tensor
 from bundlemage.models.base import Model, Sizes
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ragged import Ragged
-from bundlemage.models.sparse_rows import SparseRows, blocks, exact
+
+TIE_BREAK = 1e-6
+"""The weight of the logarithm of a count: an order for candidates of which nothing else is known."""
+WALKS = 2**22
+"""How many pairs of entries a product of two sparse matrices holds at a time."""
+CELLS = 2**24
+"""How many cells a block of a dense matrix has at most, unless a single row has more."""
+
+
+def exact(device: torch.device) -> torch.dtype:
+    """The most precise type of a device: MPS has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def blocks(rows: int, width: int) -> Iterator[slice]:
+    """Slices of rows that make dense blocks of bounded size."""
+    step = max(1, CELLS // max(1, width))
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+@dataclass(frozen=True)
+class SparseRows:
+    """A sparse matrix. `rows` has the columns of each row's entries, and a column that is there twice counts
+    twice."""
+
+    rows: Ragged
+    weights: Tensor  # [entries]
+    columns: int
+
+    @classmethod
+    def of(
+        cls, rows: Ragged, columns: int, weight: float = 1.0, dtype: torch.dtype = torch.float32
+    ) -> SparseRows:
+        """The same weight for every entry."""
+        weights = torch.full((len(rows.values),), weight, dtype=dtype, device=rows.device)
+        return cls(rows, weights, columns)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def block(self, which: slice) -> SparseRows:
+        """Some consecutive rows."""
+        offsets = self.rows.offsets[which.start : which.stop + 1]
+        entries = slice(int(offsets[0]), int(offsets[-1]))
+        return SparseRows(
+            Ragged(self.rows.values[entries], offsets - offsets[0]), self.weights[entries], self.columns
+        )
+
+    def above(self, other: SparseRows) -> SparseRows:
+        """These rows, then those of the other."""
+        weights = torch.cat([self.weights, other.weights])
+        return SparseRows(self.rows.append(other.rows), weights, self.columns)
+
+    def beside(self, other: SparseRows) -> SparseRows:
+        """The columns of the other follow those of this one."""
+        moved = Ragged(other.rows.values + self.columns, other.rows.offsets)
+        total = self.columns + other.columns
+        return SparseRows(self.rows, self.weights, total).plus(SparseRows(moved, other.weights, total))
+
+    def plus(self, other: SparseRows) -> SparseRows:
+        """The sum of two matrices of the same shape."""
+        row = torch.cat([self.rows.row_of_entry(), other.rows.row_of_entry()])
+        order = torch.argsort(row, stable=True)
+        values = torch.cat([self.rows.values, other.rows.values])[order]
+        weights = torch.cat([self.weights, other.weights])[order]
+        return SparseRows(Ragged(values, self.rows.offsets + other.rows.offsets), weights, self.columns)
+
+    def transposed(self) -> SparseRows:
+        order = torch.argsort(self.rows.values, stable=True)
+        return SparseRows(self.rows.transposed(self.columns), self.weights[order], len(self))
+
+    def times(self, other: SparseRows) -> Tensor:
+        """The dense product with another sparse matrix. It walks from each entry to that row of the other."""
+        product = self.weights.new_zeros(len(self) * other.columns)
+        row, walks = self.rows.row_of_entry(), other.rows.lengths[self.rows.values]  # [entries]
+        # Where the walk of an entry begins in the other's entries, less how many walks come before it.
+        before = torch.cat([walks.new_zeros(1), walks.cumsum(0)])
+        begin = other.rows.offsets[self.rows.values] - before[:-1]
+        for first, last in _parts(before):
+            total = int(before[last] - before[first])
+            entry = torch.repeat_interleave(
+                torch.arange(first, last, device=row.device), walks[first:last], output_size=total
+            )
+            there = begin[entry] + torch.arange(total, device=row.device) + before[first]
+            cell = row[entry] * other.columns + other.rows.values[there]
+            product.index_add_(0, cell, self.weights[entry] * other.weights[there])
+        return product.view(len(self), other.columns)
+
+    def times_dense(self, table: Tensor) -> Tensor:
+        """The product with a dense matrix of `columns` rows."""  # [rows, d]
+        return self.rows.weighted_sum_of(table, self.weights)
+
+
+def _parts(before: Tensor) -> Iterator[tuple[int, int]]:
+    """Runs of entries with at most `WALKS` walks. `before` has the number of walks before each entry."""
+    start, entries = 0, len(before) - 1
+    while start < entries:
+        reach = int(torch.searchsorted(before, before[start] + WALKS, right=True)) - 1
+        end = max(start + 1, reach)  # an entry with more walks than that goes alone
+        yield start, end
+        start = end
 
 
 class EaseModel(Model):
     """Minimises ‖X − XB‖² + λ‖B‖² under diag(B) = 0, for the first columns of B, and scores by xB.
 
-    With P = (XᵀX + λI)⁻¹ the answer is B = I − P diag(P)⁻¹. Where X has more columns than rows, P is never
+    With P = (XᵀX + λI)⁻¹ the solution is B = I − P diag(P)⁻¹. If X has more columns than rows, P is never
     made: P = (I − XᵀKX) / λ with K = (XXᵀ + λI)⁻¹, and so, with d = diag(XᵀKX),
     xB = (xXᵀKX − d ∘ x) / (1 − d).
     """
@@ -22,22 +126,19 @@ class EaseModel(Model):
     def __init__(self, config: ModelConfig, sizes: Sizes, predicted: int) -> None:
         super().__init__(config, sizes)
         self.predicted = predicted
-        self.solution: Tensor
-        self.own_share: Tensor
-        self.column_rows: Tensor
-        self.column_offsets: Tensor
-        self.column_weights: Tensor
         # B; or K; or K times the predicted columns, where that is smaller than K.
-        self.register_buffer("solution", torch.zeros(0, 0))
-        # d, and the columns of X. Empty where B is kept.
-        self.register_buffer("own_share", torch.zeros(0))
-        self.register_buffer("column_rows", torch.zeros(0, dtype=torch.int64))
-        self.register_buffer("column_offsets", torch.zeros(1, dtype=torch.int64))
-        self.register_buffer("column_weights", torch.zeros(0))
+        self.solution = self.new_buffer("solution", torch.zeros(0, 0))
+        # d, and the columns of X. They are empty if B is kept.
+        self.own_share = self.new_buffer("own_share", torch.zeros(0))
+        self.column_rows = self.new_buffer("column_rows", torch.zeros(0, dtype=torch.int64))
+        self.column_offsets = self.new_buffer("column_offsets", torch.zeros(1, dtype=torch.int64))
+        self.column_weights = self.new_buffer("column_weights", torch.zeros(0))
+        # The logarithm of each predicted column's count.
+        self.popularity = self.new_buffer("popularity", torch.zeros(predicted))
 
     @torch.no_grad()
     def solve(self, rows: SparseRows, regularisation: float) -> None:
-        """Keep what `predict` needs. `rows` is X, its weights in the type to solve in."""
+        """Computes the buffers of `predict`. `rows` is X, with weights in the type to solve in."""
         columns = rows.transposed()
         if rows.columns <= len(rows):
             self.solution = self._primal(rows, columns, regularisation).contiguous()
@@ -65,27 +166,26 @@ class EaseModel(Model):
         weights.fill_diagonal_(0)
         return weights.float()
 
-    def predict(self, asked: SparseRows) -> Tensor:
-        """xB for each row x, in any weights."""  # [rows, predicted]
+    def predict(self, inputs: SparseRows) -> Tensor:
+        """xB for each row x, plus the order by popularity."""  # [rows, predicted]
         if not len(self.own_share):
-            return asked.times_dense(self.solution)
-        columns = SparseRows(
-            Ragged(self.column_rows, self.column_offsets), self.column_weights, len(self.solution)
-        )
-        parts = [self._predict_block(asked.block(which), columns) for which in self._blocks(asked)]
-        return torch.cat(parts) if parts else self.own_share.new_zeros(0, self.predicted)
+            scores = inputs.times_dense(self.solution)
+        else:
+            rows = Ragged(self.column_rows, self.column_offsets)
+            columns = SparseRows(rows, self.column_weights, len(self.solution))
+            some = blocks(len(inputs), max(len(self.solution), self.predicted))
+            parts = [self._predict_block(inputs.block(which), columns) for which in some]
+            scores = torch.cat(parts) if parts else self.own_share.new_zeros(0, self.predicted)
+        return scores + TIE_BREAK * self.popularity
 
-    def _blocks(self, asked: SparseRows) -> list[slice]:
-        return list(blocks(len(asked), max(len(self.solution), self.predicted)))
-
-    def _predict_block(self, asked: SparseRows, columns: SparseRows) -> Tensor:
-        through = asked.times(columns) @ self.solution  # xXᵀK, or xXᵀKX
+    def _predict_block(self, inputs: SparseRows, columns: SparseRows) -> Tensor:
+        through = inputs.times(columns) @ self.solution  # xXᵀK, or xXᵀKX
         if self.predicted > len(self.solution):  # only K is kept
             first = columns.block(slice(0, self.predicted))
             through = first.times_dense(through.T.contiguous()).T
-        row, own = asked.rows.row_of_entry(), asked.rows.values < self.predicted
-        here = asked.rows.values.clamp(max=self.predicted - 1)
-        copied = torch.where(own, self.own_share[here] * asked.weights, 0.0)
+        row, own = inputs.rows.row_of_entry(), inputs.rows.values < self.predicted
+        here = inputs.rows.values.clamp(max=self.predicted - 1)
+        copied = torch.where(own, self.own_share[here] * inputs.weights, 0.0)
         cells = torch.zeros_like(through, memory_format=torch.contiguous_format)
         cells.view(-1).index_add_(0, row * self.predicted + here, copied)  # d ∘ x
         return (through - cells) / (1 - self.own_share)
@@ -97,5 +197,5 @@ def _inverse(gram: Tensor, regularisation: float) -> Tensor:
 
 
 def training_rows(rows: Ragged, columns: int, weight: float = 1.0) -> SparseRows:
-    """Rows in the type to solve in."""
+    """A matrix in the type to solve in."""
     return SparseRows.of(rows, columns, weight, exact(rows.device))

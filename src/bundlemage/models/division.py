@@ -1,56 +1,51 @@
-"""How the work of a training step is divided among processes. The equations stand in the model, once; what
-they look up and add up over items and bundles goes through here."""
+"""How the work of a training step is divided among processes. The model has the equations, once. Its look-ups
+and sums over items and bundles go through here."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from bundlemage.models.divided_loss import divided_multinomial_loss
-from bundlemage.models.group import Group
-from bundlemage.models.losses import Prior, multinomial_loss
-from bundlemage.models.ragged import Ragged
-from bundlemage.models.rows import NOTHING, Hidden, mean_and_counts, mean_of_rows
+from bundlemage.models.losses import BLOCK_ENTRIES, Prior, multinomial_loss, rows_at_a_time
+from bundlemage.models.processes import Processes
+from bundlemage.models.ragged import NOTHING, Hidden, Ragged, Unchanging, mean_and_counts, mean_of_rows
 
 if TYPE_CHECKING:
-    from bundlemage.models.base import Histories, Interactions, Model
+    from bundlemage.models.base import Divisible, Histories, Interactions
 
 ItemTables = Literal["replicated", "sharded"]
 
 
-class Division:
-    """One process, which does it all."""
+class Division(Unchanging):
+    """One process, which does all the work. The other divisions override what they divide."""
 
-    group: Group | None = None
-
-    def __deepcopy__(self, memo: object) -> Division:
-        return self  # nothing in it follows a model's weights, so a model's copy shares it
+    group: Processes | None = None
 
     def rows_of(self, items: int) -> range:
-        """Which rows of a table of items are here."""
+        """The rows of a table of items that this process has."""
         return range(items)
 
     def part_of(self, data: Interactions) -> Interactions:
-        """What of the training data is needed here. Users, bundles and items keep their numbers."""
+        """The training data that this process needs. Users, bundles and items keep their numbers."""
         return data
 
     def cases_of(self, users: Tensor) -> Tensor | None:
-        """Which of these users are asked about here; None: all of them."""
+        """The places of the users that this process is asked about. None means all of them."""
         return None
 
     def own_contents(self, contents: Ragged) -> Ragged:
-        """Bundles by those of their items whose rows are here, numbered as these are."""
+        """Bundles with only the items whose rows this process has, numbered as these rows are."""
         return contents
 
     def item_sales(self, data: Interactions) -> Tensor:
-        """How many users have each item, whoever holds their items."""  # [items]
+        """How many users of all processes have each item."""  # [items]
         return data.user_item.counts(data.items)
 
     def mean_of_histories(self, people: Histories, table: Tensor) -> Tensor:
-        """The mean of each person's items."""  # [people, d]
+        """The mean of each user's items."""  # [people, d]
         return people.items.mean_of(table)
 
     def mean_of_items(
@@ -62,7 +57,7 @@ class Division:
     def mean_of_contents(
         self, data: Interactions, bundles: Tensor, table: Tensor, hidden: Hidden = NOTHING
     ) -> Tensor:
-        """The mean of each bundle's items, some of them hidden."""  # [bundles, d]
+        """The mean of each bundle's items, with some items hidden."""  # [bundles, d]
         return mean_of_rows(data.bundle_item, bundles, table, hidden)
 
     def mean_of_partial(self, partial: Ragged, table: Tensor) -> Tensor:
@@ -70,50 +65,41 @@ class Division:
         return partial.mean_of(table)
 
     def total(self, part: Tensor) -> Tensor:
-        """The sum of what each process has added up over its own rows."""
+        """The sum of all processes' sums over their own rows."""
         return part
 
     def own_items(self, of_items: Tensor) -> Tensor:
-        """Those numbers of all items whose rows are here."""
+        """Of one number for each item, those of the items that this process has."""
         return of_items
 
     def scores_of(self, candidates: Tensor, scores: Tensor) -> Tensor:
-        """Scores of some items in each row, where `scores` has those of the items that are here."""
+        """Scores of some items in each row, where `scores` has those of this process's items."""
         return scores.gather(1, candidates)  # [rows, candidates]
 
-    def loss_over_bundles(
+    def loss_over(
         self,
+        catalogue: Literal["bundles", "items"],
         z: Tensor,
         table: Tensor,
-        data: Interactions,
+        positives: tuple[Ragged, Tensor],
         users: Tensor,
         weights: Tensor,
         prior: Prior | None,
     ) -> Tensor:
-        """−log of the softmax over all bundles, at those that each user has."""
-        return multinomial_loss(z, table, data.user_bundle, weights, users, prior)
+        """−log of the softmax over all bundles, or items, at the positives of each row.
 
-    def loss_over_items(
-        self,
-        z: Tensor,
-        table: Tensor,
-        data: Interactions,
-        bundles: Tensor,
-        users: Tensor,
-        weights: Tensor,
-        prior: Prior | None,
-    ) -> Tensor:
-        """−log of the softmax over all items, at those of each bundle."""
-        return multinomial_loss(z, table, data.bundle_item, weights, bundles, prior)
+        `positives` are a table of positives and each row's place in it. `users` are the users of the rows.
+        """
+        return multinomial_loss(z, table, positives[0], weights, positives[1], prior)
 
     def add_gradients(self, model: torch.nn.Module) -> None:
-        """Bring together what the processes' parts of a loss have taught."""
+        """Adds up the gradients of the processes' parts of a loss."""
 
-    def keep_alike(self, *models: Model) -> None:
-        """Weights that every process has are the first one's, whatever processors have rounded."""
+    def keep_alike(self, *models: Divisible) -> None:
+        """Copies the first process's replicated weights to all, because processors may round differently."""
 
     def add_losses(self, losses: Tensor) -> Tensor:
-        """The losses of an epoch's parts as one."""
+        """Adds up the losses of the processes' parts of an epoch."""
         return losses
 
 
@@ -121,13 +107,13 @@ ALONE = Division()
 
 
 class DividedUsers(Division):
-    """Tables are replicated. A process holds the items of its share of the users, and of each batch does the
-    rows of these users; gradients are added up."""
+    """Tables are replicated. A process has the items of its share of the users, and computes the loss of
+    these users' rows of each batch. Gradients are added up."""
 
-    def __init__(self, group: Group, users: int) -> None:
+    def __init__(self, group: Processes, users: int) -> None:
         self.group = self._group = group
         self.users = group.share(users)
-        # The last process also does the rows of nobody, who is counted after all users.
+        # The last process also does the rows of nobody, whose number follows that of the last user.
         self._stop = users + 1 if group.rank == group.size - 1 else self.users.stop
 
     def _mine(self, users: Tensor) -> Tensor:
@@ -144,40 +130,27 @@ class DividedUsers(Division):
     def item_sales(self, data: Interactions) -> Tensor:
         return self._group.add_(super().item_sales(data))
 
-    # Vectors are worked out for the whole batch, which is cheap, so that masks and dropout are drawn as one
-    # process would draw them. The rows of other users are wrong then, and not looked at.
+    # Vectors are computed for the whole batch, which is cheap, so that masks and dropout are drawn as one
+    # process would draw them. The rows of other users are then wrong, and the loss leaves them out.
 
-    def loss_over_bundles(
+    def loss_over(
         self,
+        catalogue: Literal["bundles", "items"],
         z: Tensor,
         table: Tensor,
-        data: Interactions,
+        positives: tuple[Ragged, Tensor],
         users: Tensor,
         weights: Tensor,
         prior: Prior | None,
     ) -> Tensor:
         mine = self._mine(users)
-        part = multinomial_loss(z[mine], table, data.user_bundle, weights[mine], users[mine], prior)
-        return part * (len(mine) / len(z))
-
-    def loss_over_items(
-        self,
-        z: Tensor,
-        table: Tensor,
-        data: Interactions,
-        bundles: Tensor,
-        users: Tensor,
-        weights: Tensor,
-        prior: Prior | None,
-    ) -> Tensor:
-        mine = self._mine(users)
-        part = multinomial_loss(z[mine], table, data.bundle_item, weights[mine], bundles[mine], prior)
-        return part * (len(mine) / len(z))
+        loss = multinomial_loss(z[mine], table, positives[0], weights[mine], positives[1][mine], prior)
+        return loss * (len(mine) / len(z))
 
     def add_gradients(self, model: torch.nn.Module) -> None:
         self._group.add_gradients(model.parameters())
 
-    def keep_alike(self, *models: Model) -> None:
+    def keep_alike(self, *models: Divisible) -> None:
         for model in models:
             for parameter in model.parameters():
                 self._group.take_over_(parameter.data)
@@ -187,11 +160,11 @@ class DividedUsers(Division):
 
 
 class DividedItems(Division):
-    """Tables of items are sharded by rows. A process holds, of every user, the items whose rows it has, and
-    works on every batch whole, over its share of the catalogue; the softmax's sums are added up over all."""
+    """Tables of items are divided by rows. A process has, of every user, the items whose rows it has. It
+    works on every batch whole, over its share of the catalogue, and the sums of the softmax are added up."""
 
-    def __init__(self, group: Group, items: int, bundles: int, item_counts: Tensor | None = None) -> None:
-        """`item_counts`: how many items each user has, where the data has only those whose rows are here."""
+    def __init__(self, group: Processes, items: int, bundles: int, item_counts: Tensor | None = None) -> None:
+        """`item_counts`: how many items each user has, if the data has only those of this process."""
         self.group = self._group = group
         self.items, self.bundles = group.share(items), group.share(bundles)
         self.item_counts = item_counts
@@ -204,7 +177,7 @@ class DividedItems(Division):
 
     def part_of(self, data: Interactions) -> Interactions:
         own = _within(data.user_item, self.items)
-        # A mean over what is here, times this, is its part of the mean over all. Nobody comes last.
+        # The mean over a user's own items, times this, is its part of the mean over all. Nobody comes last.
         counts = data.user_item.lengths if self.item_counts is None else self.item_counts
         shares = own.lengths.double() / counts.clamp(min=1)
         self.history_shares = torch.cat([shares, shares.new_zeros(1)])
@@ -227,7 +200,7 @@ class DividedItems(Division):
     ) -> Tensor:
         if not hidden.ratio:
             return self._of_all(mean_of_rows(data.user_item, users, table), users)
-        # Hidden items are drawn by their numbers among all items, not by those that they have here.
+        # Hidden items are drawn by their numbers among all items, not by their rows here.
         if self._item_keys is None or self._item_keys[0] is not data.user_item.values:
             values = data.user_item.values
             self._item_keys = (values, values + self.items.start)
@@ -247,18 +220,18 @@ class DividedItems(Division):
     def scores_of(self, candidates: Tensor, scores: Tensor) -> Tensor:
         places = candidates - self.items.start
         here = (places >= 0) & (places < len(self.items))
-        found = scores.gather(1, places.clamp(0, max(0, len(self.items) - 1)))
-        return self.total(found.masked_fill(~here, 0.0))
+        own = scores.gather(1, places.clamp(0, max(0, len(self.items) - 1)))
+        return self.total(own.masked_fill(~here, 0.0))
 
     def _of_all(self, means: Tensor, users: Tensor) -> Tensor:
         assert self.history_shares is not None
-        self.history_shares = self.history_shares.to(means)  # where the weights are, once
+        self.history_shares = self.history_shares.to(means)  # moved to the weights' device once
         return self.total(means * self.history_shares[users][:, None])
 
     def mean_of_contents(
         self, data: Interactions, bundles: Tensor, table: Tensor, hidden: Hidden = NOTHING
     ) -> Tensor:
-        # Items of others are there as one row of zeros: what is hidden is drawn, and counted, over all items.
+        # Items of other processes are one row of zeros, so that masks are drawn and counted over all items.
         if self._contents is None or self._contents[0] is not data.bundle_item:
             values = data.bundle_item.values - self.items.start
             foreign = (values < 0) | (values >= len(self.items))
@@ -271,39 +244,25 @@ class DividedItems(Division):
     def total(self, part: Tensor) -> Tensor:
         return self._group.total(part)
 
-    def loss_over_bundles(
+    def loss_over(
         self,
+        catalogue: Literal["bundles", "items"],
         z: Tensor,
         table: Tensor,
-        data: Interactions,
+        positives: tuple[Ragged, Tensor],
         users: Tensor,
         weights: Tensor,
         prior: Prior | None,
     ) -> Tensor:
-        here = slice(self.bundles.start, self.bundles.stop)
-        own = self._group.read_in_parts(table)[here]
-        own_prior = None if prior is None else prior.part(here)
-        return self._loss(z, own, data.user_bundle.rows(users), self.bundles, weights, own_prior)
+        here = self.items
+        if catalogue == "bundles":  # every process has all bundles' vectors
+            here, own = self.bundles, slice(self.bundles.start, self.bundles.stop)
+            table = self._group.read_in_parts(table)[own]
+            prior = None if prior is None else prior.part(own)
+        rows = positives[0].rows(positives[1])
+        return divided_loss(z, table, _within(rows, here), rows.lengths, weights, prior, self._group)
 
-    def loss_over_items(
-        self,
-        z: Tensor,
-        table: Tensor,
-        data: Interactions,
-        bundles: Tensor,
-        users: Tensor,
-        weights: Tensor,
-        prior: Prior | None,
-    ) -> Tensor:
-        return self._loss(z, table, data.bundle_item.rows(bundles), self.items, weights, prior)
-
-    def _loss(
-        self, z: Tensor, table: Tensor, rows: Ragged, here: range, weights: Tensor, prior: Prior | None
-    ) -> Tensor:
-        own = _within(rows, here)
-        return divided_multinomial_loss(z, table, own, rows.lengths, weights, prior, self._group)
-
-    def keep_alike(self, *models: Model) -> None:
+    def keep_alike(self, *models: Divisible) -> None:
         for model in models:
             for name, parameter in model.named_parameters():
                 if name not in model.divided_tables:
@@ -317,3 +276,87 @@ def _within(rows: Ragged, here: range) -> Ragged:
     """The entries that lie in a range, counted from its start."""
     own = rows.keep((rows.values >= here.start) & (rows.values < here.stop))
     return Ragged(own.values - here.start, own.offsets)
+
+
+# ── The multinomial likelihood over a catalogue whose rows are in several processes ──────────────
+
+
+def divided_loss(
+    z: Tensor,
+    table: Tensor,
+    own: Ragged,
+    counts: Tensor,
+    row_weights: Tensor,
+    prior: Prior | None,
+    group: Processes,
+) -> Tensor:
+    """The same as `multinomial_loss`, where `table`, `prior` and the positives `own` are this process's part
+    of the catalogue, and `counts` the number of each row's positives in all parts. Every process returns the
+    same loss."""
+    total: Tensor = _Divided.apply(z, table, own, counts, row_weights, prior, group)  # type: ignore[no-untyped-call]
+    return total / max(1, len(z))
+
+
+class _Divided(torch.autograd.Function):
+    """As in `losses._Multinomial`, the forward pass also computes the gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        z: Tensor,
+        table: Tensor,
+        own: Ragged,
+        counts: Tensor,
+        weights: Tensor,
+        prior: Prior | None,
+        group: Processes,
+    ) -> Tensor:
+        counts = counts.to(z.dtype)
+        row, first = own.row_of_entry(), own.offsets.tolist()
+        grad_z, grad_table = torch.zeros_like(z), torch.zeros_like(table)
+        total, right = z.new_zeros(()), z.new_zeros(())
+        entries = BLOCK_ENTRIES.get(z.device.type, BLOCK_ENTRIES["cpu"])
+        # Blocks follow from the largest part, because every process must have the same number of them.
+        largest = int(group.highest_(torch.tensor(len(table), device=z.device)))
+        step = rows_at_a_time(len(z), largest, entries)
+        narrow_table, narrow_z = _narrow(table), _narrow(z)
+        for start in range(0, len(z), step):
+            some = slice(start, min(start + step, len(z)))
+            cells = _product(narrow_table, narrow_z[some].T)  # [catalogue here, block]
+            if prior is not None:
+                cells += prior.bias[:, None]
+            mine = slice(first[start], first[some.stop])
+            here = row[mine] - start
+            at, flat = own.values[mine] * cells.shape[1] + here, cells.view(-1)
+            if prior is not None:
+                flat[at] += prior.shift[own.values[mine]]
+            weight, count = weights[some], counts[some]
+            right += (flat[at] * weight[here]).sum()
+            nothing = cells.new_full((cells.shape[1],), -torch.inf)
+            highest = group.highest_(cells.amax(0) if len(cells) else nothing)
+            sums = group.add_(cells.sub_(highest).exp_().sum(0))
+            total += (weight * count * (sums.log() + highest)).sum()
+            # From here as in `losses._multinomial`.
+            flat[at] -= (sums / count.clamp(min=1))[here]
+            factor = (weight * count / sums)[:, None]
+            slopes = _narrow(cells)
+            grad_z[some] = _product(slopes.T, narrow_table).mul_(factor)
+            grad_table += _product(slopes, _narrow(z[some] * factor))
+        ctx.save_for_backward(group.add_(grad_z), grad_table)
+        return total - group.add_(right)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        grad_z, grad_table = ctx.saved_tensors
+        return grad_z * upstream, grad_table * upstream, None, None, None, None, None
+
+
+def _narrow(tensor: Tensor) -> Tensor:
+    """On a GPU products take bfloat16 and add up in float32, as in `kernels.multinomial`."""
+    return tensor.to(torch.bfloat16) if tensor.is_cuda else tensor
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    if left.dtype == torch.bfloat16:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left @ right

@@ -1,4 +1,4 @@
-"""What the models have in common that learn on two-sided graphs."""
+"""What the models have in common that learn on graphs of users, items and bundles."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from bundlemage.models.base import Histories, Interactions, Model, Phase, Sizes
+from bundlemage.models.base import Histories, Interactions, Learner, Matcher, Phase, Sizes
 from bundlemage.models.bipartite import Bipartite
-from bundlemage.models.config import LearnedConfig
-from bundlemage.models.losses import multinomial_loss, pairwise_loss
+from bundlemage.models.config import Between, LearnedConfig, OneOf, Space
+from bundlemage.models.losses import Negatives, multinomial_loss, pairwise_loss
+from bundlemage.models.pairs import PAIRS
 from bundlemage.models.ragged import Ragged
-from bundlemage.models.sampling import Negatives
-from bundlemage.models.space import OneOf, Space
 
 
 class GraphConfig(LearnedConfig):
-    """What every model has that compares vectors spread over graphs."""
+    """The settings of models that compare vectors spread over graphs."""
 
     space: ClassVar[Space] = {
         **LearnedConfig.space,
@@ -32,50 +31,55 @@ class GraphConfig(LearnedConfig):
     embedding_dim: int = Field(64, ge=1)
     """The length of a vector before it is spread."""
     batch_size: int = Field(2048, ge=1)
-    """(user, bundle) pairs per step; the graphs are walked whole in each step."""
+    """(user, bundle) pairs per step. Each step walks over the whole graphs."""
     weight_decay: float = Field(0.0, ge=0)
     """Added to the gradient as weight_decay × weight, for every weight in every step."""
     ego_penalty: float = Field(0.0001, ge=0)
-    """Times half the squared length of the batch's own vectors, before they are spread, per pair."""
+    """The weight, per pair, of half the squared length of the batch's own vectors before they are spread."""
     negatives: int = Field(1, ge=1)
-    """Bundles that the user has not, drawn for each one that the user has."""
+    """The number of bundles that are drawn for each bundle of a user, among those that the user has not."""
     bundle_bias: bool = False
-    """Whether each bundle has a number that is added to its score for everyone, at first the logarithm of
-    its sales. The publications have none; it ranks for users of whom the graphs know nothing."""
+    """Whether each bundle has a bias, at first the logarithm of its sales. The publications have none. It
+    ranks bundles for users who have no edge in the graphs."""
 
 
-PAIRS = Phase("pairs", over="user_bundle")
-
-
-class GraphModel(Model):
+class GraphModel(Matcher, Learner):
     """Scores a bundle by the inner product of its vector and the user's, both spread over graphs.
 
-    A subclass says how they are spread; this one learns from pairs and keeps the tables that scoring needs.
+    A subclass says how they are spread. This one learns from pairs and keeps the tables for scoring.
     """
 
     knows_new_users: ClassVar[bool] = False
+    views: ClassVar[int] = 1
+    """How many vectors of `embedding_dim` make up the vector of a user or bundle."""
+    has_items: ClassVar[bool] = True
+    """Whether items have vectors, and edges to users and bundles."""
     config: GraphConfig
+    phases = (PAIRS,)
 
-    def __init__(self, config: GraphConfig, sizes: Sizes, width: int) -> None:
+    def __init__(self, config: GraphConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)
         self.bias = nn.Parameter(torch.zeros(sizes.bundles, 1)) if config.bundle_bias else None
-        width += config.bundle_bias
-        self.user_vectors: Tensor
-        self.bundle_vectors: Tensor
-        self.register_buffer("user_vectors", torch.zeros(sizes.users, width))
-        self.register_buffer("bundle_vectors", torch.zeros(sizes.bundles, width))
+        width, dim = self.width + config.bundle_bias, config.embedding_dim
+        self.user_vectors = self.new_buffer("user_vectors", torch.zeros(sizes.users, width))
+        self.bundle_vectors = self.new_buffer("bundle_vectors", torch.zeros(sizes.bundles, width))
+        self.users = first_vectors(sizes.users, dim)
+        if self.has_items:
+            self.items = first_vectors(sizes.items, dim)
+        self.bundles = first_vectors(sizes.bundles, dim)
+
+    @property
+    def width(self) -> int:
+        """The length of the vectors whose product is the score without the bias."""
+        return self.views * self.config.embedding_dim
 
     @abstractmethod
     def propagate(self) -> tuple[Tensor, Tensor]:
-        """Every user's and every bundle's vector, as their product is to be taken, but for the bias."""
+        """Every user's and every bundle's vector, whose products are the scores without the bias."""
 
-    @abstractmethod
     def ego_tables(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """The tables of users and of bundles that `ego_penalty` keeps small."""
-
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        return (PAIRS,)
+        return (self.users,), (self.bundles,)
 
     def observe(self, data: Interactions) -> None:
         self.drawn = Negatives(data.user_bundle, self.sizes.bundles)
@@ -83,6 +87,10 @@ class GraphModel(Model):
             sales = data.user_bundle.counts(self.sizes.bundles)
             with torch.no_grad():
                 self.bias.copy_(sales[:, None].log1p())
+        self.user_bundle = Bipartite.of(data.user_bundle, self.sizes.bundles)
+        if self.has_items:
+            self.user_item = Bipartite.of(data.user_item, self.sizes.items)
+            self.bundle_item = Bipartite.of(data.bundle_item, self.sizes.items)
 
     def biased(self, users: Tensor, bundles: Tensor) -> tuple[Tensor, Tensor]:
         """The tables with the bias as one more dimension, in which every user has 1."""
@@ -90,15 +98,16 @@ class GraphModel(Model):
             return users, bundles
         return torch.cat([users, torch.ones_like(users[:, :1])], 1), torch.cat([bundles, self.bias], 1)
 
-    def draw(self, users: Tensor) -> Tensor:  # [pairs, negatives]
+    def draw(self, users: Tensor) -> Tensor:
+        """Draws bundles that the users do not have."""  # [pairs, negatives]
         return self.drawn.draw(users, self.config.negatives)
 
     def compare(self, tables: tuple[Tensor, Tensor], users: Tensor, bundles: Tensor) -> Tensor:
         """BPR's loss of the pairs against drawn ones, and the penalty."""
         wrong = self.draw(users)
-        whom = F.embedding(users, tables[0])  # [pairs, d]
-        right_score = (whom * F.embedding(bundles, tables[1])).sum(1, keepdim=True)
-        wrong_score = torch.einsum("pd,pnd->pn", whom, F.embedding(wrong, tables[1]))
+        user = F.embedding(users, tables[0])  # [pairs, d]
+        right_score = (user * F.embedding(bundles, tables[1])).sum(1, keepdim=True)
+        wrong_score = torch.einsum("pd,pnd->pn", user, F.embedding(wrong, tables[1]))
         of_users, of_bundles = self.ego_tables()
         chosen = torch.cat([bundles[:, None], wrong], dim=1)
         named = [(users, table) for table in of_users] + [(chosen, table) for table in of_bundles]
@@ -112,7 +121,7 @@ class GraphModel(Model):
 
     def settle(self, data: Interactions) -> None:
         was_training = self.training
-        self.eval()  # nothing dropped
+        self.eval()  # without dropout
         users, bundles = self.biased(*self.propagate())
         self.user_vectors.copy_(users)
         self.bundle_vectors.copy_(bundles)
@@ -124,43 +133,48 @@ class GraphModel(Model):
 
 
 class ViewsConfig(GraphConfig):
-    """What the models have that see users and bundles in several graphs."""
+    """The settings of models that see users and bundles in several graphs."""
 
-    space: ClassVar[Space] = {**GraphConfig.space, "layers": OneOf(1, 2)}
+    space: ClassVar[Space] = {
+        **GraphConfig.space,
+        "weight_decay": OneOf(0.0, 0.00001, 0.00004, 0.0001),
+        "layers": OneOf(1, 2),
+    }
 
+    weight_decay: float = Field(0.00004, ge=0)
+    ego_penalty: float = Field(0.0, ge=0)
     layers: int = Field(1, ge=1)
     """Steps on each graph."""
     augmentation: Literal["none", "edges", "messages", "noise"] = "none"
-    """What is disturbed while learning: edges left out, numbers of the spread vectors left out, or noise
-    added to these."""
+    """The random change while learning: `edges` are left out, numbers of spread vectors (`messages`) are left
+    out, or `noise` is added to spread vectors."""
     disturbance: float = Field(0.2, ge=0, lt=1)
     """The chance that an edge or number is left out, or the length of the noise."""
 
 
+class ContrastConfig(ViewsConfig):
+    """The settings of models with a contrastive loss."""
+
+    space: ClassVar[Space] = {
+        **ViewsConfig.space,
+        "contrast": Between(0.005, 0.5, log=True),
+        "temperature": Between(0.1, 0.5),
+    }
+
+    contrast: float = Field(0.04, ge=0)
+    """λ₁, the weight of the contrastive loss."""
+    temperature: float = Field(0.25, gt=0)
+    """τ, the divisor of cosines in the contrastive loss."""
+
+
 class ViewsModel(GraphModel):
-    """Vectors of users, items and bundles, and the three graphs between them. A subclass makes its views."""
+    """Sees users and bundles in the three graphs between users, items and bundles. A subclass makes its
+    views."""
 
     config: ViewsConfig
 
-    def __init__(self, config: ViewsConfig, sizes: Sizes, width: int) -> None:
-        super().__init__(config, sizes, width)
-        self.config = config
-        dim = config.embedding_dim
-        self.users = first_vectors(sizes.users, dim)
-        self.items = first_vectors(sizes.items, dim)
-        self.bundles = first_vectors(sizes.bundles, dim)
-
-    def observe(self, data: Interactions) -> None:
-        super().observe(data)
-        self.user_item = Bipartite.of(data.user_item, self.sizes.items)
-        self.user_bundle = Bipartite.of(data.user_bundle, self.sizes.bundles)
-        self.bundle_item = Bipartite.of(data.bundle_item, self.sizes.items)
-
-    def ego_tables(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        return (self.users,), (self.bundles,)
-
     def spread(self, graph: Bipartite, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        """LightGCN's layers, each brought to length one, added up."""
+        """The sum of LightGCN's layers, each of length one."""
         left, right = graph.connected(left, right)
         layers = self.disturbed(graph).layers(left, right, self.config.layers)
         for one, other in layers[1:]:
@@ -169,13 +183,13 @@ class ViewsModel(GraphModel):
         return left, right
 
     def disturbed(self, graph: Bipartite) -> Bipartite:
-        """The graph, with edges left out where these are what is disturbed."""
+        """The graph. With the augmentation `edges`, some edges are left out."""
         if self.training and self.config.augmentation == "edges":
             return graph.thinned(self.config.disturbance)
         return graph
 
     def shaken(self, table: Tensor) -> Tensor:
-        """Spread vectors, changed at random where these are what is disturbed."""
+        """Spread vectors. With the augmentations `messages` and `noise`, they are changed at random."""
         if not self.training:
             return table
         if self.config.augmentation == "messages":
@@ -187,7 +201,8 @@ class ViewsModel(GraphModel):
 
 
 def contrastive_loss(one: Tensor, other: Tensor, temperature: float) -> Tensor:
-    """InfoNCE: the mean of −log of a row's share, by exp(cosine / τ), in one view for itself in the other."""
+    """InfoNCE: the mean of −log of a row's softmax share, by cosine / τ, of the same row in the other
+    view."""
     rows = torch.arange(len(one) + 1, device=one.device)
     itself = Ragged(rows[:-1], rows)
     return multinomial_loss(

@@ -1,7 +1,7 @@
 """Triton kernels for NVIDIA GPUs. Every array they make has a size known beforehand, so that nothing waits
 for the GPU and a whole training step can be recorded once and replayed.
 
-`rows.py`, `bipartite.py` and `losses.py` say what each computes, in plain PyTorch, and tests compare the two.
+`ragged.py`, `bipartite.py` and `losses.py` have the same in plain PyTorch, and tests compare the two.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bundlemage.models import rows as plain
+from bundlemage.models import ragged as plain
 
 TILE = 4
 """Entries of a row that a program looks at together; of twelve ways tried, near the best for both 200 and 400
@@ -26,7 +26,7 @@ _FIRST_MIX, _SECOND_MIX = map(tl.constexpr, (plain.FIRST_MIX, plain.SECOND_MIX))
 
 @triton.jit
 def _chance(seed, row, key):  # type: ignore[no-untyped-def]
-    """`rows.chances`, to the bit."""
+    """The same bits as `ragged.chances`."""
     mixed = key * _BY_KEY + row.to(tl.int64) * _BY_ROW + seed * _BY_SEED
     mixed = (mixed ^ ((mixed >> 33) & 0x7FFFFFFF)) * _FIRST_MIX
     mixed = (mixed ^ ((mixed >> 29) & 0x7FFFFFFFF)) * _SECOND_MIX

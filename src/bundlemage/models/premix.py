@@ -1,17 +1,15 @@
-"""PreMix: two vectors weighed against each other in each dimension, and a feed-forward layer on the mix.
+"""PreMix: a weighted mean of two vectors, with a weight for each dimension, and a feed-forward layer on it.
 
-The paper has it for a person's item history and bundle history. With `pair_mixer="gate"` the same layer also
-mixes a person with an incomplete bundle.
+In the paper it mixes a user's item history and bundle history. With `pair_mixer="gate"` the same layer also
+mixes a user with an incomplete bundle.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 
-Mixer = Literal["gate", "average"]
+from bundlemage.models.config import Mixer
 
 
 def feed_forward(dim: int) -> nn.Sequential:
@@ -22,7 +20,7 @@ def feed_forward(dim: int) -> nn.Sequential:
 class PreMix(nn.Module):
     """Eq. gate: g_u = σ(W¹[p_u; q_u] + b¹), z_u = FNN¹(g_u ⊙ p_u + (1 − g_u) ⊙ q_u).
 
-    With `residual` the mix itself is added to what FNN¹ makes of it.
+    With `residual` the mix is added to the output of FNN¹.
     """
 
     def __init__(self, dim: int, mixer: Mixer, residual: bool = False) -> None:

@@ -1,31 +1,46 @@
-"""Rows of different lengths on a device: a binary CSR matrix without its ones."""
+"""Rows of different lengths on a device, and means over the rows that a batch asks for.
+
+On a GPU the means are Triton kernels (`kernels.py`). Elsewhere they are the plain PyTorch below, which also
+defines what the kernels compute. The size of a result is known beforehand, so that nothing waits for a GPU.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bundlemage.models.accelerated import kernels_for, operator
+
+
+class Unchanging:
+    """An object that never changes, so that a copy of a model shares it."""
+
+    def __deepcopy__(self, memo: object) -> Any:
+        return self
+
 
 @dataclass(frozen=True)
-class Ragged:
-    """Row n holds `values[offsets[n]:offsets[n + 1]]`, positions into some table."""
+class Ragged(Unchanging):
+    """A binary CSR matrix without its ones: row n holds `values[offsets[n]:offsets[n + 1]]`."""
 
     values: Tensor  # [entries] int64
     offsets: Tensor  # [rows + 1] int64
 
     @classmethod
     def from_csr(cls, matrix: Any, device: torch.device | None = None) -> Ragged:
+        """The entries of a SciPy matrix, whose values are ignored."""
         values = torch.from_numpy(matrix.indices.astype(np.int64)).to(device)
         return cls(values, torch.from_numpy(matrix.indptr.astype(np.int64)).to(device))
 
     @classmethod
     def from_lists(cls, rows: Sequence[Iterable[int]], device: torch.device | None = None) -> Ragged:
+        """A row for each list of positions."""
         lists = [list(row) for row in rows]
         offsets = np.cumsum([0, *map(len, lists)])
         values = np.array([value for row in lists for value in row], dtype=np.int64)
@@ -43,14 +58,16 @@ class Ragged:
         return self.offsets.diff()
 
     def to(self, device: torch.device) -> Ragged:
+        """Returns a copy on another device."""
         return Ragged(self.values.to(device), self.offsets.to(device))
 
     def row_of_entry(self) -> Tensor:  # [entries]
+        """The row of each entry."""
         rows = torch.arange(len(self), device=self.device)
         return torch.repeat_interleave(rows, self.lengths, output_size=len(self.values))
 
     def rows(self, index: Tensor) -> Ragged:
-        """The chosen rows, in the order asked for."""
+        """The chosen rows, in the order of `index`."""
         starts = self.offsets[index]
         lengths = self.offsets[index + 1] - starts
         offsets = offsets_of(lengths)
@@ -67,14 +84,14 @@ class Ragged:
         return Ragged(self.values[entries], counted[self.offsets])
 
     def append(self, other: Ragged) -> Ragged:
-        """The rows of this one followed by those of the other."""
+        """These rows followed by the rows of the other."""
         if isinstance(other, Contents):
             return Contents.of(self).append(other)
         offsets = torch.cat([self.offsets, other.offsets[1:] + self.offsets[-1]])
         return Ragged(torch.cat([self.values, other.values]), offsets)
 
     def entries(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """The row and the value of entries named by their index."""
+        """The rows and the values of entries, which are named by their index."""
         return torch.searchsorted(self.offsets, index, right=True) - 1, self.values[index]
 
     def transposed(self, columns: int) -> Ragged:
@@ -83,11 +100,11 @@ class Ragged:
         return Ragged(self.row_of_entry()[order], offsets_of(self.counts(columns)))
 
     def counts(self, columns: int) -> Tensor:
-        """How many rows hold each of `columns` values."""  # [columns]
+        """The number of rows that hold each of `columns` values."""  # [columns]
         return torch.bincount(self.values, minlength=columns)
 
     def softmax(self, scores: Tensor) -> Tensor:
-        """Shares of the entries that add up to one in each row, by a score of each entry."""  # [entries]
+        """A softmax of each row's entries, by a score of each entry."""  # [entries]
         row = self.row_of_entry()
         highest = scores.new_zeros(len(self)).scatter_reduce(
             0, row, scores.detach(), "amax", include_self=False
@@ -106,11 +123,12 @@ class Ragged:
         """The mean of each row's vectors in `table`; zeros for an empty row."""  # [rows, d]
         return F.embedding_bag(self.values, table, self.offsets, mode="mean", include_last_offset=True)
 
-    def sum_of(self, table: Tensor) -> Tensor:  # [rows, d]
+    def sum_of(self, table: Tensor) -> Tensor:
+        """The sum of each row's vectors in `table`."""  # [rows, d]
         return F.embedding_bag(self.values, table, self.offsets, mode="sum", include_last_offset=True)
 
     def as_mask(self, columns: int) -> Tensor:
-        """A dense [rows, columns] mask of the entries, for hiding what a user has already."""
+        """The entries as a dense mask, [rows, columns]."""
         mask = torch.zeros(len(self), columns, dtype=torch.bool, device=self.device)
         mask[self.row_of_entry(), self.values] = True
         return mask
@@ -118,13 +136,13 @@ class Ragged:
 
 @dataclass(frozen=True)
 class Contents(Ragged):
-    """Bundles by their items, some of them with a word on how often they are expected to sell."""
+    """The items of bundles, with the sales that are expected of some bundles."""
 
-    expected_sales: Tensor  # [rows]; nan: nothing is said of it
+    expected_sales: Tensor  # [rows]; nan: nothing is expected
 
     @classmethod
     def of(cls, bundles: Ragged, expected_sales: Tensor | None = None) -> Contents:
-        """These bundles, with what is said of each; if not given, what was said before, or nothing."""
+        """These bundles with expected sales. Without any, they keep those that they have."""
         if expected_sales is None:
             if isinstance(bundles, Contents):
                 return bundles
@@ -152,9 +170,9 @@ def offsets_of(lengths: Tensor) -> Tensor:
 
 
 def mask_each_row(ragged: Ragged, ratio: float, random: torch.Generator | None = None) -> Ragged:
-    """Hide `ratio` of every row's entries (ρ and ψ as the paper words them).
+    """Hides a share `ratio` of every row's entries (ρ and ψ as the paper words them).
 
-    The count to hide is rounded up or down at random, so that its mean is exact for short rows too.
+    The number to hide is rounded up or down at random, so that its mean is exact for short rows too.
     """
     entries, lengths = len(ragged.values), ragged.lengths
     chance = torch.rand(len(ragged), device=ragged.device, generator=random)
@@ -169,10 +187,153 @@ def mask_each_row(ragged: Ragged, ratio: float, random: torch.Generator | None =
 
 
 def mask_whole_batch(ragged: Ragged, ratio: float, random: torch.Generator | None = None) -> Ragged:
-    """Hide each entry of the batch with chance `ratio`, so that a row may lose all or nothing."""
+    """Hides each entry of the batch with chance `ratio`, so that a row may lose all or nothing."""
     return ragged.keep(torch.rand(len(ragged.values), device=ragged.device, generator=random) >= ratio)
 
 
 def pick(values: Tensor, index: Tensor) -> Tensor:
-    """`values[index]`, whose gradient is several times as fast on a CPU as that of indexing."""
+    """`values[index]`, with a gradient that is several times faster on a CPU than that of indexing."""
     return F.embedding(index, values[:, None])[..., 0]
+
+
+# ── Means over some rows, with entries hidden ────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """The share of entries that a mean leaves out at random."""
+
+    ratio: float = 0.0
+    each_row: bool = False
+    """Whether that share of every row is hidden, or of the batch wherever the entries are."""
+
+
+NOTHING = Hidden()
+
+# The constants of `chances`, as signed 64-bit numbers: odd, with bits that look random.
+BY_KEY, BY_ROW, BY_SEED = -0x61C8864680B583EB, -0x3D4D51C2D82B14B1, 0x27D4EB2F165667C5
+FIRST_MIX, SECOND_MIX = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
+
+
+def chances(seed: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
+    """A random number from 0 to 1 for each entry, by the seed, its row in the batch and its key.
+
+    It does not depend on the other entries. So processes that hold different parts of the data, and a CPU and
+    a GPU, all hide the same entries.
+    """  # [entries]
+    mixed = keys * BY_KEY + rows * BY_ROW + seed * BY_SEED  # the overflow of whole numbers is intended
+    mixed = (mixed ^ ((mixed >> 33) & (2**31 - 1))) * FIRST_MIX
+    mixed = (mixed ^ ((mixed >> 29) & (2**35 - 1))) * SECOND_MIX
+    return ((mixed >> 32) & (2**24 - 1)).float() * (1 / 2**24)
+
+
+def mean_of_rows(
+    rows: Ragged,
+    index: Tensor,
+    table: Tensor,
+    hidden: Hidden = NOTHING,
+    without: Tensor | None = None,
+    keys: Tensor | None = None,
+) -> Tensor:
+    """The mean of `table` over the entries of each row that `index` names, zeros for a row without any.
+
+    `without` names one value for each row that does not count. Hidden entries are drawn by `keys`, where the
+    values are not the ids themselves.
+    """  # [index, d]
+    return mean_and_counts(rows, index, table, hidden, without, keys)[0]
+
+
+def mean_and_counts(
+    rows: Ragged,
+    index: Tensor,
+    table: Tensor,
+    hidden: Hidden = NOTHING,
+    without: Tensor | None = None,
+    keys: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `mean_of_rows`, and the number of entries in each mean."""  # [index, d], [index]
+    seed = torch.randint(2**31, (1,), device=table.device) if hidden.ratio else None
+    look = _Look(rows.values, rows.offsets, index, without, keys, seed, hidden.ratio, hidden.each_row)
+    means, counts = _MeanOfRows.apply(table, *look)  # type: ignore[no-untyped-call]
+    return means, counts
+
+
+class _Look(NamedTuple):
+    """The rows that a mean looks at, as operators and kernels take them."""
+
+    values: Tensor
+    offsets: Tensor
+    chosen: Tensor
+    without: Tensor | None
+    keys: Tensor | None
+    seed: Tensor | None
+    ratio: float
+    each_row: bool
+
+    def rows(self) -> Ragged:
+        """The entries that count, of each row."""
+        rows = Ragged(self.values, self.offsets).rows(self.chosen)
+        row = rows.row_of_entry()
+        counted = torch.ones_like(row, dtype=torch.bool)
+        if self.without is not None:
+            counted &= rows.values != self.without[row]
+        if self.seed is not None and not self.each_row:
+            by = (
+                rows.values if self.keys is None else Ragged(self.keys, self.offsets).rows(self.chosen).values
+            )
+            counted &= chances(self.seed, row, by) >= self.ratio
+        rows = rows.keep(counted)
+        if self.seed is None or not self.each_row:
+            return rows
+        random = torch.Generator(self.values.device).manual_seed(int(self.seed))
+        return mask_each_row(rows, self.ratio, random)
+
+
+class _MeanOfRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+        means: Tensor
+        counts: Tensor
+        means, counts = _mean_of_rows(table, *arguments)
+        ctx.hidden, ctx.table_rows = arguments[-2:], len(table)
+        ctx.save_for_backward(counts, *arguments[:-2])
+        ctx.mark_non_differentiable(counts)
+        return means, counts
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        counts, *look = ctx.saved_tensors
+        back = _mean_of_rows_back(upstream.contiguous(), counts, *look, *ctx.hidden, ctx.table_rows)
+        return back, *[None] * len(_Look._fields)
+
+
+_LOOK = (
+    "Tensor values, Tensor offsets, Tensor index, Tensor? without, Tensor? keys, Tensor? seed, float ratio,"
+    " bool each_row"
+)
+
+
+@operator(f"mean_of_rows(Tensor table, {_LOOK}) -> (Tensor, Tensor)")
+def _mean_of_rows(table: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    kernels, look = kernels_for(table), _Look(*arguments)
+    if kernels is None or look.each_row:
+        rows = look.rows()
+        return rows.mean_of(table), rows.lengths.int()
+    means: tuple[Tensor, Tensor] = kernels.sum_of_rows(table, *look[:-1], True)
+    return means
+
+
+@operator(f"mean_of_rows_back(Tensor upstream, Tensor counts, {_LOOK}, int table_rows) -> Tensor")
+def _mean_of_rows_back(upstream: Tensor, counts: Tensor, *arguments: Any) -> Tensor:
+    kernels, look, table_rows = kernels_for(upstream), _Look(*arguments[:-1]), arguments[-1]
+    if kernels is None or look.each_row:
+        rows = look.rows()
+        shares = upstream / counts.clamp(min=1)[:, None]
+        # Sums for the touched rows alone: with empty rows of a large table they would take much longer.
+        values, order = rows.values.sort(stable=True)
+        touched, times = torch.unique_consecutive(values, return_counts=True)
+        back = shares.new_zeros(table_rows, shares.shape[1])
+        back[touched] = Ragged(rows.row_of_entry()[order], offsets_of(times)).sum_of(shares)
+        return back
+    gradient: Tensor = kernels.spread_of_rows(upstream, counts, *look[:-1], table_rows)
+    return gradient

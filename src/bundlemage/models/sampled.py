@@ -1,36 +1,42 @@
-"""A softmax over a catalogue that is too large to be compared with in every step: the right ones against a
-sample, each of which stands for as many as it was likely not to be drawn (Bengio and Senécal, Adaptive
-Importance Sampling to Accelerate Training of a Neural Probabilistic Language Model, IEEE TNN 2008)."""
+"""A softmax over a catalogue that is too large to compare with in every step, and BundleMage's losses with
+it.
+
+The positives are compared with a sample, each of which stands for as many as its chance of being drawn says
+(Bengio and Senécal, Adaptive Importance Sampling to Accelerate Training of a Neural Probabilistic Language
+Model, IEEE TNN 2008). The equations are those of `bundlemage.py`, on the rows that a step touches.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bundlemage.models.base import Interactions, Phase, Sizes
 from bundlemage.models.losses import Prior
-from bundlemage.models.ragged import Ragged
+from bundlemage.models.ragged import Ragged, Unchanging, mask_each_row, mask_whole_batch
+
+if TYPE_CHECKING:
+    from bundlemage.models.bundlemage import BundleMage
 
 EVENLY = 0.1
-"""The share that is drawn from the whole catalogue alike: what nobody ever took must be seen to be wrong."""
+"""The share that is drawn evenly from the whole catalogue, so that members without a buyer are seen, too."""
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """Distinct members of a catalogue, and the logarithm of how often each could be expected, per time that
-    it came."""
+class Drawn(NamedTuple):
+    """Distinct members of a catalogue, and the logarithm of each one's expected number of draws, per draw."""
 
     ids: Tensor  # [drawn]
     log_expected: Tensor  # [drawn]
 
 
 class Sampler:
-    """Draws by popularity, with some drawn evenly."""
+    """Draws by popularity, and some evenly."""
 
     def __init__(self, popularity: Tensor, size: int) -> None:
-        """`popularity`: how often each member is a right one. A catalogue of at most `size` comes whole."""
+        """`popularity`: how often each member is a positive. A catalogue of at most `size` is drawn whole."""
         self.size, self.members = size, len(popularity)
         self.device = popularity.device
         if self.members > size:
@@ -41,6 +47,7 @@ class Sampler:
             self.up_to = share.cumsum(0)
 
     def draw(self) -> Drawn:
+        """Draws a sample."""
         if self.members <= self.size:
             everyone = torch.arange(self.members, device=self.device)
             return Drawn(everyone, torch.zeros(self.members, device=self.device))
@@ -59,8 +66,8 @@ def sampled_loss(
     row_weights: Tensor,
     prior: Prior | None = None,
 ) -> Tensor:
-    """`multinomial_loss` with the sum over the catalogue estimated: a row's positives as they are, and of the
-    drawn those that are not among them. Ids of `positives` and `drawn` are rows of `table`."""
+    """`multinomial_loss` with an estimated sum over the catalogue: a row's positives as they are, and those
+    of the drawn members that are not among them. Ids of `positives` and `drawn` are rows of `table`."""
     row = positives.row_of_entry()
     right = (F.embedding(row, z) * F.embedding(positives.values, table)).sum(1)  # [entries]
     others = z @ F.embedding(drawn.ids, table).T - drawn.log_expected  # [rows, drawn]
@@ -76,9 +83,7 @@ def sampled_loss(
     highest = highest.scatter_reduce(0, row, right.detach(), "amax")
     if len(drawn.ids):
         highest = torch.maximum(highest, others.detach().amax(1))
-    highest = torch.where(
-        highest.isfinite(), highest, 0.0
-    )  # a row that has nothing, and for which nothing is
+    highest = torch.where(highest.isfinite(), highest, 0.0)  # for a row without anything to compare
     total = (others - highest[:, None]).exp().sum(1)
     total = total.index_add(0, row, (right - F.embedding(row, highest[:, None])[:, 0]).exp())
     counts = positives.lengths.to(z.dtype)
@@ -87,15 +92,76 @@ def sampled_loss(
     return (row_weights * (counts * normaliser - likelihood)).sum() / max(1, len(z))
 
 
-@dataclass(frozen=True)
-class Part:
-    """What a step touches of a catalogue: distinct ids, and where each asked one is among them."""
+def touched(*ids: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The distinct ids of some tensors, and for each tensor the places of its ids among them."""
+    distinct, inverse = torch.unique(torch.cat(ids), return_inverse=True)
+    return distinct, inverse.split([len(some) for some in ids])
 
-    ids: Tensor  # [touched]
-    places: tuple[Tensor, ...]
-    """For each of the tensors asked for, positions in `ids`."""
 
-    @classmethod
-    def of(cls, *asked: Tensor) -> Part:
-        ids, inverse = torch.unique(torch.cat(asked), return_inverse=True)
-        return cls(ids, inverse.split([len(some) for some in asked]))
+class SampledLosses(Unchanging):
+    """BundleMage's samplers, and its losses on what they draw."""
+
+    def __init__(self, size: int, sizes: Sizes, data: Interactions) -> None:
+        sales = data.user_bundle.counts(sizes.bundles)
+        # An item is a positive once for each user of each bundle that holds it.
+        seen = torch.zeros(sizes.items, dtype=torch.float64, device=sales.device)
+        seen.index_add_(0, data.bundle_item.values, sales.double()[data.bundle_item.row_of_entry()])
+        self.bundles, self.items = Sampler(sales, size), Sampler(seen, size)
+
+    def loss(self, model: BundleMage, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
+        """The loss of a batch of a phase."""
+        of_phase = self._matching if phase.name == "matching" else self._generation
+        return of_phase(model, rows, data)
+
+    def _matching(self, model: BundleMage, users: Tensor, data: Interactions) -> Tensor:
+        history, drawn = data.histories(users), self.bundles.draw()
+        bundles, (taken_places, drawn_places) = touched(history.bundles.values, drawn.ids)
+        contents = data.bundle_item.rows(bundles)
+        items, (item_places, content_places) = touched(history.items.values, contents.values)
+        item_table = torch.cat([_rows(model.item_shared, items), _rows(model.item_matching, items)], dim=1)
+        bundle_table = Ragged(content_places, contents.offsets).mean_of(item_table)
+        taken = Ragged(taken_places, history.bundles.offsets)
+        p = _seen(model, Ragged(item_places, history.items.offsets)).mean_of(item_table)
+        q = _masked(model, taken, model.config.mask_bundles).mean_of(bundle_table)
+        prior = None if model.bundle_prior is None else model.bundle_prior.part(bundles)
+        weights = model.row_weights(users, data)
+        z = model.query(model.user_vectors(p, q), "matching")
+        here = Drawn(drawn_places, drawn.log_expected)
+        return sampled_loss(z, model.factors(bundle_table), taken, here, weights, prior)
+
+    def _generation(self, model: BundleMage, pairs: Tensor, data: Interactions) -> Tensor:
+        users, targets = data.completion(pairs)
+        data = data.with_nobody
+        history, drawn = data.histories(users), self.items.draw()
+        owned = history.bundles
+        if model.config.hide_target:
+            owned = owned.keep(owned.values != targets[owned.row_of_entry()])
+        bundles, (owned_places,) = touched(owned.values)
+        contents, whole = data.bundle_item.rows(bundles), data.bundle_item.rows(targets)
+        items, places = touched(history.items.values, contents.values, whole.values, drawn.ids)
+        shared = _rows(model.item_shared, items)
+        item_table = torch.cat([shared, _rows(model.item_matching, items)], dim=1)
+        table = torch.cat([shared, _rows(model.item_generation, items)], dim=1)
+        bundle_table = Ragged(places[1], contents.offsets).mean_of(item_table)
+        p = _seen(model, Ragged(places[0], history.items.offsets)).mean_of(item_table)
+        q = Ragged(owned_places, owned.offsets).mean_of(bundle_table)
+        whole = Ragged(places[2], whole.offsets)
+        partial = _masked(model, whole, model.config.mask_items).mean_of(table)
+        z = model.query(model.pair_vectors(model.user_vectors(p, q), partial), "generation")
+        prior = None if model.item_prior is None else model.item_prior.part(items)
+        weights = model.row_weights(users, data, targets)
+        here = Drawn(places[3], drawn.log_expected)
+        return sampled_loss(z, model.factors(table), whole, here, weights, prior)
+
+
+def _seen(model: BundleMage, items: Ragged) -> Ragged:
+    """The items that a step sees of its users' items."""
+    return mask_whole_batch(items, model.config.item_dropout) if model.config.item_dropout else items
+
+
+def _rows(table: Tensor, ids: Tensor) -> Tensor:
+    return F.embedding(ids, table, sparse=True)  # [ids, ·], with a gradient of these rows alone
+
+
+def _masked(model: BundleMage, rows: Ragged, ratio: float) -> Ragged:
+    return (mask_each_row if model.config.masking == "row" else mask_whole_batch)(rows, ratio)

@@ -18,7 +18,7 @@ from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.errors import ArtifactError, ConfigError, SupersededError, UnsupportedError
 from bundlemage.evaluation.results import Evaluation
 from bundlemage.live import EMPTY, load_published
-from bundlemage.models.base import Sizes
+from bundlemage.models.base import Matcher, Sizes, can
 from bundlemage.models.registry import build
 from bundlemage.recommender import Recommender, evaluate_beside_popularity
 from bundlemage.retraining.comparing import DECISIVE, ModelComparison, compare, fresh_cases, hold_out
@@ -94,7 +94,7 @@ def retrain(
         )
         folder = _writable(Path(record.path).parent if models is None else Path(models))
         model = build(candidate.model_name, candidate.config, Sizes.of(serving.dataset))
-        comparable = serving.model.matches and model.matches
+        comparable = can(serving.model, Matcher) and can(model, Matcher)
         if not comparable and not force:
             raise UnsupportedError(
                 "a model that learned generation alone recommends no bundles, so there is nothing to compare "

@@ -16,7 +16,7 @@ from bundlemage.core.answering import Batch, exact_ranking, rows_at_a_time, slic
 from bundlemage.core.ranking import Ranking
 from bundlemage.core.shop import Shop
 from bundlemage.errors import ConfigError, RecallError
-from bundlemage.models.base import Histories, Model
+from bundlemage.models.base import Histories, Indexable, Model, require
 from bundlemage.retrieval.index import MEASURED_AT, BundleIndex, faiss_or_fail
 
 LEAST_BUNDLES = 20_000
@@ -87,13 +87,14 @@ def build_index(
             raise ConfigError(f"{name!r} is {share!r}; a share above 0 and up to 1 is wanted")
     began = time.perf_counter()
     faiss_or_fail()
+    searched = require(model, Indexable)
     with torch.inference_mode():
-        factors = model.factors_of_bundles(shop.interactions.bundle_item)
+        factors = searched.factors_of_bundles(shop.interactions.bundle_item)
         shown = int((shop.bundles().hidden == 0).sum())
         if shown < max(1, least_bundles):
             return None, IndexReport(shown, "exact", 1.0, 0, 0.0, time.perf_counter() - began)
         histories = _some_users(shop, seed)
-        index = BundleIndex(model, shop, factors, histories, most_share, seed, say)
+        index = BundleIndex(searched, shop, factors, histories, most_share, seed, say)
         index.take_sample(SAMPLES[0], seed)
         trial = _Trial(index, histories, say)
         recall = 0.0

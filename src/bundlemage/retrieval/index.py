@@ -22,7 +22,7 @@ from bundlemage.core.answering import Batch, exact_ranking, rows_at_a_time
 from bundlemage.core.ranking import Ranker, Ranking, top
 from bundlemage.core.shop import FILTERS_KEPT, RecentlyUsed, Shop
 from bundlemage.errors import MissingExtraError
-from bundlemage.models.base import Factors, Histories, Model
+from bundlemage.models.base import Factors, Histories, Indexable
 from bundlemage.models.ragged import Ragged
 
 MEASURED_AT = 10
@@ -54,7 +54,7 @@ class BundleIndex:
 
     def __init__(
         self,
-        model: Model,
+        model: Indexable,
         shop: Shop,
         factors: Factors,
         sample: Histories,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bundlemage.errors import BundleMageError
-from bundlemage.models.base import Interactions, Model, Sizes
+from bundlemage.models.base import Completer, Interactions, Learner, Matcher, Model, Sizes, can
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.registry import build, make_config, model_class, model_names, names_taken
 
@@ -38,8 +38,10 @@ def abilities(model: str, settings: Mapping[str, Any] | None = None) -> Abilitie
 def _abilities(name: str, settings_json: str) -> Abilities:
     settings = json.loads(settings_json)
     model = build(name, make_config(name, settings), _TINY)
-    learns = bool(model.phases)
-    return Abilities(model.matches, model.generates, learns, learns or _seed_matters(name, settings))
+    learns = can(model, Learner)
+    return Abilities(
+        can(model, Matcher), can(model, Completer), learns, learns or _seed_matters(name, settings)
+    )
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,8 @@ def _observed(name: str, settings: Mapping[str, Any]) -> list[Tensor]:
         torch.default_generator.manual_seed(config.seed)
         model.observe(data)
         answers = [*model.state_dict().values()]
-        if model.matches:
+        if can(model, Matcher):
             answers.append(model.score_bundles(histories, rows))
-        if model.generates:
+        if can(model, Completer):
             answers.append(model.score_items(histories, rows, rows))
     return answers

@@ -17,7 +17,7 @@ from scipy.stats import rankdata
 
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import PAD, GenerationCases, Split
-from bundlemage.models.base import Interactions, Model
+from bundlemage.models.base import Completer, Interactions, Model, require
 from bundlemage.models.ragged import Ragged
 from bundlemage.readers import pathak
 
@@ -225,7 +225,7 @@ class _Chooser:
         self.model.eval()
         with torch.inference_mode():
             who, which = (torch.from_numpy(part.astype(np.int64)).to(self.device) for part in (users, rows))
-            answers = self.model.score_items(
+            answers = require(self.model, Completer).score_items(
                 self.interactions.histories(who), self.partial.rows(which), self.interactions.bundle_item
             )
         scores: npt.NDArray[np.float64] = answers.double().cpu().numpy()

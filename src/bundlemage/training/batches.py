@@ -32,7 +32,7 @@ class Rows:
             right = pairs.values.cpu()
             if phase.over == "completions":
                 self.rows, right = _completions(data)
-            elif phase.over == "user_bundle" and data.held_out is not None and phase.name == "generation":
+            elif phase.over == "user_bundle" and data.held_out is not None and phase.learns_contents:
                 self.rows = (~data.held_out.cpu()[right]).nonzero()[:, 0]
                 right = right[self.rows]
             self.count = len(right)

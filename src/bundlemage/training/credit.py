@@ -20,7 +20,7 @@ from bundlemage.data.dataset import BundleDataset, binary_matrix
 from bundlemage.data.splits import MatchingCases, Split, SplitPlan
 from bundlemage.evaluation.metrics import ranking_metrics
 from bundlemage.evaluation.protocols import cases_at_a_time
-from bundlemage.models.base import Interactions, Model, Sizes
+from bundlemage.models.base import Interactions, SalesScorer, Sizes, require
 from bundlemage.models.config import LearnedConfig, ModelConfig
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.registry import build, make_config
@@ -97,7 +97,7 @@ def find_credit(
     """The credit for a model of this name and config, trained on `split.train` for so many epochs.
 
     It follows from the training data and the seed alone. The model must be one that credits new bundles
-    (`Model.credits_new_bundles`); a probe of the same kind is trained, on matching alone.
+    (`SalesScorer`); a probe of the same kind is trained, on matching alone.
     """
     sales = np.bincount(split.train.user_bundle.indices, minlength=len(split.train.bundles))
     median = float(torch.from_numpy(sales).median()) if len(sales) else 0.0  # as the model takes it
@@ -204,7 +204,7 @@ def _cases(
 
 def _trained_probe(
     name: str, config: ModelConfig, held: _HeldOut, device: torch.device, epochs: int
-) -> tuple[Model, Interactions]:
+) -> tuple[SalesScorer, Interactions]:
     settings = config.model_dump()
     settings |= {"tasks": "matching", "new_bundle_credit": "median", "device": str(device)}
     if isinstance(config, LearnedConfig):
@@ -213,11 +213,11 @@ def _trained_probe(
     probe = build(name, simpler, Sizes.of(held.train))
     if train(probe, simpler, SplitPlan("none").divide(held.train)).interrupted:
         raise KeyboardInterrupt
-    return probe, Interactions.of(held.train, device)
+    return require(probe, SalesScorer), Interactions.of(held.train, device)
 
 
 def _metrics(
-    probe: Model,
+    probe: SalesScorer,
     cases: MatchingCases,
     data: Interactions,
     new: Flags,
@@ -237,8 +237,7 @@ def _metrics(
         weights = probe.popularity_bias(torch.from_numpy(grid).to(probe.known_sales()))  # [credits]
         for rows in torch.split(torch.arange(len(users), device=device), cases_at_a_time(len(new))):
             histories = data.histories(users[rows])
-            scores = probe.score_bundles(histories, data.bundle_item)
-            probe.checked("score_bundles", scores, len(rows), len(new))
+            scores = probe.bundle_scores(histories, data.bundle_item)
             scores = scores.masked_fill(histories.bundles.as_mask(len(new)) | hidden, -torch.inf)
             without = scores[:, places] - probe.popularity_bias(probe.known_sales()[places])
             for number, weight in enumerate(weights):

@@ -10,7 +10,7 @@ from torch import Tensor
 from bundlemage.data.splits import GenerationCases, MatchingCases, Split, completion_cases
 from bundlemage.evaluation.metrics import ranking_metrics
 from bundlemage.evaluation.protocols import GenerationExam, MatchingExam, means
-from bundlemage.models.base import Interactions, Model, Sizes
+from bundlemage.models.base import Completer, Interactions, Learner, Matcher, Model, Sizes, can
 from bundlemage.models.baselines.popularity import Popularity
 from bundlemage.models.config import LearnedConfig, ModelConfig, SelectBy, parse_config
 from bundlemage.models.division import Division
@@ -44,8 +44,8 @@ class Judges:
         """As the setting `select_by` says, of what the model does and the split has cases for."""
         select_by = config.select_by if isinstance(config, LearnedConfig) else "matching"
         has_cases = split.validation is not None and len(split.validation) > 0
-        matching = split.validation if model.matches and has_cases else None
-        completes = model.generates and model.phases and select_by != "matching"
+        matching = split.validation if can(model, Matcher) and has_cases else None
+        completes = can(model, Completer) and can(model, Learner) and select_by != "matching"
         # Trained on everything, as for a live shop, a model is not to lose a bundle either.
         chosen = completion_cases(split.train, split.plan) if completes and split.protocol != "none" else None
         if chosen is None:

@@ -14,7 +14,7 @@ import torch
 
 from bundlemage.data.splits import Split
 from bundlemage.errors import BundleMageError, CheckpointError, NoModelYetError
-from bundlemage.models.base import Interactions, Model
+from bundlemage.models.base import Divisible, Interactions, Learner, Model, can, require
 from bundlemage.models.config import LearnedConfig, ModelConfig
 from bundlemage.models.division import ALONE, Division
 from bundlemage.training.batches import Rows
@@ -68,14 +68,14 @@ def train(
     device = resolve_device(config.device)
     started = time.perf_counter()
     if division.group is not None:
-        model.divide(division)
+        require(model, Divisible).divide(division)
     judges = Judges.of(model, config, split)
     whole = replace(Interactions.of(split.train, torch.device("cpu")), held_out=judges.held_out)
     data = division.part_of(whole).to(device)
     model.to(device)
     model.observe(data)
     progress, interrupted = RunProgress(), False
-    if model.phases:
+    if can(model, Learner):
         if not isinstance(config, LearnedConfig):
             raise TypeError(f"{model.title} learns by steps, so its config must be a LearnedConfig")
         run = _Run(model, config, judges, data, observers, division)
@@ -105,7 +105,7 @@ class _Run:
 
     def __init__(
         self,
-        model: Model,
+        model: Learner,
         config: LearnedConfig,
         judges: Judges,
         data: Interactions,
@@ -166,7 +166,8 @@ class _Run:
         if name.split(".")[0].isdecimal():  # the optimiser's, by the place of its parameter
             place, _, kind = name.partition(".")
             owner = self.parameters[int(place)] if kind in ("mean", "square") else ""
-        return self.model.sizes.items if owner in self.model.divided_tables else None
+        divided = isinstance(self.model, Divisible) and owner in self.model.divided_tables
+        return self.model.sizes.items if divided else None
 
     def _own(self, tensors: Weights) -> Weights:
         here = self.division.rows_of(self.model.sizes.items)
@@ -225,7 +226,8 @@ class _Run:
         seed_epoch(self.config.seed, epoch)
         losses = self._steps()
         with torch.no_grad():
-            self.division.keep_alike(self.model, self.scored)
+            if self.division.group is not None:
+                self.division.keep_alike(require(self.model, Divisible), require(self.scored, Divisible))
             self.scored.settle(self.data)
         verdict = self._agreed(self.judgement.of(self.scored))
         value = verdict.value

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bundlemage.models.accelerated import kernels_for
-from bundlemage.models.base import Interactions, Model, Phase
+from bundlemage.models.base import Interactions, Learner, Phase
 from bundlemage.models.config import LearnedConfig
 from bundlemage.models.division import ALONE, Division
 from bundlemage.training.adam import Adam
@@ -22,8 +22,8 @@ class Stepper:
 
     def __init__(
         self,
-        model: Model,
-        scored: Model,
+        model: Learner,
+        scored: Learner,
         config: LearnedConfig,
         data: Interactions,
         all_steps: int,

@@ -17,7 +17,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.trial import TrialState
 
-from bundlemage.models.space import Domain, OneOf, Space
+from bundlemage.models.config import Domain, OneOf, Space
 from bundlemage.tuning.study import Trial
 
 WHOLE_TRIALS = 5

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bundlemage.errors import ConfigError
-from bundlemage.models.config import ModelConfig, parse_config
-from bundlemage.models.space import Between, Domain, OneOf, Space
+from bundlemage.models.config import Between, Domain, ModelConfig, OneOf, Space, parse_config
 
 NEVER = {
     "seed": "the best seed is the luckiest one, not the best setting",

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from bundlemage.data.splits import SplitPlan
 from bundlemage.errors import ConfigError, Problem
-from bundlemage.models.space import Space
+from bundlemage.models.config import Space
 from bundlemage.training.history import SELECTION_METRIC
 
 

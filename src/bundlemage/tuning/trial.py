@@ -10,7 +10,7 @@ from typing import Any
 from bundlemage.data.splits import Split
 from bundlemage.errors import BundleMageError, ConfigError, NoModelYetError
 from bundlemage.evaluation.protocols import MatchingExam, means
-from bundlemage.models.base import Interactions, Model, Sizes
+from bundlemage.models.base import Interactions, Matcher, Model, Sizes, can
 from bundlemage.models.registry import build, make_config
 from bundlemage.training.devices import resolve_device
 from bundlemage.training.history import SELECTION_METRIC, EpochRecord, Observer
@@ -55,7 +55,7 @@ def judge(model_name: str, settings: Mapping[str, Any], split: Split, report: Re
 
 def must_match(model: Model) -> None:
     """A model is judged by the bundles that it recommends."""
-    if not model.matches:
+    if not can(model, Matcher):
         raise ConfigError(
             f"{model.title}, as it is set, completes bundles and recommends none, so it has no validation "
             f"{SELECTION_METRIC} to be judged by, and cannot be tuned. 'bundlemage models' says which match"

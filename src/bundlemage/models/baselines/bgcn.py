@@ -1,4 +1,4 @@
-"""BGCN: graph convolutions with weights, on items (for what is in a bundle) and on bundles themselves."""
+"""BGCN: graph convolutions with weights, at the level of items and at the level of bundles."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from torch import Tensor, nn
 
 from bundlemage.models.base import Interactions, Sizes
 from bundlemage.models.bipartite import Bipartite
-from bundlemage.models.config import ModelConfig
-from bundlemage.models.graphs import GraphConfig, GraphModel, first_vectors
+from bundlemage.models.config import Between, ModelConfig, OneOf, Space
+from bundlemage.models.graphs import GraphConfig, GraphModel
 from bundlemage.models.ragged import Ragged
-from bundlemage.models.space import Between, OneOf, Space
 
 
 class BGCNConfig(GraphConfig):
-    """As published, where the publication says."""
+    """As published, where the publication gives values."""
 
     space: ClassVar[Space] = {
         **GraphConfig.space,
@@ -28,25 +27,23 @@ class BGCNConfig(GraphConfig):
     }
 
     weight_decay: float = Field(0.00002, ge=0)
-    """Added to the gradient as weight_decay × weight, for every weight in every step."""
     ego_penalty: float = Field(0.0, ge=0)
-    """Times half the squared length of the batch's own vectors, before they are spread, per pair."""
     layers: int = Field(1, ge=1)
-    """Steps on each of the two graphs; the vectors of all of them, and the first ones, are joined."""
+    """Steps on each of the two graphs. The vectors of all steps and the first vectors are joined."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """On what is carried to a node's next layer."""
+    """The dropout rate on the input of a node's next layer."""
     unit_layers: bool = False
-    """Whether the vectors of each layer but the first are brought to length one before they are joined."""
+    """Whether the vectors of each layer after the first get length one before they are joined."""
     hard_negatives: float = Field(0.0, ge=0, le=1)
-    """The chance that a drawn bundle is one that holds an item of the user's."""
+    """The chance that a drawn bundle has an item of the user."""
 
 
 class BGCN(GraphModel):
     """Two levels, each with its own users; a pair's score is the sum of the two levels' scores.
 
-    The publication trains in two stages, the second with hard negatives; here they are a setting, off unless
-    asked for. Ours too: D^(-1/2) A D^(-1/2) for the mean over neighbours, one matrix W for both kinds of
-    nodes of a level, and zeros for nodes without an edge.
+    The publication trains in two stages, the second with hard negatives. Here they are a setting, which is
+    off by default. These are ours, too: D^(-1/2) A D^(-1/2) for the mean over neighbours, one matrix W for
+    both kinds of nodes of a level, and zeros for nodes without an edge.
     """
 
     name: ClassVar[str] = "bgcn"
@@ -58,12 +55,8 @@ class BGCN(GraphModel):
     config: BGCNConfig
 
     def __init__(self, config: BGCNConfig, sizes: Sizes) -> None:
+        super().__init__(config, sizes)
         dim, layers = config.embedding_dim, config.layers
-        super().__init__(config, sizes, 2 * dim * (layers + 1))
-        self.config = config
-        self.users = first_vectors(sizes.users, dim)
-        self.items = first_vectors(sizes.items, dim)
-        self.bundles = first_vectors(sizes.bundles, dim)
         self.item_level = nn.ModuleList(nn.Linear(dim, dim) for _ in range(layers))
         self.bundle_level = nn.ModuleList(nn.Linear(dim, dim) for _ in range(layers))
         for layer in (*self.item_level, *self.bundle_level):
@@ -73,13 +66,11 @@ class BGCN(GraphModel):
 
     def observe(self, data: Interactions) -> None:
         super().observe(data)
-        self.user_item = Bipartite.of(data.user_item, self.sizes.items)
-        self.user_bundle = Bipartite.of(data.user_bundle, self.sizes.bundles)
-        self.bundle_item = Bipartite.of(data.bundle_item, self.sizes.items)
         self.others = overlap_totals(self.bundle_item)
 
-    def ego_tables(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        return (self.users,), (self.bundles,)
+    @property
+    def width(self) -> int:
+        return 2 * self.config.embedding_dim * (self.config.layers + 1)
 
     def draw(self, users: Tensor) -> Tensor:
         drawn, chance = super().draw(users), self.config.hard_negatives
@@ -96,7 +87,7 @@ class BGCN(GraphModel):
         return torch.cat([by_items[0], by_bundles[0]], dim=1), torch.cat([by_items[1], by_bundles[1]], dim=1)
 
     def _item_level(self) -> tuple[Tensor, Tensor]:
-        """Users and items teach each other; a bundle is the mean of its items."""
+        """Vectors spread between users and items. A bundle is the mean of its items."""
         users, items = self.user_item.connected(self.users, self.items)
         of_users, of_items = [users], [items]
         for layer in self.item_level:
@@ -108,7 +99,7 @@ class BGCN(GraphModel):
         return torch.cat(of_users, 1), self.bundle_item.mean_to_left(torch.cat(of_items, 1))
 
     def _bundle_level(self) -> tuple[Tensor, Tensor]:
-        """Users and bundles teach each other, and bundles those that they share items with."""
+        """Vectors spread between users and bundles, and between bundles that share items."""
         users, bundles = self.user_bundle.connected(self.users, self.bundles)
         of_users, of_bundles = [users], [bundles]
         for layer in self.bundle_level:
@@ -121,25 +112,25 @@ class BGCN(GraphModel):
         return torch.cat(of_users, 1), torch.cat(of_bundles, 1)
 
     def _activate(self, layer: nn.Module, carried: Tensor) -> Tensor:
-        found: Tensor = self.dropout(F.leaky_relu(layer(carried)))
-        return found
+        activated: Tensor = self.dropout(F.leaky_relu(layer(carried)))
+        return activated
 
     def _layer(self, table: Tensor) -> Tensor:
         return F.normalize(table) if self.config.unit_layers else table
 
 
 def overlap_totals(bundle_item: Bipartite) -> Tensor:
-    """For each bundle, Σ over the other bundles of how many items they share with it."""  # [bundles]
+    """For each bundle, the number of items that each other bundle shares with it, added up."""  # [bundles]
     sizes = bundle_item.left.lengths
     holders = bundle_item.right.lengths[:, None].float()
     return bundle_item.sum_to_left(holders)[:, 0].round() - sizes
 
 
 def mean_of_overlapping(bundle_item: Bipartite, totals: Tensor, bundles: Tensor) -> Tensor:
-    """The mean of the other bundles, each by the number of items in common.
+    """The mean of the other bundles, weighted by the number of items in common.
 
-    Two hops by the items give the product with X Xᵀ, which has bundles² entries, without making it; its
-    diagonal, a bundle's overlap with itself, is then taken off.
+    Two steps over the items give the product with X Xᵀ without making this matrix of bundles² entries. Then
+    its diagonal, a bundle's overlap with itself, is subtracted.
     """  # [bundles, d]
     sizes = bundle_item.left.lengths[:, None]
     summed = bundle_item.sum_to_left(bundle_item.sum_to_right(bundles)) - sizes * bundles

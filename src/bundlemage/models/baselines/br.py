@@ -9,52 +9,42 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from bundlemage.models.base import Factors, Histories, Interactions, Model, Phase, Sizes
+from bundlemage.models.base import Completer, Factors, Histories, Indexable, Interactions, Phase, Sizes
 from bundlemage.models.bipartite import Bipartite
-from bundlemage.models.config import LearnedConfig, ModelConfig
-from bundlemage.models.losses import pairwise_loss
+from bundlemage.models.config import ModelConfig, OneOf, Space
+from bundlemage.models.losses import choice_loss
+from bundlemage.models.pairs import BUNDLES, ITEMS, PairsConfig, PairsModel
 from bundlemage.models.ragged import Ragged, pick
-from bundlemage.models.sampling import Negatives
-from bundlemage.models.space import OneOf, Space
 
 
-class BRConfig(LearnedConfig):
+class BRConfig(PairsConfig):
     """Two stages of BPR, one after the other in each epoch."""
 
     space: ClassVar[Space] = {
-        **LearnedConfig.space,
-        "embedding_dim": OneOf(64, 128, 200),
+        **PairsConfig.space,
         "negatives": OneOf(1, 4),
         "bundle_bias": OneOf(False, True),
     }
 
-    embedding_dim: int = Field(200, ge=1)
-    """The length of a user's and an item's factors."""
-    negatives: int = Field(1, ge=1)
-    """How many things that the user has not each thing that they have is compared with."""
     largest_size: int = Field(100, ge=1)
     """Bundles of this size and above share one size bias."""
     fine_tune: bool = True
-    """Whether the second stage moves the factors and biases of the first; without, it learns only how to
+    """Whether the second stage moves the factors and biases of the first. Without, it learns only how to
     turn and add them up."""
     bundle_bias: bool = False
     """Whether each bundle of training has a bias of its own. The publication has none."""
     item_weight: float = Field(1.0, ge=0)
-    """What the first stage's loss is multiplied by."""
+    """The weight of the first stage's loss."""
 
 
-ITEMS = Phase("items", over="user_item")
-BUNDLES = Phase("bundles", over="user_bundle")
-
-
-class BR(Model):
-    """A user's liking for a bundle is that for its items, plus what their number and company add.
+class BR(PairsModel, Indexable, Completer):
+    """A user's score for a bundle is the one for its items, plus terms for their number and compatibility.
 
     Stage one is BPR on items: x_ui = β_i + γ_u·γ_i. Stage two is BPR on bundles,
     x_ub = mean_i (β_i + Uγ_u·Vγ_i) + C_|b| + mean_{i≠j} Σ_k w_k γ_ik γ_jk.
-    Only the publication's abstract was at hand, which names size and compatibility. Their form here is our
+    Only the publication's abstract was available, which names size and compatibility. Their form is our
     choice: a bias for each size, and for two items the product of their factors with a learned weight for
-    each. So is it that both stages run in every epoch.
+    each factor. It is also our choice that both stages run in every epoch.
     """
 
     name: ClassVar[str] = "br"
@@ -63,11 +53,11 @@ class BR(Model):
         "Pathak, Gupta and McAuley, Generating and Personalizing Bundle Recommendations on Steam, SIGIR 2017"
     )
     config_class: ClassVar[type[ModelConfig]] = BRConfig
-    knows_new_users: ClassVar[bool] = False
+    config: BRConfig
+    phases = (ITEMS, BUNDLES)
 
     def __init__(self, config: BRConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)
-        self.config = config
         dim = config.embedding_dim
         self.user_factors = nn.Parameter(torch.randn(sizes.users, dim) * 0.1 / dim**0.5)  # γ_u
         self.item_factors = nn.Parameter(torch.randn(sizes.items, dim) * 0.1 / dim**0.5)  # γ_i
@@ -79,41 +69,29 @@ class BR(Model):
         self.compatibility = nn.Parameter(torch.zeros(dim))  # w
         self.bundle_bias = nn.Parameter(torch.zeros(sizes.bundles)) if config.bundle_bias else None
 
-    @property
-    def generates(self) -> bool:
-        return True
-
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        return (ITEMS, BUNDLES)
-
     # ── Learning ─────────────────────────────────────────────────────────────────────────────────
 
     def observe(self, data: Interactions) -> None:
+        super().observe(data)
         self.contents = Bipartite.of(data.bundle_item, self.sizes.items)
-        self.other_items = Negatives(data.user_item, self.sizes.items)
-        self.other_bundles = Negatives(data.user_bundle, self.sizes.bundles)
 
     def loss(self, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
-        return self._item_loss(rows, data) if phase is ITEMS else self._bundle_loss(rows, data)
+        users, choices = self.choices(phase, rows, data)
+        return self._item_loss(users, choices) if phase is ITEMS else self._bundle_loss(users, choices)
 
-    def _item_loss(self, pairs: Tensor, data: Interactions) -> Tensor:
-        users, items = data.user_item.entries(pairs)
-        choices = torch.cat([items[:, None], self.other_items.draw(users, self.config.negatives)], dim=1)
+    def _item_loss(self, users: Tensor, choices: Tensor) -> Tensor:
         user = F.embedding(users, self.user_factors)  # [rows, d]
         bias = pick(self.item_bias, choices)
         # x_ui = β_i + γ_u·γ_i
         scores = bias + torch.einsum("rd,rcd->rc", user, F.embedding(choices, self.item_factors))
-        return self.config.item_weight * pairwise_loss(scores[:, :1], scores[:, 1:])
+        return self.config.item_weight * choice_loss(scores)
 
-    def _bundle_loss(self, pairs: Tensor, data: Interactions) -> Tensor:
-        users, bundles = data.user_bundle.entries(pairs)
-        choices = torch.cat([bundles[:, None], self.other_bundles.draw(users, self.config.negatives)], dim=1)
+    def _bundle_loss(self, users: Tensor, choices: Tensor) -> Tensor:
         first_stage: tuple[Tensor, ...] = (self.user_factors, self.item_factors, self.item_bias)
         if not self.config.fine_tune:
             first_stage = tuple(table.detach() for table in first_stage)
         user_table, item_table, item_bias = first_stage
-        # Every bundle at once: a batch with its negatives names most of them anyway.
+        # All bundles at once, because a batch with its negatives names most of them.
         columns = torch.cat([item_table, item_table.square(), item_bias[:, None]], dim=1)
         total, squares, bias = self._parts(self.contents.sum_to_left(columns))
         lengths = self.contents.left.lengths
@@ -122,7 +100,7 @@ class BR(Model):
         user = F.embedding(users, user_table) @ self.turn_user.T  # [rows, d]
         scores = pick(constants, choices)
         scores = scores + torch.einsum("rd,rcd->rc", user, F.embedding(choices, vectors))
-        return pairwise_loss(scores[:, :1], scores[:, 1:])
+        return choice_loss(scores)
 
     # ── The bundle's score: user · vector + constant ─────────────────────────────────────────────
 
@@ -143,12 +121,12 @@ class BR(Model):
         return (total / lengths.clamp(min=1)[:, None]) @ self.turn_item.T  # [bundles, d]
 
     def _bundle_constants(self, total: Tensor, squares: Tensor, bias: Tensor, lengths: Tensor) -> Tensor:
-        """What the user has no part in."""  # [bundles]
+        """The part of the scores that does not depend on the user."""  # [bundles]
         # Σ_{i≠j} γ_ik γ_jk = (Σ_i γ_ik)² − Σ_i γ_ik²
         company = (total.square() - squares) @ self.compatibility / (lengths * (lengths - 1)).clamp(min=1)
         constants = bias / lengths.clamp(min=1) + self._size_bias(lengths) + company
         if self.bundle_bias is not None:
-            # A bundle that came later, or one that is being made, has no bias of its own.
+            # A bundle that came after training has no bias of its own.
             constants = constants + F.pad(self.bundle_bias, (0, len(constants) - len(self.bundle_bias)))
         return constants
 
@@ -174,16 +152,16 @@ class BR(Model):
         return self._users(histories) @ factors.vectors.T + factors.bias  # [rows, bundles]
 
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
-        """The score of the bundle that each row of `partial` and the item would make."""
+        """The score of the bundle that consists of a row of `partial` and the item."""
         user = self._users(histories)
         total, squares, bias = self._sums(partial)
         lengths = partial.lengths[:, None]  # [rows, 1]
         table = self.item_factors
-        # The mean of n + 1 scores, from the sum of the n that are there.
-        there = bias + (user * (total @ self.turn_item.T)).sum(1)  # [rows]
-        scores = user @ self.turn_item @ table.T + self.item_bias + there[:, None]
+        # The mean of n + 1 scores, from the sum of the n scores of the items in the bundle.
+        inside = bias + (user * (total @ self.turn_item.T)).sum(1)  # [rows]
+        scores = user @ self.turn_item @ table.T + self.item_bias + inside[:, None]
         # With j added, Σ_{i≠j} γ_i γ_j grows by 2 γ_j Σ_i γ_i.
-        there = (total.square() - squares) @ self.compatibility
-        company = there[:, None] + 2 * (total * self.compatibility) @ table.T
+        inside = (total.square() - squares) @ self.compatibility
+        company = inside[:, None] + 2 * (total * self.compatibility) @ table.T
         pairs = (lengths * (lengths + 1)).clamp(min=1)
         return scores / (lengths + 1) + company / pairs + self._size_bias(lengths + 1)  # [rows, items]

@@ -10,37 +10,39 @@ from torch import Tensor, nn
 
 from bundlemage.models.attention import Neighbours, attend_by_product
 from bundlemage.models.base import Interactions, Sizes
-from bundlemage.models.config import ModelConfig
-from bundlemage.models.graphs import ViewsConfig, ViewsModel
-from bundlemage.models.space import Between, OneOf, Space
+from bundlemage.models.config import Between, ModelConfig, OneOf, Space
+from bundlemage.models.graphs import GraphConfig, ViewsConfig, ViewsModel
 
 
 class BundleGTConfig(ViewsConfig):
-    """The publication's vectors and batches; the sizes of the attention are ours."""
+    """Vectors and batches are the publication's. The sizes of the attention are ours."""
 
     space: ClassVar[Space] = {
         **ViewsConfig.space,
+        "weight_decay": GraphConfig.space["weight_decay"],
         "augmentation": OneOf("none", "edges"),
         "attention_dim": OneOf(8, 16, 32),
         "attention_dropout": Between(0.0, 0.5),
     }
 
+    weight_decay: float = Field(0.0, ge=0)
+    ego_penalty: float = Field(0.0001, ge=0)
     attention_dim: int = Field(16, ge=1)
     """The length of queries and keys."""
     attention_dropout: float = Field(0.0, ge=0, lt=1)
-    """The chance that a token is hidden from whoever attends to it, while learning."""
+    """The chance that a token is hidden from attention while learning."""
 
 
 class BundleGT(ViewsModel):
-    """A view by bundles (LightGCN on user-bundle) and a strategy-aware view by tokens; scores add up.
+    """A view by bundles (LightGCN on user-bundle) and a strategy-aware view by tokens, whose scores add up.
 
     From the publication: items are tokens, with vectors that are spread on the user-item graph; attention
     makes a bundle's strategy-aware vector of its items, and a user's of the bundles and items that the
-    user has; the user-bundle graph and the pairwise loss. The full text could not be had, so this was
+    user has; the user-bundle graph and the pairwise loss. The full text was not available, so this was
     decided here: a bundle's query comes from its vector on the user-bundle graph, a user's from the user's
     vectors on both graphs; one layer and one head; values are the tokens themselves, without a matrix; one
     softmax over a user's bundles and items together; no feed-forward layer; a user's own vector on
-    the user-item graph is added to what attention finds; zeros for nodes without an edge.
+    the user-item graph is added to the result of attention; zeros for nodes without an edge.
     """
 
     name: ClassVar[str] = "bundlegt"
@@ -50,11 +52,11 @@ class BundleGT(ViewsModel):
     )
     config_class: ClassVar[type[ModelConfig]] = BundleGTConfig
     config: BundleGTConfig
+    views: ClassVar[int] = 2
 
     def __init__(self, config: BundleGTConfig, sizes: Sizes) -> None:
+        super().__init__(config, sizes)
         dim = config.embedding_dim
-        super().__init__(config, sizes, 2 * dim)
-        self.config = config
         self.bundle_query, self.item_key, self.user_query, self.user_item_key, self.user_bundle_key = (
             nn.Linear(dim, config.attention_dim, bias=False) for _ in range(5)
         )

@@ -1,4 +1,4 @@
-"""Co-occurrence: items that stand in bundles together with those of the partial bundle."""
+"""Co-occurrence: items that share bundles with those of the partial bundle."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pydantic import Field
 from torch import Tensor
 
 from bundlemage.models.base import Completer, Histories, Interactions, Sizes
+from bundlemage.models.closed_form import SparseRows, blocks
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ragged import Ragged
-from bundlemage.models.sparse_rows import SparseRows, blocks
 
-TIE_BREAK = {"count": 0.1, "cosine": 1e-4}
-"""The most that popularity adds: less than one bundle more in common."""
+MOST_ADDED = {"count": 0.1, "cosine": 1e-4}
+"""The most that popularity adds: less than one more bundle in common."""
 
 
 class CoOccurrenceConfig(ModelConfig):
@@ -23,30 +23,28 @@ class CoOccurrenceConfig(ModelConfig):
     normalise: Literal["count", "cosine"] = "cosine"
     """`count` is the number of bundles in common; `cosine` divides it by √(bundles of one × of the other)."""
     user_weight: float = Field(0.05, ge=0)
-    """What an item that the user has counts, where one of the partial bundle counts 1; 0: nothing."""
+    """The weight of an item that the user has, where one of the partial bundle has weight 1."""
 
 
 class CoOccurrence(Completer):
-    """An item scores the bundles that it shares with each item of the partial bundle.
+    """An item's score is the number of bundles that it shares with each item of the partial bundle.
 
-    Items × items is never made: scoring walks from the partial bundle to the bundles that hold its items,
-    and from those to what else is in them.
+    The matrix items × items is never made: scoring walks from the partial bundle to the bundles that hold
+    its items, and from those to their other items.
     """
 
     name: ClassVar[str] = "co-occurrence"
     title: ClassVar[str] = "Item co-occurrence"
     config_class: ClassVar[type[ModelConfig]] = CoOccurrenceConfig
+    config: CoOccurrenceConfig
 
     def __init__(self, config: CoOccurrenceConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)
-        self.config = config
-        self.tie_break: Tensor
-        self.holders: Tensor
-        self.holder_offsets: Tensor
-        self.register_buffer("tie_break", torch.zeros(sizes.items))
+        self.tie_break = self.new_buffer("tie_break", torch.zeros(sizes.items))
         # The bundles that hold each item.
-        self.register_buffer("holders", torch.zeros(0, dtype=torch.int64))
-        self.register_buffer("holder_offsets", torch.zeros(sizes.items + 1, dtype=torch.int64))
+        self.holders = self.new_buffer("holders", torch.zeros(0, dtype=torch.int64))
+        offsets = torch.zeros(sizes.items + 1, dtype=torch.int64)
+        self.holder_offsets = self.new_buffer("holder_offsets", offsets)
 
     def observe(self, data: Interactions) -> None:
         holders = data.bundle_item.transposed(self.sizes.items)
@@ -54,7 +52,7 @@ class CoOccurrence(Completer):
         in_users = data.user_item.counts(self.sizes.items).float()
         # By bundles, and among equals by users; between 0 and 1.
         popularity = holders.lengths + in_users / (1 + in_users.amax())
-        self.tie_break.copy_(popularity / (1 + popularity.amax()) * TIE_BREAK[self.config.normalise])
+        self.tie_break.copy_(popularity / (1 + popularity.amax()) * MOST_ADDED[self.config.normalise])
 
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
         context = SparseRows.of(partial, self.sizes.items)
@@ -68,7 +66,7 @@ class CoOccurrence(Completer):
         return scores
 
     def _holders(self) -> SparseRows:
-        """Each item's bundles; in cosine a bundle counts the less, the more of them the item is in."""
+        """Each item's bundles. With `cosine` a bundle counts less if the item has more bundles."""
         rows = Ragged(self.holders, self.holder_offsets)
         plain = SparseRows.of(rows, self.sizes.bundles)
         if self.config.normalise == "count":

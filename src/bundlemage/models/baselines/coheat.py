@@ -1,4 +1,4 @@
-"""CoHeat: a bundle without sales is scored by its items, and the more it has sold the more by its buyers."""
+"""CoHeat: a bundle is scored by its items, and the more it has sold the more by its buyers."""
 
 from __future__ import annotations
 
@@ -11,32 +11,25 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bundlemage.models.base import Histories, Interactions, Phase, Sizes
-from bundlemage.models.config import ModelConfig
+from bundlemage.models.config import Between, ModelConfig, Space
 from bundlemage.models.graphs import ViewsConfig, ViewsModel, first_vectors
 from bundlemage.models.ragged import Ragged
-from bundlemage.models.space import Between, OneOf, Space
 
 
 class CoHeatConfig(ViewsConfig):
-    """The publication's design; the values are ours where it is not known what it has."""
+    """The publication's design. The values that it does not give are ours."""
 
     space: ClassVar[Space] = {
         **ViewsConfig.space,
-        "weight_decay": OneOf(0.0, 0.00001, 0.00004, 0.0001),
         "highest_temperature": Between(2.0, 500.0, log=True),
         "agreement": Between(0.005, 1.0, log=True),
     }
 
-    weight_decay: float = Field(0.00004, ge=0)
-    """Added to the gradient as weight_decay × weight, for every weight in every step."""
-    ego_penalty: float = Field(0.0, ge=0)
-    """Times half the squared length of the batch's own vectors, before they are spread, per pair."""
-
     highest_temperature: float = Field(20.0, ge=1)
-    """ε: the temperature ψ, by which a bundle's sales are divided, rises from 1 to this."""
+    """ε: the temperature ψ, the divisor of a bundle's sales, rises from 1 to this."""
     heating_epochs: int = Field(50, ge=1)
-    """T, the epochs in which it does. The publication has the length of the whole training, which a run that
-    stops early, or goes on later, does not have (ours)."""
+    """T, the number of epochs in which it rises. In the publication it is the length of the whole training,
+    which is not known for a run that stops early or is resumed (ours)."""
     agreement: float = Field(0.02, ge=0)
     """λ₁, the weight of alignment and uniformity of the two views."""
 
@@ -47,9 +40,9 @@ class CoHeat(ViewsModel):
 
     ψ rises while learning, so that weight moves from history, which is learned sooner, to affiliation. From
     the publication: the two views, γ, the heating ψ = ε^(t/T), alignment and uniformity, the pairwise loss.
-    Decided here: layers are brought to length one and added up as in CrossCBR; zeros for nodes without an
-    edge; t runs by steps; with `bundle_bias` a bundle without sales has none, so that it is
-    scored as one with the same items that came after training.
+    Decided here: the sum of layers of length one, as in CrossCBR; zeros for nodes without an edge; t runs by
+    steps; with `bundle_bias` a bundle without sales has no bias, so that its score is that of a bundle with
+    the same items that came after training.
     """
 
     name: ClassVar[str] = "coheat"
@@ -60,16 +53,15 @@ class CoHeat(ViewsModel):
     )
     config_class: ClassVar[type[ModelConfig]] = CoHeatConfig
     config: CoHeatConfig
+    views: ClassVar[int] = 2
 
     def __init__(self, config: CoHeatConfig, sizes: Sizes) -> None:
+        super().__init__(config, sizes)
         dim = config.embedding_dim
-        super().__init__(config, sizes, 2 * dim)
-        self.config = config
         self.history_users = first_vectors(sizes.users, dim)
         # A weight that no gradient moves: it is saved, resumed, and averaged along with the others.
         self.epochs_done = nn.Parameter(torch.zeros(()), requires_grad=False)
-        self.item_vectors: Tensor
-        self.register_buffer("item_vectors", torch.zeros(sizes.items, dim))
+        self.item_vectors = self.new_buffer("item_vectors", torch.zeros(sizes.items, dim))
 
     def observe(self, data: Interactions) -> None:
         super().observe(data)
@@ -80,12 +72,12 @@ class CoHeat(ViewsModel):
         return (self.users, self.history_users), (self.bundles,)
 
     def history_weights(self) -> Tensor:
-        """γ of each bundle as the temperature is now: 0 without sales, and nearer to 1 the more it has."""
+        """γ of each bundle at the current temperature: 0 without sales, and nearer to 1 the more it has."""
         share = (self.epochs_done / self.config.heating_epochs).clamp(max=1)
         temperature = (share * math.log(self.config.highest_temperature)).exp()  # ψ = ε^(t/T)
         return torch.tanh(self.sales / temperature)  # [bundles, 1]
 
-    def views(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    def both_views(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Users and bundles by history, then both by affiliation."""
         history = self.spread(self.user_bundle, self.history_users, self.bundles)
         users, items = self.spread(self.user_item, self.users, self.items)
@@ -100,7 +92,7 @@ class CoHeat(ViewsModel):
         return users, torch.cat([weight * history[1], (1 - weight) * affiliation[1]], dim=1)
 
     def propagate(self) -> tuple[Tensor, Tensor]:
-        return self.joined(*self.views())
+        return self.joined(*self.both_views())
 
     def biased(self, users: Tensor, bundles: Tensor) -> tuple[Tensor, Tensor]:
         if self.bias is None:
@@ -110,7 +102,7 @@ class CoHeat(ViewsModel):
 
     def loss(self, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
         users, bundles = data.user_bundle.entries(rows)
-        views = self.views()
+        views = self.both_views()
         loss = self.compare(self.biased(*self.joined(*views)), users, bundles)
         if self.config.agreement:
             for by_history, by_affiliation, chosen in zip(*views, (users, bundles), strict=True):
@@ -129,7 +121,7 @@ class CoHeat(ViewsModel):
         self.train(was_training)
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
-        """Bundles of training by both views as they sold; those that came later by their items."""
+        """Bundles of training are scored by both views, and those that came later by their items."""
         users = self.user_vectors[self.known_users(histories)]
         scores = users @ self.bundle_vectors.T  # [rows, bundles]
         known, dim = self.sizes.bundles, self.config.embedding_dim

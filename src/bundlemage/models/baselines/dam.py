@@ -1,4 +1,5 @@
-"""DAM: a bundle is what a user attends to in it, and one network judges items and bundles."""
+"""DAM: a bundle is the mean of its items by the user's attention, and one network scores items and
+bundles."""
 
 from __future__ import annotations
 
@@ -10,58 +11,47 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from bundlemage.models.base import Histories, Interactions, Model, Phase, Sizes
-from bundlemage.models.config import LearnedConfig, ModelConfig
-from bundlemage.models.losses import pairwise_loss
+from bundlemage.models.base import Histories, Interactions, Phase, Sizes
+from bundlemage.models.config import Between, ModelConfig, OneOf, Space
+from bundlemage.models.losses import choice_loss
+from bundlemage.models.pairs import BUNDLES, ITEMS, PairsConfig, PairsModel
 from bundlemage.models.ragged import Ragged, pick
-from bundlemage.models.sampling import Negatives
-from bundlemage.models.space import Between, OneOf, Space
 
 NUMBERS_AT_A_TIME = 2**27
-"""Bounds what scoring makes at once: 512 MiB of float32."""
+"""How many numbers scoring makes at a time: 512 MiB of float32."""
 SPREAD = 0.1
-"""Of the first embeddings. The mean of a bundle's items is much smaller, and the layers must still see it."""
+"""Of the first vectors. The mean of a bundle's items is much smaller, and the layers must still see it."""
 
 
-class DAMConfig(LearnedConfig):
+class DAMConfig(PairsConfig):
     """BPR over items and over bundles in turn, through shared layers."""
 
     space: ClassVar[Space] = {
-        **LearnedConfig.space,
-        "embedding_dim": OneOf(64, 128, 200),
+        **PairsConfig.space,
         "dropout": Between(0.0, 0.7),
         "bundle_bias": OneOf(False, True),
     }
 
-    embedding_dim: int = Field(200, ge=1)
-    """The length of every vector."""
     hidden_dims: tuple[PositiveInt, ...] = Field((100, 50), min_length=1)
     """The widths of the layers that items and bundles share."""
     pooling: Literal["product", "both"] = "both"
-    """What the layers see: the product of the two vectors, or that and the two vectors themselves."""
+    """The input of the layers: the product of the two vectors, or the product and the two vectors."""
     dropout: float = Field(0.3, ge=0, lt=1)
-    """On what goes into each shared layer."""
-    negatives: int = Field(1, ge=1)
-    """How many things that the user has not each thing that they have is compared with."""
+    """The dropout rate on the input of each shared layer."""
     item_weight: float = Field(1.0, ge=0)
-    """What the loss over users' items is multiplied by."""
+    """The weight of the loss over users' items."""
     bundle_bias: bool = False
     """Whether each bundle of training has a bias of its own. The publication has none."""
 
 
-ITEMS = Phase("items", over="user_item")
-BUNDLES = Phase("bundles", over="user_bundle")
-
-
-class DAM(Model):
+class DAM(PairsModel):
     """To user u a bundle is f_ub = Σ_i α_ui v_i, with α_ui the softmax over the bundle's items of p_u·a_i.
 
-    The attention of every user to every item is a matrix that is factorised: p_u is the user's one
-    vector, and each item has a vector a_i for being attended to beside v_i for what it is.
-    The layers take [p_u ⊙ x; p_u; x], x an item's v_i or a bundle's f_ub; each task has its own last line.
-    Only the publication's abstract and summaries of it were at hand. That attention comes of the user's
-    vector and a second vector of the item is said there; what is pooled, the widths and the dropout are our
-    choice.
+    The matrix of every user's attention to every item is factorised: p_u is the user's only vector, and each
+    item has a vector a_i for attention beside its vector v_i. The layers take [p_u ⊙ x; p_u; x], where x is
+    an item's v_i or a bundle's f_ub, and each task has its own last layer. Only the publication's abstract
+    and summaries of it were available. They say that attention follows from the user's vector and a second
+    vector of the item. The pooling, widths and dropout are our choice.
     """
 
     name: ClassVar[str] = "dam"
@@ -71,11 +61,10 @@ class DAM(Model):
         "Deep Attention Network, IJCAI 2019"
     )
     config_class: ClassVar[type[ModelConfig]] = DAMConfig
-    knows_new_users: ClassVar[bool] = False
+    config: DAMConfig
 
     def __init__(self, config: DAMConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)
-        self.config = config
         dim = config.embedding_dim
         self.user_factors = nn.Parameter(torch.empty(sizes.users, dim))  # p
         self.item_factors = nn.Parameter(torch.empty(sizes.items, dim))  # v
@@ -116,21 +105,13 @@ class DAM(Model):
 
     # ── Learning ─────────────────────────────────────────────────────────────────────────────────
 
-    def observe(self, data: Interactions) -> None:
-        self.other_items = Negatives(data.user_item, self.sizes.items)
-        self.other_bundles = Negatives(data.user_bundle, self.sizes.bundles)
-
     def loss(self, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
-        if phase is ITEMS:
-            users, items = data.user_item.entries(rows)
-            choices = torch.cat([items[:, None], self.other_items.draw(users, self.config.negatives)], dim=1)
-            user = F.embedding(users, self.user_factors)[:, None].expand(-1, choices.shape[1], -1)
-            scores = self.judge_item(self._hidden(user, F.embedding(choices, self.item_factors)))[:, :, 0]
-            return self.config.item_weight * pairwise_loss(scores[:, :1], scores[:, 1:])
-        users, bundles = data.user_bundle.entries(rows)
-        choices = torch.cat([bundles[:, None], self.other_bundles.draw(users, self.config.negatives)], dim=1)
-        scores = self._score_some(users, choices, data.bundle_item)
-        return pairwise_loss(scores[:, :1], scores[:, 1:])
+        users, choices = self.choices(phase, rows, data)
+        if phase is BUNDLES:
+            return choice_loss(self._score_some(users, choices, data.bundle_item))
+        user = F.embedding(users, self.user_factors)[:, None].expand(-1, choices.shape[1], -1)
+        scores = self.judge_item(self._hidden(user, F.embedding(choices, self.item_factors)))[:, :, 0]
+        return self.config.item_weight * choice_loss(scores)
 
     # ── Scoring ──────────────────────────────────────────────────────────────────────────────────
 
@@ -154,9 +135,9 @@ class DAM(Model):
         return torch.cat([self._score_some(users, some, contents) for users, some in blocks])
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
-        """Attention is the user's, so each user has bundles of their own: a few users at a time."""
+        """Every user has other vectors of bundles, so a few users are scored at a time."""
         users = self.user_factors[self.known_users(histories)]  # [rows, d]
-        # Of one user: pooled vectors and a layer for each bundle, shares of entries, scores of items.
+        # The numbers of one user: vectors and a layer of each bundle, shares of entries, scores of items.
         wide = 2 * users.shape[1] + 2 * max(self.config.hidden_dims)
         each = len(contents) * wide + 8 * len(contents.values) + self.sizes.items
         at_a_time = max(1, NUMBERS_AT_A_TIME // max(1, each))
@@ -168,22 +149,22 @@ class DAM(Model):
 
     def _score_all(self, users: Tensor, contents: Ragged) -> Tensor:
         count, bundles = len(users), len(contents)
-        # p_u·a_i once for each user and item; a bundle then only looks its items' up.
-        scores = (users @ self.attended_factors.T)[:, contents.values].flatten()
+        # p_u·a_i once for each user and item, which each bundle then looks up.
+        attention = (users @ self.attended_factors.T)[:, contents.values].flatten()
         starts = torch.arange(count, device=users.device) * len(contents.values)
         offsets = (contents.offsets[:-1] + starts[:, None]).flatten()
         everything = Ragged(
             contents.values.repeat(count), F.pad(offsets, (0, 1), value=count * len(contents.values))
         )
-        vectors = everything.weighted_sum_of(self.item_factors, everything.softmax(scores))
+        vectors = everything.weighted_sum_of(self.item_factors, everything.softmax(attention))
         hidden = self._first_layer(users, vectors.view(count, bundles, users.shape[1]))
         for layer in self.layers[1:]:
             hidden = F.relu(layer(hidden))
-        found: Tensor = self.judge_bundle(hidden)
-        return found[:, :, 0]  # [users, bundles]
+        scores: Tensor = self.judge_bundle(hidden)
+        return scores[:, :, 0]  # [users, bundles]
 
     def _first_layer(self, users: Tensor, vectors: Tensor) -> Tensor:
-        """A[p ⊙ f] + Bp + Cf = (A diag(p) + C)f + Bp: a third of the work where a user has many bundles."""
+        """A[p ⊙ f] + Bp + Cf = (A diag(p) + C)f + Bp: a third of the work for many bundles of a user."""
         first = self.layers[0]
         assert isinstance(first, nn.Linear)
         of_product, *of_each = first.weight.tensor_split(first.in_features // users.shape[1], dim=1)

@@ -1,4 +1,4 @@
-"""EASE for items: what else is in a bundle, as a weighted sum of what is in it already."""
+"""EASE for items: the rest of a bundle is predicted by a weighted sum of the items in it."""
 
 from __future__ import annotations
 
@@ -9,38 +9,32 @@ from pydantic import Field
 from torch import Tensor
 
 from bundlemage.models.base import Completer, Histories, Interactions, Sizes
-from bundlemage.models.closed_form import EaseModel, training_rows
+from bundlemage.models.closed_form import EaseModel, SparseRows, training_rows
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ragged import Ragged
-from bundlemage.models.sparse_rows import SparseRows
-
-TIE_BREAK = 1e-6
-"""Times the logarithm of an item's count: an order where nothing is known."""
 
 
 class EaseItemsConfig(ModelConfig):
-    """How EASE weighs what it sees."""
+    """How EASE weighs its inputs."""
 
     regularisation: float = Field(300.0, ge=0.1)
-    """λ. Much less would drown in rounding."""
+    """λ. With much less, rounding errors would dominate."""
     user_weight: float = Field(0.0, ge=0)
-    """What an item that the user has weighs, where one in the bundle weighs 1; with 0 users have no part,
-    else what each user has is a row to learn from as well."""
+    """The weight of an item that the user has, where one in the bundle has weight 1. With 0 users are left
+    out; else the items of each user are a row to learn from as well."""
 
 
-class EaseItems(Completer, EaseModel):
-    """Items from the items that a bundle has."""
+class EaseItems(EaseModel, Completer):
+    """Predicts items from the items in a bundle."""
 
     name: ClassVar[str] = "ease-items"
     title: ClassVar[str] = "EASE on bundle-item"
     publication: ClassVar[str] = "Steck, Embarrassingly Shallow Autoencoders for Sparse Data, WWW 2019"
     config_class: ClassVar[type[ModelConfig]] = EaseItemsConfig
+    config: EaseItemsConfig
 
     def __init__(self, config: EaseItemsConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes, predicted=sizes.items)
-        self.config = config
-        self.popularity: Tensor
-        self.register_buffer("popularity", torch.zeros(sizes.items))
 
     def observe(self, data: Interactions) -> None:
         both = torch.cat([data.bundle_item.values, data.user_item.values])
@@ -51,7 +45,7 @@ class EaseItems(Completer, EaseModel):
         self.solve(rows, self.config.regularisation)
 
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
-        asked = SparseRows.of(partial, self.sizes.items)
+        inputs = SparseRows.of(partial, self.sizes.items)
         if self.config.user_weight:
-            asked = asked.plus(SparseRows.of(histories.items, self.sizes.items, self.config.user_weight))
-        return self.predict(asked) + TIE_BREAK * self.popularity
+            inputs = inputs.plus(SparseRows.of(histories.items, self.sizes.items, self.config.user_weight))
+        return self.predict(inputs)

@@ -1,4 +1,4 @@
-"""GRAM-SMOT: graph attention over users, items and bundles, and nearness as the measure of liking."""
+"""GRAM-SMOT: graph attention over users, items and bundles, and scores by distance."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor, nn
 
 from bundlemage.errors import ConfigError
 from bundlemage.models.attention import Neighbours, attend
-from bundlemage.models.base import Histories, Interactions, Model, Phase, Sizes
-from bundlemage.models.config import LearnedConfig, ModelConfig
-from bundlemage.models.losses import multinomial_loss
+from bundlemage.models.base import Completer, Histories, Interactions, Learner, Matcher, Model, Phase, Sizes
+from bundlemage.models.config import Between, LearnedConfig, ModelConfig, OneOf, Space
+from bundlemage.models.losses import Negatives, multinomial_loss
+from bundlemage.models.pairs import random_vectors
 from bundlemage.models.ragged import Ragged
-from bundlemage.models.sampling import Negatives
-from bundlemage.models.space import Between, OneOf, Space
 
+TRAINING = Phase("nearness", over="users")
 USERS, ITEMS, BUNDLES = KINDS = range(3)
 
 
 class GramSmotConfig(LearnedConfig):
-    """The publication's design. What it leaves open, or what we added, says so."""
+    """The publication's design. Settings that we added are marked (ours)."""
 
     space: ClassVar[Space] = {
         **LearnedConfig.space,
@@ -32,49 +32,47 @@ class GramSmotConfig(LearnedConfig):
     }
 
     embedding_dim: int = Field(200, ge=1)
-    """d, the length of every vector; a multiple of `heads`."""
+    """d, the length of every vector. It is a multiple of `heads`."""
     layers: int = Field(1, ge=1)
-    """How many steps of attention: how far along the edges a node sees."""
+    """The number of steps of attention, each along one edge."""
     heads: int = Field(1, ge=1)
-    """How many attentions run side by side, each over its share of the dimensions."""
+    """The number of parallel attentions, each over its share of the dimensions."""
     user_embedding: bool = True
-    """Whether a user has a vector of its own besides what its neighbours give; without one, a user is what
-    it has, and says nothing to its neighbours in the first layer (ours)."""
+    """Whether a user has a vector of its own. Without one, a user's vector follows from its neighbours alone,
+    and the user adds nothing to its neighbours in the first layer (ours)."""
     residual: bool = True
-    """Whether a node's vector is added to what attention finds (ours)."""
+    """Whether a node's vector is added to the result of attention (ours)."""
     dropout: float = Field(0.5, ge=0, lt=1)
-    """On the vectors that go into the first layer and on those that come out of the last."""
+    """The dropout rate on the input of the first layer and the output of the last layer."""
     edge_dropout: float = Field(0.2, ge=0, lt=1)
-    """How many of the user-item and bundle-item edges are hidden in a step, in both directions."""
+    """The share of user-item and bundle-item edges that is hidden in a step, in both directions."""
     hide_bundles: float = Field(0.5, ge=0, lt=1)
-    """How many of the user-bundle edges are hidden in a step: an edge that is seen gives away its answer."""
+    """The share of user-bundle edges that is hidden in a step, because a visible edge gives its answer
+    away."""
     loss: Literal["hinge", "softmax"] = "softmax"
-    """`hinge` is the publication's, over sampled negatives; `softmax` (ours) sets each positive against
-    all bundles, or items, by the same nearness."""
+    """`hinge` is the publication's, over sampled negatives; `softmax` (ours) compares each positive with all
+    bundles, or items, by the same distance."""
     margin: float = Field(0.5, gt=0)
-    """`hinge`: how much farther a negative has to be than a positive."""
+    """`hinge`: how much farther away a negative must be than a positive."""
     negatives: int = Field(50, ge=1)
-    """`hinge`: how many are drawn for each positive."""
+    """`hinge`: the number of negatives that are drawn for each positive."""
     rank_weights: bool = True
-    """`hinge`: whether a positive weighs by the logarithm of its estimated rank, as in collaborative metric
-    learning."""
+    """`hinge`: whether a positive is weighted by the logarithm of its estimated rank, as in collaborative
+    metric learning."""
     unit_ball: bool = False
-    """Whether vectors are pulled back into the unit ball, as in collaborative metric learning."""
+    """Whether vectors are moved into the unit ball, as in collaborative metric learning."""
     sharpness: float = Field(1.0, gt=0)
-    """What squared distances are multiplied by in the loss; in the unit ball they are at most 4."""
+    """The factor of squared distances in the loss. In the unit ball they are at most 4."""
     bundle_bias: bool = True
     """Whether each bundle has a bias, which begins as the logarithm of its sales (ours)."""
     item_weight: float = Field(0.1, ge=0)
-    """Weight of the loss over user-item pairs; without it the model does not generate."""
+    """The weight of the loss over user-item pairs. With 0 the model does not complete bundles."""
     diversity: float = Field(0.0, ge=0)
-    """Generation: how much an item loses for being like those already in the bundle."""
-
-
-TRAINING = Phase("nearness", over="users")
+    """Generation: the penalty of an item for its similarity to the items in the bundle."""
 
 
 class Graph:
-    """All nodes in one numbering, users first, then items, then bundles; each attends to itself as well."""
+    """All nodes, numbered from users over items to bundles. Each attends to itself as well."""
 
     def __init__(self, data: Interactions, sizes: Sizes, from_users: bool = True) -> None:
         counts = (sizes.users, sizes.items, sizes.bundles)
@@ -106,7 +104,7 @@ class Graph:
             self.near.append(Neighbours.of(rows, values, pairs, counts[kind], nodes))
 
     def hide(self, bundles: float, others: float) -> Tensor:
-        """Which pairs stay in a step; the last entry is for what is never hidden."""  # [pairs + 1]
+        """The pairs that are visible in a step. The last entry is for edges never hidden."""  # [pairs + 1]
         kept = torch.rand(self.pairs + 1, device=self.near[USERS].row.device)
         kept[: self.bundle_pairs] -= bundles
         kept[self.bundle_pairs : self.pairs] -= others
@@ -114,8 +112,8 @@ class Graph:
 
 
 class AttentionLayer(nn.Module):
-    """One step of graph attention for nodes of three kinds. Each kind weighs all its neighbours in one
-    softmax, and has a matrix W and a bias of attention for each kind of neighbour."""
+    """One step of graph attention for nodes of three kinds. Each kind has one softmax over all its
+    neighbours, and a matrix W and a bias of attention for each kind of neighbour."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -131,31 +129,31 @@ class AttentionLayer(nn.Module):
     def forward(
         self, tables: list[Tensor], graph: Graph, kept: Tensor | None, wanted: tuple[int, ...]
     ) -> list[Tensor]:
-        """New vectors of the kinds that are wanted; the others stay as they are."""
-        found = list(tables)
+        """New vectors of the wanted kinds. The others are unchanged."""
+        moved = list(tables)
         for kind in wanted:
             parts = [table @ self.project[kind, other] for other, table in enumerate(tables)]  # W h_j
             offered = [self._scores(part, self.offer[kind]) for part in parts]
             offered = [score + self.offer_bias[kind, other] for other, score in enumerate(offered)]
-            asked = self._scores(parts[kind], self.ask[kind])
+            query = self._scores(parts[kind], self.ask[kind])
             near = graph.near[kind]
             seen = None if kept is None else kept[near.pair]
-            found[kind] = attend(torch.cat(parts), asked, torch.cat(offered), near, seen)
-        return found
+            moved[kind] = attend(torch.cat(parts), query, torch.cat(offered), near, seen)
+        return moved
 
     def _scores(self, table: Tensor, direction: Tensor) -> Tensor:
         return torch.einsum("nhd,hd->nh", table.view(len(table), self.heads, -1), direction)
 
 
-class GramSmot(Model):
-    """Users near the bundles and the items that they take, where a node's place follows from its
-    neighbours' by attention.
+class GramSmot(Matcher, Completer, Learner):
+    """Places users near the bundles and items that they take. A node's place follows from those of its
+    neighbours by attention.
 
     From the publication: the graph of three kinds of nodes and three kinds of edges, graph attention,
     squared Euclidean distance in place of a product, a ranking loss over user-bundle and user-item pairs,
     greedy generation. Decided here: matrices by kind of node and one softmax over neighbours of all kinds;
-    where residuals, dropout and ELU stand; hidden edges; the softmax loss; the bias of a bundle; and the
-    submodular term of generation, a graph cut: a bundle is worth the nearness of its items to the user
+    the places of residuals, dropout and ELU; hidden edges; the softmax loss; the bias of a bundle; and the
+    submodular term of generation, a graph cut: the value of a bundle is the nearness of its items to the user
     less `diversity` × (1 + cosine) / 2 of each pair of them.
     """
 
@@ -167,43 +165,35 @@ class GramSmot(Model):
     )
     config_class: ClassVar[type[ModelConfig]] = GramSmotConfig
     knows_new_users: ClassVar[bool] = False
+    config: GramSmotConfig
+    phases = (TRAINING,)
 
     def __init__(self, config: GramSmotConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)
-        self.config = config
         dim = config.embedding_dim
         if dim % config.heads:
             raise ConfigError(
                 f"setting 'embedding_dim' is {dim} and 'heads' is {config.heads}: "
                 "the first must be a multiple of the second"
             )
-        self.user_vectors = _first_vectors(sizes.users, dim) if config.user_embedding else None
-        self.item_vectors = _first_vectors(sizes.items, dim)
-        self.bundle_vectors = _first_vectors(sizes.bundles, dim)
+        self.user_vectors = random_vectors(sizes.users, dim, 0.1) if config.user_embedding else None
+        self.item_vectors = random_vectors(sizes.items, dim, 0.1)
+        self.bundle_vectors = random_vectors(sizes.bundles, dim, 0.1)
         self.attention = nn.ModuleList(AttentionLayer(dim, config.heads) for _ in range(config.layers))
         self.bias = nn.Parameter(torch.zeros(sizes.bundles)) if config.bundle_bias else None
         self.dropout = nn.Dropout(config.dropout)
-        self.log_sales: Tensor
-        self.user_places: Tensor
-        self.item_places: Tensor
-        self.bundle_places: Tensor
-        self.register_buffer("log_sales", torch.zeros(sizes.bundles))
-        self.register_buffer("user_places", torch.zeros(sizes.users, dim))
-        self.register_buffer("item_places", torch.zeros(sizes.items, dim))
-        self.register_buffer("bundle_places", torch.zeros(sizes.bundles, dim))
+        self.log_sales = self.new_buffer("log_sales", torch.zeros(sizes.bundles))
+        self.user_places = self.new_buffer("user_places", torch.zeros(sizes.users, dim))
+        self.item_places = self.new_buffer("item_places", torch.zeros(sizes.items, dim))
+        self.bundle_places = self.new_buffer("bundle_places", torch.zeros(sizes.bundles, dim))
 
-    @property
-    def generates(self) -> bool:
-        return self.config.item_weight > 0
-
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        return (TRAINING,)
+    def does(self, kind: type[Model]) -> bool:
+        return kind is not Completer or self.config.item_weight > 0
 
     def observe(self, data: Interactions) -> None:
         config = self.config
         whole = Graph(data, self.sizes) if config.user_embedding or config.layers > 1 else None
-        # A user without a vector of its own has nothing to say in the first layer.
+        # A user without a vector of its own adds nothing in the first layer.
         begin = whole if whole and config.user_embedding else Graph(data, self.sizes, from_users=False)
         self.graphs = [begin] + [whole or begin] * (config.layers - 1)
         self.not_owned = Negatives(data.user_bundle, self.sizes.bundles)
@@ -215,41 +205,42 @@ class GramSmot(Model):
     # ── Places ───────────────────────────────────────────────────────────────────────────────────
 
     def places(self, wanted: tuple[int, ...] = (USERS, ITEMS, BUNDLES)) -> list[Tensor]:
-        """Where users, items and bundles are, by the weights as they are now."""
+        """The places of users, items and bundles, by the current weights."""
         config = self.config
         if self.user_vectors is None:
             users = self.item_vectors.new_zeros(self.sizes.users, config.embedding_dim)
         else:
             users = self.dropout(self.user_vectors)
         tables = [users, self.dropout(self.item_vectors), self.dropout(self.bundle_vectors)]
-        # The same pairs are hidden in every layer, or a pair hidden in one would be seen through another.
+        # The same pairs are hidden in every layer, or a pair hidden in one would show through another.
         kept = self.graphs[0].hide(config.hide_bundles, config.edge_dropout) if self.training else None
         for number, layer in enumerate(self.attention):
             last = number + 1 == len(self.attention)
-            found = layer(tables, self.graphs[number], kept, wanted if last else (USERS, ITEMS, BUNDLES))
+            moved = layer(tables, self.graphs[number], kept, wanted if last else (USERS, ITEMS, BUNDLES))
             if not last:
-                found = [F.elu(table) for table in found]
+                moved = [F.elu(table) for table in moved]
             if config.residual:
-                found = [new + old if new is not old else old for new, old in zip(found, tables, strict=True)]
-            tables = found
+                moved = [new + old if new is not old else old for new, old in zip(moved, tables, strict=True)]
+            tables = moved
         if config.unit_ball:
             tables = [table / table.norm(dim=1, keepdim=True).clamp(min=1) for table in tables]
         return tables
 
     def biases(self) -> Tensor:
-        """What is added to a bundle's nearness for everyone."""  # [bundles]
+        """The term of each bundle's score that is the same for every user."""  # [bundles]
         return self.log_sales if self.bias is None else self.log_sales + self.bias
 
     # ── Learning ─────────────────────────────────────────────────────────────────────────────────
 
     def loss(self, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
-        wanted = (USERS, ITEMS, BUNDLES) if self.generates else (USERS, BUNDLES)
+        completes = self.does(Completer)
+        wanted = (USERS, ITEMS, BUNDLES) if completes else (USERS, BUNDLES)
         users, items, bundles = self.places(wanted)
         users = self.dropout(users.index_select(0, rows))
         total = self._ranking(
             users, rows, bundles, self.biases(), data.user_bundle.rows(rows), self.not_owned
         )
-        if self.generates:
+        if completes:
             taken = data.user_item.rows(rows)
             level = items.new_zeros(len(items))
             by_items = self._ranking(users, rows, items, level, taken, self.items_not_owned)
@@ -264,7 +255,7 @@ class GramSmot(Model):
             return softmax_loss(users, table, bias, taken, config.sharpness)
         which = taken.row_of_entry()
         wrong = others.draw(rows[which], config.negatives)  # [positives, negatives]
-        # All nearnesses of the batch at once: vectors of every negative would take many times their room.
+        # All distances of the batch at once: vectors of every negative would take many times the memory.
         near = (bias + config.sharpness * nearness(users, table)).flatten()
         begin = which * len(table)
         near_right, near_wrong = near[begin + taken.values], near[begin[:, None] + wrong]
@@ -297,10 +288,6 @@ class GramSmot(Model):
         return near
 
 
-def _first_vectors(count: int, dim: int) -> nn.Parameter:
-    return nn.Parameter(torch.randn(count, dim) * 0.1)
-
-
 def nearness(places: Tensor, table: Tensor) -> Tensor:
     """−‖u − v‖² of every place u and every row v of the table."""  # [places, rows]
     apart = places.square().sum(1)[:, None] + table.square().sum(1)
@@ -308,7 +295,7 @@ def nearness(places: Tensor, table: Tensor) -> Tensor:
 
 
 def softmax_loss(places: Tensor, table: Tensor, bias: Tensor, taken: Ragged, sharpness: float) -> Tensor:
-    """The mean over rows of −Σ log softmax(bias − sharpness · ‖u − v‖²), over what each row takes."""
+    """The mean over rows of −Σ log softmax(bias − sharpness · ‖u − v‖²), over the row's positives."""
     # ‖u‖² is the same for all v, so the rest is a product of [2su, 1] and [v, β − s‖v‖²].
     level = bias - sharpness * table.square().sum(1)
     left = torch.cat([2 * sharpness * places, torch.ones_like(places[:, :1])], dim=1)
@@ -321,8 +308,8 @@ def hinge_loss(
 ) -> Tensor:
     """The sum over positives of w · the mean over negatives of [margin + wrong − right]₊.
 
-    w = log(1 + rank), the rank being guessed from the share of negatives that come too near (Hsieh et al.,
-    Collaborative Metric Learning, WWW 2017); without rank weights it is 1.
+    w = log(1 + rank), where the rank is estimated from the share of negatives that are too near (Hsieh et
+    al., Collaborative Metric Learning, WWW 2017). Without rank weights w is 1.
     """
     short = F.relu(margin + wrong - right[:, None])  # [positives, negatives]
     if not rank_weights:

@@ -1,4 +1,4 @@
-"""Neighbours: bundles that were taken by the same people as what the user has."""
+"""Neighbours: bundles with the same buyers as the bundles of the user."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from bundlemage.models.base import Histories, Interactions, Model, Sizes
-from bundlemage.models.config import ModelConfig
+from bundlemage.models.base import Histories, Interactions, Matcher, Sizes
+from bundlemage.models.closed_form import TIE_BREAK, SparseRows, blocks
+from bundlemage.models.config import Between, ModelConfig, OneOf, Space
 from bundlemage.models.ragged import Ragged
-from bundlemage.models.space import Between, OneOf, Space
-from bundlemage.models.sparse_rows import SparseRows, blocks
-
-TIE_BREAK = 1e-6
-"""Times the logarithm of a bundle's sales: an order for those who have no neighbour."""
 
 
 class ItemKnnConfig(ModelConfig):
@@ -28,16 +24,16 @@ class ItemKnnConfig(ModelConfig):
     }
 
     neighbours: int = Field(500, ge=1)
-    """How many bundles each bundle, and each item, points to."""
+    """The number of neighbours of each bundle and each item."""
     shrinkage: float = Field(30.0, ge=0)
-    """Added below the line of the cosine, so that a few shared users alone make no close neighbours."""
+    """Added to the denominator of the cosine, so that a few shared users do not make close neighbours."""
     item_weight: float = Field(0.0, ge=0)
-    """What an item that the user has counts, where a bundle counts 1; 0 for bundles alone. With it
-    whoever has items but no bundle yet gets personal answers; on Youshu popular ones are better."""
+    """The weight of an item that the user has, where a bundle has weight 1; 0 for bundles alone. With it,
+    users with items but without bundles get personal answers; on Youshu popular bundles are better."""
 
 
-class ItemKnn(Model):
-    """A bundle scores the sum of its similarities to what the user has: a cosine over users."""
+class ItemKnn(Matcher):
+    """A bundle's score is the sum of its similarities to what the user has: cosines over users."""
 
     name: ClassVar[str] = "item-knn"
     title: ClassVar[str] = "ItemKNN"
@@ -46,17 +42,16 @@ class ItemKnn(Model):
         "WWW 2001; Deshpande and Karypis, Item-Based Top-N Recommendation Algorithms, TOIS 2004"
     )
     config_class: ClassVar[type[ModelConfig]] = ItemKnnConfig
+    config: ItemKnnConfig
 
     def __init__(self, config: ItemKnnConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)
-        self.config = config
         width = min(config.neighbours, sizes.bundles)
-        self.popularity: Tensor
+        self.popularity = self.new_buffer("popularity", torch.zeros(sizes.bundles))
         self.bundle_neighbours: Tensor
         self.bundle_weights: Tensor
         self.item_neighbours: Tensor
         self.item_weights: Tensor
-        self.register_buffer("popularity", torch.zeros(sizes.bundles))
         for kind, count in (("bundle", sizes.bundles), ("item", sizes.items if config.item_weight else 0)):
             self.register_buffer(f"{kind}_neighbours", torch.zeros(count, width, dtype=torch.int64))
             self.register_buffer(f"{kind}_weights", torch.zeros(count, width))
@@ -78,7 +73,7 @@ class ItemKnn(Model):
         weights: Tensor,
         themselves: bool = False,
     ) -> None:
-        """Each thing's nearest bundles, into two tables; `themselves`: the things are the bundles."""
+        """Writes each row's nearest bundles into two tables. `themselves`: the rows are the bundles."""
         mine = users_of.rows.lengths.float().sqrt()
         theirs = taken.rows.counts(taken.columns).float().sqrt()
         for which in blocks(len(users_of), taken.columns):

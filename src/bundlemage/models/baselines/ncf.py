@@ -1,4 +1,4 @@
-"""NCF: a neural network, NeuMF, in the place of matrix factorisation's inner product."""
+"""NCF: a neural network, NeuMF, instead of the inner product of matrix factorisation."""
 
 from __future__ import annotations
 
@@ -11,25 +11,23 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from bundlemage.models.base import Histories, Interactions, Model, Phase, Sizes
-from bundlemage.models.config import LearnedConfig, ModelConfig
+from bundlemage.models.base import Histories, Interactions, Phase, Sizes
+from bundlemage.models.config import Between, ModelConfig, OneOf, Space
+from bundlemage.models.pairs import PAIRS, PairsConfig, PairsModel, random_vectors
 from bundlemage.models.ragged import Ragged, pick
-from bundlemage.models.sampling import Negatives
-from bundlemage.models.space import Between, OneOf, Space
 
 SPREAD = 0.01
-"""Of the first embeddings, as in the publication."""
+"""Of the first vectors, as in the publication."""
 HIDDEN_AT_A_TIME = 2**22
-"""How many values of the first hidden layer exist at a time in scoring: 16 MiB of float32. More is slower
-on a CPU, whose caches it leaves."""
+"""How many values of the first hidden layer exist at a time in scoring: 16 MiB of float32. More is slower on
+a CPU, because it does not fit its caches."""
 
 
-class NCFConfig(LearnedConfig):
-    """NeuMF, learned from the beginning (the publication's pre-training is left out)."""
+class NCFConfig(PairsConfig):
+    """NeuMF, learned from the beginning, without the publication's pre-training."""
 
     space: ClassVar[Space] = {
-        **LearnedConfig.space,
-        "embedding_dim": OneOf(64, 128, 200),
+        **PairsConfig.space,
         "dropout": Between(0.0, 0.7),
         "negatives": OneOf(1, 4, 8),
     }
@@ -37,45 +35,41 @@ class NCFConfig(LearnedConfig):
     embedding_dim: int = Field(200, ge=1)
     """The length of each of a user's and a bundle's two vectors: one for GMF, one for the MLP."""
     layers: int = Field(3, ge=1)
-    """Hidden layers of the MLP; the first has `embedding_dim` units, each other half of those before it."""
+    """Hidden layers of the MLP. The first has `embedding_dim` units, each other half of those before it."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """On all vectors and on the hidden layers; the publication has none."""
+    """The dropout rate on all vectors and on the hidden layers. The publication has none."""
     negatives: int = Field(4, ge=1)
-    """How many bundles that the user has not stand beside each bundle of the user in an epoch."""
 
 
-PAIRS = Phase("pairs", over="user_bundle")
-
-
-class NCF(Model):
+class NCF(PairsModel):
     """GMF and an MLP, each with its own vectors, joined by the last layer.
 
-    Ours is the bias of each bundle, which begins at its popularity: the publication has none.
+    The bias of each bundle, which begins at its popularity, is ours: the publication has none.
     """
 
     name: ClassVar[str] = "ncf"
     title: ClassVar[str] = "NCF"
     publication: ClassVar[str] = "He, Liao, Zhang, Nie, Hu and Chua, Neural Collaborative Filtering, WWW 2017"
     config_class: ClassVar[type[ModelConfig]] = NCFConfig
-    knows_new_users: ClassVar[bool] = False
+    config: NCFConfig
+    phases = (PAIRS,)
 
     def __init__(self, config: NCFConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)
-        self.config = config
         dim = config.embedding_dim
         widths = [max(1, dim // 2**depth) for depth in range(config.layers)]
-        # The first layer is W[p; q] + a = Wᵖp + (W^q q + a): in two parts, each worked out once for a user or
-        # a bundle, and a pair costs no more than their sum.
+        # The first layer is W[p; q] + a = Wᵖp + (W^q q + a): two parts, each computed once for a user or a
+        # bundle, so that a pair costs only their sum.
         self.user_part = nn.Linear(dim, widths[0], bias=False)
         self.bundle_part = nn.Linear(dim, widths[0])
         self.hidden = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
         self.join_factors = nn.Parameter(torch.empty(dim))  # h, the half that weighs GMF
         self.join_hidden = nn.Parameter(torch.empty(widths[-1]))  # h, the half that weighs the MLP
         self.bundle_bias = nn.Parameter(torch.zeros(sizes.bundles))
-        self.user_factors = nn.Parameter(torch.randn(sizes.users, dim) * SPREAD)  # pᴳ
-        self.bundle_factors = nn.Parameter(torch.randn(sizes.bundles, dim) * SPREAD)  # qᴳ
-        self.user_vectors = nn.Parameter(torch.randn(sizes.users, dim) * SPREAD)  # pᴹ
-        self.bundle_vectors = nn.Parameter(torch.randn(sizes.bundles, dim) * SPREAD)  # qᴹ
+        self.user_factors = random_vectors(sizes.users, dim, SPREAD)  # pᴳ
+        self.bundle_factors = random_vectors(sizes.bundles, dim, SPREAD)  # qᴳ
+        self.user_vectors = random_vectors(sizes.users, dim, SPREAD)  # pᴹ
+        self.bundle_vectors = random_vectors(sizes.bundles, dim, SPREAD)  # qᴹ
         self._initialise()
 
     @torch.no_grad()
@@ -89,31 +83,25 @@ class NCF(Model):
         self.join_factors.uniform_(-reach, reach)
         self.join_hidden.uniform_(-reach, reach)
 
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        return (PAIRS,)
-
     def observe(self, data: Interactions) -> None:
-        self.negatives = Negatives(data.user_bundle, self.sizes.bundles)
-        # Where the log loss is lowest without vectors: the odds that a pair of the bundle is one that was
-        # taken and not one that was drawn. Each count is one more, for bundles that nobody took.
+        super().observe(data)
+        # Without vectors the log loss is lowest at the log odds that a pair of the bundle was taken and not
+        # drawn. Each count is one more, for bundles without a buyer.
         counts = data.user_bundle.counts(self.sizes.bundles)
         drawn = self.config.negatives * len(data.user_bundle.values) / max(1, self.sizes.bundles)
         with torch.no_grad():
             self.bundle_bias.copy_(counts.log1p() - math.log1p(drawn))
 
     def loss(self, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
-        """The log loss: what was taken is 1, what was drawn among the rest is 0."""
-        users, taken = data.user_bundle.entries(rows)
-        others = self.negatives.draw(users, self.config.negatives)
-        bundles = torch.cat([taken[:, None], others], dim=1)  # [rows, 1 + negatives]
+        """The log loss: bundles that the user took are 1, drawn ones are 0."""
+        users, bundles = self.choices(phase, rows, data)  # [rows], [rows, 1 + negatives]
         logits = self.pair_logits(users, bundles)
         answers = torch.zeros_like(logits)
         answers[:, 0] = 1
         return F.binary_cross_entropy_with_logits(logits, answers)
 
     def pair_logits(self, users: Tensor, bundles: Tensor) -> Tensor:
-        """ŷ before its σ, for each user with each of the user's row of bundles."""  # [rows, count]
+        """ŷ before its σ, for each user and each bundle of the user's row."""  # [rows, count]
         factors = self._drop(F.embedding(users, self.user_factors))[:, None] * self._drop(
             F.embedding(bundles, self.bundle_factors)
         )  # φᴳ = pᴳ ⊙ qᴳ  [rows, count, d]
@@ -123,14 +111,14 @@ class NCF(Model):
         return factors @ self.join_factors + self._tower(user + bundle) + bias
 
     def _tower(self, first: Tensor) -> Tensor:
-        """From the first layer, before its ReLU, to the MLP's share of the logit."""
+        """The MLP's part of the logit, from the first layer before its ReLU."""
         value = self._drop(F.relu(first, inplace=True))
         for layer in self.hidden:
             value = self._drop(F.relu(layer(value), inplace=True))
         return value @ self.join_hidden
 
     def _drop(self, values: Tensor) -> Tensor:
-        # Asked to drop nothing, torch still draws a mask.
+        # With a rate of 0 torch still draws a mask.
         return F.dropout(values, self.config.dropout, self.training) if self.config.dropout else values
 
     def score_candidates(self, histories: Histories, candidates: Tensor, contents: Ragged) -> Tensor:
@@ -139,7 +127,7 @@ class NCF(Model):
         step = max(1, HIDDEN_AT_A_TIME // max(1, candidates.shape[1] * self.config.embedding_dim))
         chunks = zip(torch.split(self.known_users(histories), step), torch.split(named, step), strict=True)
         scores = torch.cat([self.pair_logits(users, bundles) for users, bundles in chunks])
-        # Below all others, as `with_unnamed` has them.
+        # Bundles that came later rank below all others, as in `with_unnamed`.
         return scores.masked_fill(later, torch.finfo(scores.dtype).min)
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:

@@ -1,4 +1,4 @@
-"""A plain rule: whoever has most of a bundle's items is offered the bundle."""
+"""A plain rule: a bundle is for users who have most of its items."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bundlemage.models.base import Histories, Interactions, Model, Sizes
+from bundlemage.models.base import Histories, Interactions, Matcher, Sizes
+from bundlemage.models.closed_form import SparseRows, exact
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ragged import Ragged
-from bundlemage.models.sparse_rows import SparseRows, exact
 
 
-class OwnedShare(Model):
-    """The share of the bundle's items that the user has; among equals, the bundle's popularity."""
+class OwnedShare(Matcher):
+    """The share of the bundle's items that the user has, and among equals the bundle's popularity."""
 
     name: ClassVar[str] = "owned-share"
     title: ClassVar[str] = "Share of items owned"
 
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)
-        self.popularity: Tensor
-        self.register_buffer("popularity", torch.zeros(sizes.bundles))
+        self.popularity = self.new_buffer("popularity", torch.zeros(sizes.bundles))
 
     def observe(self, data: Interactions) -> None:
         self.popularity.copy_(data.user_bundle.counts(self.sizes.bundles).log1p())

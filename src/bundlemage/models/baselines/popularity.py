@@ -1,4 +1,4 @@
-"""Popularity: the same answer for everyone, and the first thing that any model must beat."""
+"""Popularity: the same answer for every user, which any other model must beat."""
 
 from __future__ import annotations
 
@@ -7,27 +7,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bundlemage.models.base import Histories, Interactions, Model, Sizes
+from bundlemage.models.base import Completer, Histories, Interactions, Matcher, Sizes
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ragged import Ragged
 
 
-class Popularity(Model):
-    """Bundles by how many users took them, items by how many users took them."""
+class Popularity(Matcher, Completer):
+    """Ranks bundles, and items, by the number of their users."""
 
     name: ClassVar[str] = "popularity"
     title: ClassVar[str] = "Popularity"
 
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)
-        self.bundle_counts: Tensor
-        self.item_counts: Tensor
-        self.register_buffer("bundle_counts", torch.zeros(sizes.bundles))
-        self.register_buffer("item_counts", torch.zeros(sizes.items))
-
-    @property
-    def generates(self) -> bool:
-        return True
+        self.bundle_counts = self.new_buffer("bundle_counts", torch.zeros(sizes.bundles))
+        self.item_counts = self.new_buffer("item_counts", torch.zeros(sizes.items))
 
     def observe(self, data: Interactions) -> None:
         self.bundle_counts.copy_(data.user_bundle.counts(self.sizes.bundles))
@@ -35,7 +29,7 @@ class Popularity(Model):
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
         unseen = self.bundle_counts.new_zeros(len(contents) - self.sizes.bundles)
-        # A logarithm, so that the softmax of the scores is the share of sales (each counted once more).
+        # With a logarithm, the softmax of the scores is the share of sales (each plus one).
         return torch.cat([self.bundle_counts, unseen]).log1p().expand(len(histories), -1)
 
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:

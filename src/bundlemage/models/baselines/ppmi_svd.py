@@ -1,4 +1,4 @@
-"""Item vectors from how much more often than by chance two items stand in a bundle together."""
+"""Item vectors from how much more often than by chance two items are in a bundle together."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from scipy.sparse.linalg import svds
 from torch import Tensor
 
 from bundlemage.models.base import Completer, Histories, Interactions, Sizes
+from bundlemage.models.closed_form import TIE_BREAK
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ragged import Ragged
 
-TIE_BREAK = 1e-6
-"""Times the logarithm of an item's count: an order where nothing is known."""
-
 TOLERANCE = 1e-4
-"""How far off a singular value may be, relative to it; scores differ by less than what is shown of them."""
+"""The relative error of a singular value. It changes scores by less than their shown digits."""
 
 SMALL = 512
-"""Up to so many items all singular vectors are worked out, which never fails to converge."""
+"""Up to this many items, all singular vectors are computed, which always converges."""
 
 
 class PpmiSvdConfig(ModelConfig):
@@ -32,11 +30,11 @@ class PpmiSvdConfig(ModelConfig):
     embedding_dim: int = Field(200, ge=1)
     """How many singular vectors are kept."""
     similarity: Literal["dot", "cosine"] = "dot"
-    """How an item is compared with the mean of the bundle's items; `dot` lets common items have more say."""
+    """How an item is compared with the mean of the bundle's items. `dot` gives common items more weight."""
     longest: int = Field(200, ge=2)
-    """A bundle with more items than this counts as several, each of so many: it bounds the pairs."""
+    """A bundle with more items counts as several bundles of this size, which bounds the number of pairs."""
     user_weight: float = Field(0.0, ge=0)
-    """What a pair of items that a user has counts, where one in a bundle counts 1; 0: nothing."""
+    """The weight of a pair of items of a user, where a pair in a bundle has weight 1."""
 
 
 class PpmiSvd(Completer):
@@ -48,14 +46,13 @@ class PpmiSvd(Completer):
         "Levy and Goldberg, Neural Word Embedding as Implicit Matrix Factorization, NeurIPS 2014"
     )
     config_class: ClassVar[type[ModelConfig]] = PpmiSvdConfig
+    config: PpmiSvdConfig
 
     def __init__(self, config: PpmiSvdConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)
-        self.config = config
-        self.vectors: Tensor
-        self.popularity: Tensor
-        self.register_buffer("vectors", torch.zeros(sizes.items, min(config.embedding_dim, sizes.items)))
-        self.register_buffer("popularity", torch.zeros(sizes.items))
+        width = min(config.embedding_dim, sizes.items)
+        self.vectors = self.new_buffer("vectors", torch.zeros(sizes.items, width))
+        self.popularity = self.new_buffer("popularity", torch.zeros(sizes.items))
 
     def observe(self, data: Interactions) -> None:
         both = torch.cat([data.bundle_item.values, data.user_item.values])
@@ -75,7 +72,7 @@ class PpmiSvd(Completer):
 
 
 def pair_counts(rows: Ragged, columns: int, longest: int) -> Any:
-    """In how many rows two columns stand together; none with itself."""  # sparse [columns, columns]
+    """The number of rows that hold two columns, 0 for a column with itself."""  # sparse [columns, columns]
     values, row = rows.values.cpu().numpy(), rows.row_of_entry().cpu().numpy()
     within = np.arange(len(values)) - rows.offsets.cpu().numpy()[row]
     _, piece = np.unique(np.column_stack([row, within // longest]), axis=0, return_inverse=True)
@@ -88,14 +85,14 @@ def pair_counts(rows: Ragged, columns: int, longest: int) -> Any:
 
 
 def positive_information(counts: Any) -> Any:
-    """max(0, log(n_ij n / (n_i n_j))) where i and j stand together at all."""
+    """max(0, log(n_ij n / (n_i n_j))) for pairs i and j that occur together."""
     pairs = counts.tocoo()
     totals = np.asarray(counts.sum(1), dtype=np.float64).ravel()
     data = pairs.data.astype(np.float64)
     information = np.log(data * totals.sum() / (totals[pairs.row] * totals[pairs.col]))
-    found = sparse.csr_matrix((np.maximum(information, 0), (pairs.row, pairs.col)), counts.shape)
-    found.eliminate_zeros()
-    return found
+    positive = sparse.csr_matrix((np.maximum(information, 0), (pairs.row, pairs.col)), counts.shape)
+    positive.eliminate_zeros()
+    return positive
 
 
 def singular_vectors(matrix: Any, most: int, seed: int) -> Any:
@@ -108,6 +105,6 @@ def singular_vectors(matrix: Any, most: int, seed: int) -> Any:
     else:
         start = np.random.default_rng(seed).standard_normal(matrix.shape[0])
         left, values, _ = svds(matrix, k=most, v0=start, tol=TOLERANCE)
-    # An item without a partner is zero but for rounding, which a cosine would blow up.
+    # The vector of an item without a partner is zero but for rounding, which a cosine would enlarge.
     partners = (np.diff(matrix.indptr) > 0)[:, None]
     return np.where(partners, left * np.sqrt(values), 0).astype(np.float32)

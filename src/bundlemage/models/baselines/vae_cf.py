@@ -9,11 +9,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from bundlemage.models.base import Histories, Interactions, Model, Phase, Sizes
-from bundlemage.models.config import LearnedConfig, ModelConfig
+from bundlemage.models.base import Histories, Interactions, Learner, Matcher, Phase, Sizes
+from bundlemage.models.config import Between, LearnedConfig, ModelConfig, OneOf, Space
 from bundlemage.models.losses import multinomial_loss
 from bundlemage.models.ragged import Ragged
-from bundlemage.models.space import Between, OneOf, Space
+
+USERS = Phase("users", over="users")
 
 
 class VAECFConfig(LearnedConfig):
@@ -31,22 +32,19 @@ class VAECFConfig(LearnedConfig):
     embedding_dim: int = Field(200, ge=1)
     """K, the length of a user's latent vector."""
     hidden_dim: int = Field(600, ge=1)
-    """Units of the hidden layer of the encoder, and of that of the decoder."""
+    """Units of the hidden layers of the encoder and the decoder."""
     dropout: float = Field(0.5, ge=0, lt=1)
-    """On the user's bundles as the encoder is given them."""
+    """The dropout rate on the encoder's input, the user's bundles."""
     kl_weight: float = Field(0.2, ge=0)
-    """β at its highest: how much the latent vectors are held to the normal distribution."""
+    """The highest β, the weight of the distance between latent vectors and the normal distribution."""
     anneal_steps: int = Field(2000, ge=0)
-    """Steps in which β rises from zero to `kl_weight`; 0 begins with `kl_weight`."""
+    """The number of steps in which β rises from 0 to `kl_weight`; 0 starts at `kl_weight`."""
     bundle_bias: bool = False
-    """Whether the last layer's biases, one for each bundle, begin as the logarithm of its sales (ours), and
-    not near zero."""
+    """Whether the last layer's biases, one for each bundle, begin as the logarithm of its sales (ours)
+    instead of near zero."""
 
 
-USERS = Phase("users", over="users")
-
-
-class VAECF(Model):
+class VAECF(Matcher, Learner):
     """Bundles of a user → hidden → a normal distribution of z → hidden → chances of all bundles."""
 
     name: ClassVar[str] = "vae-cf"
@@ -55,21 +53,21 @@ class VAECF(Model):
         "Liang, Krishnan, Hoffman and Jebara, Variational Autoencoders for Collaborative Filtering, WWW 2018"
     )
     config_class: ClassVar[type[ModelConfig]] = VAECFConfig
+    config: VAECFConfig
+    phases = (USERS,)
 
     def __init__(self, config: VAECFConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)
-        self.config = config
         hidden, dim = config.hidden_dim, config.embedding_dim
-        # The encoder's first layer, a row for each bundle, so that only the bundles of a user are read.
+        # The encoder's first layer has a row for each bundle, so that only a user's bundles are read.
         self.encoder_table = nn.Parameter(torch.empty(sizes.bundles, hidden))
         self.encoder_bias = nn.Parameter(torch.empty(hidden))
         self.latent = nn.Linear(hidden, 2 * dim)  # to μ and log σ²
         self.decoder = nn.Linear(dim, hidden)
         self.decoder_table = nn.Parameter(torch.empty(sizes.bundles, hidden))
         self.decoder_bias = nn.Parameter(torch.empty(sizes.bundles))
-        # A buffer, so that a resumed run goes on annealing where it was.
-        self.steps_done: Tensor
-        self.register_buffer("steps_done", torch.zeros((), dtype=torch.int64))
+        # A buffer, so that a resumed run continues annealing.
+        self.steps_done = self.new_buffer("steps_done", torch.zeros((), dtype=torch.int64))
         self._initialise()
 
     @torch.no_grad()
@@ -78,10 +76,6 @@ class VAECF(Model):
             nn.init.xavier_uniform_(weight)
         for bias in (self.encoder_bias, self.latent.bias, self.decoder.bias, self.decoder_bias):
             nn.init.normal_(bias, 0, 0.001)
-
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        return (USERS,)
 
     def observe(self, data: Interactions) -> None:
         if self.config.bundle_bias:
@@ -100,7 +94,7 @@ class VAECF(Model):
         return torch.tanh(self.decoder(z))
 
     def kl_weight_now(self) -> Tensor:
-        """β, which rises in a straight line with the steps."""
+        """β, which rises linearly with the steps."""
         if not self.config.anneal_steps:
             return torch.full_like(self.encoder_bias[0], self.config.kl_weight)
         return (self.steps_done / self.config.anneal_steps).clamp(max=1) * self.config.kl_weight
