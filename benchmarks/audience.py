@@ -94,6 +94,7 @@ def measure(dataset: Any, seed: int, device: str, epochs: int | None, *, validat
     """One training, and its audiences."""
     from scipy.stats import spearmanr
 
+    from bundlemage.campaigns.chances import calibrate
     from bundlemage.data.splits import SplitPlan
     from bundlemage.recipe import Recipe
 
@@ -101,9 +102,9 @@ def measure(dataset: Any, seed: int, device: str, epochs: int | None, *, validat
     settings = {"seed": seed, "device": device} | ({} if epochs is None else {"epochs": epochs})
     recommender = Recipe.find(RECIPE).changed(settings, {}).recommender()
     started = time.perf_counter()
-    recommender.fit(split, progress=False)
+    recommender.fit(split, progress=False, calibrate=False)
     fitted = time.perf_counter()
-    calibration = recommender.calibration
+    calibration = recommender.calibration = calibrate(recommender.model, split, recommender.shop.device)
     calibrated = time.perf_counter()
     assert calibration is not None
     assert recommender.training is not None

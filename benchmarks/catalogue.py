@@ -70,7 +70,7 @@ def opened(bundles: int, items: int, dim: int) -> Live:
         Vocabulary.numbered("bundle", bundles),
     )
     recommender = Recommender(embedding_dim=dim, epochs=1, device="cpu")
-    recommender.fit(dataset, SplitPlan("none"), progress=False)
+    recommender.fit(dataset, SplitPlan("none"), progress=False, calibrate=False)
     contents = dataset.bundle_item
     catalogue = CatalogueChange(
         1,

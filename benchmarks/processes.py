@@ -30,7 +30,7 @@ def main() -> None:
     recipe = Recipe("bundlemage", {"epochs": chosen.epochs, "device": chosen.device, "seed": 0})
     source = read(chosen.data)
     split = recipe.plan().divide(source.dataset, source.ready)
-    one = recipe.recommender().fit(split, progress=False)
+    one = recipe.recommender().fit(split, progress=False, calibrate=False)
     _print(one, one, "one process")
     for item_tables in ("replicated", "sharded"):
         with TemporaryDirectory() as folder:

@@ -90,7 +90,7 @@ def main(
     profiler = Profiler(setting)
     with suppress(Enough):
         Recommender("bundlemage", **config.model_dump()).fit(
-            youshu(setting, "authors/mat"), observers=[profiler], progress=False
+            youshu(setting, "authors/mat"), observers=[profiler], progress=False, calibrate=False
         )
     seconds = profiler.seconds()
     total = sum(seconds.values())

@@ -78,7 +78,7 @@ def fit(setting: Setting, config: ModelConfig, split: Split, *observers: Observe
     """Train BundleMage until its epochs are over, or until an observer has had enough of it."""
     recommender = Recommender("bundlemage", **config.model_dump())
     with suppress(Enough):
-        recommender.fit(split, observers=observers, progress=False)
+        recommender.fit(split, observers=observers, progress=False, calibrate=False)
     setting.synchronise()
     return recommender
 
@@ -190,7 +190,7 @@ def accuracy(setting: Setting) -> list[Figure]:
     small = {**TINY, "epochs": 2} if setting.tiny else {"epochs": EPOCHS}
     changed = recipe.changed({**small, "device": setting.device}, {})
     split = youshu(setting, "authors/mat")
-    recommender = changed.recommender().fit(split, progress=False)
+    recommender = changed.recommender().fit(split, progress=False, calibrate=False)
     found = recommender.evaluate(split).matching or {}
     seconds = time.time() - setting.started
     assert recommender.training is not None
@@ -218,7 +218,7 @@ def whole(setting: Setting) -> list[Figure]:
         for seed in SEEDS:
             clock, began = EpochClock(setting), time.perf_counter()
             recommender = recipe.changed({"seed": seed}, {}).recommender()
-            recommender.fit(split, observers=[clock], progress=False)
+            recommender.fit(split, observers=[clock], progress=False, calibrate=False)
             tested.append(recommender.evaluate(split).to_json()[task])
             setting.synchronise()
             figures += _times(setting, title, seed, time.perf_counter() - began, clock)

@@ -60,7 +60,8 @@ class Vocabulary:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        return tuple(self)
+        """All ids in their order. Those that are stored are not copied."""
+        return tuple(self) if isinstance(self._ids, range) else self._ids
 
     def __len__(self) -> int:
         return len(self._ids)
