@@ -1,77 +1,74 @@
-"""`bundlemage keys`: who may ask the live service."""
+"""`bundlemage keys`: create, list and revoke the API keys of the live service."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bundlemage.cli.options import AsJson
 from bundlemage.cli.serve import Database, database_url, open_store
+from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
     from bundlemage.store.records import Key
     from bundlemage.store.repository import Store
 
-app = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys of the live service.")
+app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys of the live service.")
 
 
 @app.command()
 def create(
     role: Annotated[
-        str, typer.Option(metavar="ROLE", help="read, write or admin; each may what those before it may.")
+        str, typer.Option(metavar="ROLE", help="read, write or admin; each includes those before it.")
     ],
     db: Database = None,
-    name: Annotated[str, typer.Option(help="Whom it is for, to tell keys apart later.")] = "",
+    name: Annotated[str, typer.Option(help="Whom the key is for, to tell keys apart later.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Make a key and print it. It is shown this once: the database keeps only a digest of it.
+    """Create a key and print it. It is shown only once: the database keeps only a digest of it.
 
-    From the first key on the service answers nobody without one; one that runs already, within 5 seconds.
+    As soon as there is a key, the service refuses requests without one. A running service needs at most 5
+    seconds to notice.
     """
     from bundlemage.cli import show
-    from bundlemage.errors import ConfigError
 
-    store = _opened(db)
-    try:
+    with _opened(db) as store:
         from bundlemage.service.security import ROLES, make_key
 
         if role not in ROLES:
             raise ConfigError(f"unknown role {role!r}; the roles are: {', '.join(ROLES)}")
         if len(name) > 200 or not name.isprintable():
-            raise ConfigError(f"--name: a line of at most 200 characters is wanted, not {name[:40]!r}")
+            raise ConfigError(f"--name: expected one line of at most 200 characters, found {name[:40]!r}")
         text, key = make_key(role, name)
         store.add_key(key)
-    finally:
-        store.close()
     if as_json:
         show.print_json({"key": text, **_described(key)})
         return
     print(text)  # alone on stdout, for a shell's $(…)
     show.notes.print(
-        f"A key of role [bold]{role}[/]. It is shown only now: keep it where secrets are kept. It goes into "
-        f"the header 'Authorization: Bearer KEY'.\n'bundlemage keys revoke {key.id}' ends it.",
+        f"A key of role [bold]{role}[/]. It is shown only now: keep it where you keep secrets. It goes into "
+        f"the header 'Authorization: Bearer KEY'.\n'bundlemage keys revoke {key.id}' revokes it.",
         soft_wrap=True,
     )
 
 
 @app.command("list")
 def list_keys(db: Database = None, as_json: AsJson = False) -> None:
-    """List every key, revoked ones included, without its secret."""
+    """List all keys, also revoked ones, without their secrets."""
     from rich.table import Table
 
     from bundlemage.cli import show
 
-    store = _opened(db)
-    try:
+    with _opened(db) as store:
         keys = store.keys()
-    finally:
-        store.close()
     if as_json:
         show.print_json([_described(key) for key in keys])
         return
     if not keys:
-        show.out.print("no key yet: whoever can reach the service may do everything")
+        show.out.print("no key yet: everybody who can reach the service may do everything")
         return
     table = Table("id", "role", "name", "made", "revoked")
     for key in keys:
@@ -82,53 +79,43 @@ def list_keys(db: Database = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def revoke(
-    key_id: Annotated[str, typer.Argument(metavar="ID", help="As 'bundlemage keys list' shows it.")],
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="The id that 'bundlemage keys list' shows.")],
     db: Database = None,
 ) -> None:
-    """End a key and the logins made with it. A running service believes it for at most 5 seconds more."""
+    """Revoke a key and end its logins. A running service accepts it for at most 5 more seconds."""
     from bundlemage.cli import show
-    from bundlemage.errors import ConfigError
 
-    store = _opened(db)
-    try:
+    with _opened(db) as store:
         if not store.revoke_key(key_id):
-            # Someone may paste the whole key here; of what was given only an id is repeated.
-            shown = repr(key_id) if len(key_id) <= 12 else "what was given"
-            raise ConfigError(
-                f"there is no key {shown} that could be revoked; 'bundlemage keys list' shows the ids"
-            )
+            # A user may paste the whole key here, so only an id is repeated.
+            shown = f"key {key_id!r}" if len(key_id) <= 12 else "such key"
+            raise ConfigError(f"there is no {shown} to revoke; 'bundlemage keys list' shows the ids")
         last = not store.has_keys()
-    finally:
-        store.close()
     show.out.print(f"{key_id} is revoked")
     if last:
         show.notes.print(
-            "[yellow]warning:[/] that was the last key. A service on this machine alone is now open to all "
-            "its users; one that listens elsewhere refuses everybody until there is a new key",
+            "[yellow]warning:[/] that was the last key. A service that only this machine can reach is now "
+            "open to all its users; any other service refuses all requests until there is a new key",
             soft_wrap=True,
         )
 
 
-def _opened(db: str | None) -> Store:
-    """The store; and if there was nothing in it yet, that is said: a mistyped --db makes a new database.
+@contextmanager
+def _opened(db: str | None) -> Iterator[Store]:
+    """The store. If it is new, a note says so, because a mistyped --db creates a new database.
 
-    It is not refused: the key of a service for others must be there before the service is first started.
+    That is no error: a service for other machines needs a key before its first start.
     """
     from bundlemage.cli import show
 
-    store = open_store(database_url(db, None))
-    try:
-        new = store.is_empty() and not store.keys()
-    except BaseException:
-        store.close()
-        raise
-    if new:
-        show.notes.print(
-            f"[yellow]note:[/] {show.plain(store.url)} is a new database, with no shop and no key in it yet. "
-            "Where a service runs already, it has another one: see that --db is the same",
-            soft_wrap=True,
-        )
-    return store
+    with closing(open_store(database_url(db, None))) as store:
+        if store.is_empty() and not store.keys():
+            show.notes.print(
+                f"[yellow]note:[/] {show.plain(store.url)} is a new database, without a shop and without "
+                "keys. If a service is already running, it uses another database: check --db",
+                soft_wrap=True,
+            )
+        yield store
 
 
 def _described(key: Key) -> dict[str, Any]:

@@ -6,19 +6,21 @@ import errno
 import gc
 import socket
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bundlemage.cli.options import settings as parsed
-from bundlemage.errors import BundleMageError, ConfigError
+from bundlemage.errors import BundleMageError, ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from bundlemage.service.settings import Settings
     from bundlemage.store.repository import Store
 
 SAMPLE = Path("bundlemage-sample")
+_NEEDED = ("alembic", "fastapi", "prometheus_client", "sqlalchemy", "uvicorn")
 
 Database = Annotated[
     str | None,
@@ -37,16 +39,20 @@ def serve(
         Path | None,
         typer.Argument(
             metavar="[MODEL]",
-            help="A folder that 'bundlemage train' has written. Left out: the model that the database names, "
-            "or else a sample shop.",
+            help="A folder that 'bundlemage train' has written. If left out: the model that the database "
+            "names, or a model of the sample shop.",
         ),
     ] = None,
     db: Database = None,
     host: Annotated[
         str,
-        typer.Option(envvar="BUNDLEMAGE_HOST", help="Where to listen. Elsewhere than here needs API keys."),
+        typer.Option(
+            envvar="BUNDLEMAGE_HOST", help="Address to listen on. Any but this machine's own needs API keys."
+        ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(envvar="BUNDLEMAGE_PORT", help="0 takes a free one.")] = 8000,
+    port: Annotated[
+        int, typer.Option(envvar="BUNDLEMAGE_PORT", help="Port to listen on; 0 takes a free one.")
+    ] = 8000,
     rate_limit: Annotated[
         float, typer.Option(envvar="BUNDLEMAGE_RATE_LIMIT", help="Requests per second and caller.")
     ] = 2000,
@@ -54,7 +60,7 @@ def serve(
         int,
         typer.Option(
             envvar="BUNDLEMAGE_THREADS",
-            help="CPU threads of the model; more for hundreds of thousands of bundles.",
+            help="CPU threads of the model. Use more for hundreds of thousands of bundles.",
         ),
     ] = 1,
     setting: Annotated[
@@ -70,14 +76,14 @@ def serve(
         typer.Option(
             "--trust-proxy",
             envvar="BUNDLEMAGE_TRUST_PROXY",
-            help="A proxy stands before the service: believe its X-Forwarded headers.",
+            help="A proxy is in front of the service: trust its X-Forwarded headers.",
         ),
     ] = False,
 ) -> None:
-    """Serve a model live: an HTTP API, and a page to look at it.
+    """Serve a model live: an HTTP API, and a web page.
 
-    At first the database takes over what the model knows of the shop; from then on it has what the shop
-    posts, and every answer goes by it. Without a database it is a file beside the model, MODEL.db.
+    At the first start the database imports the model's catalogue and histories. From then on the shop
+    changes them, and every answer uses them. Without --db the database is a file beside the model, MODEL.db.
     """
     from bundlemage.service.settings import parse_settings
 
@@ -111,7 +117,7 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
     store = open_store(settings.db)
     try:
         check_may_listen(settings.host, store.has_keys(), settings.trust_proxy)
-        with show.counting("taking over the shop's data") as progress:
+        with show.counting("importing the shop's data") as progress:
             service = open_service(settings, store, progress)
     except BaseException:
         store.close()
@@ -130,7 +136,7 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
     )
     logs.configure(debug=settings.debug)
     _allow_many_connections()
-    # What is there now stays: a collection that walked all of it would hold up whoever asks for 0.2 s.
+    # These objects stay. Without this, a garbage collection would delay requests by 0.2 s.
     gc.collect()
     gc.freeze()
     config = uvicorn.Config(
@@ -139,15 +145,15 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        ws="none",  # there are none, and its log lines would have paths in them
+        ws="none",  # there are none, and their log lines would contain paths
         timeout_graceful_shutdown=10,
     )
-    with suppress(KeyboardInterrupt):  # which the server raises again when it has stopped
+    with suppress(KeyboardInterrupt):  # the server raises it again after it has stopped
         uvicorn.Server(config).run(sockets=[listening])
 
 
 def _allow_many_connections() -> None:
-    """As many as the system lets us have: each takes a file, and the usual 1,024 are soon used up."""
+    """Allow as many open files as the system permits, because the usual limit is 1,024 connections."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -156,20 +162,13 @@ def _allow_many_connections() -> None:
 
 
 def check_extra() -> None:
-    """Says how to install what the live service needs."""
-    from bundlemage.errors import MissingExtraError
-
-    try:
-        import alembic  # noqa: F401
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import sqlalchemy  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("serve", "The live service") from error
+    """Raise an error that says how to install the `serve` extra, if it is not installed."""
+    if any(find_spec(name) is None for name in _NEEDED):
+        raise MissingExtraError("serve", "The live service")
 
 
 def open_store(url: str, *, must_exist: bool = False) -> Store:
+    """Open the database. With `must_exist` a SQLite file is not created."""
     check_extra()
     from bundlemage.store.repository import Store
 
@@ -179,13 +178,13 @@ def open_store(url: str, *, must_exist: bool = False) -> Store:
     return Store.open(url)
 
 
-def database_url(given: str | None, model: Path | None) -> str:
-    """A URL; a plain path is a SQLite file, and without any it lies beside the model."""
-    if given is None:
+def database_url(db: str | None, model: Path | None) -> str:
+    """The URL of the database. A plain path is a SQLite file; without --db it is beside the model."""
+    if db is None:
         if model is None:
             raise ConfigError("name a database with --db")
         return f"sqlite:///{model.resolve()}.db"
-    return given if "://" in given else f"sqlite:///{given}"
+    return db if "://" in db else f"sqlite:///{db}"
 
 
 def _sample_model() -> Path:
@@ -202,23 +201,18 @@ def _sample_model() -> Path:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Known before anything else takes time: whether the address is free."""
-    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(kind)
+    """Listen on an address. This comes first, so that an address in use is reported at once."""
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
         listening.listen(2048)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         listening.close()
-        taken = (
-            "it is in use already; choose another with --port"
-            if error.errno == errno.EADDRINUSE
-            else error.strerror
-        )
-        raise ConfigError(f"cannot listen on {host}, port {port}: {taken}") from None
-    except OverflowError:
-        listening.close()
-        raise ConfigError(f"--port {port}: a port is a number from 0 to 65535") from None
+        if isinstance(error, OverflowError):
+            raise ConfigError(f"--port {port}: a port is a number from 0 to 65535") from None
+        in_use = error.errno == errno.EADDRINUSE
+        reason = "it is in use already; choose another with --port" if in_use else error.strerror
+        raise ConfigError(f"cannot listen on {host}, port {port}: {reason}") from None
     listening.set_inheritable(True)
     return listening
