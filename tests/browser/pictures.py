@@ -42,7 +42,7 @@ def designed(page: Page) -> None:
     page.get_by_label("Tag", exact=True).last.fill("Seafaring")
     page.get_by_role("button", name="Design", exact=True).click()
     page.get_by_role("button", name="Take proposal 1").click()
-    page.get_by_role("button", name="What would it do?").click()
+    page.get_by_role("button", name="Forecast its audience").click()
     page.wait_for_selector(".forecast")
     page.set_viewport_size({"width": 1280, "height": 1500})  # the forecast is seen with what it is of
     page.evaluate("scrollTo(0, 0)")

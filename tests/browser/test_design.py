@@ -140,7 +140,7 @@ def test_an_impossible_request_says_what_conflicts_and_each_way_out_works(visit:
     page.get_by_label("Price, at most", exact=True).fill("5")
     page.get_by_role("button", name="Design", exact=True).click()
     problem = page.locator(".impossible")
-    expect(problem).to_contain_text("These cannot hold together:")
+    expect(problem).to_contain_text("These rules cannot hold together:")
     expect(problem.locator(".conflict li")).to_have_text(["at least 3 items", "a price of at most 5.00"])
     assert serious(page) == []
     way = problem.get_by_role("button", name=re.compile("a price of at most .* instead of 5.00"))
@@ -160,7 +160,7 @@ def test_what_is_wrong_is_said_before_anything_is_asked(visit: Visit) -> None:
     ask = page.get_by_role("button", name="Design", exact=True)
     page.get_by_label("Items, at least", exact=True).fill("6")
     ask.click()
-    expect(note).to_have_text("Items: at least so many is more than at most so many.")
+    expect(note).to_have_text("Items: the minimum is above the maximum.")
     expect(page.get_by_label("Items, at least", exact=True)).to_be_focused()
     page.get_by_label("Items, at least, slider").fill("2")
     expect(page.get_by_label("Items, at least", exact=True)).to_have_value("2")
@@ -171,7 +171,7 @@ def test_what_is_wrong_is_said_before_anything_is_asked(visit: Visit) -> None:
     page.get_by_role("button", name="Remove this rule").click()
     page.get_by_label("Discount, per cent", exact=True).fill("150")
     ask.click()
-    expect(note).to_have_text("Discount, per cent: a whole number from 0 to 99 is wanted.")
+    expect(note).to_have_text("Discount, per cent: a whole number from 0 to 99 is expected.")
     assert not [url for url in sent if url.endswith("/v1/design")]
 
 
@@ -192,7 +192,7 @@ def test_the_forecast_of_a_bundle_and_the_swap_of_its_weakest_item(visit: Visit,
     items = ["g0022", "g0401", "g0100"]
     page = visit.open("/builder?" + "&".join(f"item={item}" for item in items))
     page.get_by_label("Discount, %").fill("10")
-    page.get_by_role("button", name="What would it do?").click()
+    page.get_by_role("button", name="Forecast its audience").click()
     told = service.api.post("/v1/bundles:score", json={"items": items, "discount": 0.1, "k": 5}).json()
     forecast = page.locator(".forecast")
     expect(forecast.locator(".expected")).to_contain_text(f"of {told['asked']:,} people would buy it")
@@ -251,7 +251,7 @@ def test_axe_finds_nothing_serious_in_the_designer(
         expect(page.locator("#proposals:not([aria-busy]) .proposal")).to_have_count(3)
         page.locator(".numbers summary").first.click()
         page.get_by_role("button", name="Take proposal 1").click()
-        page.get_by_role("button", name="What would it do?").click()
+        page.get_by_role("button", name="Forecast its audience").click()
         expect(page.locator(".forecast")).to_be_visible()
         assert serious(page) == []
         check_width(page)

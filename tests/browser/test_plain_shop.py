@@ -83,7 +83,7 @@ def test_a_filter_of_the_address_that_cannot_work_is_left_out_and_said(visit: Vi
     page = visit.open(shop_of(USERS[0], min_price="5", in_stock="yes", tag="Bad"))
     expect(page.locator(".card[data-bundle]")).to_have_count(12)
     expect(page.locator("#filters").get_by_role("status")).to_have_text(
-        "The address filters by tags, prices and stock, which nothing here has: that is left out."
+        "The address filters by tags, prices and stock, which nothing here has. These filters are ignored."
     )
     expect(page).to_have_url(re.compile(r"/\?user=[^&]+$"))
     expect(page.locator(".problem")).to_have_count(0)
@@ -121,7 +121,7 @@ def test_the_designer_asks_for_nothing_that_is_not_there(visit: Visit) -> None:
     expect(page.locator(".proposal")).to_have_count(2)
     expect(page.locator(".proposal .price, .proposal s")).to_have_count(0)
     page.get_by_role("button", name="Take proposal 2").click()
-    page.get_by_role("button", name="What would it do?").click()
+    page.get_by_role("button", name="Forecast its audience").click()
     expect(page.locator(".forecast")).to_contain_text(f"of {len(USERS)} people")
     expect(page.locator("main")).not_to_contain_text("Takings")
     check_width(page)
@@ -211,7 +211,7 @@ def test_insights_say_which_bundles_are_left_out(visit: Visit, plain: Service) -
     page = visit.open("/insights")
     words = page.locator("#popularity > p")
     expect(words).to_contain_text(
-        f"Drawn are the 2,000 bundles that sell or are shown most; {found['left_out']}"
+        f"The chart shows the 2,000 bundles that sell or are shown most; {found['left_out']}"
     )
     never = sum(row["shown_share"] == 0 for row in plain.get("/v1/insights")["popularity"])
     expect(words).to_contain_text(f"{never:,} of these 2,000 were not shown yet.")

@@ -111,7 +111,7 @@ export function bundleCard(bundle, { owned, highest, moved, prices, reasons, onO
         why.length
           ? h(
               "ul",
-              { class: "why", "aria-label": "What it has to do with this history" },
+              { class: "why", "aria-label": "How it relates to this history" },
               why.map((fact) => h("li", {}, fact)),
             )
           : null,

@@ -89,7 +89,7 @@ export function userCombobox({ label, hint, value = "", onChoose }) {
   };
 
   const nobody = () =>
-    listed ? `No user's id begins with “${listed}”. Capitals count.` : "Nobody has anything yet.";
+    listed ? `No user's id begins with “${listed}”. Capitals count.` : "No user has a history yet.";
 
   const draw = (more) => {
     list.replaceChildren(
@@ -107,7 +107,7 @@ export function userCombobox({ label, hint, value = "", onChoose }) {
         ),
       ),
       ...(users.length ? [] : [saying(nobody())]),
-      ...(more ? [saying("There are more: type on.")] : []),
+      ...(more ? [saying("There are more: type more letters.")] : []),
     );
     list.hidden = false;
     input.setAttribute("aria-expanded", "true");

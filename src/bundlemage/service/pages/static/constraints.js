@@ -206,8 +206,8 @@ export function constraintPanel({ place, told }) {
     });
     return (
       faults.find(Boolean) ??
-      crossed("least", "most", "Items: at least so many is more than at most so many.") ??
-      crossed("cheapest", "dearest", "Price: the least is above the most.") ??
+      crossed("least", "most", "Items: the minimum is above the maximum.") ??
+      crossed("cheapest", "dearest", "Price: the minimum is above the maximum.") ??
       rules.wrong()
     );
   }

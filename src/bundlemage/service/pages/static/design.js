@@ -31,7 +31,7 @@ export function designer({ told, draft, onTake }) {
       ? `The ${plural(many, "item")} of the bundle will be in every proposal.`
       : "From nothing.";
     byId("design-start").textContent = isTaken()
-      ? `Begins again with what there was before you took a proposal: ${many ? plural(many, "item") : "nothing"}.`
+      ? `Starts again from the bundle before you took a proposal: ${many ? plural(many, "item") : "nothing"}.`
       : inside;
     panel.forSomeone(draft().user);
   }
@@ -50,7 +50,7 @@ export function designer({ told, draft, onTake }) {
     const n = Number(field.value);
     const bad = !Number.isInteger(n) || n < 1 || n > MOST_BUNDLES;
     field.setAttribute("aria-invalid", String(bad));
-    return bad ? [field, `How many: a whole number from 1 to ${MOST_BUNDLES} is wanted.`] : panel.wrong();
+    return bad ? [field, `How many: a whole number from 1 to ${MOST_BUNDLES} is expected.`] : panel.wrong();
   }
 
   function waiting(on, n = 0) {
@@ -151,7 +151,7 @@ export function designer({ told, draft, onTake }) {
       h(
         "p",
         { class: "problem-title" },
-        conflict.length > 1 ? "These cannot hold together:" : "This cannot hold:",
+        conflict.length > 1 ? "These rules cannot hold together:" : "This rule cannot hold:",
       ),
       h(
         "ul",
@@ -160,7 +160,7 @@ export function designer({ told, draft, onTake }) {
       ),
       changes.length
         ? [
-            h("p", {}, "Any one of these would make it possible:"),
+            h("p", {}, "Each of these changes makes it possible:"),
             h("ul", { class: "ways-out" }, changes.map(way)),
           ]
         : h("p", {}, "No change of these rules makes it possible: there is nothing to add."),

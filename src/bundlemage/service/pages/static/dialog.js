@@ -83,7 +83,7 @@ export async function openBundle(bundle, given) {
         ? h(
             "section",
             {},
-            h("h3", {}, "What it has to do with this history"),
+            h("h3", {}, "How it relates to this history"),
             h(
               "ul",
               { class: "why" },
@@ -95,7 +95,7 @@ export async function openBundle(bundle, given) {
         ? h(
             "section",
             {},
-            h("h3", {}, "What the model went by"),
+            h("h3", {}, "What the model used"),
             whyBox(own, titleOf(full)),
           )
         : "",

@@ -88,7 +88,7 @@ export function filterBar({ place, told, address, onChange }) {
           ),
         );
       }),
-      ...(found.length ? [] : [h("li", { class: "fine" }, "No tag is called so.")]),
+      ...(found.length ? [] : [h("li", { class: "fine" }, "No tag has this name.")]),
     );
   }
 
@@ -163,7 +163,7 @@ export function filterBar({ place, told, address, onChange }) {
       ? h(
           "p",
           { class: "fine", role: "status" },
-          `The address filters by ${listed(missing)}, which nothing here has: that is left out.`,
+          `The address filters by ${listed(missing)}, which nothing here has. These filters are ignored.`,
         )
       : "",
   );

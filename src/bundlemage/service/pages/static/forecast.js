@@ -10,7 +10,7 @@ const about = (number) => (number >= 100 ? count(Math.round(number)) : figure(nu
 
 function audience(found) {
   const everyone = plural(found.asked, "person", "people");
-  if (found.expected === null) return h("p", {}, `${everyone} asked. How many would buy it cannot be told.`);
+  if (found.expected === null) return h("p", {}, `${everyone} asked. The model cannot tell how many would buy it.`);
   const many = found.above ? plural(found.above, "person has", "people have") : "Nobody has";
   const sure = `${many} a chance above ${percent(found.threshold)}, from which someone counts as audience.`;
   return [
@@ -89,7 +89,7 @@ function weakest(found, onSwap) {
           h("p", {}, "Better: ", h("b", {}, titleOf(instead)), `.${gain}`),
           h("button", { type: "button", id: "swap", on: { click: () => onSwap(out, instead) } }, "Swap them"),
         ]
-      : h("p", { class: "fine" }, "Nothing that was tried in its place does better."),
+      : h("p", { class: "fine" }, "No other item that was tried does better."),
   );
 }
 
@@ -127,7 +127,7 @@ export function forecaster({ draft, onSwap }) {
     } catch (error) {
       place.replaceChildren(problemBox(error, ask));
     } finally {
-      button.textContent = "What would it do?";
+      button.textContent = "Forecast its audience";
       place.removeAttribute("aria-busy");
     }
   }

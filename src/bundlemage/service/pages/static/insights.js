@@ -22,7 +22,7 @@ async function showGate(user) {
     return place.replaceChildren(
       emptyBox(
         "Choose a user",
-        "The gate weighs what they bought one by one against the bundles they bought, for each user anew.",
+        "The gate weighs what they bought one by one against the bundles they bought, separately for each user.",
       ),
     );
   try {
@@ -39,7 +39,7 @@ async function showGate(user) {
         "p",
         {},
         even
-          ? `For ${user}, both histories speak about equally.`
+          ? `For ${user}, both histories count about equally.`
           : `For ${user}, ${more} ${gate.items > gate.bundles ? "speaks" : "speak"} louder.`,
       ),
     );

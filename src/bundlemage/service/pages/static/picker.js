@@ -68,7 +68,7 @@ export function itemPicker({ label, tags, has, onToggle }) {
             "li",
             { class: "full" },
             emptyBox(
-              "Nothing is called so",
+              "No item has this name",
               tag.value ? "Try fewer letters, or all tags." : "Try fewer letters.",
             ),
           ),

@@ -15,7 +15,7 @@ function difference(bundle, all) {
   );
   const only = added(bundle).filter((item) => !others.has(item.id));
   if (all.length < 2) return null;
-  if (!only.length) return "Each of its items is in another one, too.";
+  if (!only.length) return "Each of its items is also in another proposal.";
   const rest = added(bundle).length - only.length;
   return `${rest ? "Only here" : "All its own"}: ${listed(only.map(titleOf))}.`;
 }
@@ -132,8 +132,8 @@ export function foundWords({ bundles, method, seconds, complete, proven }, wante
   const whom = wanted.user_id ?? "nobody in particular";
   const all = `${plural(bundles.length, "bundle")} for ${whom}, ${how}, ${figure(seconds, 2)} s.`;
   const more = complete
-    ? bundles.length < wanted.n && "There are no more that differ enough from these."
-    : "Time ran out: these are the best that were found until then.";
-  const sure = proven && "No bundle at all would be better than the first.";
+    ? bundles.length < wanted.n && "No other bundle differs enough from these."
+    : "Time ran out: these are the best bundles that the search found.";
+  const sure = proven && "No possible bundle is better than the first.";
   return [all, more, sure].filter(Boolean).join(" ");
 }

@@ -45,7 +45,7 @@ export function reasonsFor() {
         for (const slot of slots()) slot.remove();
         note.textContent = never
           ? "This model gives no reasons of its own: what cards say is counted from the history."
-          : `The model's reasons could not be had: ${error.message}`;
+          : `The model's reasons could not be loaded: ${error.message}`;
       }
     },
     /** Of one bundle, if they are known. */

@@ -195,10 +195,10 @@ function nothingToShow() {
 function aboutAnswer(bundles, history) {
   if (!bundles.length) return "";
   const late = history.not_in_model;
-  const newer = `${plural(late, "purchase")} newer than the model ${late === 1 ? "is" : "are"} passed over`;
+  const newer = `${plural(late, "purchase")} newer than the model ${late === 1 ? "is" : "are"} ignored`;
   const passed = late ? ` ${newer} until it is retrained.` : "";
   if (bundles[0].source === "popular")
-    return `What sells most, as there is no history to go by yet.${passed}`;
+    return `What sells most, as there is no history yet.${passed}`;
   const [items, owned] = [plural(history.items, "item"), plural(history.bundles, "bundle")];
   return `Ranked from ${items} and ${owned} in the history.${passed}`;
 }

@@ -66,7 +66,7 @@ export function slider({
       number.setAttribute("aria-invalid", String(bad));
       if (!bad) return null;
       const limits = most === null ? `from ${min}` : `from ${min} to ${most}`;
-      return `${label}: a ${number.step === "any" ? "" : "whole "}number ${limits} is wanted.`;
+      return `${label}: a ${number.step === "any" ? "" : "whole "}number ${limits} is expected.`;
     },
   };
 }

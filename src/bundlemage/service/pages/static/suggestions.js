@@ -57,7 +57,7 @@ function about(item) {
 export function sourceWords(items, user, size) {
   if (!items.length) return "";
   if (items[0].source === "popular")
-    return "What sells most, as there is neither a user nor an item to go by.";
+    return "What sells most, as there is neither a user nor an item yet.";
   return user
     ? `Ranked for ${user} and the ${plural(size, "item")} in the bundle.`
     : `Ranked for the ${plural(size, "item")} in the bundle, for nobody in particular.`;

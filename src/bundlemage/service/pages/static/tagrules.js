@@ -74,7 +74,7 @@ export function tagRules(tags) {
   /** What is wrong with a row, or null. */
   function fault(row, before) {
     if (!row.many.validity.valid || row.many.value === "")
-      return [row.many, "How many items: a whole number from 0 to 100 is wanted."];
+      return [row.many, "How many items: a whole number from 0 to 100 is expected."];
     if (!named(row)) return [row.tag, "A rule on a tag has no tag: choose one, or remove the rule."];
     if (!known.has(named(row))) return [row.tag, `No item has the tag “${named(row)}”. Capitals count.`];
     const twice = before.some((other) => named(other) === named(row) && other.kind.value === row.kind.value);

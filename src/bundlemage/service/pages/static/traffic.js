@@ -6,7 +6,7 @@ import { emptyBox } from "./frame.js";
 
 export function latency(found) {
   if (!found.count || found.p50_ms === null)
-    return emptyBox("No answer timed yet", "Open the shop: each recommendation is timed from here on.");
+    return emptyBox("No response time yet", "Open the shop: each recommendation is timed from here on.");
   const rows = [
     ["Half of all answers within", found.p50_ms],
     ["95 of 100 within", found.p95_ms],
@@ -46,7 +46,7 @@ export function served(found) {
     h(
       "p",
       { class: "fine" },
-      `Since ${moment(found.since)}. Taken: a bundle bought by someone to whom it had been shown.`,
+      `Since ${moment(found.since)}. Taken: a bundle that a user bought after it had been shown to them.`,
     ),
   ];
 }
@@ -67,10 +67,10 @@ export function popularity(rows, leftOut) {
     return emptyBox(
       shown ? "Nothing is sold yet" : "Nothing was shown yet",
       shown
-        ? "The picture compares what is shown with what sells."
+        ? "The chart compares what is shown with what sells."
         : "Open the shop and look at someone's recommendations: every bundle that is shown counts here.",
     );
-  const which = `Drawn are the ${count(rows.length)} bundles that sell or are shown most`;
+  const which = `The chart shows the ${count(rows.length)} bundles that sell or are shown most`;
   const drawn = leftOut ? `${which}; ${count(leftOut)} more are left out. ` : "";
   const points = rows.map((row) => ({ name: titleOf(row), x: row.sales_share, y: row.shown_share }));
   return [

@@ -15,11 +15,11 @@ function times(log) {
 function gateLine(gate) {
   const even = Math.abs(gate - 0.5) < 0.01;
   const more =
-    gate > 0.5 ? "What they bought one by one speaks louder" : "The bundles they bought speak louder";
+    gate > 0.5 ? "The items they bought one by one count more" : "The bundles they bought count more";
   return h(
     "div",
     { class: "gate" },
-    h("p", {}, even ? "Items and bundles of the history speak about equally." : `${more}.`),
+    h("p", {}, even ? "The history's items and bundles count about equally." : `${more}.`),
     splitBar([
       { name: "items", share: gate, tone: "first" },
       { name: "bundles", share: 1 - gate, tone: "second" },
@@ -41,7 +41,7 @@ function table(why) {
     h(
       "table",
       { class: "reasons" },
-      h("caption", {}, "So many times as likely as without it, against the average."),
+      h("caption", {}, "How many times more likely it is than without this, relative to the average."),
       h(
         "thead",
         {},
