@@ -1,7 +1,7 @@
 """The report's figures, each as SVG (for the page and as a file) and as PNG.
 
 Colours are Okabe and Ito's, which colour-blind people tell apart; in the SVG they are CSS variables, so that
-a figure follows the page, or the reader's system, from light to dark. Nothing is told by colour alone.
+a figure follows the page, or the reader's system, from light to dark. Colour is never the only sign.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree
 
@@ -74,7 +75,7 @@ class Plotted:
 
 
 def require_plots() -> None:
-    """Fail before hours of training, not after."""
+    """Raise MissingExtraError without matplotlib: before hours of training, not after."""
     try:
         import matplotlib as _  # noqa: F401
     except ImportError:
@@ -193,8 +194,8 @@ def training_curves(name: str, title: str, curves: Sequence[Plotted]) -> Figure:
     axes[0].xaxis.get_major_locator().set_params(integer=True)
     figure.supxlabel("epoch", fontsize=9)
     figure.supylabel("validation nDCG@5", fontsize=9)
-    told = "; ".join(f"{one.label} best {max(one.curve):.4f} at {one.best_epoch}" for one in curves)
-    return _finished(figure, name, title, f"Validation nDCG@5 by epoch, one panel a model. {told}.")
+    values = "; ".join(f"{one.label} best {max(one.curve):.4f} at {one.best_epoch}" for one in curves)
+    return _finished(figure, name, title, f"Validation nDCG@5 by epoch, one panel a model. {values}.")
 
 
 def time_and_accuracy(name: str, title: str, points: Sequence[Plotted]) -> Figure:
@@ -213,8 +214,8 @@ def time_and_accuracy(name: str, title: str, points: Sequence[Plotted]) -> Figur
     axis.grid()
     _label_points(figure, axis, points)
     figure.legend(loc="outside upper center", ncols=3, frameon=False)
-    told = "; ".join(f"{point.label} {point.value:.4f} in {point.seconds:.3g} s" for point in points)
-    return _finished(figure, name, title, f"Training time against test nDCG@5. {told}.")
+    values = "; ".join(f"{point.label} {point.value:.4f} in {point.seconds:.3g} s" for point in points)
+    return _finished(figure, name, title, f"Training time against test nDCG@5. {values}.")
 
 
 def _label_points(figure: Any, axis: Any, points: Sequence[Plotted]) -> None:
@@ -251,26 +252,9 @@ def _canvas(
     from matplotlib.figure import Figure as Canvas
 
     ink, rule = _light("ink"), _light("rule")
-    style = {
-        "font.size": 9,
-        "font.family": "sans-serif",
-        "text.color": ink,
-        "axes.labelcolor": ink,
-        "axes.edgecolor": rule,
-        "axes.titlecolor": ink,
-        "axes.axisbelow": True,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "xtick.color": ink,
-        "ytick.color": ink,
-        "xtick.major.size": 0,
-        "ytick.major.size": 0,
-        "xtick.minor.size": 0,
-        "grid.color": rule,
-        "grid.linewidth": 0.6,
-        "hatch.linewidth": 0.6,
-    }
-    with rc_context(style):  # type: ignore[arg-type]
+    inked = ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
+    colours = {**dict.fromkeys(inked, ink), "axes.edgecolor": rule, "grid.color": rule}
+    with rc_context(colours, Path(__file__).with_name("figures.mplstyle")):  # type: ignore[arg-type]
         figure = Canvas(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(rows, columns, squeeze=False, sharex=share, sharey=share)

@@ -48,7 +48,7 @@ class ReproduceOptions:
 
 
 @dataclass(frozen=True)
-class FoundTable:
+class TableResult:
     """A table of the report with its results."""
 
     plan: plan.TablePlan
@@ -64,7 +64,7 @@ class FoundTable:
 
 
 @dataclass(frozen=True)
-class FoundCase:
+class CaseResult:
     """The case studies on one dataset, or why there are none."""
 
     dataset: str
@@ -82,8 +82,8 @@ class Findings:
     statistics_part: str
     bias: float | None
     cosines: npt.NDArray[np.float64] | None
-    tables: tuple[FoundTable, ...]
-    cases: tuple[FoundCase, ...]
+    tables: tuple[TableResult, ...]
+    cases: tuple[CaseResult, ...]
     missing: tuple[plan.MissingFiles, ...]
     outcomes: tuple[Outcome, ...]
     facts: tuple[DataFacts, ...]
@@ -100,9 +100,9 @@ class Findings:
         """Whether the folder held no known data at all."""
         return not self.facts and not self.statistics
 
-    def outcome(self, found: FoundTable, name: str) -> Outcome | None:
+    def outcome(self, result: TableResult, name: str) -> Outcome | None:
         """The outcome of a row of a table with the first seed; None if there is none."""
-        split, seed = found.table.split if found.table else "", self.options.seeds[0]
+        split, seed = result.table.split if result.table else "", self.options.seeds[0]
         wanted = (name, split, seed)
         return next((one for one in self.outcomes if (one.label, one.split, one.seed) == wanted), None)
 
@@ -142,7 +142,7 @@ def gather(options: ReproduceOptions, observer: CompareObserver | None = None) -
         if split is not None and reasons[one.key] is None:
             rows, groups = contenders[one.key], case_groups(split, one.task)
             table = make_table(facts[one.part], one.task, one.metric, rows, outcomes, failures, groups)
-        tables.append(FoundTable(one, table, reasons[one.key]))
+        tables.append(TableResult(one, table, reasons[one.key]))
     dataset, source = _described_by(parts)
     whole = dataset if dataset is not None and dataset.name != pathak.PARTIAL_NAME else None
     return Findings(
@@ -193,7 +193,7 @@ def _statistics(dataset: BundleDataset) -> dict[str, int | float]:
 
 def _case_studies(
     options: ReproduceOptions, parts: Mapping[str, plan.DataPart], cache: Cache
-) -> tuple[FoundCase, ...]:
+) -> tuple[CaseResult, ...]:
     """Case studies on the sample shop, and on Steam's named games if they are present."""
     sample = parts[SAMPLE].split if SAMPLE in parts else None
     if sample is None:
@@ -207,7 +207,7 @@ def _case_studies(
         reason = (
             f"Not possible: the games' names (steam/{plan.NAMES_PART}/) are missing; published at {where}"
         )
-        studies.append(FoundCase(pathak.PARTIAL_NAME, None, reason))
+        studies.append(CaseResult(pathak.PARTIAL_NAME, None, reason))
     return tuple(studies)
 
 
@@ -219,14 +219,14 @@ def _games_beside(folder: Path | None) -> Split | None:
     return SplitPlan("paper").divide(read(place).dataset)
 
 
-def _case(split: Split, recipes: str, options: ReproduceOptions, cache: Cache) -> FoundCase:
+def _case(split: Split, recipes: str, options: ReproduceOptions, cache: Cache) -> CaseResult:
     split = cases.fair_split(split)
     chosen = plan.contender("bundlemage", recipes, options.epochs)
     cell = Cell(chosen, split, options.seeds[0])
     folder = cache.folder / "cases" / cell.key
     recommender = _saved(folder, options.device)
     if recommender is None and options.only_cached:
-        return FoundCase(split.dataset.name, None, NOT_RUN)
+        return CaseResult(split.dataset.name, None, NOT_RUN)
     if recommender is None:
         config = chosen.config(cell.seed, options.device)
         with cache.working(f"case-{cell.key}") as run:
@@ -234,7 +234,7 @@ def _case(split: Split, recipes: str, options: ReproduceOptions, cache: Cache) -
             recommender.save(folder, overwrite=folder.exists())
             RunFolder(run).discard()
     label = f"BundleMage, seed {cell.seed}, {len(recommender.history)} epochs"
-    return FoundCase(split.dataset.name, cases.case_study(recommender.model, split, label))
+    return CaseResult(split.dataset.name, cases.case_study(recommender.model, split, label))
 
 
 def _saved(folder: Path, device: str) -> Recommender | None:

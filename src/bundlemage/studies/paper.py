@@ -20,6 +20,8 @@ SOURCES: Mapping[str, str] = _CONTENT["sources"]
 """Dataset → where it was first published."""
 STATISTICS: Mapping[str, Mapping[str, int | float]] = _CONTENT["statistics"]
 """Dataset → its row of the table of datasets. A density is a fraction."""
+STATISTICS_TITLES: Mapping[str, str] = _CONTENT["statistics_titles"]
+"""Name of a statistic → its title in a report."""
 POPULARITY_BIAS: Mapping[str, float] = _CONTENT["popularity_bias"]
 """Dataset → mean popularity rank of the items in bundles, as a fraction of all items."""
 

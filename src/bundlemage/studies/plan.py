@@ -59,14 +59,14 @@ class TablePlan:
     partial: bool
 
 
-_TABLES: list[dict[str, Any]] = tomllib.loads(
-    Path(__file__).with_name("tables.toml").read_text(encoding="utf-8")
-)["table"]
+_CONTENT = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
+SHORT_NAMES: Mapping[str, str] = _CONTENT["short_names"]
+"""Name of a row → its name in figures, where its title is too long."""
 
 
 def table_plans(dataset: str) -> tuple[TablePlan, ...]:
     """The tables of a dataset's report, in the paper's order."""
-    return tuple(_table_plan(table, dataset) for table in _TABLES if dataset in table["datasets"])
+    return tuple(_table_plan(table, dataset) for table in _CONTENT["table"] if dataset in table["datasets"])
 
 
 def _table_plan(table: Mapping[str, Any], dataset: str) -> TablePlan:
@@ -222,7 +222,7 @@ def _published(dataset: str, part: str, folder: str) -> str:
             return f"published at {entry.page}; put into {folder}/{part}"
     if part in (MATCHING_PART, GENERATION_PART):
         return f"published at {paper.AUTHORS_FILES}; put into {folder}/{part}"
-    return f"the data was first published at {paper.SOURCES[dataset]}; nobody is known to publish this part"
+    return f"the data was first published at {paper.SOURCES[dataset]}; no source of this part is known"
 
 
 def why_not(plan: TablePlan, part: DataPart) -> str | None:

@@ -28,7 +28,7 @@ QUESTIONS = {
 }
 HOW_TO_READ = "Bars begin at 0, with one standard deviation to each side dark. Select a head to sort by it."
 LIKE = "†"
-"""Marks a row that cannot be told from the leading one."""
+"""Marks a row that is not significantly different from the best one."""
 
 
 # ── Numbers as text ──────────────────────────────────────────────────────────────────────────────
@@ -95,7 +95,7 @@ def legend(table: ResultTable, *, times: bool = True) -> str:
         together = ", those of one bundle taken together" if table.task == "generation" else ""
         averaged = ", values averaged over the seeds" if seeds > 1 else ""
         parts.append(
-            f"{LIKE}: cannot be told from the best by {table.metric} "
+            f"{LIKE}: not significantly different from the best by {table.metric} "
             f"(paired t-test over {table.cases:,} cases{together}{averaged}; Holm-corrected, p ≥ {level})."
         )
     if times and (beside := measured_beside(table)):
@@ -242,7 +242,7 @@ def comparison_grid(key: str, table: ResultTable, columns: Sequence[str] = COLUM
     for row in table.rows:
         name = GridCell(row.label)
         if not row.distinguishable:
-            why = f"cannot be told from the best by {table.metric}: p = {row.p:.3f}"
+            why = f"not significantly different from the best by {table.metric}: p = {row.p:.3f}"
             name = GridCell(f"{row.label} {LIKE}", hint=why)
         if row.metrics is None:
             rows.append((name, GridCell(f"failed: {row.failure}")))

@@ -16,7 +16,7 @@ from bundlemage.errors import ConfigError
 from bundlemage.readers import pathak
 from bundlemage.readers.load import SAMPLE
 from bundlemage.studies.figures import Figure
-from bundlemage.studies.findings import Findings, FoundTable
+from bundlemage.studies.findings import Findings, TableResult
 from bundlemage.studies.render import Grid, Section, figure, rendered, words
 from bundlemage.studies.sections import (
     DATASET_TITLES,
@@ -93,20 +93,20 @@ def build(findings: Findings) -> Report:
 def write_report(findings: Findings, folder: Path) -> Report:
     """Write the folder beside its place, then give it its name: it is there whole, or as it was."""
     check_writable(folder)
-    made = build(findings)
+    report = build(findings)
     folder = folder.absolute()
     with beside(folder) as building:
-        _write(made, findings, building)
-    return made
+        _write(report, findings, building)
+    return report
 
 
-def _write(made: Report, findings: Findings, folder: Path) -> None:
+def _write(report: Report, findings: Findings, folder: Path) -> None:
     (folder / "figures").mkdir()
-    for drawn in made.figures():
+    for drawn in report.figures():
         (folder / "figures" / f"{drawn.name}.svg").write_text(drawn.file, encoding="utf-8")
         (folder / "figures" / f"{drawn.name}.png").write_bytes(drawn.png)
-    (folder / "index.html").write_text(rendered("report", "html", report=made), encoding="utf-8")
-    (folder / "report.md").write_text(rendered("report", "markdown", report=made), encoding="utf-8")
+    (folder / "index.html").write_text(rendered("report", "html", report=report), encoding="utf-8")
+    (folder / "report.md").write_text(rendered("report", "markdown", report=report), encoding="utf-8")
     results = json.dumps(results_of(findings), ensure_ascii=False, indent=1, allow_nan=False)
     (folder / RESULTS).write_text(results + "\n", encoding="utf-8")
 
@@ -127,14 +127,14 @@ def results_of(findings: Findings) -> dict[str, Any]:
         "statistics": dict(findings.statistics),
         "popularity_bias": None if findings.bias is None or math.isnan(findings.bias) else findings.bias,
         "similarity": None if known is None else {"users": len(known), "mean": float(known.mean())},
-        "tables": [_table(found, findings) for found in findings.tables],
+        "tables": [_table(result, findings) for result in findings.tables],
         "cases": [
             {
-                "dataset": found.dataset,
-                "study": asdict(found.study) if found.study else None,
-                "reason": found.reason,
+                "dataset": result.dataset,
+                "study": asdict(result.study) if result.study else None,
+                "reason": result.reason,
             }
-            for found in findings.cases
+            for result in findings.cases
         ],
         "missing": [asdict(missing) for missing in findings.missing],
         "outcomes": [outcome.to_json() for outcome in findings.outcomes],
@@ -142,11 +142,11 @@ def results_of(findings: Findings) -> dict[str, Any]:
     }
 
 
-def _table(found: FoundTable, findings: Findings) -> dict[str, Any]:
-    one = found.plan
+def _table(result: TableResult, findings: Findings) -> dict[str, Any]:
+    one = result.plan
     rows = []
     for entry in one.entries:
-        row = found.row(entry.name)
+        row = result.row(entry.name)
         ours = {name: asdict(row.metrics[name]) for name in one.metrics} if row and row.metrics else None
         rows.append(
             {
@@ -164,9 +164,9 @@ def _table(found: FoundTable, findings: Findings) -> dict[str, Any]:
         "title": one.title,
         "part": one.part,
         "task": one.task,
-        "reason": found.reason,
-        "cases": found.table.cases if found.table else None,
-        "command": compare_command(found, findings) if found.table else None,
+        "reason": result.reason,
+        "cases": result.table.cases if result.table else None,
+        "command": compare_command(result, findings) if result.table else None,
         "rows": rows,
     }
 
@@ -198,9 +198,9 @@ def banners(findings: Findings) -> tuple[str, ...]:
 
 def summary(findings: Findings) -> tuple[str, ...]:
     """A few sentences: the best models, how near the paper's figures are, and what is missing."""
-    lines = [_of_table(found) for found in findings.tables if found.table]
+    lines = [_of_table(result) for result in findings.tables if result.table]
     lines += _furthest(findings)
-    impossible = [found.plan.title for found in findings.tables if found.reason is not None]
+    impossible = [result.plan.title for result in findings.tables if result.reason is not None]
     if impossible:
         lines.append(f"Not possible with the files that are here: {words(impossible)}.")
     if findings.missing:
@@ -210,42 +210,42 @@ def summary(findings: Findings) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _of_table(found: FoundTable) -> str:
-    one = found.plan
+def _of_table(result: TableResult) -> str:
+    one = result.plan
     values = {
         entry.title: row.metrics[one.metric].mean
         for entry in one.entries
-        if (row := found.row(entry.name)) and row.metrics
+        if (row := result.row(entry.name)) and row.metrics
     }
     best = max(values, key=lambda title: values[title])
     line = f"{one.title}: {best} is best with {metric_title(one.metric)} {figure(values[best])}"
     line += f" of {len(values)} models run"
     if missing := len(one.entries) - len(values):
         line += f" ({missing} not run)"
-    if tones := [tone_of(ours, theirs) for _, ours, theirs in _beside(found)]:
+    if tones := [tone_of(ours, theirs) for _, ours, theirs in _beside(result)]:
         near, above, below = (tones.count(tone) for tone in ("near", "above", "below"))
         whose = "the paper's" if one.beside == "the paper" else "the published"
         line += f". Rows with {whose} figure: {near} near it, {above} above, {below} below"
     return line + "."
 
 
-def _beside(found: FoundTable) -> list[tuple[str, float, float]]:
+def _beside(result: TableResult) -> list[tuple[str, float, float]]:
     """Rows with a figure to compare with: their title, our figure and theirs."""
-    metric = found.plan.metric
+    metric = result.plan.metric
     return [
         (entry.title, row.metrics[metric].mean, entry.paper[metric])
-        for entry in found.plan.entries
-        if entry.paper.get(metric) and (row := found.row(entry.name)) and row.metrics
+        for entry in result.plan.entries
+        if entry.paper.get(metric) and (row := result.row(entry.name)) and row.metrics
     ]
 
 
 def _furthest(findings: Findings) -> list[str]:
     """The three rows that are furthest from the paper."""
     pairs = [
-        (f"{title} in {found.plan.title.lower()}", ours, theirs)
-        for found in findings.tables
-        if found.plan.beside == "the paper"
-        for title, ours, theirs in _beside(found)
+        (f"{title} in {result.plan.title.lower()}", ours, theirs)
+        for result in findings.tables
+        if result.plan.beside == "the paper"
+        for title, ours, theirs in _beside(result)
     ]
     far = [pair for pair in pairs if tone_of(*pair[1:]) != "near"]
     if not pairs:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from bundlemage.readers import pathak
 from bundlemage.readers.load import SAMPLE
 from bundlemage.studies import cases, figures, paper, plan
-from bundlemage.studies.findings import Findings, FoundTable
+from bundlemage.studies.findings import Findings, TableResult
 from bundlemage.studies.render import (
     LIKE,
     Grid,
@@ -28,27 +28,7 @@ NEAR_SHARE, NEAR_FIGURE = 0.05, 0.005
 NONE = "--"
 DATASET_TITLES = {"youshu": "Youshu", "netease": "NetEase", "steam": "Steam", SAMPLE: "the sample shop"}
 _SIGNS = {"near": "≈", "above": "▲", "below": "▼"}
-_STATISTICS = {
-    "users": "users",
-    "bundles": "bundles",
-    "items": "items",
-    "user_bundle_pairs": "user-bundle pairs",
-    "user_bundle_density": "user-bundle density",
-    "user_item_pairs": "user-item pairs",
-    "user_item_density": "user-item density",
-    "bundle_item_pairs": "bundle-item pairs",
-    "bundle_item_density": "bundle-item density",
-    "items_per_bundle": "mean items in a bundle",
-}
 _STATISTICS_HEAD = ("", "this data", "the paper", "difference")
-_SHORT_NAMES = {
-    "bundlemage": "BundleMage",
-    plan.ENSEMBLE: "BundleMage × 4",
-    "bundlemage-paper": "BundleMage (paper)",
-    "item-popularity": "Item popularity",
-    "owned-share": "Owned share",
-    "popularity": "Popularity",
-}
 
 
 def signed(value: float) -> str:
@@ -67,21 +47,21 @@ def tone_of(ours: float, theirs: float) -> str:
 
 def sections(findings: Findings) -> tuple[Section, ...]:
     """All sections in the paper's order, without those that are empty."""
-    tables = [_table_section(found, findings) for found in findings.tables]
+    tables = [_table_section(result, findings) for result in findings.tables]
     before = next((place for place, one in enumerate(tables) if one.key == "full-ranking"), len(tables))
-    made = [_statistics(findings), *tables[:before], _bias(findings), *tables[before:]]
+    parts = [_statistics(findings), *tables[:before], _bias(findings), *tables[before:]]
     if pictures := [] if findings.nothing else _figures(findings):
-        made.append(Section("figures", "figures", "Figures", {"figures": pictures}))
+        parts.append(Section("figures", "figures", "Figures", {"figures": pictures}))
     if findings.cases:
         rules = {"taste_rule": cases.TASTE_RULE, "unpopular_rule": cases.UNPOPULAR_RULE}
-        made.append(Section("cases", "cases", "Case studies", {"cases": findings.cases, **rules}))
+        parts.append(Section("cases", "cases", "Case studies", {"cases": findings.cases, **rules}))
     if findings.missing:
         lines = [
             f"{missing.part}: {'; '.join(dict.fromkeys(missing.problems))} — {missing.where}"
             for missing in findings.missing
         ]
-        made.append(Section("missing", "missing", "Missing files", {"lines": lines}))
-    return (*made, _how(findings))
+        parts.append(Section("missing", "missing", "Missing files", {"lines": lines}))
+    return (*parts, _how(findings))
 
 
 # ── Statistics ───────────────────────────────────────────────────────────────────────────────────
@@ -90,7 +70,7 @@ def sections(findings: Findings) -> tuple[Section, ...]:
 def _statistics(findings: Findings) -> Section:
     printed = paper.STATISTICS.get(findings.options.dataset, {})
     rows = []
-    for name, title in _STATISTICS.items():
+    for name, title in paper.STATISTICS_TITLES.items():
         ours, theirs = findings.statistics.get(name), printed.get(name)
         rows.append(
             (title, _statistic(name, ours), _statistic(name, theirs), _difference(name, ours, theirs))
@@ -145,14 +125,14 @@ def _bias(findings: Findings) -> Section:
 # ── Tables ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _table_section(found: FoundTable, findings: Findings) -> Section:
-    one, entries = found.plan, found.plan.entries
-    if found.reason is not None:  # only the paper's figures are known
+def _table_section(result: TableResult, findings: Findings) -> Section:
+    one, entries = result.plan, result.plan.entries
+    if result.reason is not None:  # only the paper's figures are known
         own = ("bundlemage", plan.ENSEMBLE)
         entries = tuple(entry for entry in entries if entry.group != "beyond" and entry.name not in own)
     grid, sources = None, []
-    if found.reason is None or any(entry.paper for entry in entries):
-        rows = [_row(entry, found, NONE if found.reason else "not run") for entry in entries]
+    if result.reason is None or any(entry.paper for entry in entries):
+        rows = [_row(entry, result, NONE if result.reason else "not run") for entry in entries]
         groups: list[str] = [entry.group for entry in entries]
         for published in paper.TABLES[one.key] if one.key == "full-ranking" else ():
             figures_there = published.figures(findings.options.dataset)
@@ -166,14 +146,14 @@ def _table_section(found: FoundTable, findings: Findings) -> Section:
         times = len(findings.machines(one.task)) <= 1  # seconds of different machines do not compare
         if not times:
             head, rows = head[:-1], [row[:-1] for row in rows]
-        grid = Grid(one.key, head, tuple(rows), tuple(groups), _legend(found, times))
+        grid = Grid(one.key, head, tuple(rows), tuple(groups), _legend(result, times))
     content = {
         "intro": one.intro,
-        "reason": found.reason,
+        "reason": result.reason,
         "grid": grid,
         "sources": sources,
         "remarks": [f"{entry.title}: {entry.remark}." for entry in entries if entry.remark and grid],
-        "command": compare_command(found, findings) if found.table else "",
+        "command": compare_command(result, findings) if result.table else "",
     }
     return Section("table", one.key, one.title, content)
 
@@ -187,15 +167,15 @@ def _printed(theirs: float | None) -> str:
     return NONE if theirs is None else figure(theirs)
 
 
-def _row(entry: plan.Entry, found: FoundTable, without: str) -> tuple[GridCell, ...]:
+def _row(entry: plan.Entry, result: TableResult, without: str) -> tuple[GridCell, ...]:
     """A row of a table; `without` is shown where there is no result."""
-    row = found.row(entry.name)
-    recipe = plan.recipe_of(entry.name, found.plan.recipes)
+    row = result.row(entry.name)
+    recipe = plan.recipe_of(entry.name, result.plan.recipes)
     mark = f" {LIKE}" if row is not None and row.metrics and not row.distinguishable else ""
     hint = f"recipe {recipe}" if recipe else "the model's default settings"
     name = GridCell(entry.title + mark, code=recipe or entry.name, hint=hint)
     seconds = row.fit_seconds if row else None
-    cells = [_figure_cell(row, metric, entry, found.plan.beside, without) for metric in found.plan.metrics]
+    cells = [_figure_cell(row, metric, entry, result.plan.beside, without) for metric in result.plan.metrics]
     return (name, *cells, GridCell(duration(seconds), order=seconds))
 
 
@@ -215,10 +195,10 @@ def _figure_cell(row: Row | None, metric: str, entry: plan.Entry, beside: str, w
     )
 
 
-def _legend(found: FoundTable, times: bool) -> str:
-    parts = [legend(found.table, times=times)] if found.table else []
-    if found.plan.beside:
-        whose = "the paper's" if found.plan.beside == "the paper" else "the published"
+def _legend(result: TableResult, times: bool) -> str:
+    parts = [legend(result.table, times=times)] if result.table else []
+    if result.plan.beside:
+        whose = "the paper's" if result.plan.beside == "the paper" else "the published"
         parts.append(
             f"Beside ours, {whose} figure ({NONE}: there is none) and the difference: ≈ within "
             f"{NEAR_SHARE:.0%} or {figure(NEAR_FIGURE)} of it, ▲ above, ▼ below."
@@ -226,9 +206,9 @@ def _legend(found: FoundTable, times: bool) -> str:
     return " ".join(parts)
 
 
-def compare_command(found: FoundTable, findings: Findings) -> str:
+def compare_command(result: TableResult, findings: Findings) -> str:
     """The command that makes the numbers of one table."""
-    one, options = found.plan, findings.options
+    one, options = result.plan, findings.options
     names = [plan.recipe_of(entry.name, one.recipes) or entry.name for entry in one.entries]
     parts = [f"bundlemage compare {data_place(findings, one.part)} --seeds {_seeds(findings)}"]
     if options.epochs is not None:
@@ -289,15 +269,15 @@ def _figures(findings: Findings) -> list[tuple[figures.Figure, str]]:
     return pictures
 
 
-def _plotted(found: FoundTable, findings: Findings) -> list[figures.Plotted]:
+def _plotted(result: TableResult, findings: Findings) -> list[figures.Plotted]:
     models = []
-    for entry in found.plan.entries:
-        row = found.row(entry.name)
+    for entry in result.plan.entries:
+        row = result.row(entry.name)
         spread = row.metrics["ndcg@5"] if row and row.metrics else None
-        outcome = findings.outcome(found, entry.name)
+        outcome = findings.outcome(result, entry.name)
         models.append(
             figures.Plotted(
-                label=_SHORT_NAMES.get(entry.name, entry.title),
+                label=plan.SHORT_NAMES.get(entry.name, entry.title),
                 group=entry.group,
                 value=spread.mean if spread else None,
                 spread=spread.sd if spread else None,

@@ -15,7 +15,7 @@ from bundlemage.studies.cells import Contender, split_key
 from bundlemage.studies.outcome import METRICS, Missing, Outcome
 
 LEVEL = 0.05
-"""A row whose corrected p is at least this cannot be told from the best."""
+"""A row whose corrected p is at least this is not significantly different from the best."""
 
 Values = npt.NDArray[np.floating]
 
@@ -45,7 +45,7 @@ class Row:
     p: float | None = None
     """Of a paired t-test against the leading row over the cases, Holm-corrected; None if not tested."""
     distinguishable: bool = True
-    """False for a row that is not significantly worse than the leading one."""
+    """False for a row that is not significantly different from the leading one."""
     fit_seconds: float | None = None
     """Mean over the seeds."""
     jobs: tuple[int, ...] = ()
@@ -68,7 +68,7 @@ class ResultTable:
     metric: str
     """The metric by which the leading row is chosen and the others are tested."""
     rows: tuple[Row, ...]
-    """In the order in which the contenders were given."""
+    """In the order of the contenders."""
 
     def row(self, label: str) -> Row:
         return next(row for row in self.rows if row.label == label)
