@@ -81,7 +81,7 @@ def test_designs_are_those_of_the_recommender(model: Recommender, folder: Path, 
     assert f"1. {len(designed.items)} items" in cards
     assert f"{designed.price:,.2f} −20% {designed.list_price:,.2f}" in cards
     assert f"{designed.score:.2%}" in cards
-    assert cards.count("there already") == len(expected)
+    assert cards.count("in the bundle already") == len(expected)
     for item in designed.items:
         assert item.id in cards
         assert f"{item.price:,.2f}" in cards
@@ -169,7 +169,7 @@ def test_reasons_are_those_of_the_recommender(model: Recommender, folder: Path, 
     }
     table = flat(run("explain", folder, "--user", user, "--bundle", bundle, "--most", 2).stdout)
     assert expected.gate is not None
-    assert f"item history speaks for {expected.gate:.0%}, bundle history for {1 - expected.gate:.0%}" in table
+    assert f"weight of the item history {expected.gate:.0%}, of the bundle history" in table
     assert expected.reasons[0].id in table
     assert f"and {len(expected.reasons) - 2} more" in table
 
@@ -183,9 +183,9 @@ def test_reasons_are_those_of_the_recommender(model: Recommender, folder: Path, 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "why what?"),
-        (["--bundle", "b", "--item", "i"], "why what?"),
-        (["--bundle", "b", "--items", "i"], "give it with one"),
+        ([], "what is to be explained?"),
+        (["--bundle", "b", "--item", "i"], "what is to be explained?"),
+        (["--bundle", "b", "--items", "i"], "give --item as well"),
         (["--bundle", "b"], "unknown bundle id 'b'"),
         (["--item", "i"], "unknown item id 'i'"),
     ],

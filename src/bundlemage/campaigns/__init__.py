@@ -1,1 +1,1 @@
-"""Bundles for many people under shared limits, and the audience of a bundle."""
+"""Bundles for many users under shared limits, and the audience of a bundle."""

@@ -1,4 +1,4 @@
-"""Who would take a bundle that does not exist yet, how many they are, and what would make them more."""
+"""The audience of a bundle that does not exist yet: how many users, which ones, and a better item."""
 
 from __future__ import annotations
 
@@ -33,13 +33,12 @@ from bundlemage.wire.design_answers import (
 from bundlemage.wire.requests import MOST_OFF
 
 People: TypeAlias = Callable[[], Iterable[tuple[Sequence[str], Histories]]]
-"""Everyone who may be asked, a batch at a time: their ids, and what they have. It is called more than
-once."""
+"""Returns all users, a batch at a time: their ids and histories. It is called more than once."""
 
 BEST_PEOPLE = 64
-"""Of those who like a bundle best, so many are asked what should be in it instead."""
+"""The number of users, those who like a bundle best, whose scores suggest a replacement."""
 TRIED = 32
-"""How many items are tried in the place of the weakest."""
+"""The number of items that are tried in place of the weakest."""
 
 
 def forecast(
@@ -53,33 +52,37 @@ def forecast(
     k: int = 10,
     calibration: Calibration | None = None,
 ) -> BundleForecast:
-    """The audience of a bundle of these items among `people`: the k best of them, and how many there are."""
+    """Forecasts how many of `people` would take a bundle of these items, and names the k likeliest.
+
+    The bundle has a price, or a discount off its items' prices. Without a calibration the forecast has no
+    numbers of users.
+    """
     inside = _inside(shop, items)
     price, list_price, discount = _prices(shop, inside, price, discount)
     notes = [] if calibration else [UNCALIBRATED]
     near = _nearest(model, shop, inside, k, notes)
     crowd = _Crowd(model, shop, people, calibration)
     shorter = [inside[:n] + inside[n + 1 :] for n in range(len(inside))] if len(inside) > 1 else []
-    found = crowd.ask([inside, *shorter], max(k, BEST_PEOPLE))
+    audience = crowd.ask([inside, *shorter], max(k, BEST_PEOPLE))
     weakest, replacement = None, None
     if shorter:
-        place = int(np.argmax(found.totals[1:]))
-        without = crowd.expected(found.totals[1 + place])
+        place = int(np.argmax(audience.totals[1:]))
+        without = crowd.expected(audience.totals[1 + place])
         name, title = shop.dataset.items[inside[place]], shop.item_shelf.title(inside[place])
         weakest = ForecastWeakest(id=name, title=title, without=without)
-        replacement = _replacement(crowd, shorter[place], inside, found, notes)
-    expected = crowd.expected(found.totals[0])
+        replacement = _replacement(crowd, shorter[place], inside, audience, notes)
+    expected = crowd.expected(audience.totals[0])
     return BundleForecast(
         items=tuple(ForecastItem(**_named(shop.item_shelf, n)) for n in inside),
         price=price,
         list_price=list_price,
         discount=discount,
-        asked=found.asked,
+        asked=audience.asked,
         expected=expected,
-        above=found.above if calibration else None,
+        above=audience.above if calibration else None,
         threshold=calibration.threshold if calibration else None,
         expected_takings=None if expected is None or price is None else expected * price,
-        people=found.best.people(k, calibrated=calibration is not None),
+        people=audience.best.people(k, calibrated=calibration is not None),
         nearest=near,
         weakest=weakest,
         replacement=replacement,
@@ -88,13 +91,13 @@ def forecast(
 
 
 UNCALIBRATED = (
-    "This model was trained without validation cases, or by an earlier version, so it cannot say how many "
-    "will buy: people and items are ranked by its probabilities. Train it with a split that has such cases."
+    "This model was trained without validation cases, or by an earlier version, so it cannot tell how many "
+    "will buy: users and items are ranked by its probabilities. Train it with a split that has such cases."
 )
 
 
 def _inside(shop: Shop, items: Sequence[Id]) -> tuple[int, ...]:
-    """Positions in the order given, each once."""
+    """Positions of the items in their order, each once."""
     shop.item_positions(items)  # or a message
     inside = tuple(dict.fromkeys(shop.dataset.items.positions(map(str, items)).tolist()))
     if not inside:
@@ -137,19 +140,19 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-# ── What is like it ──────────────────────────────────────────────────────────────────────────────
+# ── Similar bundles ──────────────────────────────────────────────────────────────────────────────
 
 
 def _nearest(
     model: Model, shop: Shop, inside: Sequence[int], k: int, notes: list[str]
 ) -> tuple[ForecastNeighbour, ...]:
-    """The bundles whose vectors point most nearly the same way, of those that are sold."""
+    """The bundles on sale with the most similar vectors."""
     try:
         with torch.inference_mode():
             vector = require(model, Embedder).vectors_of_bundles(
                 Ragged.from_lists([inside], shop.device)
             )  # [1, d]
-        found = nearest(model, shop.interactions.bundle_item, vector, shop.bundles(), k)
+        similar = nearest(model, shop.interactions.bundle_item, vector, shop.bundles(), k)
     except UnsupportedError as error:
         notes.append(f"{error}.")
         return ()
@@ -161,16 +164,16 @@ def _nearest(
             score=each.score,
             price=shop.bundle_shelf.facts(places[each.id]).price,
         )
-        for each in found
+        for each in similar
     )
 
 
-# ── Who would take it ────────────────────────────────────────────────────────────────────────────
+# ── The users ────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
 class _Best:
-    """Those who like the first of some bundles best, the best first."""
+    """The users who like the first of some bundles best, the best first."""
 
     ids: list[str]
     chances: Tensor  # [people]
@@ -188,16 +191,14 @@ class _Best:
         return joined.first(most)
 
     def first(self, most: int) -> _Best:
-        """Without those whose chance is below 0: they do not count."""
+        """The first `most` of them, without those whose chance is below 0: they do not count."""
         values, places = top(self.chances[None], min(most, len(self.ids)))
         chosen = places[0][values[0] >= 0]
-        histories = self.histories
-        users = None if histories.users is None else histories.users[chosen]
         return _Best(
             [self.ids[place] for place in chosen.tolist()],
             self.chances[chosen],
             self.scores[chosen],
-            Histories(histories.items.rows(chosen), histories.bundles.rows(chosen), users),
+            self.histories.rows(chosen),
         )
 
     def people(self, k: int, *, calibrated: bool) -> tuple[ForecastPerson, ...]:
@@ -214,7 +215,7 @@ def _joined(one: Histories, other: Histories) -> Histories:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Audience:
     totals: npt.NDArray[np.float64]  # [bundles], of the chances, or of the probabilities
     above: int
     asked: int
@@ -222,20 +223,20 @@ class _Found:
 
 
 class _Crowd:
-    """People who are asked about several bundles at a time. No more than a batch of them is held."""
+    """All users, scored for several bundles at a time. Only one batch of them is held."""
 
     def __init__(self, model: Model, shop: Shop, people: People, calibration: Calibration | None) -> None:
         self.model, self.shop, self.calibration = model, shop, calibration
         self._people = people
-        # Whoever is asked twice need not be compared with all of the shop's bundles twice, which is nearly
-        # all of the work. A live shop may have other people in the same batch by then.
+        # Scoring all bundles of the shop is nearly all of the work, so it is done once for each batch. In a
+        # live shop the same batch may have other users the next time.
         self._normalisers: dict[int, tuple[int, Tensor]] = {}
 
     def expected(self, total: float) -> float | None:
         return float(total) if self.calibration else None
 
-    def ask(self, bundles: Sequence[Sequence[int]], best: int) -> _Found:
-        """How many would take each of the bundles, and who would take the first."""
+    def ask(self, bundles: Sequence[Sequence[int]], best: int) -> _Audience:
+        """The number of users who would take each of the bundles, and the best users for the first."""
         new = Ragged.from_lists(bundles, self.shop.device)
         contents = self.shop.interactions.bundle_item
         owners = _Owners(new, contents, len(self.shop.dataset.items))
@@ -258,15 +259,15 @@ class _Crowd:
                 batch = _Best(list(ids), first, logs[:, 0].exp(), histories)
                 leading = batch.first(best) if leading is None else leading.with_more(batch.first(best), best)
         if leading is None:
-            raise ConfigError("there is nobody to ask: the shop has no users")
-        return _Found(totals.numpy(), above, asked, leading)
+            raise ConfigError("the shop has no users, so a bundle has no audience")
+        return _Audience(totals.numpy(), above, asked, leading)
 
     def _normaliser(self, number: int, ids: Sequence[str], histories: Histories) -> Tensor:
-        people = hash(tuple(ids))
+        users = hash(tuple(ids))
         kept = self._normalisers.get(number)
-        if kept is None or kept[0] != people:
-            found = normaliser(self.model, histories, self.shop.interactions.bundle_item)
-            kept = self._normalisers[number] = (people, found)
+        if kept is None or kept[0] != users:
+            less = normaliser(self.model, histories, self.shop.interactions.bundle_item)
+            kept = self._normalisers[number] = (users, less)
         return kept[1]
 
     def _chances(self, logs: Tensor, histories: Histories) -> Tensor:
@@ -276,7 +277,7 @@ class _Crowd:
 
 
 class _Owners:
-    """Who has all the items of some bundles."""
+    """Finds users who have all items of some bundles."""
 
     def __init__(self, bundles: Ragged, contents: Ragged, items: int) -> None:
         device = bundles.device
@@ -299,22 +300,22 @@ class _Owners:
         return has @ self.needed.T == self.needed.sum(1)
 
 
-# ── What would make them more ────────────────────────────────────────────────────────────────────
+# ── A better item ────────────────────────────────────────────────────────────────────
 
 
 def _replacement(
-    crowd: _Crowd, rest: tuple[int, ...], inside: tuple[int, ...], found: _Found, notes: list[str]
+    crowd: _Crowd, rest: tuple[int, ...], inside: tuple[int, ...], audience: _Audience, notes: list[str]
 ) -> ForecastReplacement | None:
     model, shop = crowd.model, crowd.shop
     if not can(model, Completer):
         notes.append(f"{model.title} does not complete bundles, so it names no replacement.")
         return None
-    tried = _candidates(model, shop, rest, inside, found.best.histories)
+    tried = _candidates(model, shop, rest, inside, audience.best.histories)
     if not tried:
         return None
     totals = crowd.ask([(*rest, item) for item in tried], 1).totals
     place = int(np.argmax(totals))
-    if totals[place] <= found.totals[0]:
+    if totals[place] <= audience.totals[0]:
         return None
     expected = crowd.expected(totals[place])
     return ForecastReplacement(**_named(shop.item_shelf, tried[place]), expected=expected)
@@ -323,7 +324,7 @@ def _replacement(
 def _candidates(
     model: Model, shop: Shop, rest: Sequence[int], inside: Sequence[int], histories: Histories
 ) -> list[int]:
-    """What the best people would add to the rest of the bundle, of what can be sold."""
+    """The items that the best users would add to the rest of the bundle, among those on sale."""
     if not len(histories):
         return []
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""From a model's scores to the chance that someone takes a bundle, calibrated on validation cases."""
+"""The chance that a user takes a bundle, from the model's scores, calibrated on validation cases."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ from bundlemage.models.ragged import Contents, Ragged
 Numbers = npt.NDArray[np.float64]
 
 SCORES = 2**26
-"""How many scores a calibration looks at, at most; beyond that it asks a sample of the people."""
+"""The most scores that a calibration uses. In a larger shop it uses a sample of the users."""
 SLOW_SCORES = 2**21
 """The same for a model whose scores are more than a product of two vectors."""
 LIKELIEST = 32
-"""Of the bundles that someone did not take, so many of the likeliest are all looked at: above a threshold
-there are hardly any others."""
+"""The number of likeliest bundles that count one by one for each user, of those that the user did not take:
+hardly any others are above a threshold."""
 DRAWN = 32
-"""Of all the rest, so many are drawn, each to stand for many."""
+"""The number of other bundles that are drawn for each user. Each stands for many."""
 PRIOR = 0.01
-"""How firmly coefficients are held where they would be if the softmax were right. It decides only what the
-cases leave open, such as the effect of activity where everyone is equally active."""
+"""The strength of the prior, which is the softmax itself. It decides only what the cases leave open, such as
+the effect of activity if all users are equally active."""
 STEPS = 100
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The logarithm of the odds that someone takes a bundle, as a sum of three terms.
+    """The logarithm of the odds that a user takes a bundle, as a sum of three terms.
 
-    A chance is that of the cases it was learned from. Where validation holds one bundle of each user, it is
-    the chance that a bundle is the next one; where it holds whole bundles, that someone takes it at all.
+    The meaning of a chance depends on the validation cases. If they hold out one bundle of each user, it is
+    the chance that a bundle is the next one; if they hold out whole bundles, that a user takes it at all.
     """
 
     intercept: float
     fit: float
-    """Times the logarithm of the bundle's probability among all of the shop's bundles."""
+    """The factor of the logarithm of the bundle's probability among all bundles of the shop."""
     activity: float
-    """Times the logarithm of one and the number of bundles that the person has."""
+    """The factor of the logarithm of 1 + the number of bundles that the user has."""
     threshold: float
-    """So many pairs of a user and a bundle have a higher chance as were really bought in validation."""
+    """As many pairs of a user and a bundle have a higher chance as were really bought in validation."""
 
     def chances(self, log_probability: Tensor, bundles: Tensor) -> Tensor:
-        """By log-probabilities [rows, n], and how many bundles each person has [rows]."""  # [rows, n]
+        """The chances [rows, n] from log-probabilities [rows, n] and the users' numbers of bundles [rows]."""
         activity = self.activity * torch.log1p(bundles.to(log_probability.dtype))
         return torch.sigmoid(self.intercept + self.fit * log_probability + activity[:, None])
 
 
 def normaliser(model: Model, histories: Histories, contents: Ragged) -> Tensor:
-    """What is taken off a score to make it the logarithm of a probability among the shop's bundles."""
+    """The number that turns a score into a log-probability among the shop's bundles when subtracted."""
     scores = require(model, Matcher).bundle_scores(histories, contents)
     return scores.logsumexp(1, keepdim=True)  # [rows, 1]
 
@@ -65,10 +65,10 @@ def normaliser(model: Model, histories: Histories, contents: Ragged) -> Tensor:
 def new_log_probabilities(
     model: Model, histories: Histories, contents: Ragged, new: Ragged, less: Tensor | None = None
 ) -> Tensor:
-    """Of bundles that the shop does not have yet, each beside those that it has. `less` is the normaliser,
-    where it is known already.
+    """Log-probabilities of new bundles, each beside the bundles that the shop has. `less` is the normaliser,
+    if it is known.
 
-    A forecast takes such a bundle for one that sells like the median. What ranks new bundles best
+    A forecast assumes that a new bundle sells like the median bundle. The credit that ranks new bundles best
     (`new_bundle_credit`) is more than most of them will sell.
     """  # [rows, new]
     if can(model, SalesScorer) and len(sales := model.known_sales()):
@@ -79,10 +79,10 @@ def new_log_probabilities(
 
 
 def calibrate(model: Model, split: Split, device: torch.device, seed: int = 0) -> Calibration | None:
-    """Learn what chances the split's validation speaks of; None where it has nothing to say.
+    """Learns a calibration from the split's validation cases; None if there are none.
 
-    Bought in validation, against what a user has nowhere in the data. In a split of cold bundles, only those
-    that are new in validation count, and they are scored as bundles that came later.
+    It compares bundles that were bought in validation with bundles that a user has nowhere in the data. In a
+    split of cold bundles only bundles that are new in validation count, and they are scored as new ones.
     """
     if split.validation is None or not len(split.validation) or not can(model, Matcher):
         return None
@@ -96,9 +96,9 @@ def calibrate(model: Model, split: Split, device: torch.device, seed: int = 0) -
     if not pairs.bought.any():
         return None
     features = np.stack([np.ones_like(pairs.weights), pairs.log_probability, np.log1p(pairs.bundles)], axis=1)
-    found = logistic(features, pairs.bought, pairs.weights, np.array([0.0, 1.0, 0.0]))
-    chances = _sigmoid(features @ found)
-    intercept, fit, activity = found.tolist()
+    coefficients = logistic(features, pairs.bought, pairs.weights, np.array([0.0, 1.0, 0.0]))
+    chances = _sigmoid(features @ coefficients)
+    intercept, fit, activity = coefficients.tolist()
     return Calibration(intercept, fit, activity, _threshold(chances, pairs.bought, pairs.weights))
 
 
@@ -141,22 +141,22 @@ def _threshold(chances: Numbers, bought: npt.NDArray[np.bool_], weights: Numbers
 
 
 @dataclass(frozen=True)
-class _Pairs:
-    """Users and bundles; each pair may stand for several."""
+class _LabelledPairs:
+    """Pairs of a user and a bundle, bought or not. Each may stand for several."""
 
     log_probability: Numbers
     bundles: Numbers
-    """How many the user has."""
+    """The number of bundles that the user has."""
     bought: npt.NDArray[np.bool_]
     weights: Numbers
 
     @classmethod
-    def of(cls, logs: Tensor, bundles: Tensor, weights: Tensor | float, *, bought: bool) -> _Pairs:
+    def of(cls, logs: Tensor, bundles: Tensor, weights: Tensor | float, *, bought: bool) -> _LabelledPairs:
         each = np.full(len(logs), weights) if isinstance(weights, float) else _numpy(weights)
         return cls(_numpy(logs), _numpy(bundles), np.full(len(logs), bought), each)
 
     @classmethod
-    def joined(cls, parts: list[_Pairs]) -> _Pairs:
+    def joined(cls, parts: list[_LabelledPairs]) -> _LabelledPairs:
         columns = zip(*((p.log_probability, p.bundles, p.bought, p.weights) for p in parts), strict=True)
         return cls(*map(np.concatenate, columns))
 
@@ -185,15 +185,15 @@ class _Cases:
         self.candidates = torch.from_numpy(candidates).to(device)  # [candidates]
         self.took = np.diff(bought.indptr) > 0  # [users]
 
-    def pairs(self) -> _Pairs:
+    def pairs(self) -> _LabelledPairs:
         parts = [
             self._of(torch.from_numpy(users).to(self.device), weight) for users, weight in self._people()
         ]
-        return _Pairs.joined(parts)
+        return _LabelledPairs.joined(parts)
 
     def _people(self) -> Iterator[tuple[npt.NDArray[np.int64], float]]:
-        """Users so many at a time, and how many each stands for. Those who bought something are few in some
-        shops and tell most, so they get half of the room or more."""
+        """Batches of users, and how many users each of them stands for. In some shops few users bought
+        something, and they tell most, so they get at least half of the room."""
         width = max(1, len(self.data.bundle_item))
         slow = require(self.model, Matcher).scores_candidates_apart
         room = max(1, (SLOW_SCORES if slow else SCORES) // width)
@@ -206,7 +206,7 @@ class _Cases:
             for start in range(0, count, rows):
                 yield chosen[start : start + rows], len(group) / count
 
-    def _of(self, users: Tensor, weight: float) -> _Pairs:
+    def _of(self, users: Tensor, weight: float) -> _LabelledPairs:
         histories, contents = self.data.histories(users), self.data.bundle_item
         if self.new is None:
             scores = require(self.model, Matcher).bundle_scores(histories, contents)
@@ -218,20 +218,20 @@ class _Cases:
         rest = ~(bought | self._marked(self.has, users))
         row, column = bought.nonzero(as_tuple=True)
         counts = histories.bundles.lengths
-        parts = [_Pairs.of(logs[row, column], counts[row], weight, bought=True)]
+        parts = [_LabelledPairs.of(logs[row, column], counts[row], weight, bought=True)]
         for columns, weights in self._not_bought(logs, rest):
             row, place = (weights > 0).nonzero(as_tuple=True)
             column = columns[row, place]
             each = weights[row, place] * weight
-            parts.append(_Pairs.of(logs[row, column], counts[row], each, bought=False))
-        return _Pairs.joined(parts)
+            parts.append(_LabelledPairs.of(logs[row, column], counts[row], each, bought=False))
+        return _LabelledPairs.joined(parts)
 
     def _marked(self, pairs: Ragged, users: Tensor) -> Tensor:
         marked = pairs.rows(users).as_mask(len(self.data.bundle_item))
         return marked if len(self.candidates) == marked.shape[1] else marked[:, self.candidates]
 
     def _not_bought(self, logs: Tensor, rest: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The likeliest of the rest, and some others that stand for all of them: columns, weights."""
+        """Bundles that were not bought, as columns and weights: the likeliest, and a sample of the others."""
         _, likeliest = top(logs.masked_fill(~rest, -torch.inf), min(LIKELIEST, logs.shape[1]))
         counted = rest.gather(1, likeliest)
         yield likeliest, counted.to(logs.dtype)

@@ -1,4 +1,4 @@
-"""What a campaign has to offer: the bundles that may be shown, what each is worth to whom, and the limits."""
+"""The bundles that a campaign may show, their values for users, and the limits."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from bundlemage.models.base import Histories, Matcher, Model, require
 
 @dataclass(frozen=True)
 class Scored:
-    """What the model says of some users."""
+    """The model's scores of some users."""
 
     block: Block
     chances: Floats  # [users, candidates]
     unconstrained: float
-    """The value if each had their best, whatever the limits."""
+    """The value if each user were shown their best bundles, without limits."""
     unknown: int
-    """Of how many nothing is known."""
+    """The number of users without a history."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """The bundles of a campaign, by their positions in the shop, with what is known of each."""
+    """The bundles of a campaign by their positions in the shop, with their facts."""
 
     settings: Campaign
     model: Model
     shop: Shop
     calibration: Calibration | None
-    wanted: Whole  # positions in the shop of all bundles that the filters let through
-    bundles: Whole  # [candidates], of these the ones for which there is room at least once
-    prices: Floats  # [bundles of the shop], not a number where it is not known
+    wanted: Whole  # positions of all bundles that pass the filters
+    bundles: Whole  # [candidates], those of them with room for at least one showing
+    prices: Floats  # [bundles of the shop], NaN if unknown
     limits: Limits
     left_out: int
-    """Bundles that the filters let through, but whose price or discount is not known and had to be."""
+    """The number of bundles that pass the filters, but lack a price or discount that the campaign needs."""
 
     @classmethod
     def of(cls, settings: Campaign, model: Model, shop: Shop, calibration: Calibration | None) -> Offer:
@@ -55,8 +55,8 @@ class Offer:
                 known &= np.isfinite(shop.bundle_shelf.prices)
             except ConfigError:
                 raise ConfigError(
-                    "takings are not known, as no bundle has a price: put a column 'price' into the table of "
-                    "bundles and train again, or let sales be what counts"
+                    "takings are not known, because no bundle has a price: put a column 'price' into the "
+                    "table of bundles and train again, or maximise sales"
                 ) from None
         if settings.budget is not None:
             costs = _discount_costs(shop)
@@ -64,7 +64,7 @@ class Offer:
         wanted = np.flatnonzero(through & known)
         if not len(wanted):
             raise ConfigError(
-                "there is no bundle to show: the shop has none that the filters let through"
+                "there is no bundle to show: the shop has none that passes the filters"
                 + (" and whose price and discount are known" if through.any() else "")
             )
         stock = stock_of(shop) if settings.stock else None
@@ -83,16 +83,16 @@ class Offer:
         bundles = wanted[most >= 1 if settings.reserve == "shown" else most > 0]
         if not len(bundles):
             raise ConfigError(
-                f"there is no bundle to show: of the {len(wanted):,} that the filters let through, the "
-                "limits have no room for a single one. Raise the budget, or see to the stock"
+                f"there is no bundle to show: of the {len(wanted):,} that pass the filters, the limits have "
+                "no room for a single one. Raise the budget, or check the stock"
             )
         left_out = int((through & ~known).sum())
         prices = _prices(shop)
         return cls(settings, model, shop, calibration, wanted, bundles, prices, limits_of(bundles), left_out)
 
     def _everything(self, users: Whole) -> tuple[Floats, int]:
-        """The chance of each bundle that is wanted; 0 of those that a user has. And of how many users nothing
-        is known, so that a bundle's chance is its share of all sales."""
+        """The chance of each wanted bundle, 0 for bundles that a user has; and the number of users without a
+        history, for whom a bundle's chance is its share of all sales."""
         parts, unknown = [], 0
         rows = rows_at_a_time(len(self.shop.dataset.bundles), self.shop.device)
         with torch.inference_mode():
@@ -117,7 +117,7 @@ class Offer:
         return chances[:, torch.from_numpy(self.wanted).to(chances.device)], int(nothing.sum())
 
     def scored(self, users: Whole) -> Scored:
-        """What the model says of these users, by their positions in the shop."""
+        """Scores these users, given by their positions in the shop."""
         chances, unknown = self._everything(users)
         values = chances * self.prices[self.wanted] if self.settings.value == "takings" else chances
         unconstrained = float(highest(values, self.settings.per_user).sum())
@@ -128,14 +128,14 @@ class Offer:
         return Scored(Block(values, shares), chances, unconstrained, unknown)
 
     def name(self, kind: str, thing: int) -> str:
-        """The id of what a limit is of."""
+        """The id of the item or bundle that a limit belongs to."""
         if kind == "budget":
             return "all"
         data = self.shop.dataset
         return data.items[thing] if kind == "stock" else data.bundles[int(self.bundles[thing])]
 
     def fingerprints(self, users: Whole) -> dict[str, str]:
-        """Of all that the result depends on besides settings."""
+        """Checksums of all that the result depends on besides settings."""
         catalogue = hashlib.sha256(self.shop.trade.bundles_gone.tobytes())
         for shelf in (self.shop.item_shelf, self.shop.bundle_shelf):
             if shelf.catalogue is not None:
@@ -159,8 +159,8 @@ def _bytes(table: pa.Table) -> bytes:
 
 
 def stock_of(shop: Shop) -> Whole:
-    """How many of each item there are; 0 where it is not known, as a filter has it."""
-    _ = shop.item_shelf.in_stock  # says in words what is missing
+    """The stock of each item; 0 if it is unknown, as for a filter."""
+    _ = shop.item_shelf.in_stock  # raises an error if the catalogue has no stock
     assert shop.item_shelf.catalogue is not None
     stock: Whole = shop.item_shelf.catalogue["stock"].fill_null(0).to_numpy().astype(np.int64)
     return np.maximum(stock, 0)
@@ -169,23 +169,23 @@ def stock_of(shop: Shop) -> Whole:
 def _prices(shop: Shop) -> Floats:
     try:
         return shop.bundle_shelf.prices
-    except ConfigError:  # asked for in `of`, where they matter
+    except ConfigError:  # `of` raises an error if the campaign needs prices
         return np.full(len(shop.dataset.bundles), np.nan)
 
 
 def _discount_costs(shop: Shop) -> Floats:
-    """What the discount of each bundle costs: its items' prices together, times the discount."""
+    """The cost of each bundle's discount: the sum of its items' prices, times the discount."""
     table = shop.bundle_shelf.catalogue
     if table is None or table["discount"].null_count == len(table):
         raise ConfigError(
-            "a budget is for what discounts cost, and no bundle has a discount. Put a column 'discount' into "
-            "the table of bundles (0.2 is 20% off) and train again, or leave the budget out"
+            "a budget limits the cost of discounts, and no bundle has a discount. Put a column 'discount' "
+            "into the table of bundles (0.2 is 20% off) and train again, or leave the budget out"
         )
     discounts: Floats = table["discount"].to_numpy().astype(np.float64)
     try:
         prices = shop.item_shelf.prices
     except ConfigError as error:
-        raise ConfigError(f"what discounts cost is not known, {error}") from None
+        raise ConfigError(f"the cost of discounts is unknown: {error}") from None
     contents = shop.dataset.bundle_item
     row = np.repeat(np.arange(contents.shape[0]), np.diff(contents.indptr))
     return discounts * np.bincount(row, prices[contents.indices], minlength=contents.shape[0])

@@ -32,12 +32,12 @@ class Campaign(BaseModel):
     budget: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """The most that discounts may cost: the items' list price times the discount, for each bundle shown."""
     reserve: Literal["shown", "expected"] = "shown"
-    """`shown`: a shown bundle takes a whole unit of stock and its whole discount, so nothing can be sold that
-    is not in stock. `expected`: it takes them times the chance that it is bought."""
+    """What a shown bundle takes of stock and budget. shown: a whole unit and the whole discount, so nothing
+    is sold that is not in stock. expected: these times the chance that it is bought."""
     value: Literal["sales", "takings"] = "sales"
-    """What the campaign maximises: expected sales, or `takings`, which are expected sales times price."""
+    """What the campaign maximises: expected sales, or takings, which are expected sales times price."""
     format: Format = "parquet"
-    """The format of the parts."""
+    """Format of the parts: parquet or jsonl."""
     part_users: Count = 8192
     """The number of users in one file. An interrupted campaign loses at most the work on one file."""
     seed: Annotated[int, Field(ge=0)] = 0

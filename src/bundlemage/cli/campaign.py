@@ -9,53 +9,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bundlemage.cli import ask
+from bundlemage.cli.model_options import FromModel, ModelOptions
 from bundlemage.cli.options import Address, AsJson, Device, EngineName, ModelFolder, Workers
 from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
     from bundlemage.campaigns.settings import CampaignSummary
 
-LIMITS = "Limits that all users share"
+OPTIONS = ModelOptions(
+    "bundlemage.campaigns.settings",
+    "Campaign",
+    panel="Limits that all users share",
+    panels=dict.fromkeys(("per_user", "value", "format", "part_users", "seed")),
+    without=("where",),
+)
 
 
 def campaign(
     folder: ModelFolder,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where plan, parts and summary go.")
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for plan, parts and summary.")
     ],
-    form: Annotated[str, typer.Option("--format", help="Of the parts: parquet or jsonl.")] = "parquet",
-    per_user: Annotated[int, typer.Option("--per-user", help="The most bundles for one user.")] = 1,
-    value: Annotated[
-        str, typer.Option(help="What is to be highest: expected sales, or takings (sales times price).")
-    ] = "sales",
-    stock: Annotated[
-        bool,
-        typer.Option("--stock", help="Use no more of an item than is in stock.", rich_help_panel=LIMITS),
-    ] = False,
-    shown_at_most: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Show one bundle to no more users.", rich_help_panel=LIMITS),
-    ] = None,
-    different_at_most: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Use no more different bundles.", rich_help_panel=LIMITS),
-    ] = None,
-    budget: Annotated[
-        float | None,
-        typer.Option(
-            metavar="MONEY",
-            help="What discounts may cost: the items' prices times the discount, for each bundle shown.",
-            rich_help_panel=LIMITS,
-        ),
-    ] = None,
-    reserve: Annotated[
-        str,
-        typer.Option(
-            help="What a shown bundle takes of stock and budget: all of it (shown), or only by its chance "
-            "(expected).",
-            rich_help_panel=LIMITS,
-        ),
-    ] = "shown",
     exclude: ask.Exclude = None,
     among: ask.Among = None,
     tag: ask.Tags = None,
@@ -66,22 +40,19 @@ def campaign(
         Path | None,
         typer.Option("--users", metavar="FILE", help="Only these users: a text file with one id a line."),
     ] = None,
-    part_users: Annotated[
-        int, typer.Option(metavar="N", help="So many users in one file; work that is cut off loses no more.")
-    ] = 8192,
-    seed: Annotated[int, typer.Option(help="Of the sample of users that prices are learned on.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a campaign that was cut off.")] = False,
+    settings: FromModel = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted campaign.")] = False,
     engine: EngineName = "local",
     address: Address = None,
     workers: Workers = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Show every user the bundles that are worth most together, within limits that all of them share.
+    """Show every user the most valuable bundles, within limits that all users share.
 
-    FOLDER/parts gets files with user_id, rank, bundle_id, chance, value and price; FOLDER/campaign.json what
-    it comes to, beside a bound that no plan within the limits exceeds. Killed at any time, the same command
-    with --resume goes on and ends with the same files.
+    FOLDER/parts gets files with user_id, rank, bundle_id, chance, value and price; FOLDER/campaign.json gets
+    the summary, with a bound that no plan within the limits exceeds. After an interruption at any time, the
+    same command with --resume continues and ends with the same files.
     """
     from bundlemage.cli import show, stages
     from bundlemage.engines.base import engine as engine_of
@@ -94,18 +65,7 @@ def campaign(
         output,
         users=None if users is None else tuple(_listed(users)),
         where=where,
-        settings={
-            "format": form,
-            "per_user": per_user,
-            "value": value,
-            "stock": stock,
-            "shown_at_most": shown_at_most,
-            "different_at_most": different_at_most,
-            "budget": budget,
-            "reserve": reserve,
-            "part_users": part_users,
-            "seed": seed,
-        },
+        settings=settings,
         resume=resume,
         device=device,
     )
@@ -132,7 +92,7 @@ def _listed(file: Path) -> list[str]:
 
 
 def _sentences(summary: CampaignSummary) -> list[str]:
-    """What came of it, in words."""
+    """The summary in words."""
     what = summary.settings["value"]
     lines = [
         f"{summary.users:,} users are shown {summary.shown:,} bundles, {summary.different:,} different ones; "
@@ -148,13 +108,13 @@ def _sentences(summary: CampaignSummary) -> list[str]:
         )
     if summary.by_popularity:
         lines.append(
-            f"[yellow]note:[/] nothing is known of {summary.by_popularity:,} users; for them the chance of a "
-            "bundle is its share of all sales"
+            f"[yellow]note:[/] {summary.by_popularity:,} users have no history; for them the chance of "
+            "a bundle is its share of all sales"
         )
     if summary.left_out:
         lines.append(
-            f"[yellow]note:[/] {summary.left_out:,} bundles were left out, as their price or discount is not "
-            "known"
+            f"[yellow]note:[/] {summary.left_out:,} bundles were left out because their price or discount is "
+            "unknown"
         )
     return lines
 

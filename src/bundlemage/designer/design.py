@@ -26,9 +26,9 @@ from bundlemage.wire.design_answers import Design, DesignedItem, Designs, Explan
 REASONS = 1.0
 """The least time for reasons, in seconds."""
 LOOKED_AT = 4
-"""How many of the bundles that grew are looked at as a whole."""
+"""How many of the grown bundles are valued as a whole."""
 AROUND = 60
-"""How many bundles around the best one the exact search looks at in each round."""
+"""How many neighbours of the best bundle the exact search values in each round."""
 
 
 def design(
@@ -37,21 +37,21 @@ def design(
     """Designs bundles for one user. `histories` has one row; `contents` are those of its bundles."""
     cp()  # say at once if it is missing
     deadline = Deadline(request.time_limit)
-    # Whoever has a bundle has what is in it.
+    # A user who has a bundle has its items.
     owned = torch.cat([histories.items.values, contents.rows(histories.bundles.values).values])
     rules = Rules(request, shop.item_shelf, shop.trade.items_gone, np.unique(owned.cpu().numpy()))
     objective = Objective(model, histories, contents, shop.item_shelf, rules.start, request)
     search = _Search(objective, rules, deadline)
-    found = search.bundles()
+    worths = search.bundles()
     complete = search.complete
-    why: list[list[Explanation | None]] = [[None for _ in worth.added] for worth in found]
+    why: list[list[Explanation | None]] = [[None for _ in worth.added] for worth in worths]
     if request.reasons:
-        added, until = [worth.added for worth in found], Deadline(max(REASONS, deadline.left))
+        added, until = [worth.added for worth in worths], Deadline(max(REASONS, deadline.left))
         why = explain_added(model, shop, histories, contents, rules.start, added, until)
         complete &= all(reason is not None for reasons in why for reason in reasons)
     bundles = tuple(
         _named(rank, worth, reasons, rules, shop)
-        for rank, (worth, reasons) in enumerate(zip(found, why, strict=True), start=1)
+        for rank, (worth, reasons) in enumerate(zip(worths, why, strict=True), start=1)
     )
     return Designs(
         bundles=bundles,
@@ -63,30 +63,30 @@ def design(
 
 
 class _Search:
-    """One bundle after another, each the best that differs enough from those before."""
+    """Searches one bundle after another, each the best that differs enough from those before."""
 
     def __init__(self, objective: Objective, rules: Rules, deadline: Deadline) -> None:
         self.objective, self.rules, self.deadline = objective, rules, deadline
         self.complete, self.proven = True, False
 
     def bundles(self) -> list[Worth]:
-        request, found = self.rules.request, list[Worth]()
-        while len(found) < request.n and not (found and self._out_of_time()):
-            earlier = [self.rules.chosen(worth.added) for worth in found]
-            if any(not chosen for chosen in earlier):
+        request, chosen = self.rules.request, list[Worth]()
+        while len(chosen) < request.n and not (chosen and self._out_of_time()):
+            earlier = [self.rules.chosen(worth.added) for worth in chosen]
+            if not all(earlier):
                 break  # nothing was left to choose
-            best = self._next(earlier, Deadline(self.deadline.share(request.n - len(found))))
+            best = self._next(earlier, Deadline(self.deadline.share(request.n - len(chosen))))
             if best is None:
                 break
-            found.append(best)
-        return sorted(found, key=lambda worth: -worth.value)
+            chosen.append(best)
+        return sorted(chosen, key=lambda worth: -worth.value)
 
     def _out_of_time(self) -> bool:
         self.complete &= not self.deadline.passed
         return self.deadline.passed
 
     def _next(self, earlier: Sequence[Items], share: Deadline) -> Worth | None:
-        """`share` is the time that the exact search has for this one."""
+        """`share` is the time of the exact search for this bundle."""
         grown = self._grown(earlier)
         if not grown:
             return None
@@ -96,13 +96,13 @@ class _Search:
         return self._exact(best, earlier, grown, share)
 
     def _grown(self, earlier: Sequence[Items]) -> list[Items]:
-        """What grows item by item; or anything that keeps the rules, if that led nowhere."""
-        method, found = self.rules.request.method, dict[Items, Items]()
+        """Bundles that grow item by item; if there are none, any bundle that keeps the rules."""
+        method, bundles = self.rules.request.method, dict[Items, Items]()
         for width in (1,) if method == "greedy" else (1, WIDTH):  # a wide beam may lose what one path finds
             grown = grow(self.objective, self.rules, earlier, self.deadline, width)
             self.complete &= not self.deadline.passed
-            found |= {tuple(sorted(added)): added for added in grown[:LOOKED_AT]}
-        return list(found.values()) or self._anything(earlier, self.deadline)
+            bundles |= {tuple(sorted(added)): added for added in grown[:LOOKED_AT]}
+        return list(bundles.values()) or self._anything(earlier, self.deadline)
 
     def _anything(self, earlier: Sequence[Items], deadline: Deadline) -> list[Items]:
         if not earlier:
@@ -119,16 +119,17 @@ class _Search:
     def _exact(
         self, best: Worth, earlier: Sequence[Items], known: Sequence[Items], deadline: Deadline
     ) -> Worth:
-        """The best two by two, and from there, as long as the model finds a better one around it."""
+        """The best bundle by pairs of items, improved as long as the model prefers a neighbour."""
         seed = self.rules.request.seed
         few = every_bundle(self.rules, earlier, seed, deadline)
         if few is not None:
             self.proven = self.proven or not earlier
             return max([best, *self.objective.worth(few)], key=_order)
         fits = Fits.of(self.objective, self.rules, earlier, known)
-        found = shortlist(fits, self.rules, earlier, known, seed, Deadline(deadline.left * 0.8))
-        self.complete &= found.finished
-        kept = [added for added in found.bundles if self.rules.hold(added, earlier)]
+        until = Deadline(deadline.left * 0.8)
+        bundles, finished = shortlist(fits, self.rules, earlier, known, seed, until)
+        self.complete &= finished
+        kept = [added for added in bundles if self.rules.hold(added, earlier)]
         best = max([best, *self.objective.worth(kept)], key=_order)
         while not deadline.passed:
             around = neighbours(fits, self.rules, earlier, best.added, AROUND)
@@ -141,7 +142,7 @@ class _Search:
 
 
 def _order(worth: Worth) -> tuple[float, Items]:
-    """The highest value; of equal ones always the same."""
+    """Orders by value, and equal values always in the same way."""
     return (worth.value, tuple(-item for item in sorted(worth.added)))
 
 
@@ -181,5 +182,5 @@ def _same_as(items: Items, shop: Shop) -> str | None:
     contents = shop.dataset.bundle_item
     inside = np.concatenate([[0], np.cumsum(np.isin(contents.indices, items))])
     sizes, shared = np.diff(contents.indptr), np.diff(inside[contents.indptr])
-    found = np.flatnonzero((sizes == len(items)) & (shared == len(items)) & ~shop.trade.bundles_gone)
-    return shop.dataset.bundles[int(found[0])] if len(found) else None
+    same = np.flatnonzero((sizes == len(items)) & (shared == len(items)) & ~shop.trade.bundles_gone)
+    return shop.dataset.bundles[int(same[0])] if len(same) else None

@@ -1,4 +1,4 @@
-"""Why this one? What someone has is left out, each thing in turn, and the model is asked again."""
+"""Explanations: each thing that a user has is left out in turn, and the model scores again."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from bundlemage.models.ragged import Ragged
 from bundlemage.wire.design_answers import Explanation, Reason, in_words
 
 MOST_LEFT_OUT = 2000
-"""Of items, and of bundles: the work grows with the square of their number."""
+"""The most items, and the most bundles, that are left out. The work grows with the square of their number."""
 ROWS = 4096
-"""About how many answers of the model are worked out at once."""
+"""About how many scores are computed at once."""
 
 
 Kind = Literal["item", "bundle", "partial"]
@@ -27,33 +27,33 @@ Kind = Literal["item", "bundle", "partial"]
 
 @dataclass(frozen=True)
 class _LeftOut:
-    """One person several times: whole in the first row, then without one thing each."""
+    """One user several times: the whole history in the first row, then without one thing each."""
 
-    people: Histories
+    users: Histories
     what: list[tuple[Kind, int]]
     not_asked: int
 
     @classmethod
     def of(cls, one: Histories, *, history: bool = True) -> _LeftOut:
-        """Without `history` only the whole: for a model that goes by who someone is."""
+        """Without `history` only the whole: for a model that knows users by id alone."""
         items, bundles = one.items.values.tolist(), one.bundles.values.tolist()
         most = MOST_LEFT_OUT if history else 0
         some_items, some_bundles = items[:most], bundles[:most]
         rows = 1 + len(some_items) + len(some_bundles)
         device = one.items.device
         again = one.rows(torch.zeros(rows, dtype=torch.int64, device=device))
-        people = Histories(
+        users = Histories(
             _without_one(again.items, len(items), range(1, 1 + len(some_items))),
             _without_one(again.bundles, len(bundles), range(1 + len(some_items), rows)),
             again.users,
         )
         what: list[tuple[Kind, int]] = [("item", item) for item in some_items]
         what += [("bundle", bundle) for bundle in some_bundles]
-        return cls(people, what, len(items) + len(bundles) - len(what))
+        return cls(users, what, len(items) + len(bundles) - len(what))
 
 
 def _without_one(same: Ragged, length: int, rows: range) -> Ragged:
-    """Equal rows, of which some lack an entry: the first of `rows` its first, the next its second, …"""
+    """Equal rows, some without an entry: the first of `rows` lacks its first, the next its second, …"""
     keep = torch.ones(len(same.values), dtype=torch.bool, device=same.device)
     keep[[row * length + number for number, row in enumerate(rows)]] = False
     return same.keep(keep)
@@ -62,20 +62,20 @@ def _without_one(same: Ragged, length: int, rows: range) -> Ragged:
 def explain_bundles(
     model: Model, shop: Shop, one: Histories, contents: Ragged, bundles: Sequence[int]
 ) -> list[Explanation]:
-    """Why someone is recommended each of these bundles."""
+    """Explains why a user is recommended each of these bundles."""
     if not model.knows_new_users:
         raise UnsupportedError(
-            f"{model.title} goes by who a user is, not by what they have, so it cannot say what speaks for a "
-            "bundle: 'bundlemage models' lists those that can, under 'new users'"
+            f"{model.title} knows users by id and not by history, so it cannot explain a bundle: "
+            "'bundlemage models' lists those that can, under 'new users'"
         )
     matcher, left_out = require(model, Matcher), _LeftOut.of(one)
-    rows = len(left_out.people)
+    rows = len(left_out.users)
     with torch.inference_mode():
         which = torch.arange(rows, device=shop.device).repeat(len(bundles))
-        asked = torch.tensor(bundles, device=shop.device).repeat_interleave(rows)
+        candidates = torch.tensor(bundles, device=shop.device).repeat_interleave(rows)
         among = len(shop.dataset.bundles)  # not those that the history brought along
-        people = matcher.encoded(left_out.people, contents)
-        fits = matcher.bundle_fit(people, which, asked, contents, among).view(len(bundles), rows)
+        users = matcher.encoded(left_out.users, contents)
+        fits = matcher.bundle_fit(users, which, candidates, contents, among).view(len(bundles), rows)
     gate = _gate(model, one, contents)
     return [_explained(row.tolist(), left_out.what, gate, left_out.not_asked, shop) for row in fits]
 
@@ -83,7 +83,7 @@ def explain_bundles(
 def explain_item(
     model: Model, shop: Shop, one: Histories, contents: Ragged, item: int, partial: Items
 ) -> Explanation:
-    """Why an item completes a partial bundle for someone."""
+    """Explains why an item completes a partial bundle for a user."""
     if item in partial:
         name = shop.dataset.items[item]
         raise ConfigError(f"the item {name!r} is in the partial bundle already: leave it out there")
@@ -99,19 +99,19 @@ def explain_added(
     bundles: Sequence[Items],
     deadline: Deadline,
 ) -> list[list[Explanation | None]]:
-    """For bundles that were designed: why each added item, beside all the others; None if time ran out."""
+    """Explains each added item of designed bundles, beside all the others; None if time ran out."""
     cases = [
         (item, tuple(other for other in start + added if other != item))
         for added in bundles
         for item in added
     ]
-    found: list[Explanation | None] = []
+    explanations: list[Explanation | None] = []
     for explanation in _explain_items(model, shop, one, contents, cases):
-        found.append(explanation)
+        explanations.append(explanation)
         if deadline.passed:
             break
-    found += [None] * (len(cases) - len(found))
-    each = iter(found)
+    explanations += [None] * (len(cases) - len(explanations))
+    each = iter(explanations)
     return [[next(each) for _ in added] for added in bundles]
 
 
@@ -120,9 +120,9 @@ def _explain_items(
 ) -> Iterator[Explanation]:
     left_out = _LeftOut.of(one, history=model.knows_new_users)
     gate = _gate(model, one, contents)
-    rows = len(left_out.people)
+    rows = len(left_out.users)
     with torch.inference_mode():
-        people = model.encoded(left_out.people, contents)
+        users = model.encoded(left_out.users, contents)
     at_once = max(1, ROWS // rows)
     for first in range(0, len(cases), at_once):
         some = cases[first : first + at_once]
@@ -134,12 +134,12 @@ def _explain_items(
             partials += [partial[:number] + partial[number + 1 :] for number in range(len(partial))]
         lengths = [rows + len(partial) for _, partial in some]
         with torch.inference_mode():
-            asked = torch.tensor([item for item, _ in some], device=shop.device)
+            candidates = torch.tensor([item for item, _ in some], device=shop.device)
             fits = require(model, Completer).item_fit(
-                people,
+                users,
                 torch.tensor(which, device=shop.device),
                 Ragged.from_lists(partials, shop.device),
-                asked.repeat_interleave(torch.tensor(lengths, device=shop.device)),
+                candidates.repeat_interleave(torch.tensor(lengths, device=shop.device)),
                 contents,
             )
         for (_, partial), row in zip(some, torch.split(fits, lengths), strict=True):
@@ -168,7 +168,7 @@ def _explained(
 
 
 def _named(shop: Shop, kind: Kind, place: int) -> dict[str, Any]:
-    """A bundle that a history brought along has no id: it is named by its number among those."""
+    """The id and title. A bundle that only the history has is named by its number there."""
     ids = shop.dataset.bundles if kind == "bundle" else shop.dataset.items
     if place >= len(ids):
         return {"id": f"bundle {place - len(ids) + 1} of the history", "title": None}

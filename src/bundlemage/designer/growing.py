@@ -1,4 +1,4 @@
-"""Greedy and beam search: bundles that grow item by item, and never into a corner that can be seen."""
+"""Greedy and beam search: bundles grow item by item, with a look ahead to what the rules still need."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from bundlemage.designer.objective import Floats, Objective
 from bundlemage.designer.waiting import Deadline
 
 WIDTH = 8
-"""How many bundles a beam follows at once."""
+"""The number of bundles that a beam follows at once."""
 LIKELIEST = 256
-"""How many items are looked at first for each of them; all the others only where too few of these will do."""
+"""The number of likeliest items that are tried first for each bundle. The others are tried only if needed."""
 
 
 @dataclass(frozen=True)
 class _State:
-    """A bundle on its way."""
+    """An unfinished bundle."""
 
     added: Items
     total: float
-    """Of logarithms and earnings of what was chosen so far."""
+    """The sum of logarithms and earnings of the chosen items."""
     pairs: float
-    """Of the distances between its items, where variety counts."""
+    """The sum of distances between its items, if variety counts."""
     counts: Integers
-    """In each group."""
+    """The number of items in each group."""
     sums: Integers
-    """So far, of each of the rules' sums."""
+    """The value of each of the rules' sums."""
 
     @property
     def key(self) -> Items:
@@ -38,9 +38,9 @@ class _State:
 
 
 class Lookahead:
-    """Which items may come next so that, as far as can be seen, the rules can still be kept.
+    """Decides which items may come next without breaking a rule later.
 
-    What it refuses is impossible; what it lets through may still turn out to be.
+    What it refuses is impossible. What it lets through may still turn out to be impossible.
     """
 
     def __init__(self, rules: Rules, earlier: Sequence[Items]) -> None:
@@ -134,7 +134,7 @@ def grow(
             width = 1  # the shortest way to something
         states = _step(objective, rules, ahead, states[:width], width)
         _keep(whole, rules, earlier, states)
-    return [added for _, added in sorted(whole.values(), key=lambda found: (-found[0], found[1]))]
+    return [added for _, added in sorted(whole.values(), key=lambda each: (-each[0], each[1]))]
 
 
 def _step(
@@ -142,22 +142,22 @@ def _step(
 ) -> list[_State]:
     bundles = [rules.start + state.added for state in states]
     likely = objective.likeliest(bundles, rules.allowed, LIKELIEST)
-    found: list[tuple[float, int, int, float]] = []
+    options: list[tuple[float, int, int, float]] = []
     for number, state in enumerate(states):
         items, log = likely[number]
         mask = ahead.open(state, items)
         if np.count_nonzero(mask) < width and len(items) < rules.items:
-            # Those that are open lie further down.
+            # Open items are less likely ones.
             items, log = np.flatnonzero(rules.allowed), objective.chances_after([bundles[number]])[0]
             log = log[items]
             mask = ahead.open(state, items)
         items, log = items[mask], log[mask]
         values = _values(objective, rules, state, items, log)
         best = np.lexsort((items, -values))[:width]
-        found += [(float(values[b]), number, int(items[b]), float(log[b])) for b in best]
-    found.sort(key=lambda each: (-each[0], each[1], each[2]))
+        options += [(float(values[b]), number, int(items[b]), float(log[b])) for b in best]
+    options.sort(key=lambda each: (-each[0], each[1], each[2]))
     following: dict[Items, _State] = {}
-    for _, number, item, log_chance in found:
+    for _, number, item, log_chance in options:
         state = _with(objective, rules, states[number], item, log_chance)
         following.setdefault(state.key, state)
         if len(following) == width:
@@ -166,7 +166,7 @@ def _step(
 
 
 def _values(objective: Objective, rules: Rules, state: _State, items: Integers, logs: Floats) -> Floats:
-    """What the bundle would be worth with each of some items."""
+    """The value of the bundle with each of some items."""
     chosen = len(state.added) - len(rules.must) + 1
     values = (state.total + logs + objective.earns[items]) / chosen
     if objective.asks_for_variety:

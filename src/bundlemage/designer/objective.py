@@ -1,4 +1,4 @@
-"""How good a bundle is for someone: the model's own likelihood of it, and the terms that were asked for."""
+"""The value of a bundle for a user: the model's likelihood of it, and the terms of the request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Worth:
 
     added: Items
     logs: tuple[float, ...]
-    """Of each one's probability, given the user and what was in before it."""
+    """The logarithm of each item's probability, given the user and the items before it."""
     likelihood: float
     margin: float
     diversity: float
@@ -40,12 +40,11 @@ class Worth:
 
 
 class Objective:
-    """For one person and one request.
+    """The values of bundles for one user and one request.
 
-    The value of a bundle is the mean logarithm of the probabilities of what is added to it, one item after
-    another, the most likely of those left first; each time the model looks at the bundle as it then is. To
-    this come what its items earn and how different they are from each other, with the weights that were
-    asked for.
+    The value of a bundle is the mean logarithm of the probabilities of the added items, one after another,
+    the most likely first; each probability is given the items before it. The margin of the items and their
+    variety are added with the weights of the request.
     """
 
     def __init__(
@@ -65,9 +64,9 @@ class Objective:
         self.earns = _earnings(request, shelf)  # [items]
 
     def log_chances(self, bundles: Sequence[Items]) -> Iterator[tuple[slice, Floats]]:
-        """The logarithm of each item's probability as the next one; -∞ for what is in already.
+        """The logarithm of each item's probability as the next one; -∞ for items of the bundle.
 
-        So many bundles at a time that memory is bounded: which of them, and a row for each.
+        Yields some bundles at a time, so that memory is bounded: which of them, and a row for each.
         """
         for where, rows in self._log_chances(bundles):
             yield where, rows.cpu().numpy()
@@ -79,19 +78,19 @@ class Objective:
             some = bundles[first : first + rows]
             partial = Ragged.from_lists(some, device)
             with torch.inference_mode():
-                people = self._one.rows(torch.zeros(len(some), dtype=torch.int64, device=device))
-                scores = self.model.item_scores(people, partial, self.contents).clone()
+                users = self._one.rows(torch.zeros(len(some), dtype=torch.int64, device=device))
+                scores = self.model.item_scores(users, partial, self.contents).clone()
                 scores[partial.row_of_entry(), partial.values] = -torch.inf
-                found = torch.log_softmax(scores, 1)  # [some, items]
-            yield slice(first, first + len(some)), found
+                logs = torch.log_softmax(scores, 1)  # [some, items]
+            yield slice(first, first + len(some)), logs
 
     def chances_after(self, bundles: Sequence[Items]) -> Floats:
         """All rows of `log_chances`, for a few bundles."""
         return np.concatenate([rows for _, rows in self.log_chances(bundles)])
 
     def likeliest(self, bundles: Sequence[Items], allowed: Mask, most: int) -> list[tuple[Integers, Floats]]:
-        """For each bundle the items that would add most to it, of those allowed, and the logarithms of their
-        probabilities; variety is left out of account. Bundles that were asked about before are not again."""
+        """For each bundle the allowed items that would add most to it, and the logarithms of their
+        probabilities. Variety does not count. Results are kept for later calls."""
         if self._hidden is None:
             hidden = np.where(allowed, self.earns, -np.inf).astype(np.float32)
             self._hidden = torch.from_numpy(hidden).to(self.contents.device)
@@ -100,14 +99,14 @@ class Objective:
         for where, rows in self._log_chances(new):
             with torch.inference_mode():
                 _, places = top(rows + self._hidden, min(most, rows.shape[1]))
-                found = zip(places.cpu().numpy(), rows.gather(1, places).cpu().numpy(), strict=True)
-            self._seen.update(zip(new[where], found, strict=True))
+                likeliest = zip(places.cpu().numpy(), rows.gather(1, places).cpu().numpy(), strict=True)
+            self._seen.update(zip(new[where], likeliest, strict=True))
         return [self._seen[key] for key in keys]
 
     # ── Whole bundles ────────────────────────────────────────────────────────────────────────────
 
     def worth(self, bundles: Sequence[Items]) -> list[Worth]:
-        """What sets of added items are worth, `start` being there already."""
+        """The values of sets of added items, in addition to `start`."""
         orders: list[list[int]] = [[] for _ in bundles]
         logs: list[list[float]] = [[] for _ in bundles]
         going = [number for number, added in enumerate(bundles) if added]
@@ -121,23 +120,23 @@ class Objective:
     def _next_items(
         self, bundles: Sequence[Items], orders: list[list[int]], going: list[int]
     ) -> list[tuple[int, int, float]]:
-        """For each bundle the most likely of the items left. What several have in common is asked once, and
-        not at all if it was seen while bundles grew."""
-        asked: dict[Items, list[int]] = {}
+        """For each bundle the most likely of the items left. Equal contexts are scored once, and not at all
+        if they are known from the search."""
+        contexts: dict[Items, list[int]] = {}
         for number in going:
-            asked.setdefault(tuple(sorted((*self.start, *orders[number]))), []).append(number)
-        found, unseen = [], []
-        for context, numbers in asked.items():
+            contexts.setdefault(tuple(sorted((*self.start, *orders[number]))), []).append(number)
+        items_next, unseen = [], []
+        for context, numbers in contexts.items():
             left = {number: [i for i in bundles[number] if i not in orders[number]] for number in numbers}
             logs = self._logs_seen(context)
             if logs is not None and all(item in logs for items in left.values() for item in items):
-                found += [_likeliest_of(items, logs, number) for number, items in left.items()]
+                items_next += [_likeliest_of(items, logs, number) for number, items in left.items()]
             else:
                 unseen.append((context, left))
         for where, rows in self.log_chances([context for context, _ in unseen]):
             for (_, left), row in zip(unseen[where], rows, strict=True):
-                found += [_likeliest_of(items, row, number) for number, items in left.items()]
-        return found
+                items_next += [_likeliest_of(items, row, number) for number, items in left.items()]
+        return items_next
 
     def _logs_seen(self, context: Items) -> dict[int, float] | None:
         if context not in self._seen:
@@ -158,7 +157,7 @@ class Objective:
     # ── The stated terms ─────────────────────────────────────────────────────────────────────────
 
     def variety(self, items: Items) -> float:
-        """The weighted mean of how far the items of a bundle point apart, two by two."""
+        """The weighted mean distance between the items of a bundle."""
         if not self._weight or len(items) < 2:
             return 0.0
         between = self.apart(items, items)
@@ -176,8 +175,8 @@ class Objective:
                 F.normalize(vectors[torch.as_tensor(np.asarray(each, np.int64), device=vectors.device)])
                 for each in (some, others)
             )
-            found: Floats = self._weight * (1 - (first @ second.T).cpu().numpy())
-        return found
+            distances: Floats = self._weight * (1 - (first @ second.T).cpu().numpy())
+        return distances
 
 
 def _likeliest_of(items: Sequence[int], logs: Any, number: int) -> tuple[int, int, float]:
@@ -186,7 +185,7 @@ def _likeliest_of(items: Sequence[int], logs: Any, number: int) -> tuple[int, in
 
 
 def _earnings(request: DesignRequest, shelf: Shelf) -> Floats:
-    """What each item earns when it is sold in the bundle, in mean prices of the shop, times the weight."""
+    """What each item earns in the bundle, in units of the shop's mean price, times the weight."""
     earns = np.zeros(len(shelf.ids))
     costs = np.zeros(len(earns))
     costs[shelf.ids.positions(request.costs)] = list(request.costs.values())

@@ -1,9 +1,9 @@
-"""The best bundle by how items fit two by two, exactly: a problem for CP-SAT.
+"""The best bundle by how well pairs of items fit, found exactly by CP-SAT.
 
-How likely a whole bundle is cannot be written down for a solver, as the model looks at each bundle anew. What
-can is how likely each item is beside each other one. By that sum CP-SAT finds the best bundle of each size,
-of the model's best few hundred items; the model then says which of them is best, and looks around it. Where
-a request leaves so few bundles that all can be listed, all are looked at.
+The likelihood of a whole bundle cannot be written down for a solver, because the model scores each bundle
+anew. The likelihood of each item beside each other item can. CP-SAT finds the bundle of each size with the
+highest sum, among the model's best few hundred items. The model then values these bundles and their
+neighbours. If a request allows so few bundles that all can be listed, the model values all of them.
 """
 
 from __future__ import annotations
@@ -19,18 +19,9 @@ from bundlemage.designer.solver import BundleChoice, cp, new_solver, representat
 from bundlemage.designer.waiting import Deadline
 
 POOL = 200
-"""How many of the model's best items the exact search chooses from; more where the rules need others."""
+"""The number of the model's best items that the exact search chooses from; more if the rules need others."""
 FINE = 20
 """Steps in a logarithm of one: CP-SAT counts in whole numbers."""
-
-
-@dataclass(frozen=True)
-class Shortlist:
-    """Bundles for the model to look at."""
-
-    bundles: list[Items]
-    finished: bool
-    """Whether the search came to its end."""
 
 
 def shortlist(
@@ -40,25 +31,25 @@ def shortlist(
     known: Sequence[Items],
     seed: int,
     deadline: Deadline,
-) -> Shortlist:
-    """The bundle of each size that fits best two by two. `known` ones are a start."""
+) -> tuple[list[Items], bool]:
+    """The best bundle of each size by pairs, starting from `known` ones, and whether the search finished."""
     all_sizes = sizes(rules)
-    found: list[Items] = []
+    bundles: list[Items] = []
     finished = True
     for number, size in enumerate(all_sizes):
         if deadline.passed:
-            return Shortlist(found, False)
+            return bundles, False
         same = [added for added in known if len(rules.start) + len(added) == size]
         seconds = deadline.share(len(all_sizes) - number)
         best, proved = best_of_size(fits, rules, earlier, size, same, seed, seconds)
-        found += [best] if best else []
+        bundles += [best] if best else []
         finished &= proved
-    return Shortlist(found, finished)
+    return bundles, finished
 
 
 @dataclass(frozen=True)
 class Fits:
-    """How good items are by themselves and beside each other, for one person and what is in already."""
+    """How well items fit by themselves and in pairs, for one user and the items that are in any case."""
 
     places: Integers
     alone: Floats  # [pool]: the logarithm as the first one to be added
@@ -85,8 +76,8 @@ class Fits:
     def of_size(self, rules: Rules, size: int) -> tuple[Floats, Floats]:
         """What an item, and two items together, add to the value of a bundle of this size.
 
-        An item comes first in one of so many orders, and else after others: how likely it is beside each of
-        them, in the mean, stands for how likely it is after all of them.
+        An item comes first in some orders, and after others in the rest: its mean likelihood beside each of
+        them stands for its likelihood after all of them.
         """
         free = size - len(rules.fixed)
         counted = free + len(rules.must)  # the mean is over all that is added
@@ -138,7 +129,7 @@ class TwoByTwo:
                 yield price * weights, price * room
 
     def _limits(self) -> Integers:
-        """What each item can add at most: itself, and the best others beside it that the budget allows."""
+        """The most that each item can add: itself, and the best others beside it that the sums allow."""
         others = self.free - 1
         scores = self.together.astype(np.float64)
         np.fill_diagonal(scores, -np.inf)
@@ -150,7 +141,7 @@ class TwoByTwo:
         return limits
 
     def promising(self, at_least: int) -> Integers:
-        """Which items can be in a bundle of such a value: the others are left to no solver."""
+        """The items that can be in a bundle of such a value. The solver need not see the others."""
         limits = self.limits.astype(np.float64)
         highest = np.full(len(limits), np.inf)
         for costs, worth in self._penalties():
@@ -183,7 +174,7 @@ def best_of_size(
     seed: int,
     seconds: float,
 ) -> tuple[Items | None, bool]:
-    """The bundle of one size that fits best two by two, and whether it is proved to be it."""
+    """The best bundle of one size by pairs of items, and whether that is proven."""
     if size == len(rules.fixed):
         return (rules.must if rules.hold(rules.must, earlier) else None), True
     if len(fits.places) < size - len(rules.fixed):
@@ -206,7 +197,7 @@ def best_of_size(
 
 
 def neighbours(fits: Fits, rules: Rules, earlier: Sequence[Items], added: Items, most: int) -> list[Items]:
-    """Bundles with one item exchanged, those that fit best two by two first."""
+    """Bundles with one item exchanged, the best by pairs first."""
     chosen = rules.chosen(added)
     if not chosen:
         return []
@@ -218,14 +209,14 @@ def neighbours(fits: Fits, rules: Rules, earlier: Sequence[Items], added: Items,
         gains[number] = problem.alone + 2 * problem.together[:, rest].sum(1)
         gains[number] += problem.value(tuple(fits.places[rest].tolist()))
         gains[number, index] = -np.inf
-    found = []
+    bundles = []
     for place in np.argsort(-gains, axis=None, kind="stable")[: 20 * most].tolist():
         out, into = divmod(place, len(fits.places))
         if gains[out, into] == -np.inf:
             break
         other = (*(item for item in added if item != chosen[out]), int(fits.places[into]))
         if rules.hold(other, earlier):
-            found.append(other)
-            if len(found) == most:
+            bundles.append(other)
+            if len(bundles) == most:
                 break
-    return found
+    return bundles

@@ -1,4 +1,4 @@
-"""CP-SAT: any bundle that keeps the rules, or all of them where they are few."""
+"""CP-SAT: any bundle that keeps the rules, or all of them if they are few."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TRIED = 3000
 """With more items to choose from, some of them are tried first."""
 LISTED = 3000
-"""The most bundles that are listed when all are."""
+"""The most bundles that are listed."""
 
 
 def cp() -> Any:
@@ -94,7 +94,7 @@ def _first_of_each(kinds: Integers, order: npt.NDArray[Any], most: int) -> npt.N
 
 
 class BundleChoice:
-    """A model in which items are chosen, and every rule holds."""
+    """A CP-SAT model in which items are chosen and every rule holds."""
 
     def __init__(
         self, rules: Rules, places: Integers, earlier: Sequence[Items], sizes: tuple[int, int]
@@ -189,8 +189,8 @@ def _any_of(
         return None
     if status not in (cp().OPTIMAL, cp().FEASIBLE):
         raise OutOfTimeError(
-            "no bundle that keeps these rules was found in the time that was given: ask again with a longer "
-            "time limit, or with fewer rules"
+            "the search found no bundle that keeps these rules in time: give a longer time limit, or fewer "
+            "rules"
         )
     return choice.items(solver.boolean_value)
 
@@ -203,7 +203,7 @@ def sizes(rules: Rules) -> range:
 
 
 def every_bundle(rules: Rules, earlier: Sequence[Items], seed: int, deadline: Deadline) -> list[Items] | None:
-    """All bundles that keep the rules, where they are few; else None."""
+    """All bundles that keep the rules if they are few; else None."""
     free = np.flatnonzero(rules.allowed)
     if sum(comb(len(free), size - len(rules.fixed)) for size in sizes(rules)) > 20 * LISTED:
         return None
@@ -212,24 +212,24 @@ def every_bundle(rules: Rules, earlier: Sequence[Items], seed: int, deadline: De
     solver = new_solver(seed, deadline.left)
     solver.parameters.enumerate_all_solutions = True
     status = solver.solve(choice.model, collected)
-    if len(collected.found) >= LISTED or status not in (cp().OPTIMAL, cp().INFEASIBLE):
+    if len(collected.bundles) >= LISTED or status not in (cp().OPTIMAL, cp().INFEASIBLE):
         return None
-    return list(collected.found)
+    return list(collected.bundles)
 
 
 @cache
 def _callback() -> Any:
-    """Made once: a class that is made for each search stays until the next collection."""
+    """Created once, because a class for each search would stay in memory until the next collection."""
 
     class Callback(cp().CpSolverSolutionCallback):  # type: ignore[misc]
         def __init__(self, choice: BundleChoice) -> None:
             super().__init__()
             self.choice = choice
-            self.found: dict[Items, None] = {}
+            self.bundles: dict[Items, None] = {}
 
         def on_solution_callback(self) -> None:
-            self.found[self.choice.items(self.boolean_value)] = None
-            if len(self.found) >= LISTED:
+            self.bundles[self.choice.items(self.boolean_value)] = None
+            if len(self.bundles) >= LISTED:
                 self.stop_search()
 
     return Callback

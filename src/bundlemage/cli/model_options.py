@@ -1,0 +1,158 @@
+"""Options that are read from a pydantic model, so that each setting is described in one place."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+
+import typer
+from typer.core import TyperCommand
+
+from bundlemage.cli.options import ids, key_values
+from bundlemage.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+FromModel = Annotated[Any, typer.Option(hidden=True, parser=str)]
+"""The parameter `settings` of a command that has an option for each field of a model in its place."""
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How the fields of a model become options."""
+
+    module: str
+    name: str
+    panel: str
+    """The panel of the help for fields that `panels` does not name."""
+    panels: Mapping[str, str | None]
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Options that are not called like their field."""
+    metavars: Mapping[str, str] = field(default_factory=dict)
+    """How several values are written, if not as a list of ids."""
+    without: tuple[str, ...] = ()
+    """Fields that are no options."""
+
+    def command(self) -> type[TyperCommand]:
+        """A class for commands with these options in place of their parameter `settings`.
+
+        The options are made when the command is used, because the model takes longer to import than
+        `bundlemage --help` may take.
+        """
+        options = self
+
+        class WithOptions(TyperCommand):
+            def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
+                app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+                function = inspect.unwrap(self.callback)  # type: ignore[arg-type]
+                app.command(self.name, context_settings=dict(self.context_settings))(options.added(function))
+                return typer.main.get_command(app).make_context(info_name, args, parent, **extra)
+
+        return WithOptions
+
+    def added(self, command: Callable[..., None]) -> Callable[..., None]:
+        """The command with an option for each field in place of its parameter `settings`."""
+        fields = dict(self._fields())
+        parameters = dict(inspect.signature(command, eval_str=True).parameters)
+        del parameters["settings"]
+        parameters |= {name: self._option(name, info) for name, (_, info) in fields.items()}
+
+        def run(**values: Any) -> None:
+            settings: dict[str, Any] = {}
+            for name, (part, info) in fields.items():
+                value = values.pop(name)
+                if value is not None:
+                    target = settings if part is None else settings.setdefault(part, {})
+                    target[name] = self._read(name, info, value)
+            command(**values, settings=settings)
+
+        run.__dict__["__signature__"] = inspect.Signature(
+            [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters.values()]
+        )
+        run.__annotations__ = {name: each.annotation for name, each in parameters.items()}
+        run.__doc__ = command.__doc__
+        return run
+
+    def _fields(self) -> Iterator[tuple[str, tuple[str | None, FieldInfo]]]:
+        """The fields by name. A field that is a model of its own stands for its fields."""
+        for name, info in getattr(import_module(self.module), self.name).model_fields.items():
+            kind = _plain(info.annotation)
+            if name in self.without:
+                continue
+            if hasattr(kind, "model_fields") and not _is_range(kind):
+                yield from ((each, (name, inner)) for each, inner in kind.model_fields.items())
+            else:
+                yield name, (None, info)
+
+    def _option(self, name: str, info: FieldInfo) -> inspect.Parameter:
+        kind, default, metavar = _plain(info.annotation), info.default, None
+        names, words = self.names.get(name, (_flag(name),)), info.description
+        if get_origin(kind) in (tuple, dict):
+            metavar = self.metavars.get(name, "ID,ID")
+            kind, default = list[str] | None, None
+            words = f"{words} Repeatable."
+        elif _is_range(kind):
+            metavar = "N|N-N"
+            if default is None:
+                metavar, words = "MOST|LEAST-MOST", f"{words} '20-' is at least 20."
+            kind, default = str | None, None if default is None else f"{default.least}-{default.most}"
+        elif get_origin(kind) is Literal:
+            kind = str
+        elif default is True and name not in self.names:
+            names = (f"{_flag(name)}/--no-{name.replace('_', '-')}",)
+        annotation = kind | None if default is None else kind
+        panel = self.panels.get(name, self.panel)
+        option = typer.Option(*names, metavar=metavar, help=words, rich_help_panel=panel)
+        return inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, option]
+        )
+
+    def _read(self, name: str, info: FieldInfo, value: Any) -> Any:
+        """What was written as an option, as Python code would write it."""
+        kind, option = _plain(info.annotation), _flag(name)
+        if get_origin(kind) is dict:
+            pairs = key_values(value, option)
+            return {key: _number(text, f"{option} '{key}={text}'") for key, text in pairs.items()}
+        if get_origin(kind) is tuple:
+            return value if name in self.metavars else ids(value)
+        return _range(value, option) if _is_range(kind) else value
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _plain(kind: Any) -> Any:
+    """A type without its constraints, and without None."""
+    if get_origin(kind) is Annotated:
+        return _plain(get_args(kind)[0])
+    if NoneType in get_args(kind):
+        return _plain(next(each for each in get_args(kind) if each is not NoneType))
+    return kind
+
+
+def _is_range(kind: Any) -> bool:
+    return {"least", "most"} == set(getattr(kind, "model_fields", ()))
+
+
+def _range(text: str, option: str) -> Any:
+    least, dash, most = text.partition("-")
+    try:
+        both = [float(end) if end else None for end in (least, most)]
+    except ValueError:
+        both = []
+    if not both or not (least or most):
+        raise ConfigError(f"{option} {text!r}: write it as 4, as 3-5, or as 3- for at least 3")
+    return both if dash else both[0]
+
+
+def _number(text: str, where: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{where}: a number comes after the '=', as in NAME=2") from None
