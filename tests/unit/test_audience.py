@@ -433,7 +433,7 @@ def test_the_command_says_what_the_method_says(fitted: Recommender, items: list[
     assert answer["expected"] == pytest.approx(expected.expected, rel=1e-5)
     assert [person["id"] for person in answer["people"]] == [person.id for person in expected.people]
     shown = run(*chosen).output
-    assert f"{expected.expected:,.1f} of {expected.asked} people" in shown
+    assert f"{expected.expected:,.1f} of {expected.asked} users" in shown
     assert expected.people[0].id in shown
     run("score-bundle", tmp_path / "model", "--items", "nothing", code=2)
 

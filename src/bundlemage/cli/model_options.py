@@ -93,7 +93,7 @@ class ModelOptions:
         kind, default, metavar = _plain(info.annotation), info.default, None
         names, words = self.names.get(name, (_flag(name),)), info.description
         if get_origin(kind) in (tuple, dict):
-            metavar = self.metavars.get(name, "ID,ID")
+            metavar = self.metavars.get(name, "NAME=N" if get_origin(kind) is dict else "ID,ID")
             kind, default = list[str] | None, None
             words = f"{words} Repeatable."
         elif _is_range(kind):

@@ -202,14 +202,15 @@ class Rules:
 
     def _sums(self, shelf: Shelf) -> list[Sum]:
         """The sums that the request limits, besides the size."""
+        sums = []
         budget = self.request.budget or PriceRange()
-        if budget.least is None and budget.most is None:
-            return []
-        units = np.rint(np.nan_to_num(shelf.prices) * UNITS).astype(np.int64)
-        price = partial(to_pay, discount=self.request.discount)
-        paid = self._sum("budget", units, (budget.least, budget.most), "a price of {} {{}}", "{:,.2f}", price)
-        self.bans |= {rule: np.isnan(shelf.prices) for rule in paid.rules if rule is not None}
-        return [paid]
+        if budget != PriceRange():
+            units = np.rint(np.nan_to_num(shelf.prices) * UNITS).astype(np.int64)
+            price = partial(to_pay, discount=self.request.discount)
+            limits = (budget.least, budget.most)
+            sums.append(self._sum("budget", units, limits, "a price of {} {{}}", "{:,.2f}", price))
+            self.bans |= {rule: np.isnan(shelf.prices) for rule in sums[-1].rules if rule is not None}
+        return sums
 
     def _tag_groups(self, shelf: Shelf) -> list[TagLimit]:
         tags, groups = self.request.tags, []
