@@ -98,8 +98,8 @@ def config_error(error: ValidationError, values: Mapping[str, Any], known: Mappi
         name, *path = fault["loc"]
         if fault["type"] == "extra_forbidden" and not path:
             close = get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
-            lines.append(f"there is no {name!r} to ask for; {hint}")
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            lines.append(f"unknown setting {name!r}; {hint}the settings are: {', '.join(known)}")
             continue
         # A short form is quoted as it was written, and not as the long form that was made of it.
         place, value = str(name), values.get(str(name))

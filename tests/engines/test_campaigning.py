@@ -68,7 +68,7 @@ def test_workers_in_another_folder(
 
 
 def test_mistakes(one_process: Engine, begun: CampaignJob, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no 'per_users' to ask for"):
+    with pytest.raises(ConfigError, match="unknown setting 'per_users'; did you mean 'per_user'"):
         one_process.campaign(replace(begun, output=tmp_path / "c", settings={"per_users": 2}))
     with pytest.raises(CheckpointError, match="holds a campaign already"):
         one_process.campaign(begun)

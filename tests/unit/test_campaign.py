@@ -358,7 +358,7 @@ def test_a_part_that_is_gone_or_damaged_is_told(shop: Recommender, tmp_path: Pat
         ({"reserve": "some"}, "'reserve' is 'some'; it should be 'shown' or 'expected'"),
         ({"value": "profit"}, "'value' is 'profit'; it should be 'sales' or 'takings'"),
         ({"format": "csv"}, "'format' is 'csv'; it should be 'parquet' or 'jsonl'"),
-        ({"stok": True}, "no 'stok' to ask for; did you mean 'stock'"),
+        ({"stok": True}, "unknown setting 'stok'; did you mean 'stock'"),
         ({"users": []}, "the list of users is empty"),
         ({"users": ["u0001", "u0001"]}, "'u0001' is in the list twice"),
         ({"users": "u0001"}, "give a list of users"),
