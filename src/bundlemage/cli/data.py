@@ -21,7 +21,7 @@ def check(
     table: Tables = None,
     as_json: AsJson = False,
 ) -> None:
-    """Report every problem of PATH at once: where, what was found, what to do. Exits 2 if there is one."""
+    """Report all problems of PATH: where it is, what is wrong, what to do. Exits 2 if there is any."""
     from bundlemage.cli import show, stages
     from bundlemage.readers.ingest import ingest as read_in
 
@@ -48,9 +48,9 @@ def ingest(
     location: Location,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the layout goes.")],
     shard_rows: Annotated[
-        int, typer.Option(metavar="N", min=1, help="How many users, items or bundles one file has.")
+        int, typer.Option(metavar="N", min=1, help="The number of users, items or bundles in one file.")
     ] = 100_000,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a layout that is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing layout.")] = False,
     table: Tables = None,
     as_json: AsJson = False,
 ) -> None:
@@ -108,12 +108,12 @@ def stats(location: Location = "sample", table: Tables = None, as_json: AsJson =
 
     with show.notes.status(f"reading {label(location)}"):
         source = read(location, key_values(table, "--table"))
-        found = _statistics(source.dataset)
+        figures = _statistics(source.dataset)
     show.warnings(source.warnings)
     if as_json:
-        show.print_json(found)
+        show.print_json(figures)
         return
-    show.out.print(_table(found))
+    show.out.print(_table(figures))
     show.caveats(source.dataset)
 
 
@@ -133,20 +133,20 @@ def _statistics(dataset: Any) -> dict[str, Any]:
     }
 
 
-def _table(found: dict[str, Any]) -> Any:
+def _table(figures: dict[str, Any]) -> Any:
     from rich.table import Table
 
-    table = Table(title=found["dataset"], title_justify="left", show_header=False)
+    table = Table(title=figures["dataset"], title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     for name in ("users", "bundles", "items"):
-        table.add_row(name, f"{found[name]:,}")
+        table.add_row(name, f"{figures[name]:,}")
     for name in ("user_bundle", "user_item", "bundle_item"):
         label = name.replace("_", "-") + " pairs (density)"
-        table.add_row(label, f"{found[name + '_pairs']:,} ({found[name + '_density']:.2%})")
-    table.add_row("items per bundle, mean", f"{found['items_per_bundle']:.2f}")
-    table.add_row("popularity bias: mean rank of a bundle's items", f"{found['popularity_bias']:.2%}")
-    similar = found["taste_similarity_median"]
+        table.add_row(label, f"{figures[name + '_pairs']:,} ({figures[name + '_density']:.2%})")
+    table.add_row("items per bundle, mean", f"{figures['items_per_bundle']:.2f}")
+    table.add_row("popularity bias: mean rank of a bundle's items", f"{figures['popularity_bias']:.2%}")
+    similar = figures["taste_similarity_median"]
     shown = "unknown" if similar is None else f"{similar:.2f}"
     table.add_row("cosine of item and bundle taste, median user", shown)
     return table

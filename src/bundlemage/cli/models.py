@@ -33,16 +33,16 @@ def _list(as_json: bool) -> None:
     from bundlemage.cli import show
     from bundlemage.studies.abilities import every_model
 
-    found = every_model()
+    every = every_model()
     if as_json:
-        show.print_json([asdict(facts) for facts in found])
+        show.print_json([asdict(facts) for facts in every])
         return
     wide = show.out.width >= 140
     table = Table(title="models", title_justify="left")
     for column in ("name", "matches", "generates", "learns", "new users"):
         table.add_column(column, justify="left" if column == "name" else "center", no_wrap=True)
     table.add_column("publication" if wide else "published", overflow="fold")
-    for facts in found:
+    for facts in every:
         if facts.error is not None:
             continue
         yes = (facts.matches, facts.generates, facts.learns, facts.knows_new_users)
@@ -51,7 +51,7 @@ def _list(as_json: bool) -> None:
         origin = show.plain(shown) or f"[dim]{show.plain(facts.title)}[/]"
         table.add_row(show.plain(facts.name), *("✓" if one else "" for one in yes), origin)
     show.out.print(table)
-    for facts in found:
+    for facts in every:
         if facts.error is not None:
             show.out.print(
                 f"[red]{show.plain(facts.name)} is left out:[/] {show.plain(facts.error)}", soft_wrap=True
@@ -82,6 +82,6 @@ def _settings(name: str, as_json: bool) -> None:
         table.add_row(setting, show.plain(field.default), show.plain(meaning))
     show.out.print(table)
     if space:
-        show.out.print("What 'bundlemage tune' searches, if not told otherwise:")
+        show.out.print("What 'bundlemage tune' searches by default:")
     for setting, domain in space.items():
         show.out.print(f"  {setting}={show.plain(domain)}")

@@ -41,15 +41,15 @@ Address = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="Of the Ray cluster; 'auto' finds the one of this machine. If not said, Ray is started here for "
-        "the time.",
+        help="The address of the Ray cluster; 'auto' finds the one of this machine. Without it, Ray is "
+        "started on this machine for the command.",
     ),
 ]
 Workers = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="How many processes work at a time. On Ray, if not said: one for each GPU, else processor.",
+        help="How many processes work at a time. The default on Ray is one for each GPU, or else processor.",
         show_default=False,
     ),
 ]
@@ -73,7 +73,7 @@ Jobs = Annotated[
 
 
 def label(location: str) -> str:
-    """A location as it may be shown: an address may have a password in it."""
+    """A location for messages, without the password that an address may hold."""
     if not may_hold_a_password(location):
         return location
     from bundlemage.readers import sql
@@ -82,27 +82,28 @@ def label(location: str) -> str:
 
 
 def may_hold_a_password(text: str) -> bool:
+    """Whether a location is the address of a server."""
     return "://" in text and not text.startswith(("sqlite:", "duckdb:", "file:"))
 
 
 def only_given(options: dict[str, Any]) -> dict[str, Any]:
-    """Without the options that were left out."""
+    """The options that were not left out."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def key_values(pairs: Sequence[str] | None, option: str) -> dict[str, str]:
-    """`a=b` texts as a dict."""
-    found = {}
+    """Texts such as `a=b` as a dict. `option` is the name of the option for messages."""
+    values = {}
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise ConfigError(f"{option} {pair!r}: write it as NAME=VALUE")
-        found[key.strip()] = value
-    return found
+        values[key.strip()] = value
+    return values
 
 
 def settings(pairs: Sequence[str] | None) -> dict[str, Any]:
-    """`key=value` texts with values as JSON where they are JSON, and as plain text otherwise."""
+    """Texts such as `a=1` as a dict. A value that is not JSON is taken as text."""
     return {key: _value(text) for key, text in key_values(pairs, "--set").items()}
 
 
@@ -114,32 +115,33 @@ def _value(text: str) -> Any:
 
 
 def can_be_written(file: Path) -> None:
-    """Known before an hour of work: by trying, as permissions alone do not tell of every file system."""
-    there = file.exists()
+    """Raise `ConfigError`, before the work, if the file cannot be written. This tries it, as not every file
+    system has permissions."""
+    existed = file.exists()
     try:
         with file.open("ab"):
             pass
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}") from None
-    if not there:
+    if not existed:
         file.unlink()
 
 
 def seed_list(text: str) -> tuple[int, ...]:
-    """`0,1,2` as numbers."""
+    """A text such as `0,1,2` as numbers."""
     try:
-        found = tuple(int(part) for part in text.split(","))
+        seeds = tuple(int(part) for part in text.split(","))
     except ValueError:
-        found = ()
-    if not found or min(found) < 0:
+        seeds = ()
+    if not seeds or min(seeds) < 0:
         raise ConfigError(
             f"--seeds {text!r}: write whole numbers from 0 up with commas between them, e.g. 0,1,2"
         )
-    return found
+    return seeds
 
 
 def ids(texts: Sequence[str] | None) -> list[str]:
-    """Ids separated by commas; an id with a comma in it stands in double quotes, as in CSV."""
+    """A list of ids from texts with commas; an id that has a comma is in double quotes, as in CSV."""
     try:
         rows = list(csv.reader(texts or (), strict=True))
     except csv.Error as error:

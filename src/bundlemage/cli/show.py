@@ -30,16 +30,18 @@ notes = Console(stderr=True, highlight=False)
 
 
 def print_json(value: Any) -> None:
+    """Print a value as JSON on stdout."""
     json.dump(value, sys.stdout, ensure_ascii=False, indent=2)
     print()
 
 
 def plain(value: object) -> str:
-    """Text that is not ours, so that brackets in it are not taken for colours."""
+    """Text of users or data, in which brackets must not be taken for colours."""
     return str(value).replace("[", "\\[")
 
 
 def warnings(problems: Iterable[Problem]) -> None:
+    """Print problems of data as warnings."""
     for problem in problems:
         notes.print(f"[yellow]warning:[/] {plain(problem)}", soft_wrap=True)
 
@@ -56,7 +58,7 @@ def kept_when_interrupted() -> Iterator[None]:
 
 @contextmanager
 def counting(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar for work that says how much of it is done; nothing is shown where it says nothing."""
+    """Yield a function that shows how much of the work is done; the bar appears with its first call."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
         task = bar.add_task(what, total=None, visible=False)
@@ -68,6 +70,7 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def described(dataset: BundleDataset) -> str:
+    """The sizes of a data set in one line."""
     return (
         f"{plain(dataset.name)}: {len(dataset.users):,} users, {len(dataset.bundles):,} bundles, "
         f"{len(dataset.items):,} items; {dataset.user_bundle.nnz:,} user-bundle, {dataset.user_item.nnz:,} "
@@ -76,7 +79,7 @@ def described(dataset: BundleDataset) -> str:
 
 
 def caveats(dataset: BundleDataset) -> None:
-    """What a reader of figures must know of the data."""
+    """Print the notes of the data, which a reader of figures must know."""
     for note in dataset.notes:
         out.print(f"[yellow]note:[/] {plain(note)}")
 
@@ -88,17 +91,17 @@ def evaluations(rows: Sequence[Evaluation]) -> RenderableType:
         ("matching", "Which bundle did the user take next?"),
         ("generation", "Which items complete the bundle?"),
     ):
-        found = [(row.model, getattr(row, task)) for row in rows if getattr(row, task)]
-        if not found:
+        measured = [(row.model, getattr(row, task)) for row in rows if getattr(row, task)]
+        if not measured:
             continue
         cases = getattr(rows[0], f"{task}_cases")
         table = Table(title=f"{question}  ({task}, {cases:,} cases)", title_justify="left")
         table.add_column("model")
         metrics = [f"{name}@{k}" for name in ("ndcg", "recall") for k in (5, 10, 20)]
-        best = {metric: max(values[metric] for _, values in found) for metric in metrics}
+        best = {metric: max(values[metric] for _, values in measured) for metric in metrics}
         for metric in metrics:
             table.add_column(metric, justify="right")
-        for model, values in found:
+        for model, values in measured:
             cells = [
                 f"[bold]{values[metric]:.4f}[/]"
                 if values[metric] == best[metric]
@@ -110,21 +113,21 @@ def evaluations(rows: Sequence[Evaluation]) -> RenderableType:
     return Group(*tables) if tables else Text("Nothing is held out to test on.")
 
 
-def comparison_table(found: ResultTable, columns: Sequence[str]) -> RenderableType:
+def comparison_table(results: ResultTable, columns: Sequence[str]) -> RenderableType:
     """A table of a comparison, with a line below that says what its marks mean."""
     from bundlemage.studies import render
 
-    title = f"{plain(render.heading(found))}  ({found.cases:,} cases)"
+    title = f"{plain(render.heading(results))}  ({results.cases:,} cases)"
     table = Table(title=title, title_justify="left")
-    longest = max((len(row.label) for row in found.rows), default=0) + 2  # room for a mark
+    longest = max((len(row.label) for row in results.rows), default=0) + 2  # room for a mark
     table.add_column("model", overflow="fold", min_width=min(longest, 24))
     # A narrow terminal shows fewer metrics rather than half of each.
-    deviations = any(row.metrics and len(row.seeds) > 1 for row in found.rows)
+    deviations = any(row.metrics and len(row.seeds) > 1 for row in results.rows)
     room = (out.width - min(longest, 24) - 24) // (15 if deviations else 12)
     columns = columns[: max(1, room)]
     for head in (*columns, "fit", "memory"):
         table.add_column(head, justify="right", no_wrap=True)
-    for row in found.rows:
+    for row in results.rows:
         name = plain(row.label) + f" {render.LIKE}" * (not row.distinguishable)
         if row.metrics is None:
             table.add_row(name, "[red]failed[/]")
@@ -136,8 +139,10 @@ def comparison_table(found: ResultTable, columns: Sequence[str]) -> RenderableTy
             shown = f"[bold]{mean}[/]" if column in row.best else mean
             cells.append(f"{shown} {render.deviation(spread, row.seeds)}".strip())
         table.add_row(name, *cells, render.duration(row.fit_seconds), render.size(row.memory))
-    failed = [f"[red]{plain(row.label)} failed:[/] {plain(row.failure)}" for row in found.rows if row.failure]
-    return Group(table, *failed, f"[dim]{plain(render.legend(found))}[/]", "")
+    failed = [
+        f"[red]{plain(row.label)} failed:[/] {plain(row.failure)}" for row in results.rows if row.failure
+    ]
+    return Group(table, *failed, f"[dim]{plain(render.legend(results))}[/]", "")
 
 
 def curve(history: Sequence[EpochRecord], metric: str) -> RenderableType:
@@ -240,7 +245,7 @@ def counted(labels: Sequence[str], noun: str) -> str:
 
 
 def name(title: str | None, known_as: str) -> str:
-    """A thing by its title, where it has one, and its id."""
+    """The title and the id of an item or a bundle, or only the id."""
     return f"{plain(title)} [dim]{plain(known_as)}[/]" if title else plain(known_as)
 
 

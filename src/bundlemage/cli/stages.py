@@ -22,7 +22,7 @@ def watched(doing: str, *, speed: bool = False, status: bool = False) -> Iterato
     name of what is counted, and how many come in a second is shown. With `status` it is how things stand,
     all is one stage, and there is a line whenever one more is done.
     """
-    watch = _Watch(speed, status)
+    watch = _StageClock(speed, status)
     columns = (
         TextColumn("{task.fields[doing]}"),
         BarColumn(bar_width=12),
@@ -48,7 +48,7 @@ def watched(doing: str, *, speed: bool = False, status: bool = False) -> Iterato
         yield progress
 
 
-class _Watch:
+class _StageClock:
     """The clock of the stage, and when there was a line last."""
 
     def __init__(self, speed: bool, status: bool) -> None:

@@ -82,7 +82,7 @@ def train(
         int | None,
         typer.Option(
             min=0,
-            help="Epochs between checkpoints; 0 for none. If not said: a twentieth of the time goes to them.",
+            help="Epochs between checkpoints; 0 for none. By default they take a twentieth of the time.",
             show_default=False,
         ),
     ] = None,
@@ -119,9 +119,9 @@ def train(
     from bundlemage.training.history import SELECTION_METRIC
 
     by = engine_of(engine, address=address, workers=workers)
-    given = {"epochs": epochs, "seed": seed, "device": device}
+    options = {"epochs": epochs, "seed": seed, "device": device}
     chosen = (Recipe.find(recipe) if recipe else Recipe()).changed(
-        {**settings(setting), **only_given(given)}, only_given({"protocol": protocol, "seed": split_seed})
+        {**settings(setting), **only_given(options)}, only_given({"protocol": protocol, "seed": split_seed})
     )
     chosen = replace(chosen, **only_given({"model": model, "ensemble": ensemble}))
     checkpoints = output.with_name(output.name + ".checkpoints")
@@ -183,12 +183,12 @@ def train(
 def _calibration(folder: str) -> Calibration:
     from bundlemage.recommender import Recommender
 
-    found = Recommender.load(folder, device="cpu").calibration
-    if found is None:
+    calibration = Recommender.load(folder, device="cpu").calibration
+    if calibration is None:
         raise ConfigError(
             f"--calibrated-as: {folder} was itself trained without validation, so it has no chances"
         )
-    return found
+    return calibration
 
 
 def _summary(training: TrainingResult) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def _summary(training: TrainingResult) -> dict[str, Any]:
 
 
 def _check_output(output: Path, checkpoints: Path, resume: bool, overwrite: bool) -> None:
-    """Nothing that is stored is lost unless asked for, and that is known before an hour of training."""
+    """Raise an error, before the training, if it would replace stored files that should stay."""
     from bundlemage.artifact.files import check_replaceable
     from bundlemage.cli import show
     from bundlemage.errors import ArtifactError, CheckpointError
@@ -227,7 +227,7 @@ def _check_output(output: Path, checkpoints: Path, resume: bool, overwrite: bool
         check_replaceable(output)
         if resume and output.exists() and not RunFolder(checkpoints).can_go_on():
             raise CheckpointError(
-                f"nothing to resume: {output} is a finished model. Use --overwrite to train anew."
+                f"nothing to resume: {output} is a finished model. Use --overwrite to train again."
             )
         return
     if RunFolder(checkpoints).can_go_on():

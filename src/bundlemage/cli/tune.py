@@ -97,7 +97,7 @@ def tune(
 
     Each trial trains on the training part of the split and is judged by validation nDCG@5; the test cases are
     not there to be seen. Trials that are worse than half of the others are stopped early. A study can be
-    killed at any time: the same command with --resume goes on. Ctrl-C ends early and keeps what is there.
+    killed at any time: the same command with --resume continues it. Ctrl-C ends early and keeps all trials.
     """
     from bundlemage.cli import show, stages
     from bundlemage.engines.base import engine
@@ -198,7 +198,7 @@ def _summary(study: Study, location: str) -> Iterator[RenderableType]:
         parts = (f"{name} {part:.0%}" for name, part in study.importance.items())
         yield f"What made the difference: {', '.join(parts)}"
     elif find_spec("sklearn") is None:
-        yield "[dim]With scikit-learn installed, you would be told here what made the difference.[/]"
+        yield "[dim]Install scikit-learn to see here which settings made the difference.[/]"
     if len(study.trials) < study.asked and not study.interrupted:
         yield f"The time was up after {len(study.trials)} of {study.asked} trials; --resume goes on."
     if study.best is not None:

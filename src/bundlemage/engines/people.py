@@ -1,4 +1,4 @@
-"""The users of a shop straight from files, some at a time: however many there are, memory does not grow."""
+"""The users of a shop straight from files, some at a time: memory does not grow with their number."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ from bundlemage.recommender import Sales
 
 
 class People(Protocol):
-    """Users in a fixed order, to be read by ranges."""
+    """Users in a fixed order, which are read by ranges."""
 
     def __len__(self) -> int: ...
 
     def read(self, start: int, end: int) -> tuple[pa.Array, Histories]:
-        """The ids of these users and what they have."""
+        """The ids and the histories of these users."""
 
 
 class ModelPeople:
-    """Those a saved model was trained on. Its pairs are sorted by user, so a range of users is a range of
-    rows, and the statistics of a Parquet file tell where it lies."""
+    """The users that a saved model was trained on. Its pairs are sorted by user, so a range of users is a
+    range of rows, which the statistics of the Parquet file locate."""
 
     def __init__(self, model: Path) -> None:
         self._users = _open(model / "users.parquet")
-        self._items, self._bundles = (_Pairs(model / f"user_{kind}.parquet") for kind in ("item", "bundle"))
+        self._items, self._bundles = (
+            _PairsFile(model / f"user_{kind}.parquet") for kind in ("item", "bundle")
+        )
 
     def __len__(self) -> int:
         return int(self._users.metadata.num_rows)
@@ -57,12 +59,12 @@ class ModelPeople:
         return pa.concat_arrays(ids.chunks) if isinstance(ids, pa.ChunkedArray) else ids
 
     def sales(self, items: int, bundles: int) -> Sales:
-        """How often each item and bundle was sold, counted in passing."""
+        """How often each item and each bundle was sold."""
         return self._items.counts(items), self._bundles.counts(bundles)
 
 
 class LayoutPeople:
-    """Those of a sharded layout. `known`: they are the model's own, by their positions."""
+    """The users of a sharded layout. `known`: they are those of the model, at the same positions."""
 
     def __init__(self, layout: Layout, *, known: bool) -> None:
         self._layout, self._known = layout, known
@@ -85,7 +87,7 @@ class LayoutPeople:
         return ids, Histories(_ragged(table["items"]), _ragged(table["bundles"]), users)
 
     def _table(self, part: Part) -> pa.Table:
-        """One file is kept: parts of answers may be smaller than it, and follow each other."""
+        """A file of the layout. The last one is kept, as parts of answers may be smaller than it."""
         if self._last is None or self._last[0] != part:
             self._last = part, read_part(self._layout.folder, part)
         return self._last[1]
@@ -98,20 +100,20 @@ def _ragged(column: pa.ChunkedArray) -> Ragged:
 
 
 def spread(people: People, count: int, places: int = 16) -> Histories:
-    """Some users from all over, as a sample."""
+    """A sample of about `count` users, from `places` places all over."""
     each = max(1, count // places)
     starts = sorted({max(0, len(people) - each) * place // (places - 1) for place in range(places)})
-    found = [people.read(start, min(start + each, len(people)))[1] for start in starts]
-    items, bundles = found[0].items, found[0].bundles
-    for histories in found[1:]:
+    parts = [people.read(start, min(start + each, len(people)))[1] for start in starts]
+    items, bundles = parts[0].items, parts[0].bundles
+    for histories in parts[1:]:
         items, bundles = items.append(histories.items), bundles.append(histories.bundles)
-    numbers = [histories.users for histories in found if histories.users is not None]
+    numbers = [histories.users for histories in parts if histories.users is not None]
     return Histories(items, bundles, torch.cat(numbers) if numbers else None)
 
 
 @dataclass(frozen=True)
 class Sample(Interactions):
-    """Some users in place of all. They keep their numbers, as some models look people up by these."""
+    """Some users in place of all. They keep their numbers, by which some models look them up."""
 
     numbers: Tensor | None = field(default=None, kw_only=True)
 
@@ -120,8 +122,8 @@ class Sample(Interactions):
         return Histories(self.user_item.rows(users), self.user_bundle.rows(users), numbers)
 
 
-class _Pairs:
-    """A table of `row` and `column`, sorted."""
+class _PairsFile:
+    """A Parquet table of `row` and `column`, sorted by both."""
 
     def __init__(self, file: Path) -> None:
         self._file = _open(file)
@@ -129,8 +131,8 @@ class _Pairs:
     @cached_property
     def _edges(self) -> np.ndarray:  # [groups, 2]: the first and the last row of each group
         groups = (self._file.metadata.row_group(n) for n in range(self._file.num_row_groups))
-        found = [group.column(0).statistics for group in groups]
-        return np.array([(each.min, each.max) for each in found], np.int64).reshape(-1, 2)
+        statistics = [group.column(0).statistics for group in groups]
+        return np.array([(each.min, each.max) for each in statistics], np.int64).reshape(-1, 2)
 
     def rows(self, start: int, end: int) -> Ragged:
         inside = np.flatnonzero((self._edges[:, 1] >= start) & (self._edges[:, 0] < end))
@@ -142,23 +144,24 @@ class _Pairs:
         return Ragged(torch.from_numpy(column[first:last].astype(np.int64)), torch.from_numpy(offsets))
 
     def counts(self, columns: int) -> np.ndarray:
-        found = np.zeros(columns, np.int64)
+        counts = np.zeros(columns, np.int64)
         for batch in self._file.iter_batches(2**20, columns=["column"]):
-            found += np.bincount(batch["column"].to_numpy(), minlength=columns)
-        return found
+            counts += np.bincount(batch["column"].to_numpy(), minlength=columns)
+        return counts
 
 
 def trained_on(model: Path) -> dict[str, Any]:
-    """What a saved model tells of its data, such as name and fingerprint."""
-    artifact_version(model)  # or there is no model
+    """What a saved model says about its data, such as name and fingerprint."""
+    artifact_version(model)  # raises an error if there is no model
     try:
-        told: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))["dataset"]
+        described: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))["dataset"]
     except (OSError, ValueError, KeyError) as error:
         raise ArtifactError(f"{model} is damaged: its config.json cannot be read") from error
-    return told
+    return described
 
 
 def rows_in(file: Path) -> int:
+    """The number of rows of a Parquet file."""
     return int(_open(file).metadata.num_rows)
 
 

@@ -26,27 +26,27 @@ from bundlemage.training.pool import end_with_the_command
 from bundlemage.training.relay import Event, Teller, show
 
 SECONDS_FOR_REASONS = 2.0
-"""When a process has ended badly, so long the others may say why."""
+"""How long the others may give a reason after one process has failed."""
 GO_ON = "--resume goes on from the last checkpoint, if there is one"
 
 
 def train(
     job: TrainingJob, model: Model, observers: Sequence[Observer] = (), workers: int = 1
 ) -> TrainingResult:
-    """Start the processes, show what the first one tells, and wait for all."""
+    """Start the processes, show the progress of the first one, and wait for all."""
     started = time.perf_counter()
-    asked = resolve_device(job.recipe.recommender().config.device)
-    if asked.index is not None and workers > 1:
-        raise ConfigError(f"device '{asked}' is one GPU, and there are {workers} workers: write 'cuda'")
+    device = resolve_device(job.device)
+    if device.index is not None and workers > 1:
+        raise ConfigError(f"device '{device}' is one GPU, and there are {workers} workers: write 'cuda'")
     job, gpus = job.begin(), torch.cuda.device_count()
-    backend = "nccl" if asked.type == "cuda" and workers <= gpus else "gloo"
+    backend = "nccl" if device.type == "cuda" and workers <= gpus else "gloo"
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("spawn")
     events = context.Queue()
     processes = []
     for rank in range(workers):
-        device = f"cuda:{rank % gpus}" if asked.type == "cuda" else str(asked)
-        what = (job, rank, workers, store.port, backend, device, events)
+        own = f"cuda:{rank % gpus}" if device.type == "cuda" else str(device)
+        what = (job, rank, workers, store.port, backend, own, events)
         processes.append(context.Process(target=_process, args=what, name=f"rank {rank}", daemon=True))
         processes[-1].start()
     interrupted = False
@@ -62,11 +62,11 @@ def train(
         for observer in observers:
             observer.on_end()
     took = time.perf_counter() - started
-    return job.finish(model, took, f"{workers} × {asked}", interrupted=interrupted)
+    return job.finish(model, took, f"{workers} × {device}", interrupted=interrupted)
 
 
 def _events(events: Any, processes: Sequence[Any]) -> Iterator[Event]:
-    """Until all processes have ended well; else an error that says why they have not."""
+    """Yield events until all processes have ended; raise an error that says why one has failed."""
     errors: list[Exception] = []
     until: float | None = None
     while True:
@@ -85,7 +85,7 @@ def _events(events: Any, processes: Sequence[Any]) -> Iterator[Event]:
             until = time.monotonic() + SECONDS_FOR_REASONS
         if until is not None and time.monotonic() > until:
             break
-    # What a process found is the reason; that others then missed it is not.
+    # The error of the first process is the reason; that others then miss it is not.
     for error in sorted(errors, key=lambda error: isinstance(error, ClusterError)):
         if not isinstance(error, ClusterError) or not _killed(processes):
             raise error

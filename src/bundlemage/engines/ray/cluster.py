@@ -1,4 +1,4 @@
-"""Joining a cluster and leaving it, and errors of its workers as if they had happened here."""
+"""Join a cluster and leave it; errors of its workers are raised as if they had happened here."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ SECONDS_TO_ANSWER = 10.0
 
 
 class Cluster:
-    """By its address; without one, Ray is started on this machine for as long as a job takes."""
+    """A cluster by its address; without one, Ray is started on this machine for each job."""
 
     def __init__(self, address: str | None = None, workers: int | None = None) -> None:
-        if find_spec("ray") is None:  # known before any work
+        if find_spec("ray") is None:  # so that it is known before any work
             raise MissingExtraError("ray", "the engine 'ray'")
-        self.address, self.asked = address, workers
+        self.address, self.workers = address, workers
 
     @contextmanager
     def joined(self, needed_for: str) -> Iterator[None]:
-        """Whoever has joined already, as tests have, stays joined."""
-        # Ray's own: no word of who uses it goes out, and its processes do not each say what they do.
+        """Join the cluster for a job. A process that has joined already, as in tests, stays joined."""
+        # Ray sends no usage reports, and its processes do not print what they do.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         import ray
@@ -54,8 +54,8 @@ class Cluster:
         options = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
         try:
             if self.address is None:
-                # However many are asked for, Ray on one machine finds room for them.
-                cpus = max(os.cpu_count() or 1, self.asked or 1)
+                # On one machine, Ray has room for any number of workers.
+                cpus = max(os.cpu_count() or 1, self.workers or 1)
                 ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
             else:
                 _answers(self.address)
@@ -65,12 +65,12 @@ class Cluster:
             why = str(error).splitlines()[0].rstrip(".")
             raise ClusterError(
                 f"no Ray cluster {where} lets us in: {why}. Is it running ('ray start --head'), and does it "
-                "want a token (RAY_AUTH_TOKEN_PATH)? Without --address one is started here for the time"
+                "want a token (RAY_AUTH_TOKEN_PATH)? Without --address, Ray is started on this machine"
             ) from error
 
 
 def _ours(error: BaseException | None) -> BundleMageError | None:
-    """The error of ours that a worker met, however Ray has wrapped it."""
+    """The error of this program that a worker raised, without what Ray has wrapped it in."""
     while error is not None:
         if isinstance(error, BundleMageError):
             return error
@@ -79,7 +79,7 @@ def _ours(error: BaseException | None) -> BundleMageError | None:
 
 
 def _answers(address: str) -> None:
-    """Whether anybody listens there: Ray itself goes on asking for many minutes."""
+    """Raise an error if nothing listens at the address: Ray itself would try for many minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon:
         if not port.isdecimal():

@@ -1,4 +1,4 @@
-"""Training on a cluster: Ray Train starts the processes, tells PyTorch of them, and replaces what dies."""
+"""Training on a cluster: Ray Train starts the processes, connects PyTorch, and replaces those that die."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ from bundlemage.training.loop import TrainingResult
 from bundlemage.training.relay import Teller, show
 
 REPLACED_AT_MOST = 3
-"""How often workers that died are replaced before training is given up."""
+"""How often workers that died are replaced before the training fails."""
 
 
 def train(
     job: TrainingJob, cluster: Cluster, model: Model, observers: Sequence[Observer] = ()
 ) -> TrainingResult:
+    """Train one model with the processes of a cluster."""
     started = time.perf_counter()
-    given = resources(cluster, job.recipe.recommender().config.device, whole_gpus=True)
+    share = resources(cluster, job.device, whole_gpus=True)
     job = job.begin()
-    scratch = job.folder.with_name(f"{job.folder.name}.ray")  # of Ray Train itself, on shared storage
+    scratch = job.folder.with_name(f"{job.folder.name}.ray")  # for Ray Train itself, on shared storage
     events, refusals = (Queue(actor_options={"num_cpus": 0}) for _ in range(2))
     trainer = TorchTrainer(
         _worker,
         train_loop_config={"job": job, "events": events, "refusals": refusals},
-        torch_config=TorchConfig(backend="nccl" if given.gpus else "gloo"),
+        torch_config=TorchConfig(backend="nccl" if share.gpus else "gloo"),
         scaling_config=ScalingConfig(
-            num_workers=given.workers,
-            use_gpu=bool(given.gpus),
-            resources_per_worker={"CPU": given.cpus, "GPU": given.gpus},
+            num_workers=share.workers,
+            use_gpu=bool(share.gpus),
+            resources_per_worker={"CPU": share.cpus, "GPU": share.gpus},
         ),
         run_config=RunConfig(
             name="run",
@@ -54,7 +55,7 @@ def train(
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.parent.mkdir(parents=True, exist_ok=True)
     logging.getLogger("ray.train").setLevel(logging.ERROR)
-    given_up: Exception | None = None
+    failure: Exception | None = None
     interrupted = False
     try:
         with _Audience(events, observers):
@@ -62,32 +63,32 @@ def train(
     except KeyboardInterrupt:
         interrupted = True
     except Exception as error:
-        given_up = error
+        failure = error
     shutil.rmtree(scratch, ignore_errors=True)
     if not refusals.empty():
         raise refusals.get()
-    if given_up is not None:
-        why = (str(given_up).splitlines() or [type(given_up).__name__])[0]
+    if failure is not None:
+        why = (str(failure).splitlines() or [type(failure).__name__])[0]
         raise ClusterError(
             f"training on Ray failed ({why}); workers that die are replaced {REPLACED_AT_MOST} times. {GO_ON}"
-        ) from given_up
-    took, where = time.perf_counter() - started, f"{given.workers} × {'cuda' if given.gpus else 'cpu'}"
+        ) from failure
+    took, where = time.perf_counter() - started, f"{share.workers} × {'cuda' if share.gpus else 'cpu'}"
     return job.finish(model, took, where, interrupted=interrupted)
 
 
 def _worker(config: dict[str, Any]) -> None:
     refusals = config["refusals"]
     if not refusals.empty():
-        return  # nothing that a new worker would do better
+        return  # a new worker could do nothing else
     try:
         train_part(config["job"], str(get_device()), [Teller(config["events"].put)])
     except BundleMageError as error:
         refusals.put(error)
-        raise  # so that nobody waits for this one
+        raise  # so that no process waits for this one
 
 
 class _Audience:
-    """Shows what the first worker tells, while Ray Train keeps this process waiting."""
+    """Shows the progress of the first worker, while this process waits for Ray Train."""
 
     def __init__(self, events: Queue, observers: Sequence[Observer]) -> None:
         self.events, self.observers = events, observers

@@ -1,8 +1,8 @@
-"""Tuning on a cluster: Ray Tune runs the trials side by side; what to try and what to stop is asked of the
-same adviser as on one machine, so that both engines search alike and share a study.
+"""Tuning on a cluster: Ray Tune runs the trials side by side. The adviser that chooses settings and stops
+trials is the same as on one machine, so both engines search alike and can continue each other's study.
 
-Ray's own OptunaSearch is not used: it begins its chance anew when a search is resumed, and its stopping
-rules forget the trials of before.
+Ray's own OptunaSearch is not used: on resume it restarts its random generator, and its stopping rules forget
+the earlier trials.
 """
 
 from __future__ import annotations
@@ -27,58 +27,60 @@ from bundlemage.tuning.study import Search, Study
 from bundlemage.tuning.trial import Judged, judge
 
 QUIET = {
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # no files of its own for each trial
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C is ours
-    "RAY_AIR_NEW_OUTPUT": "0",  # the other one prints to stdout however quiet it is told to be
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # Ray Tune writes no files for each trial
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C ends the search, not only Ray Tune
+    "RAY_AIR_NEW_OUTPUT": "0",  # the new output prints to stdout in any case
 }
 
 LOST_AT_MOST = 2
-"""How often a trial whose process is lost, as with its machine, is begun again before it has failed."""
+"""How often a trial is repeated whose process was lost, for example with its machine, before it fails."""
 
 
 def tune(search: Search, cluster: Cluster, progress: Progress) -> Study:
-    """Make the trials that are missing, as many at a time as there are workers.
+    """Run the trials that are missing, as many at a time as there are workers.
 
-    With one worker they are those of the local engine. With more, each begins with what is known at that
+    With one worker they are those of the local engine. With more, each starts with what is known at that
     moment, so the sequence depends on which trial ends first.
     """
-    given = resources(cluster, str({**search.start, **search.settings}.get("device", "auto")))
+    share = resources(cluster, str({**search.start, **search.settings}.get("device", "auto")))
     session = Session(search, progress)
     os.environ.update(QUIET)
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what goes wrong with a trial is kept with it
-    scratch = search.output.resolve() / "ray"  # of Ray Tune itself; nothing is read from it again
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # the error of a trial is stored with it
+    scratch = search.output.resolve() / "ray"  # for Ray Tune itself; this program does not read it
     shutil.rmtree(scratch, ignore_errors=True)
-    watch, interrupted = _Watch(session), False
+    keeper, interrupted = _TrialKeeper(session), False
     try:
         if session.missing:
-            _tuner(session, given, watch, scratch).fit()
+            _tuner(session, share, keeper, scratch).fit()
     except KeyboardInterrupt:
         interrupted = True
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    if watch.error is not None:
-        raise watch.error
+    if keeper.error is not None:
+        raise keeper.error
     return session.study(interrupted)
 
 
-def _tuner(session: Session, given: Resources, watch: _Watch, scratch: Path) -> Any:
+def _tuner(session: Session, share: Resources, keeper: _TrialKeeper, scratch: Path) -> Any:
     work = ray_tune.with_resources(
-        # The data is read once, and lies once in the memory of each machine.
+        # The data is read once, and is once in the memory of each machine.
         ray_tune.with_parameters(
             _trial, split=session.split, model=session.search.model, fixed=session.fixed
         ),
-        {"cpu": 1, "gpu": given.gpus},  # a trial on one processor is the same on each machine
+        {"cpu": 1, "gpu": share.gpus},  # a trial on one processor is the same on each machine
     )
     return ray_tune.Tuner(
         work,
         tune_config=ray_tune.TuneConfig(
-            search_alg=_Asking(session, watch),
+            search_alg=_Asking(session, keeper),
             scheduler=_Stopping(session),
-            num_samples=-1,  # until no more is asked for
-            max_concurrent_trials=given.workers,
+            num_samples=-1,  # until the search ends
+            max_concurrent_trials=share.workers,
             reuse_actors=True,
         ),
-        run_config=ray_tune.RunConfig(name="trials", storage_path=str(scratch), callbacks=[watch], verbose=0),
+        run_config=ray_tune.RunConfig(
+            name="trials", storage_path=str(scratch), callbacks=[keeper], verbose=0
+        ),
     )
 
 
@@ -87,44 +89,44 @@ def _trial(config: dict[str, Any], split: Split, model: str, fixed: Mapping[str,
 
     def report(epoch: int, value: float) -> bool:
         ray_tune.report({"epoch": epoch, "value": value})
-        return False  # one that is stopped does not come back from there
+        return False  # a trial that is stopped does not return from there
 
     judged = judge(model, {**fixed, **config["chosen"]}, split, report)
     ray_tune.report({"ended": True, "best": judged.value, "seconds": judged.seconds, "reason": judged.reason})
 
 
 class _NotStored:
-    """Ray Tune keeps a copy of its parts to resume from; a search is resumed from the study's folder."""
+    """Ray Tune stores its parts to resume from them; a search is resumed from the folder of the study."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
 
 
 class _Asking(_NotStored, Searcher):  # type: ignore[misc]
-    """Settings for Ray Tune, from the adviser."""
+    """Gives Ray Tune the settings that the adviser chooses."""
 
-    def __init__(self, session: Session, watch: _Watch) -> None:
+    def __init__(self, session: Session, keeper: _TrialKeeper) -> None:
         super().__init__()
-        self.session, self.watch = session, watch
+        self.session, self.keeper = session, keeper
         self.numbers: Iterator[int] = session.numbers()
 
     def suggest(self, trial_id: str) -> Any:
-        watch = self.watch
-        if watch.error is not None:
+        keeper = self.keeper
+        if keeper.error is not None:
             return Searcher.FINISHED
-        if watch.lost:
-            return watch.lost.pop()
+        if keeper.lost:
+            return keeper.lost.pop()
         number = next(self.numbers, None)
-        if number is None:  # while one runs it may yet be lost, and be made again
-            return None if watch.running else Searcher.FINISHED
-        watch.running[number] = 0
+        if number is None:  # a trial that runs may still be lost, and be repeated
+            return None if keeper.running else Searcher.FINISHED
+        keeper.running[number] = 0
         return {"number": number, "chosen": self.session.adviser.ask(number)}
 
     def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
-        """The adviser is told when the trial is on disk."""
+        """The adviser learns of a trial when it is on disk."""
 
     def save(self, checkpoint_path: str) -> None:
-        """The study's folder is the only store."""
+        """The folder of the study is the only store."""
 
     def restore(self, checkpoint_path: str) -> None:
         """See `save`."""
@@ -141,18 +143,18 @@ class _Stopping(_NotStored, FIFOScheduler):  # type: ignore[misc]
         return str(TrialScheduler.CONTINUE)
 
 
-class _Watch(_NotStored, ray_tune.Callback):  # type: ignore[misc]
-    """Keeps what trials report, and each trial as it ends."""
+class _TrialKeeper(_NotStored, ray_tune.Callback):  # type: ignore[misc]
+    """Stores each trial when it ends, with what it has reported."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.curves: dict[int, list[float]] = {}
         self.running: dict[int, int] = {}
-        """How often each trial that runs has been lost."""
+        """How often the process of each running trial was lost."""
         self.lost: list[dict[str, Any]] = []
-        """Trials that are to be made again."""
+        """Trials to repeat."""
         self.error: Exception | None = None
-        """Ray Tune would log it and go on; a full disk, for one, is to end the search."""
+        """An error that ends the search, such as a full disk. Ray Tune would log it and continue."""
 
     def on_trial_result(
         self, iteration: int, trials: Any, trial: Any, result: Mapping[str, Any], **info: Any
@@ -168,7 +170,7 @@ class _Watch(_NotStored, ray_tune.Callback):  # type: ignore[misc]
             self._keep(trial, Judged(max(curve), curve, last["time_total_s"], stopped=True))
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-        """What a trial cannot tell of itself: its process was lost."""
+        """The process of a trial was lost."""
         number = trial.config["number"]
         curve = tuple(self.curves.pop(number, ()))
         self.running[number] += 1
