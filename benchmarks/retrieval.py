@@ -75,7 +75,7 @@ def measured(bundles: int, dim: int, least_recall: float, exact_users: int, thre
     one_by_one = requests(recommender, 20)
     exact = {name: ask(recommender, some, k, where)[1] for name, (k, where) in asked.items()}
     began = clock()
-    report = recommender.use_index(least_recall, progress=lambda text: console.print(f"  {text}"))
+    report = recommender.use_index(least_recall, progress=lambda stage, *_: console.print(f"  {stage}"))
     built = clock() - began
     console.print(str(report))
     found = {name: ask(recommender, some, k, where)[1] for name, (k, where) in asked.items()}

@@ -23,6 +23,7 @@ from bundlemage.designer.explain import explain_bundles, explain_item
 from bundlemage.errors import BundleMageError, ConfigError, UnsupportedError
 from bundlemage.models.base import Completer, Embedder, Gated, Histories, Matcher, Model, can, require
 from bundlemage.models.ragged import Ragged
+from bundlemage.progress import Progress, in_silence
 from bundlemage.retrieval.guard import LEAST_BUNDLES, IndexReport, build_index
 from bundlemage.retrieval.index import BundleIndex
 from bundlemage.wire.design import DesignRequest
@@ -307,7 +308,7 @@ class Asker:
         least_bundles: int = LEAST_BUNDLES,
         most_share: float = 0.25,
         seed: int = 0,
-        progress: Callable[[str], None] | None = None,
+        progress: Progress = in_silence,
     ) -> IndexReport:
         """Search bundles by an index from now on, in `recommend`, `recommend_all` and `rank_bundles`.
 
@@ -315,8 +316,7 @@ class Asker:
         the shop's users. If it finds less than `least_recall` of them in up to `most_share` of the bundles,
         that is a `RecallError`, and the search stays exact. It also stays exact for fewer than
         `least_bundles` bundles, where one user is answered sooner without an index. With an index, scores
-        are estimates. The report says how good they are, and how the index was built; `progress` is called
-        with each step in words.
+        are estimates. The report says how good they are, and how the index was built.
         """
         self._check_matches()
         self._index = None
@@ -327,7 +327,7 @@ class Asker:
             least_bundles=least_bundles,
             most_share=most_share,
             seed=seed,
-            say=progress or (lambda _: None),
+            progress=progress,
         )
         return report
 

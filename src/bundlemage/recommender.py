@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,12 +28,13 @@ from bundlemage.models.base import Interactions, Model, SalesScorer, Sizes, can
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ensemble import build_ensemble, check_ensemble, members_of
 from bundlemage.models.registry import make_config
+from bundlemage.progress import Progress, for_people, in_silence
 from bundlemage.training.credit import NewBundleCredit, find_credit
 from bundlemage.training.devices import resolve_device
 from bundlemage.training.history import EpochRecord, Observer
 from bundlemage.training.loop import TrainingResult
 from bundlemage.training.members import train_members
-from bundlemage.training.progress import bar_for_people
+from bundlemage.training.progress import EpochProgress
 
 Sales: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """How often each item and each bundle was sold."""
@@ -85,16 +86,17 @@ class Recommender(Asker):
         trained on everything and has no validation cases of its own.
         """
         split = _split(data, plan)
-        model, training = train_members(
-            self.model_name,
-            self.config,
-            split,
-            self.ensemble,
-            folder=folder,
-            resume=resume,
-            checkpoint_every=checkpoint_every,
-            observers=[*observers, *(bar_for_people() if progress else ())],
-        )
+        with for_people() as shown:
+            model, training = train_members(
+                self.model_name,
+                self.config,
+                split,
+                self.ensemble,
+                folder=folder,
+                resume=resume,
+                checkpoint_every=checkpoint_every,
+                observers=[*observers, *([EpochProgress(shown)] if progress else [])],
+            )
         self.take(split, model, training, calibration=calibration)
         if training.interrupted:
             return self
@@ -156,7 +158,7 @@ class Recommender(Asker):
         users: Iterable[Id] | None = None,
         where: Filter | None = None,
         resume: bool = False,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress = in_silence,
         **settings: Any,
     ) -> CampaignSummary:
         """Bundles for every user of the shop, or for these, worth most together under limits that all share.

@@ -85,7 +85,7 @@ def test_going_on_with_what_another_engine_began(
     class CutError(Exception):
         pass
 
-    def cut(what: str, done: int, of: int) -> None:
+    def cut(what: str, done: float, of: float, note: str = "") -> None:
         if what == "users" and done > 48:
             raise CutError
 

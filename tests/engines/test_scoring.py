@@ -20,7 +20,6 @@ from scipy import sparse
 from benchmarks.scoring import command_of, family
 from bundlemage import Filter, Recommender, read
 from bundlemage.data.dataset import BundleDataset
-from bundlemage.data.progress import in_silence
 from bundlemage.data.shards import write_layout
 from bundlemage.engines import scoring
 from bundlemage.engines.answers import ANSWERS, NEW
@@ -36,6 +35,7 @@ from bundlemage.errors import (
     UnknownIdError,
     UnsupportedError,
 )
+from bundlemage.progress import in_silence
 from tests.cli.run import run, run_json, stopped
 from tests.real_data import real_data
 from tests.small_shop import QUICK, dataset_of, small_shop
@@ -95,7 +95,7 @@ def assert_same(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> No
 
 class TestAnswers:
     def test_they_are_those_of_recommend_all(self, any_engine: Engine, model: Path, tmp_path: Path) -> None:
-        steps: list[tuple[str, int, int]] = []
+        steps: list[tuple[Any, ...]] = []
         job = job_of(model, tmp_path / "answers")
         done = any_engine.recommend_all(job, lambda *step: steps.append(step))
         wanted = expected(model)
@@ -277,7 +277,7 @@ class TestGoingOn:
         before = contents(job.output)
         other = replace(job, k=5, overwrite=True)
 
-        def cut(what: str, done: int, of: int) -> None:
+        def cut(what: str, done: float, of: float, note: str = "") -> None:
             if what == "users" and done > 30:
                 raise KeyboardInterrupt
 
@@ -370,7 +370,7 @@ class TestGoingOn:
 def test_one_file(any_engine: Engine, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In parts of a few users, which are joined here."""
     monkeypatch.setattr(scoring, "FILE_ROWS", 40)
-    steps: list[tuple[str, int, int]] = []
+    steps: list[tuple[Any, ...]] = []
     file = tmp_path / "answers.parquet"
     done = any_engine.recommend_all(job_of(model, file), lambda *step: steps.append(step))
     assert done.users == 80
@@ -431,7 +431,7 @@ def test_a_process_that_dies_is_replaced(ray_cluster: None, model: Path, tmp_pat
     job = job_of(model, tmp_path / "answers", part_users=1)
     killed: list[int] = []
 
-    def kill_one(what: str, done: int, of: int) -> None:
+    def kill_one(what: str, done: float, of: float, note: str = "") -> None:
         if what == "users" and done >= 10 and not killed:
             workers = [process for process in family(os.getpid()) if "ray::_Process" in command_of(process)]
             killed.append(workers[0])

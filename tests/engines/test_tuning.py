@@ -56,8 +56,8 @@ def test_the_planted_answer_is_found_and_bad_trials_end_early(
     asked = search(
         shop, tmp_path / "study", settings=settings, space={"learning_rate": rates}, trials=10, seed=6
     )
-    told: list[tuple[str, int, int]] = []
-    study = any_engine.tune(asked, lambda what, done, of: told.append((what, done, of)))
+    told: list[tuple[Any, ...]] = []
+    study = any_engine.tune(asked, lambda *step: told.append(step))
 
     by_rate: dict[float, list[Trial]] = {rate: [] for rate in (IDLE, GOOD, WILD)}
     for trial in study.trials:
@@ -75,8 +75,8 @@ def test_the_planted_answer_is_found_and_bad_trials_end_early(
     assert pruned, "no trial was stopped early"
     assert all(trial.settings["learning_rate"] == IDLE for trial in pruned)
     assert all(2 <= trial.epochs < EPOCHS for trial in pruned)
-    assert told[-1][1:] == (10, 10)
-    assert "best ndcg@5" in told[-1][0]
+    assert told[-1][:3] == ("trials", 10, 10)
+    assert "best ndcg@5" in told[-2][3]
     check_files(study, settings)
 
 
@@ -135,8 +135,8 @@ def processes() -> list[tuple[int, int, str]]:
 def test_a_trial_whose_process_is_killed_is_made_again(ray_cluster: None, shop: str, tmp_path: Path) -> None:
     killed: list[int] = []
 
-    def kill(what: str, done: int, of: int) -> None:
-        if killed or not what.startswith("trial 2 of 4, epoch 4"):
+    def kill(stage: str, done: float, of: float, note: str = "") -> None:
+        if killed or not note.startswith("trial 2, epoch 4"):
             return
         mine = {number for number, parent, name in processes() if parent == os.getpid() and "raylet" in name}
         workers = [

@@ -289,8 +289,8 @@ def test_a_comparison_counts_the_lists_that_the_service_would_show(
     random = np.random.default_rng(0)
     stock = stock_of(late, frozenset({"b1", "b9"}))
     split = hold_out(late, fresh_cases(late, old, stock, random), SplitPlan("none", 0, 20), random)
-    progress: list[tuple[int, int]] = []
-    found = compare(old, new, split, stock, lambda done, total: progress.append((done, total)))
+    progress: list[tuple[Any, ...]] = []
+    found = compare(old, new, split, stock, lambda *step: progress.append(step))
 
     def gains(recommender: Recommender) -> list[float]:
         live, values = Live(recommender, stock), []
@@ -314,7 +314,9 @@ def test_a_comparison_counts_the_lists_that_the_service_would_show(
     assert found.difference == pytest.approx((ours - theirs).mean())
     assert found.standard_error == pytest.approx((ours - theirs).std(ddof=1) / math.sqrt(len(ours)))
     assert set(found.serving) == {f"{name}@{k}" for name in ("ndcg", "recall") for k in (5, 10, 20)}
-    assert progress[-1] == (2 * len(ours), 2 * len(ours))
+    assert [step for step in progress if step[1] == step[2]] == [
+        (f"cases of the {name} model", len(ours), len(ours)) for name in ("serving", "new")
+    ]
 
 
 # ── What can go wrong ────────────────────────────────────────────────────────────────────────────────
@@ -348,11 +350,11 @@ def test_a_model_published_meanwhile_stays(file_store: Store, little_learned: Pa
     sell(file_store)
     other = record_of(early_model(tmp_path / "other", seed=1))
 
-    class Rival(RetrainingObserver):
-        def on_compared(self, done: int, total: int) -> None:
+    def rival(stage: str, done: float, of: float, note: str = "") -> None:
+        if stage.startswith("cases of"):
             file_store.publish(other)
 
-    outcome = retrain(file_store, observers=[Rival()], models=tmp_path / "models")
+    outcome = retrain(file_store, progress=rival, models=tmp_path / "models")
     assert not outcome.published
     assert other.version in outcome.reason
     assert file_store.state().model == other.version

@@ -82,8 +82,8 @@ def test_a_new_store_is_empty(store: Store) -> None:
 
 def test_a_dataset_comes_out_as_it_went_in(store: Store) -> None:
     given = small_shop()
-    told: list[tuple[int, int]] = []
-    store.import_dataset(given, lambda done, total: told.append((done, total)))
+    told: list[tuple[str, float, float]] = []
+    store.import_dataset(given, lambda stage, done, of, *_: told.append((stage, done, of)))
     found = store.dataset()
     assert found.fingerprint() == given.fingerprint()
     assert given.catalogue is not None
@@ -91,8 +91,9 @@ def test_a_dataset_comes_out_as_it_went_in(store: Store) -> None:
     assert found.catalogue.items.equals(given.catalogue.items)
     assert found.catalogue.bundles.equals(given.catalogue.bundles)
     rows = given.user_item.nnz + given.user_bundle.nnz + given.bundle_item.nnz + 90 + 40
-    assert told[-1] == (rows, rows)
-    assert told == sorted(told)
+    assert told[-1] == ("rows", rows, rows)
+    done = [step[1] for step in told]
+    assert done == sorted(done)
 
 
 def test_an_imported_dataset_is_catalogue_and_history(store: Store) -> None:

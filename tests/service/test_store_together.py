@@ -77,8 +77,8 @@ def test_an_import_that_is_killed_leaves_nothing_half(store_url: str) -> None:
     script = """
 from tests.small_shop import dataset_of, small_shop
 
-def progress(done, total):
-    if done > total / 2:
+def progress(stage, done, of, note=""):
+    if done > of / 2:
         say("half")
         time.sleep(60)
 
@@ -216,7 +216,7 @@ def test_a_reader_of_changes_misses_none_and_sees_whole_bundles(store: Store) ->
 
 
 def test_a_failing_import_leaves_nothing_and_one_of_two_at_once_wins(store: Store) -> None:
-    def stumble(done: int, total: int) -> None:
+    def stumble(stage: str, done: float, of: float, note: str = "") -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

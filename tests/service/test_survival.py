@@ -134,8 +134,8 @@ from bundlemage.store.repository import Store
 whole = Store.import_dataset
 
 def halfway(self, dataset, progress=None):
-    def stop(done, total):
-        if done > total / 2:
+    def stop(stage, done, of, note=""):
+        if done > of / 2:
             print("half", flush=True)
             time.sleep(60)
     whole(self, dataset, stop)

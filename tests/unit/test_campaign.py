@@ -237,7 +237,7 @@ class CutError(Exception):
 
 
 def cut_after(users: int) -> Any:
-    def progress(done: int, total: int) -> None:
+    def progress(stage: str, done: float, of: float, note: str = "") -> None:
         if done >= users:
             raise CutError
 

@@ -25,6 +25,7 @@ from bundlemage.live import Live, Question
 from bundlemage.models.base import Completer, Histories, Indexable, Matcher, Model, can, require
 from bundlemage.models.ensemble import Ensemble
 from bundlemage.models.ragged import Ragged
+from bundlemage.progress import Shown
 from bundlemage.recipe import Recipe
 from bundlemage.store.records import Sales
 from bundlemage.studies.cache import FORMAT, Cache
@@ -32,7 +33,7 @@ from bundlemage.studies.cells import Cell, Contender, split_key
 from bundlemage.studies.plan import table_plans
 from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.history import EpochRecord, Observer, TensorBoard, kept
-from bundlemage.training.progress import ProgressBar
+from bundlemage.training.progress import EpochProgress
 from tests.cli.run import TINY, run, run_json
 from tests.small_shop import QUICK, small_shop
 from tests.unit.test_compare import run_cell
@@ -216,8 +217,9 @@ class TestTraining:
 
     def test_a_terminal_says_which_member_it_is(self) -> None:
         shown = StringIO()
-        bar = ProgressBar(Console(file=shown, force_terminal=True, width=120))
-        Recommender(ensemble=2, **SETTINGS).fit(small_shop(), observers=[bar], progress=False)
+        with Shown(Console(file=shown, force_terminal=True, width=120)) as progress:
+            observers = [EpochProgress(progress)]
+            Recommender(ensemble=2, **SETTINGS).fit(small_shop(), observers=observers, progress=False)
         assert "member 1 of 2" in shown.getvalue()
         assert "member 2 of 2" in shown.getvalue()
 

@@ -301,7 +301,7 @@ class TestOutput:
             str(shop),
             tmp_path / "layout",
             3,
-            progress=lambda what, done, of: told.append((what, done, of)),
+            progress=lambda *step: told.append(step),
         )
         layout = Layout.open(tmp_path / "layout")
         assert done.layout == layout

@@ -210,9 +210,9 @@ def test_a_search_with_two_jobs_makes_every_trial_and_is_resumed(
 ) -> None:
     epochs: list[str] = []
 
-    def progress(what: str, done: int, of: int) -> None:
-        if "epoch 1" in what:
-            epochs.append(what)
+    def progress(stage: str, done: float, of: float, note: str = "") -> None:
+        if "epoch 1" in note:
+            epochs.append(note)
             if len(epochs) == 1:
                 kill_all()
 

@@ -443,11 +443,11 @@ def test_the_model_of_a_case_study_goes_on_after_an_interruption(
             if record.epoch == 12:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(findings, "bar_for_people", lambda: [Stop()])
+    monkeypatch.setattr(findings, "EpochProgress", lambda _: Stop())
     with pytest.raises(KeyboardInterrupt):
         gather(asked)
     watch = Watch()
-    monkeypatch.setattr(findings, "bar_for_people", lambda: [watch])
+    monkeypatch.setattr(findings, "EpochProgress", lambda _: watch)
     assert gather(asked).cases[0].study is not None
     assert 1 <= len(watch.done) <= 12, "from a checkpoint: the first epoch has one, the 13th was not reached"
     assert not list(tmp_path.glob("*.run"))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from io import StringIO
 from typing import Any
 
-from rich.console import Console
-
 from bundlemage.training.history import EpochRecord, Observer
-from bundlemage.training.progress import ProgressBar
+from bundlemage.training.progress import EpochProgress
 from bundlemage.training.relay import Event, Teller, show
 
 RECORD = EpochRecord(1, {"matching": 2.0}, {"ndcg@5": 0.5}, True, 0.1)
@@ -40,12 +37,21 @@ def test_every_observer_sees_every_step_that_is_told() -> None:
     assert (one.steps, one.epochs) == (other.steps, other.epochs) == (7, 1)
 
 
-def test_a_bar_may_be_begun_again_by_processes_that_take_over() -> None:
-    bar = ProgressBar(Console(file=StringIO(), force_terminal=True, width=120))
+def test_epochs_may_be_begun_again_by_processes_that_take_over() -> None:
+    steps: list[tuple[Any, ...]] = []
+    epochs = EpochProgress(lambda *step: steps.append(step))
     begun: dict[str, Any] = {"epochs": 5, "steps_per_epoch": 3}
-    bar.on_start(done=[], **begun)
-    bar.on_epoch(RECORD)
-    bar.on_start(done=[RECORD], **begun)
-    assert bar.bar is not None
-    assert bar.bar.tasks[0].completed == 1
-    bar.on_end()
+    epochs.on_start(done=[], **begun)
+    epochs.on_step("matching")
+    epochs.on_epoch(RECORD)
+    epochs.on_start(done=[RECORD], **begun)
+    epochs.on_end()
+    note = "ndcg@5 0.5000 (best 0.5000)  matching loss 2.00"
+    assert steps == [
+        ("epochs", 0, 5),
+        ("epochs", 1 / 3, 5, ""),
+        ("epochs", 1, 5, note),
+        ("epochs", 1, 1, "resuming after epoch 1"),
+        ("epochs", 1, 5),
+        ("epochs", 1, 1, ""),
+    ]

@@ -17,6 +17,7 @@ from bundlemage.models.base import Matcher, Sizes, can
 from bundlemage.models.baselines.crosscbr import CrossCBRConfig
 from bundlemage.models.config import Between, BundleMageConfig, Domain, LearnedConfig, OneOf, Space
 from bundlemage.models.registry import MODELS, build, make_config
+from bundlemage.progress import in_silence
 from bundlemage.recipe import Recipe
 from bundlemage.tuning.adviser import Adviser
 from bundlemage.tuning.folder import StudyFolder
@@ -27,10 +28,6 @@ from bundlemage.tuning.trial import blind, judge
 from tests.small_shop import QUICK, pairs_of, small_shop
 
 WITH_SPACE = [name for name, model in MODELS.items() if model.config_class.space]
-
-
-def quiet(what: str, done: int, of: int) -> None:
-    """Nobody looks on."""
 
 
 # ── The space ────────────────────────────────────────────────────────────────────────────────────
@@ -297,7 +294,7 @@ def test_a_search_that_cannot_be_judged_is_refused(
     asked: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        tune(Search("sample", tmp_path / "study", **asked), quiet)
+        tune(Search("sample", tmp_path / "study", **asked), in_silence)
     assert not (tmp_path / "study").exists()
 
 
@@ -305,11 +302,11 @@ def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "optuna", None)
     monkeypatch.delitem(sys.modules, "bundlemage.tuning.adviser")
     with pytest.raises(MissingExtraError, match=r"tuning needs an extra: pip install 'bundlemage\[tune\]'"):
-        tune(Search("sample", tmp_path / "study"), quiet)
+        tune(Search("sample", tmp_path / "study"), in_silence)
 
 
 def test_a_model_without_epochs_is_judged_once(tmp_path: Path) -> None:
-    study = tune(Search("sample", tmp_path / "study", model="item-knn", trials=3), quiet)
+    study = tune(Search("sample", tmp_path / "study", model="item-knn", trials=3), in_silence)
     assert study.best is not None
     assert [trial.epochs for trial in study.trials] == [0, 0, 0]
     assert all(trial.value for trial in study.trials)
@@ -318,7 +315,7 @@ def test_a_model_without_epochs_is_judged_once(tmp_path: Path) -> None:
 def test_a_study_is_not_gone_on_with_by_another_default(tmp_path: Path) -> None:
     """As after an upgrade: what nobody has named is a part of what was tried, too."""
     search = Search("sample", tmp_path / "study", model="ease", settings={"device": "cpu"}, trials=1)
-    tune(search, quiet)
+    tune(search, in_silence)
     file = tmp_path / "study" / "study.json"
     stored = json.loads(file.read_text())
     unnamed = {**make_config("ease", {}).model_dump(mode="json"), "seed": 0}
@@ -327,4 +324,4 @@ def test_a_study_is_not_gone_on_with_by_another_default(tmp_path: Path) -> None:
     stored["settings"]["since_then_gone"] = 0.5
     file.write_text(json.dumps(stored))
     with pytest.raises(CheckpointError, match=r'settings was \{"since_then_gone": 0\.5\} and is \{\}'):
-        tune(replace(search, resume=True), quiet)
+        tune(replace(search, resume=True), in_silence)

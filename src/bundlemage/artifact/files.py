@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -32,6 +31,7 @@ from bundlemage.data.dataset import (
 from bundlemage.data.folders import beside
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import ArtifactError
+from bundlemage.progress import Progress, in_silence
 
 FORMAT = "bundlemage"
 FORMAT_VERSION = 1
@@ -197,18 +197,17 @@ def _artifact(files: dict[str, bytes], *, users: bool) -> Artifact:
     )
 
 
-def verify_artifact(path: Path, progress: Callable[[int, int], None]) -> str:
-    """Check every file without holding any in memory. Returns the version.
-
-    `progress` is called with the number of bytes that are checked, and of all bytes.
-    """
+def verify_artifact(path: Path, progress: Progress = in_silence) -> str:
+    """Check every file without holding any in memory, and return the version of the model."""
     listed, done = _listed(path), 0
+    total = sum(each.size for each in listed.values())
     for name, saved in listed.items():
-        progress(done, sum(each.size for each in listed.values()))
+        progress("bytes checked", done, total)
         done += saved.size
         with _opened(path / name) as handle:
             digest = hashlib.file_digest(handle, "sha256")
             _check(path / name, saved, os.fstat(handle.fileno()).st_size, digest.hexdigest())
+    progress("bytes checked", total, total)
     return artifact_version(path)
 
 

@@ -25,9 +25,8 @@ from bundlemage.core.history import Id
 from bundlemage.core.shop import Shop
 from bundlemage.errors import ConfigError
 from bundlemage.models.base import Model
+from bundlemage.progress import Progress, in_silence
 
-Progress: TypeAlias = Callable[[int, int], None]
-"""Called with the number of served users, and the number of all users."""
 Ask: TypeAlias = Callable[[Iterable[Whole]], Iterable[Scored]]
 """Returns `Offer.scored` of each block of users, in their order; it may work ahead."""
 Tally: TypeAlias = dict[str, Any]
@@ -48,7 +47,7 @@ def run_campaign(
     users: Iterable[Id] | None = None,
     *,
     resume: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = in_silence,
     ask: Ask | None = None,
 ) -> CampaignSummary:
     """Serves these users, or all users of the shop, and writes the result to a folder, part by part.
@@ -71,7 +70,7 @@ def run_campaign(
             return CampaignSummary(**summary)
     work = _Work(offer, planner, plan, folder)
     work.recover()
-    work.serve(ask or (lambda blocks: map(offer.scored, blocks)), progress or (lambda *_: None))
+    work.serve(ask or (lambda blocks: map(offer.scored, blocks)), progress)
     finished = work.summary()
     folder.finish(finished.to_json())
     return finished
@@ -129,7 +128,7 @@ class _Work:
     def serve(self, ask: Ask, progress: Progress) -> None:
         """Serves the users of the unfinished parts, and writes the parts."""
         size, left = self.settings.part_users, range(len(self.tallies), self.parts)
-        progress(min(len(self.tallies) * size, len(self.users)), len(self.users))
+        progress("users", min(len(self.tallies) * size, len(self.users)), len(self.users))
         answers = iter(ask(users for number in left for users in self._blocks(number)))
         for number in left:
             served = number * size
@@ -140,7 +139,7 @@ class _Work:
                 rows, tally = self._block(users, next(answers), prices, last=served == len(self.users))
                 tables.append(rows)
                 tallies.append(tally)
-                progress(served, len(self.users))
+                progress("users", served, len(self.users))
             self.tallies.append(_added(tallies))
             self.folder.write_part(number, pa.concat_tables(tables), self.tallies[-1])
 

@@ -12,6 +12,7 @@ from bundlemage.cli import ask
 from bundlemage.cli.model_options import FromModel, ModelOptions
 from bundlemage.cli.options import Address, AsJson, Device, EngineName, ModelFolder, Workers
 from bundlemage.errors import ConfigError
+from bundlemage.progress import Shown
 
 if TYPE_CHECKING:
     from bundlemage.campaigns.settings import CampaignSummary
@@ -54,7 +55,7 @@ def campaign(
     the summary, with a bound that no plan within the limits exceeds. After an interruption at any time, the
     same command with --resume continues and ends with the same files.
     """
-    from bundlemage.cli import show, stages
+    from bundlemage.cli import show
     from bundlemage.engines.base import engine as engine_of
     from bundlemage.engines.campaigning import CampaignJob
 
@@ -70,7 +71,7 @@ def campaign(
         device=device,
     )
     began = time.monotonic()
-    with stages.watched("campaign", speed=True) as progress:
+    with Shown(show.notes, "campaign") as progress:
         summary = by.campaign(job, progress)
     seconds = round(time.monotonic() - began, 3)
     if as_json:

@@ -26,6 +26,7 @@ from bundlemage.cli.options import (
     settings,
 )
 from bundlemage.errors import ConfigError
+from bundlemage.progress import Shown
 
 if TYPE_CHECKING:
     from bundlemage.data.splits import Split
@@ -140,24 +141,24 @@ def _run(
     **options: Any,
 ) -> Comparison:
     from bundlemage.cli import show
-    from bundlemage.cli.compare_progress import progress_for
+    from bundlemage.cli.compare_progress import ComparisonProgress
     from bundlemage.studies.cache import Cache, CacheWarning
     from bundlemage.studies.comparison import compare as run
     from bundlemage.training.devices import resolve_device
 
     resolve_device(options["device"])
-    watch = progress_for(show.notes)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), Shown(show.notes, together=True) as progress:
         usual = warnings.showwarning
 
         def shown(message: Any, category: type[Warning], *rest: Any, **others: Any) -> None:
             if issubclass(category, CacheWarning):
-                watch.say(f"warning: {message}")
+                progress.say(f"warning: {message}")
             else:
                 usual(message, category, *rest, **others)
 
         warnings.showwarning = shown
         with show.kept_when_interrupted():
+            watch = ComparisonProgress(progress)
             return run(contenders, splits, seeds, cache=Cache(cache), observer=watch, **options)
 
 

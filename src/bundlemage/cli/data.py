@@ -10,6 +10,7 @@ import typer
 
 from bundlemage.cli import get
 from bundlemage.cli.options import AsJson, Location, Tables, key_values, label
+from bundlemage.progress import Shown
 
 app = typer.Typer(no_args_is_help=True, help="Check, describe, shard, generate and fetch data.")
 app.command("get")(get.get)
@@ -22,10 +23,10 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Report all problems of PATH: where it is, what is wrong, what to do. Exits 2 if there is any."""
-    from bundlemage.cli import show, stages
+    from bundlemage.cli import show
     from bundlemage.readers.ingest import ingest as read_in
 
-    with stages.watched(label(location)) as progress:
+    with Shown(show.notes, label(location)) as progress:
         problems = read_in(location, named=key_values(table, "--table"), progress=progress).problems
     if as_json:
         show.print_json({"ok": not problems, "problems": [asdict(problem) for problem in problems]})
@@ -58,10 +59,10 @@ def ingest(
 
     Tables need not fit into memory: half of it is used, and the rest goes to disk beside the layout.
     """
-    from bundlemage.cli import show, stages
+    from bundlemage.cli import show
     from bundlemage.readers.ingest import ingest as read_in
 
-    with stages.watched(label(location)) as progress:
+    with Shown(show.notes, label(location)) as progress:
         done = read_in(
             location,
             output,

@@ -17,6 +17,7 @@ from bundlemage.cli.options import (
     Workers,
     key_values,
 )
+from bundlemage.progress import Shown
 
 
 def evaluate(
@@ -38,10 +39,9 @@ def evaluate(
 
     by = engine_of(engine, address=address, workers=workers)
     job = EvaluationJob(Path(folder), location, key_values(table, "--table"), device=device)
-    with show.notes.status("loading and evaluating") as status:
-        rows = by.evaluate(
-            job, lambda what, done, of: status.update(f"evaluating: {done:,} of {of:,} {what}")
-        )
+    with Shown(show.notes, "evaluating") as progress:
+        progress("loading", 0, 0)
+        rows = by.evaluate(job, progress)
         changed = job.data_changed
     show.warnings(job.source.warnings)
     if changed:

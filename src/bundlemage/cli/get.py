@@ -36,13 +36,15 @@ def get(
     from bundlemage.cli import show
     from bundlemage.cli.get_progress import FetchedFiles
     from bundlemage.downloads.public_data import fetch, public_data
+    from bundlemage.progress import Shown
 
     if name == "list":
         _list(as_json)
         return
     data = public_data(name)
     folder = output or Path(name)
-    with FetchedFiles(show.notes if as_json else show.out) as watcher:
+    with Shown(show.notes, "fetching") as progress:
+        watcher = FetchedFiles(show.notes if as_json else show.out, progress)
         done = fetch(data, folder, mirror, overwrite=overwrite, watcher=watcher)
     quoted = shlex.quote(str(folder / data.folder))
     next_steps = [f"bundlemage data check {quoted}", f"bundlemage train {quoted} -o MODEL"]

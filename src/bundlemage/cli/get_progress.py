@@ -1,37 +1,19 @@
-"""Shows downloads: each file before it starts, a progress bar, and the result."""
+"""Shows downloads: each file before it starts, how much of it has come, and the result."""
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
 from bundlemage.cli import show
 from bundlemage.downloads.public_data import Fetched, FetchWatcher, Order
+from bundlemage.progress import Shown
 
 
 class FetchedFiles(FetchWatcher):
-    """Writes lines to a console, and shows a bar on stderr if that is a terminal."""
+    """Writes lines to a console, and shows progress on stderr if that is a terminal."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.bar: Progress | None = None
-
-    def __enter__(self) -> FetchedFiles:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop()
+    def __init__(self, console: Console, progress: Shown) -> None:
+        self.console, self.progress = console, progress
 
     def on_order(self, order: Order) -> None:
         if order.there:
@@ -45,37 +27,16 @@ class FetchedFiles(FetchWatcher):
         self._say(f"  SHA-256  {file.sha256 or 'not known'}")
 
     def on_bytes(self, done: int, total: int | None) -> None:
-        if not show.notes.is_terminal:
-            return
-        if self.bar is None:
-            self.bar = Progress(
-                TextColumn("  fetching"),
-                BarColumn(bar_width=20),
-                DownloadColumn(),
-                TransferSpeedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                console=show.notes,
-                transient=True,
-            )
-            self.bar.start()
-            # The bytes of an earlier run must not count as speed.
-            self.task = self.bar.add_task("fetching", total=total, completed=done)
-        self.bar.update(self.task, completed=done, total=total)
+        self.progress("bytes", done, total or 0)
 
     def on_pause(self, reason: str, seconds: float) -> None:
-        self._stop()
-        show.notes.print(f"  {show.plain(reason)}; trying again in {seconds:.0f} s", soft_wrap=True)
+        self.progress.close()
+        self.progress.say(f"  {reason}; trying again in {seconds:.0f} s")
 
     def on_fetched(self, fetched: Fetched) -> None:
-        self._stop()
+        self.progress.close()
         checksum = "" if fetched.verified else f"; its SHA-256 is {fetched.sha256}"
         self._say(f"  fetched  {fetched.size:,} bytes, {fetched.note}{checksum}")
-
-    def _stop(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
 
     def _say(self, text: str) -> None:
         self.console.print(show.plain(text), soft_wrap=True)

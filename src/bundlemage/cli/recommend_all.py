@@ -11,6 +11,7 @@ import typer
 from bundlemage.cli import ask
 from bundlemage.cli.options import Address, AsJson, Device, EngineName, ModelFolder, Workers
 from bundlemage.errors import ConfigError
+from bundlemage.progress import Shown
 
 
 def recommend_all(
@@ -65,7 +66,7 @@ def recommend_all(
     The columns are user_id, rank, bundle_id, score and source. A folder of files survives an interruption:
     the same command with --resume continues and ends with the same files.
     """
-    from bundlemage.cli import show, stages
+    from bundlemage.cli import show
     from bundlemage.engines.base import engine as engine_of
     from bundlemage.engines.scoring import PART_USERS, ScoringJob, is_file
 
@@ -92,7 +93,7 @@ def recommend_all(
         overwrite=overwrite,
     )
     began = time.monotonic()
-    with stages.watched("recommending", speed=True) as progress:
+    with Shown(show.notes, "recommending") as progress:
         scored = by.recommend_all(job, progress)
     seconds = time.monotonic() - began
     if scored.about_index:

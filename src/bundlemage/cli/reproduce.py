@@ -9,6 +9,7 @@ import typer
 
 from bundlemage.cli.options import AsJson, Device, Jobs, ids, seed_list
 from bundlemage.errors import ConfigError
+from bundlemage.progress import Shown
 
 
 def reproduce(
@@ -67,7 +68,7 @@ def reproduce(
     was. Exits 2 if the data's folder holds nothing at all.
     """
     from bundlemage.cli import show
-    from bundlemage.cli.compare_progress import progress_for
+    from bundlemage.cli.compare_progress import ComparisonProgress
     from bundlemage.studies.figures import require_plots
     from bundlemage.studies.findings import ReproduceOptions, gather
     from bundlemage.studies.plan import STUDIES
@@ -89,8 +90,8 @@ def reproduce(
     options = ReproduceOptions(
         dataset, data, numbers, cache, device, epochs, only_cached, left_out, note=note, jobs=jobs
     )
-    with show.kept_when_interrupted():
-        findings = gather(options, progress_for(show.notes))
+    with show.kept_when_interrupted(), Shown(show.notes, together=True) as shown:
+        findings = gather(options, ComparisonProgress(shown))
     for missing in findings.missing:
         for problem in dict.fromkeys(missing.problems):
             show.notes.print(f"[yellow]missing:[/] {show.plain(problem)}", soft_wrap=True)

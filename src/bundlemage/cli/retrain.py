@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bundlemage.cli.options import AsJson, settings
 from bundlemage.cli.serve import Database, check_extra, database_url, open_store
+from bundlemage.progress import Shown
 
 if TYPE_CHECKING:
     from bundlemage.retraining.retrain import Retrained
@@ -64,8 +65,7 @@ def retrain(
         **{name: value for name, value in (("epochs", epochs), ("device", device)) if value is not None},
     }
     store = open_store(database_url(db, None), must_exist=True)
-    with ExitStack() as ending:
-        ending.callback(store.close)
+    with closing(store), Shown(show.notes) as progress:
         outcome = retraining.retrain(
             store,
             settings=changed,
@@ -73,7 +73,8 @@ def retrain(
             force=force,
             tolerance=tolerance,
             seed=seed,
-            observers=_observers(ending),
+            observers=[_on_split()],
+            progress=progress,
         )
     if not as_json:
         _show(outcome, DECISIVE)
@@ -97,16 +98,13 @@ def retrain(
     )
 
 
-def _observers(ending: ExitStack) -> list[Observer]:
-    """A bar for training, then one for comparing."""
+def _on_split() -> Observer:
+    """Prints what is learned from, and what the models are compared by."""
     from bundlemage.cli import show
     from bundlemage.data.splits import Split
     from bundlemage.retraining.retrain import RetrainingObserver
-    from bundlemage.training.progress import ProgressBar
 
-    class Comparing(RetrainingObserver):
-        bar: Any = None
-
+    class Announcing(RetrainingObserver):
         def on_split(self, split: Split, serving: str) -> None:
             show.notes.print(show.described(split.dataset), soft_wrap=True)
             cases = len(split.test) if split.test else 0
@@ -120,12 +118,7 @@ def _observers(ending: ExitStack) -> list[Observer]:
                 soft_wrap=True,
             )
 
-        def on_compared(self, done: int, total: int) -> None:
-            if self.bar is None:  # only now: a terminal has one bar at a time
-                self.bar = ending.enter_context(show.counting("comparing"))
-            self.bar(done, total)
-
-    return [ProgressBar(show.notes), Comparing()]
+    return Announcing()
 
 
 def _show(outcome: Retrained, decisive: str) -> None:

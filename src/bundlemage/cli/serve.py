@@ -14,6 +14,7 @@ import typer
 
 from bundlemage.cli.options import settings as parsed
 from bundlemage.errors import BundleMageError, ConfigError, MissingExtraError
+from bundlemage.progress import Shown
 
 if TYPE_CHECKING:
     from bundlemage.service.settings import Settings
@@ -117,7 +118,7 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
     store = open_store(settings.db)
     try:
         check_may_listen(settings.host, store.has_keys(), settings.trust_proxy)
-        with show.counting("importing the shop's data") as progress:
+        with Shown(show.notes, "importing the shop's data") as progress:
             service = open_service(settings, store, progress)
     except BaseException:
         store.close()

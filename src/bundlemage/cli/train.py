@@ -22,6 +22,7 @@ from bundlemage.cli.options import (
     settings,
 )
 from bundlemage.errors import ConfigError
+from bundlemage.progress import Shown
 
 if TYPE_CHECKING:
     from bundlemage.campaigns.chances import Calibration
@@ -116,7 +117,8 @@ def train(
     from bundlemage.models.registry import model_class
     from bundlemage.recipe import Recipe
     from bundlemage.recommender import evaluate_beside_popularity
-    from bundlemage.training.history import SELECTION_METRIC
+    from bundlemage.training.history import SELECTION_METRIC, TensorBoard
+    from bundlemage.training.progress import EpochProgress
 
     by = engine_of(engine, address=address, workers=workers)
     options = {"epochs": epochs, "seed": seed, "device": device}
@@ -144,7 +146,9 @@ def train(
         split = job.split
     show.warnings(job.source.warnings)
     _announce(split, f"{chosen.ensemble} × {chosen.model}" if chosen.ensemble > 1 else chosen.model)
-    recommender = by.train(job, _observers(tensorboard))
+    with Shown(show.notes) as progress:
+        observers = [EpochProgress(progress), *([TensorBoard(tensorboard)] if tensorboard else [])]
+        recommender = by.train(job, observers)
     training = recommender.training
     assert training is not None
     with show.notes.status("calibrating, and holding bundles out to find how new ones are to be ranked"):
@@ -256,14 +260,6 @@ def _announce(split: Split, model: str) -> None:
             "[yellow]warning:[/] no user-bundle pair is left to learn from, so nothing will be learned of "
             "who takes which bundle: bring more data, or use --protocol none, which holds nothing out"
         )
-
-
-def _observers(tensorboard: Path | None) -> list[Any]:
-    from bundlemage.cli import show
-    from bundlemage.training.history import TensorBoard
-    from bundlemage.training.progress import ProgressBar
-
-    return [ProgressBar(show.notes), *([TensorBoard(tensorboard)] if tensorboard else [])]
 
 
 def _remove(checkpoints: Path) -> None:

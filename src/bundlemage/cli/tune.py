@@ -22,6 +22,7 @@ from bundlemage.cli.options import (
     settings,
 )
 from bundlemage.errors import BundleMageError, ConfigError
+from bundlemage.progress import Shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -99,7 +100,7 @@ def tune(
     not there to be seen. Trials that are worse than half of the others are stopped early. A study can be
     killed at any time: the same command with --resume continues it. Ctrl-C ends early and keeps all trials.
     """
-    from bundlemage.cli import show, stages
+    from bundlemage.cli import show
     from bundlemage.engines.base import engine
     from bundlemage.recipe import Recipe
 
@@ -119,7 +120,7 @@ def tune(
     )
     if resume and not output.exists():
         show.notes.print("nothing to resume: starting from the beginning")
-    with stages.watched("tuning", status=True) as progress:
+    with Shown(show.notes, "tuning") as progress:
         study = by.tune(search, progress)
     show.warnings(study.warnings)
     if as_json:

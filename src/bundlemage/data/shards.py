@@ -33,6 +33,7 @@ from bundlemage.data.dataset import (
 from bundlemage.data.folders import beside, write_whole
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import ConfigError, DataError
+from bundlemage.progress import Progress, in_silence
 
 LAYOUT = "layout.json"
 FORMAT, VERSION = "bundlemage-layout", 1
@@ -53,8 +54,6 @@ SCHEMAS = {
 _COPY_AGAIN = "Copy the folder again, or run 'bundlemage data ingest' again"
 
 Counts = npt.NDArray[np.integer]
-Written = Callable[[int, int], None]
-"""Called with the number of files written so far, and the total."""
 
 
 @dataclass(frozen=True)
@@ -280,12 +279,9 @@ def write_layout(
     shard_rows: int = SHARD_ROWS,
     *,
     overwrite: bool = False,
-    written: Written | None = None,
+    progress: Progress = in_silence,
 ) -> Layout:
-    """Write a data set as a layout. The folder appears complete or not at all.
-
-    `written` is called before each file. Returns the layout.
-    """
+    """Write a data set as a layout, and return the layout. The folder appears complete or not at all."""
     check_output(folder, shard_rows, overwrite=overwrite)
     described = dataset.catalogue or Catalogue(
         empty_catalogue(ITEM_SCHEMA, dataset.items), empty_catalogue(BUNDLE_SCHEMA, dataset.bundles)
@@ -308,7 +304,7 @@ def write_layout(
             shard_rows,
             dataset.sizes,
             columns,
-            written,
+            progress,
             dataset.name,
             dataset.notes,
             catalogue=dataset.catalogue is not None,
@@ -326,7 +322,7 @@ def write_shards(
     shard_rows: int,
     sizes: Mapping[str, int],
     columns: Callable[[str, int, int], dict[str, Any]],
-    written: Written | None,
+    progress: Progress,
     name: str,
     notes: Sequence[str] = (),
     *,
@@ -347,8 +343,7 @@ def write_shards(
     for kind in KINDS:
         (building / kind).mkdir(exist_ok=True)
         for number, start in enumerate(range(0, sizes[kind], shard_rows)):
-            if written:
-                written(len(files), total)
+            progress("writing", len(files), total)
             rows = columns(kind, start, min(start + shard_rows, sizes[kind]))
             table = pa.table(rows, schema=SCHEMAS[kind]).combine_chunks()
             part = f"{kind}/part-{number:05}.parquet"

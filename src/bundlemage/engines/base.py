@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-from bundlemage.data.progress import Progress, in_silence
 from bundlemage.errors import ConfigError
+from bundlemage.progress import Progress, in_silence
 from bundlemage.readers.load import SAMPLE
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class Engine(ABC):
         from bundlemage.engines.campaigning import run
 
         with self.working("a campaign", job.device) as workers:
-            progress("models loaded", 0, 1)
+            progress("loading the model", 0, 0)
             job.load(self.device_here(job.device))
             return run(job, workers, progress)
 

@@ -13,8 +13,8 @@ from bundlemage.campaigns.offer import Offer, Scored
 from bundlemage.campaigns.run import run_campaign
 from bundlemage.campaigns.settings import Campaign, CampaignSummary
 from bundlemage.core.filters import Filter
-from bundlemage.data.progress import Progress
 from bundlemage.engines.base import ModelJob, Workers
+from bundlemage.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def run(job: CampaignJob, workers: Workers, progress: Progress) -> CampaignSumma
         model.calibration,
         job.users,
         resume=job.resume,
-        progress=lambda done, of: progress("users", done, of),
+        progress=progress,
         ask=partial(workers.each, _asking, job),
     )
 

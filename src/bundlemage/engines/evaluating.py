@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 
-from bundlemage.data.progress import Progress
 from bundlemage.data.splits import GenerationCases, MatchingCases, Source, Split
 from bundlemage.engines.base import ModelJob, Workers
 from bundlemage.engines.people import trained_on
@@ -17,6 +16,7 @@ from bundlemage.errors import ConfigError
 from bundlemage.evaluation.protocols import PerCase, cases_at_a_time
 from bundlemage.evaluation.results import Evaluation, case_metrics, evaluation_of
 from bundlemage.models.base import Completer, Interactions, Matcher, can
+from bundlemage.progress import Progress
 from bundlemage.readers.load import SAMPLE, read
 from bundlemage.recommender import Recommender, beside_popularity
 

@@ -16,7 +16,6 @@ from bundlemage.artifact.files import artifact_version, load_without_users, veri
 from bundlemage.core.bulk import joined, record_batches, write_parquet
 from bundlemage.core.filters import Filter
 from bundlemage.data.dataset import fingerprint
-from bundlemage.data.progress import Progress
 from bundlemage.data.shards import Layout
 from bundlemage.engines.answers import AnswersFolder
 from bundlemage.engines.base import Workers
@@ -30,6 +29,7 @@ from bundlemage.engines.people import (
     trained_on,
 )
 from bundlemage.errors import ArtifactError, BundleMageError, ClusterError, ConfigError
+from bundlemage.progress import Progress
 from bundlemage.recommender import Recommender, Sales
 
 PART_USERS = 50_000
@@ -134,7 +134,7 @@ class Ready:
 
 def make_ready(job: ScoringJob, progress: Progress) -> Ready:
     """Check the files of the model, and count its users and sales."""
-    version = verify_artifact(job.model, lambda done, of: progress("bytes checked", done, of))
+    version = verify_artifact(job.model, progress)
     people = ModelPeople(job.model)
     items, bundles = (rows_in(job.model / f"{kind}.parquet") for kind in ("items", "bundles"))
     users, users_from = len(people), "model"

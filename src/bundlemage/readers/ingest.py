@@ -24,7 +24,6 @@ import pyarrow as pa
 
 from bundlemage.data.dataset import fingerprint
 from bundlemage.data.folders import beside
-from bundlemage.data.progress import Progress, in_silence
 from bundlemage.data.shards import (
     KINDS,
     SCHEMAS,
@@ -38,6 +37,7 @@ from bundlemage.data.shards import (
 )
 from bundlemage.data.vocabulary import INTEGER, Vocabulary
 from bundlemage.errors import BundleMageError, DataError, Problem
+from bundlemage.progress import Progress, in_silence
 from bundlemage.readers import load, parquet, tables, text
 from bundlemage.readers.assemble import CATALOGUE_SCHEMAS, CROSSINGS, Crossing, TableData, placed
 from bundlemage.readers.columns import TABLES
@@ -109,13 +109,7 @@ def _in_memory(
     if output is None:
         return None, load.check(location, named)
     source = load.read(location, named)
-    layout = write_layout(
-        source.dataset,
-        output,
-        shard_rows,
-        overwrite=overwrite,
-        written=lambda done, of: progress("writing", done, of),
-    )
+    layout = write_layout(source.dataset, output, shard_rows, overwrite=overwrite, progress=progress)
     return layout, source.warnings
 
 

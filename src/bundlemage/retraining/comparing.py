@@ -6,7 +6,6 @@ all bundles that can be sold.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +21,7 @@ from bundlemage.evaluation.metrics import DEFAULT_KS, ranking_metrics
 from bundlemage.evaluation.protocols import PerCase, means
 from bundlemage.live import Live, Stock
 from bundlemage.models.ragged import Ragged
+from bundlemage.progress import Progress, in_silence
 from bundlemage.recommender import Recommender
 from bundlemage.store.records import Owned, Sales
 
@@ -131,12 +131,9 @@ def compare(
     candidate: Recommender,
     split: Split,
     stock: Stock,
-    progress: Callable[[int, int], None],
+    progress: Progress = in_silence,
 ) -> ModelComparison:
-    """Both models on the test cases of a split, where each user has everything but the bundle in question.
-
-    `progress` is called with the number of answers so far, and of all answers.
-    """
+    """Both models on the test cases of a split, where each user has everything but the bundle in question."""
     assert split.test is not None
     data, held_out = split.dataset, split.test.positives.indices
     wanted = [data.bundles[bundle] for bundle in held_out]
@@ -151,7 +148,7 @@ def compare(
         dict(zip(data.bundles, sold.tolist(), strict=True)),
     )
 
-    def metrics(model: Recommender, before: int) -> PerCase:
+    def metrics(name: str, model: Recommender) -> PerCase:
         live = Live(model, stock, sales)
         ranks: list[list[int]] = []
         step = rows_at_a_time(len(live.dataset.bundles), live.shop.device)
@@ -162,12 +159,12 @@ def compare(
             ):
                 shown = [answer.id for answer in answers]
                 ranks.append([shown.index(bundle) if bundle in shown else LONGEST])
-            progress(before + len(ranks), 2 * len(wanted))
+            progress(f"cases of the {name} model", len(ranks), len(wanted))
         # A column for each rank, and the last one for a bundle that is not in the list.
         scores = -torch.arange(LONGEST + 1, dtype=torch.float32).expand(len(ranks), -1)
         return ranking_metrics(scores, Ragged.from_lists(ranks))
 
-    old, new = metrics(serving, 0), metrics(candidate, len(wanted))
+    old, new = metrics("serving", serving), metrics("new", candidate)
     difference = new[DECISIVE] - old[DECISIVE]
     return ModelComparison(
         cases=len(wanted),

@@ -20,12 +20,14 @@ from bundlemage.evaluation.results import Evaluation
 from bundlemage.live import EMPTY, load_published
 from bundlemage.models.base import Matcher, Sizes, can
 from bundlemage.models.registry import build
+from bundlemage.progress import Progress, in_silence
 from bundlemage.recommender import Recommender, evaluate_beside_popularity
 from bundlemage.retraining.comparing import DECISIVE, ModelComparison, compare, fresh_cases, hold_out
 from bundlemage.store.records import ModelRecord
 from bundlemage.store.repository import Store
 from bundlemage.training.history import Observer
 from bundlemage.training.loop import TrainingResult
+from bundlemage.training.progress import EpochProgress
 
 MIN_CASES = 30
 _STAMP = re.compile(r"-\d{8}T\d{6}(-\d+)?\Z")
@@ -53,13 +55,10 @@ class Retrained:
 
 
 class RetrainingObserver(Observer):
-    """An observer of training that also learns about the steps before and after it."""
+    """An observer of training that also sees the data before it."""
 
     def on_split(self, split: Split, serving: str) -> None:
         """Called before training, with the split and the version that serves."""
-
-    def on_compared(self, done: int, total: int) -> None:
-        """Called after each batch of answers of the two models."""
 
 
 def retrain(
@@ -72,6 +71,7 @@ def retrain(
     min_cases: int = MIN_CASES,
     seed: int | None = None,
     observers: Sequence[Observer] = (),
+    progress: Progress = in_silence,
 ) -> Retrained:
     """Train the serving model again on the store's data, and publish it if it is not worse.
 
@@ -112,17 +112,12 @@ def retrain(
             return replace(outcome, reason=_too_few(len(cases), min_cases))
         compared = cases if enough and comparable else cases[:0]
         split = hold_out(dataset, compared, plan, random)
-        watching = [observer for observer in observers if isinstance(observer, RetrainingObserver)]
-        for observer in watching:
-            observer.on_split(split, record.version)
-        candidate.fit(split, observers=observers, progress=False)
+        for observer in observers:
+            if isinstance(observer, RetrainingObserver):
+                observer.on_split(split, record.version)
+        candidate.fit(split, observers=[*observers, EpochProgress(progress)], progress=False)
         if candidate.training is not None and candidate.training.interrupted:
             raise KeyboardInterrupt  # half a training is no candidate
-
-        def progress(done: int, total: int) -> None:
-            for observer in watching:
-                observer.on_compared(done, total)
-
         comparison = compare(serving, candidate, split, stock, progress) if len(compared) else None
         good, reason = _verdict(comparison, tolerance, record.version, store.state().model)
         outcome = replace(

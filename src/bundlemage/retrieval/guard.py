@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +17,7 @@ from bundlemage.core.ranking import Ranking
 from bundlemage.core.shop import Shop
 from bundlemage.errors import ConfigError, RecallError
 from bundlemage.models.base import Histories, Indexable, Model, require
+from bundlemage.progress import Progress
 from bundlemage.retrieval.index import MEASURED_AT, BundleIndex, faiss_or_fail
 
 LEAST_BUNDLES = 20_000
@@ -76,11 +77,11 @@ def build_index(
     least_bundles: int,
     most_share: float,
     seed: int,
-    say: Callable[[str], None],
+    progress: Progress,
 ) -> tuple[BundleIndex | None, IndexReport]:
     """An index that is good enough, or None where there are too few bundles for one; and its report.
 
-    The parameters are those of `Asker.use_index`; `say` is called with each step in words.
+    The parameters are those of `Asker.use_index`.
     """
     for name, share in (("least_recall", least_recall), ("most_share", most_share)):
         if not 0 < share <= 1:
@@ -94,15 +95,15 @@ def build_index(
         if shown < max(1, least_bundles):
             return None, IndexReport(shown, "exact", 1.0, 0, 0.0, time.perf_counter() - began)
         histories = _some_users(shop, seed)
-        index = BundleIndex(searched, shop, factors, histories, most_share, seed, say)
+        index = BundleIndex(searched, shop, factors, histories, most_share, seed, progress)
         index.take_sample(SAMPLES[0], seed)
-        trial = _Trial(index, histories, say)
+        trial = _Trial(index, histories, progress)
         recall = 0.0
         efforts = [2**step for step in range(index.most_cells.bit_length()) if 2**step < index.most_cells]
         for effort in (*efforts, index.most_cells):
             index.probed = effort
             recall = trial.recall()
-            say(f"{effort:,} of {index.cells:,} cells looked into: recall@{MEASURED_AT} {recall:.3f}")
+            progress("cells looked into", effort, index.cells, f"recall@{MEASURED_AT} {recall:.3f}")
             if recall >= least_recall:
                 break
         else:
@@ -148,7 +149,7 @@ def _some_users(shop: Shop, seed: int) -> Histories:
 class _Trial:
     """The exact answers for some users, to compare an index with."""
 
-    def __init__(self, index: BundleIndex, histories: Histories, say: Callable[[str], None]) -> None:
+    def __init__(self, index: BundleIndex, histories: Histories, progress: Progress) -> None:
         self.index = index
         self.histories = histories
         shop = index.shop
@@ -158,7 +159,7 @@ class _Trial:
         self.lacking = 0
         """For how many of them the index found too few bundles in the first cells."""
         self.ranker = shop.bundles().ranker()
-        say(f"an exact search for {self.asked:,} users, to compare with")
+        progress(f"an exact search for {self.asked:,} users, to compare with", 0, 0)
         rows = rows_at_a_time(len(self.ranker.shares), shop.device)
         self._exact = [
             exact_ranking(index.model, self._batch(part), self.ranker, MEASURED_AT, include_owned=False)

@@ -9,7 +9,6 @@ the search found and a fixed sample of the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,7 @@ from bundlemage.core.shop import FILTERS_KEPT, RecentlyUsed, Shop
 from bundlemage.errors import MissingExtraError
 from bundlemage.models.base import Factors, Histories, Indexable
 from bundlemage.models.ragged import Ragged
+from bundlemage.progress import Progress
 
 MEASURED_AT = 10
 """Recall is measured on the ten best bundles."""
@@ -60,7 +60,7 @@ class BundleIndex:
         sample: Histories,
         most_share: float,
         seed: int,
-        say: Callable[[str], None],
+        progress: Progress,
     ) -> None:
         self.model = model
         self.shop = shop
@@ -78,7 +78,7 @@ class BundleIndex:
         users = model.factors_of_people(sample, shop.interactions.bundle_item)
         self._scale = 2 * float(users.square().mean().sqrt()) or 1.0
         self._usually_owned = float(sample.bundles.lengths.float().mean())
-        self._cells = self._grouped(members, seed, say)
+        self._cells = self._grouped(members, seed, progress)
 
     @property
     def width(self) -> int:
@@ -87,13 +87,13 @@ class BundleIndex:
 
     # ── Building ─────────────────────────────────────────────────────────────────────────────────
 
-    def _grouped(self, members: Tensor, seed: int, say: Callable[[str], None]) -> Any:
+    def _grouped(self, members: Tensor, seed: int, progress: Progress) -> Any:
         faiss = faiss_or_fail()
         dim = self.factors.vectors.shape[1] + 1
         random = np.random.default_rng(seed)
         points = min(self.size, self.cells * POINTS_IN_A_CELL)
         chosen = torch.from_numpy(np.sort(random.choice(self.size, points, replace=False)))
-        say(f"grouping {self.size:,} bundles into {self.cells:,} cells")
+        progress(f"grouping {self.size:,} bundles into {self.cells:,} cells", 0, 0)
         means = faiss.Kmeans(
             dim,
             self.cells,

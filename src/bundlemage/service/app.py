@@ -17,6 +17,7 @@ from starlette.routing import Match
 from bundlemage import __version__
 from bundlemage.errors import ArtifactError, BusyError, ConfigError, StoreError
 from bundlemage.live import record_of
+from bundlemage.progress import Progress, in_silence
 from bundlemage.recommender import Recommender
 from bundlemage.service import problems
 from bundlemage.service.answerer import Answerer, Serving
@@ -31,7 +32,6 @@ from bundlemage.store.repository import Store
 log = logging.getLogger("bundlemage.service")
 P = ParamSpec("P")
 T = TypeVar("T")
-Progress = Callable[[int, int], None]
 
 LONG_AT_ONCE = 2
 """The most long requests at the same time, because they take CPU time from recommendations."""
@@ -90,7 +90,7 @@ class Service:
         self.store.close()
 
 
-def open_service(settings: Settings, store: Store, progress: Progress | None = None) -> Service:
+def open_service(settings: Settings, store: Store, progress: Progress = in_silence) -> Service:
     """Open a service on a store. An empty store first gets the model's catalogue and histories."""
     record = _to_serve(store, settings.model)
     if store.is_empty():
@@ -119,7 +119,7 @@ def _fallback(record: ModelRecord, named: Path | None, error: ArtifactError) -> 
     return other
 
 
-def _import_shop(store: Store, record: ModelRecord, progress: Progress | None) -> None:
+def _import_shop(store: Store, record: ModelRecord, progress: Progress) -> None:
     """Write the model's catalogue and histories to the store, unless another process was quicker."""
     try:
         store.import_dataset(Recommender.load(record.path, device="cpu").dataset, progress)

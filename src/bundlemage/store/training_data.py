@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import pyarrow as pa
@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Select, Table, select
 from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, empty_catalogue
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import StoreError
+from bundlemage.progress import Progress, in_silence
 from bundlemage.readers.frames import read_frames
 from bundlemage.store.catalogue import has_no_items, next_version
 from bundlemage.store.checks import check_ids
@@ -19,16 +20,12 @@ from bundlemage.store.connections import StorePart
 from bundlemage.store.dialect import count_rows, insert_many
 from bundlemage.store.models import SALES_INDEXES, bundle_item, bundles, items, user_bundle, user_item
 
-Progress = Callable[[int, int], None]
 _READ_AT_ONCE: Final = 100_000
 
 
 class DatasetStore(StorePart):
-    def import_dataset(self, dataset: BundleDataset, progress: Progress | None = None) -> None:
-        """Write a catalogue and histories to an empty store, all or nothing.
-
-        `progress` is called with the number of rows written and of all rows.
-        """
+    def import_dataset(self, dataset: BundleDataset, progress: Progress = in_silence) -> None:
+        """Write a catalogue and histories to an empty store, all or nothing."""
         for vocabulary in (dataset.users, dataset.items, dataset.bundles):
             check_ids(vocabulary.kind, vocabulary)
         with self._database.write(patient=True) as connection:
@@ -46,8 +43,7 @@ class DatasetStore(StorePart):
             for table, columns, _, rows in tables:
                 for count in insert_many(connection, table, columns, rows):
                     done += count
-                    if progress is not None:
-                        progress(done, total)
+                    progress("rows", done, total)
             for index in SALES_INDEXES:
                 index.create(connection)
             count_rows(connection, [table for table, *_ in tables])

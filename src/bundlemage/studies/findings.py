@@ -14,6 +14,7 @@ from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.data.statistics import dataset_table, dissimilarity, popularity_bias
 from bundlemage.downloads.public_data import public_data
 from bundlemage.errors import ArtifactError
+from bundlemage.progress import for_people
 from bundlemage.readers import pathak
 from bundlemage.readers.load import SAMPLE, read
 from bundlemage.recommender import Recommender
@@ -24,7 +25,7 @@ from bundlemage.studies.comparison import CompareObserver, plan_cells, run_cells
 from bundlemage.studies.outcome import Missing, Outcome
 from bundlemage.studies.standings import DataFacts, ResultTable, Row, case_groups, make_table
 from bundlemage.training.checkpoint import RunFolder
-from bundlemage.training.progress import bar_for_people
+from bundlemage.training.progress import EpochProgress
 
 NOT_RUN = "not run"
 
@@ -230,7 +231,9 @@ def _case(split: Split, recipes: str, options: ReproduceOptions, cache: Cache) -
     if recommender is None:
         config = chosen.config(cell.seed, options.device)
         with cache.working(f"case-{cell.key}") as run:
-            recommender = fitted(chosen.model, config, split, run, bar_for_people(), ensemble=chosen.ensemble)
+            with for_people() as shown:
+                observers = [EpochProgress(shown)]
+                recommender = fitted(chosen.model, config, split, run, observers, ensemble=chosen.ensemble)
             recommender.save(folder, overwrite=folder.exists())
             RunFolder(run).discard()
     label = f"BundleMage, seed {cell.seed}, {len(recommender.history)} epochs"

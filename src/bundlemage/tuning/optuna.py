@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bundlemage.data.progress import Progress
 from bundlemage.data.splits import Split
+from bundlemage.progress import Progress
 from bundlemage.training.devices import resolve_device
 from bundlemage.training.pool import Ask, Died, Pool, check_jobs
 from bundlemage.tuning.session import Session

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from bundlemage.data.progress import Progress
 from bundlemage.data.splits import Split
 from bundlemage.errors import ConfigError, MissingExtraError
 from bundlemage.models.base import Sizes
 from bundlemage.models.registry import build, make_config, model_class
+from bundlemage.progress import Progress
 from bundlemage.readers.load import read
 from bundlemage.training.judging import Judges
 from bundlemage.tuning.folder import StudyFolder
@@ -44,7 +44,7 @@ class Session:
         self.adviser = Adviser(self.space, self.first, search.seed, warm_up, [*self.trials.values()])
         if self.best is not None:  # a kill may have come between the two files
             self._keep_best()
-        self.say(f"{len(self.trials)} of {search.trials} trials are done")
+        self._tell()
 
     def _settle(self) -> None:
         """Space and fixed settings, checked."""
@@ -72,7 +72,7 @@ class Session:
 
     def _read(self) -> Split:
         search = self.search
-        self.progress("reading the data", 0, search.trials)
+        self.progress("reading the data", 0, 0)
         source = read(search.location, search.tables)
         self.warnings = source.warnings
         split = blind(search.plan.divide(source.dataset, source.ready))
@@ -124,7 +124,7 @@ class Session:
 
     def stops(self, number: int, epoch: int, value: float) -> bool:
         """An epoch of a trial has ended: shall the trial?"""
-        self.say(f"trial {number + 1} of {self.search.trials}, epoch {epoch}")
+        self._tell(f"trial {number + 1}, epoch {epoch}")
         return self.adviser.stops(number, epoch, value)
 
     def keep(self, number: int, chosen: Mapping[str, Any], judged: Judged) -> None:
@@ -147,7 +147,9 @@ class Session:
         if self.best is not before:
             self._keep_best()
         self.adviser.tell(trial)
-        self.say(f"trial {number + 1} of {self.search.trials}: {described(trial, self.metric)}")
+        name = f"trial {number + 1} of {self.search.trials}"
+        self.progress(name, 1, 1, self._with_best(described(trial, self.metric)))
+        self._tell()
 
     def _keep_best(self) -> None:
         assert self.best is not None
@@ -155,9 +157,12 @@ class Session:
         kept = {name: value for name, value in settings.items() if name not in WHERE}
         self.folder.keep_best(self.search.model, kept, asdict(self.search.plan))
 
-    def say(self, what: str) -> None:
+    def _tell(self, note: str = "") -> None:
+        self.progress("trials", len(self.trials), self.search.trials, note and self._with_best(note))
+
+    def _with_best(self, note: str) -> str:
         best = "" if self.best is None else f"best {self.metric} {self.best.value:.4f}"
-        self.progress("; ".join(filter(None, (what, best))), len(self.trials), self.search.trials)
+        return "; ".join(filter(None, (note, best)))
 
     def study(self, interrupted: bool = False) -> Study:
         """What was found."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
-from bundlemage.data.progress import Progress, in_silence
 from bundlemage.engines.base import Engine, Workers
 from bundlemage.engines.ray.cluster import Cluster
+from bundlemage.progress import Progress, in_silence
 
 if TYPE_CHECKING:
     from bundlemage.engines.training import TrainingJob

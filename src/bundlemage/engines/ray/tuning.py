@@ -18,10 +18,10 @@ from ray import tune as ray_tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
-from bundlemage.data.progress import Progress
 from bundlemage.data.splits import Split
 from bundlemage.engines.ray.cluster import Cluster
 from bundlemage.engines.ray.resources import Resources, resources
+from bundlemage.progress import Progress
 from bundlemage.tuning.session import Session
 from bundlemage.tuning.study import Search, Study
 from bundlemage.tuning.trial import Judged, judge
