@@ -31,9 +31,9 @@ from bundlemage.store.records import (
     Served,
     ServedSummary,
     State,
-    UserSummary,
 )
 from bundlemage.store.repository import Store
+from bundlemage.wire.answers import UserLine
 from tests.small_shop import dataset_of, small_shop
 
 NOON = datetime(2024, 2, 29, 12, tzinfo=UTC)
@@ -326,8 +326,8 @@ def test_users_are_found_by_the_beginning_of_their_id(shop: Store) -> None:
         assert [user.id for user in shop.users(prefix, after="ab", limit=3)] == [
             name for name in wanted if name > "ab"
         ][:3]
-    assert shop.users("ab", limit=1) == [UserSummary("ab", items=2, bundles=1)]
-    assert shop.users("only") == [UserSummary("only bundles", items=0, bundles=1)]
+    assert shop.users("ab", limit=1) == [UserLine(id="ab", items=2, bundles=1)]
+    assert shop.users("only") == [UserLine(id="only bundles", items=0, bundles=1)]
 
 
 def test_a_user_can_be_erased(shop: Store) -> None:

@@ -24,9 +24,9 @@ from bundlemage.store.records import (
     Recorded,
     Sales,
     Served,
-    UserSummary,
 )
 from bundlemage.store.repository import Store
+from bundlemage.wire.answers import UserLine
 from tests.service.test_store import NOON
 from tests.small_shop import datasets
 
@@ -69,7 +69,7 @@ def test_ids_titles_and_tags_come_back_as_they_were(
     assert store.catalogue().items == [item]
     assert store.catalogue().bundles == [bundle]
     assert store.histories([user]) == {user: Owned((name,), (name,))}
-    assert store.users(search=user[:1].strip(), limit=1) == [UserSummary(user, 1, 1)]
+    assert store.users(search=user[:1].strip(), limit=1) == [UserLine(id=user, items=1, bundles=1)]
     summary = store.served_since(NOON)
     assert summary.shown == {name: 1}
     assert summary.taken == 1
@@ -182,6 +182,8 @@ def test_the_store_does_what_dictionaries_would(
     assert {user: (sorted(owned.items), sorted(owned.bundles)) for user, owned in found.items()} == {
         user: (sorted(items), sorted(bundles)) for user, (items, bundles) in having.items()
     }
-    assert store.users() == [UserSummary(user, *map(len, having[user])) for user in sorted(having)]
+    assert store.users() == [
+        UserLine(id=user, items=len(having[user][0]), bundles=len(having[user][1])) for user in sorted(having)
+    ]
     sold = [Counter(name for things in having.values() for name in things[kind]) for kind in (0, 1)]
     assert store.sales() == Sales(*map(dict, sold))

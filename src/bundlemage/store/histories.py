@@ -38,7 +38,8 @@ from bundlemage.store.checks import check_ids, check_interactions, is_id
 from bundlemage.store.connections import Database, StorePart
 from bundlemage.store.dialect import insert_new, is_sqlite, listed, one_of
 from bundlemage.store.models import idempotency, user_bundle, user_item
-from bundlemage.store.records import InteractionRecord, Owned, Recorded, Sales, UserSummary
+from bundlemage.store.records import InteractionRecord, Owned, Recorded, Sales
+from bundlemage.wire.answers import UserLine
 
 KEYS_KEPT_FOR: Final = timedelta(days=7)
 """The shortest time that an idempotency key is remembered."""
@@ -103,7 +104,7 @@ class HistoryStore(StorePart):
             self._forgot_at = now
         return due
 
-    def users(self, search: str = "", limit: int = 50, after: str = "") -> list[UserSummary]:
+    def users(self, search: str = "", limit: int = 50, after: str = "") -> list[UserLine]:
         """The users who have a history, whose ids begin with `search` and come after `after`, by id."""
         check_ids("user", [after] if after else [])
         if search and not is_id(search):
@@ -111,7 +112,7 @@ class HistoryStore(StorePart):
         with self._database.snapshot() as connection:
             names = list(connection.scalars(_page(search, limit, after)))
             items, bundles = (_counts(connection, table, names) for table, _ in _TABLES.values())
-            return [UserSummary(name, items[name], bundles[name]) for name in names]
+            return [UserLine(id=name, items=items[name], bundles=bundles[name]) for name in names]
 
     def sales(self) -> Sales:
         """The number of users of each item and each bundle."""

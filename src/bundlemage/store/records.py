@@ -94,15 +94,6 @@ class Recorded:
 
 
 @dataclass(frozen=True)
-class UserSummary:
-    """A user, with the number of their items and bundles."""
-
-    id: str
-    items: int
-    bundles: int
-
-
-@dataclass(frozen=True)
 class Sales:
     """The number of users of each item and each bundle. Things without users are left out."""
 

@@ -12,7 +12,7 @@ from bundlemage.service.problems import ApiError, responses
 from bundlemage.service.routes.common import Limit, RequestId, TheService, UserId, allow
 from bundlemage.service.security import Writer
 from bundlemage.store.records import Bundle, InteractionRecord, Item
-from bundlemage.wire.answers import UserLine, UserOut, UserPage, Written
+from bundlemage.wire.answers import UserOut, UserPage, Written
 from bundlemage.wire.requests import ID_PATTERN, InteractionIn, InteractionsIn
 
 router = APIRouter(prefix="/v1", tags=["users"])
@@ -43,7 +43,7 @@ def users(
     """The users who have a history, ordered by id."""
     page = service.store.users(search, limit, after)
     following = page[-1].id if len(page) == limit else None
-    return UserPage(users=tuple(map(UserLine.model_validate, page)), next=following)
+    return UserPage(users=tuple(page), next=following)
 
 
 @router.get("/users/{user_id:id}", **allow("read", 404))
