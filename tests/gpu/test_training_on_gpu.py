@@ -15,9 +15,9 @@ from bundlemage.models.base import Model, Sizes
 from bundlemage.models.registry import build, make_config
 from bundlemage.sample.generate import sample_shop
 from bundlemage.training import steps
-from bundlemage.training.batches import Rows
 from bundlemage.training.history import EpochRecord, Observer
 from bundlemage.training.loop import TrainingResult, train
+from bundlemage.training.steps import Rows
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 

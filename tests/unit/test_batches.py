@@ -13,7 +13,7 @@ from torch import Tensor
 from bundlemage.errors import ConfigError
 from bundlemage.models.base import Interactions, Over, Phase
 from bundlemage.models.ragged import Ragged
-from bundlemage.training.batches import Rows
+from bundlemage.training.steps import Rows
 
 OVERS: dict[Over, int] = {
     "users": 4, "items": 6, "bundles": 3, "user_item": 5, "user_bundle": 7, "bundle_item": 6,

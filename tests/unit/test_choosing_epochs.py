@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from bundlemage import SplitPlan
 from bundlemage.data.splits import LEAST_BUNDLES, Split, completion_cases
 from bundlemage.models.base import Interactions, Phase, Sizes
+from bundlemage.models.division import ALONE
 from bundlemage.models.losses import fitted_weight
 from bundlemage.models.ragged import Hidden, Ragged, chances, mean_of_rows
 from bundlemage.models.registry import build, make_config
 from bundlemage.sample.generate import sample_shop
-from bundlemage.training.batches import Rows
 from bundlemage.training.history import EpochRecord
-from bundlemage.training.judging import FLOOR, Judges
+from bundlemage.training.judging import FLOOR, Judgement, Judges
 from bundlemage.training.loop import train
+from bundlemage.training.steps import Rows
 from tests.small_shop import QUICK, small_shop
 
 
@@ -40,7 +41,7 @@ class TestJudging:
         model = build("bundlemage", config, Sizes.of(split.dataset))
         judges = Judges.of(model, config, split)
         data = Interactions.of(split.train, torch.device("cpu"))
-        judgement = judges.on(data, model.division)  # type: ignore[arg-type]
+        judgement = Judgement(judges, data, ALONE)
         popularity = judgement.popularity
         assert set(popularity) == {"matching", "generation"}
         model.observe(data)

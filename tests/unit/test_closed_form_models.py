@@ -13,7 +13,7 @@ from bundlemage import read
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import GenerationCases, MatchingCases, Split
 from bundlemage.errors import UnsupportedError
-from bundlemage.evaluation.protocols import generation_metrics, matching_metrics, means
+from bundlemage.evaluation.protocols import GenerationExam, MatchingExam, means
 from bundlemage.models import closed_form
 from bundlemage.models.base import Completer, Histories, Interactions, Matcher, Model, Sizes, can, require
 from bundlemage.models.baselines.co_occurrence import CoOccurrence
@@ -507,9 +507,9 @@ def figures(kind: type[Model], split: Split, cases: MatchingCases | GenerationCa
     data = Interactions.of(split.train, CPU)
     model.observe(data)
     if isinstance(cases, MatchingCases):
-        found = means(matching_metrics(model, cases, data))
+        found = means(MatchingExam(cases, data).metrics(model))
     else:
-        found = means(generation_metrics(model, cases, data))
+        found = means(GenerationExam(cases, data).metrics(model))
     return [found[f"ndcg@{k}"] for k in (5, 10, 20)]
 
 

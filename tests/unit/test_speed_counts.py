@@ -26,11 +26,10 @@ from bundlemage.models.base import Sizes
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.registry import build, make_config
 from bundlemage.training import loop
-from bundlemage.training.batches import Rows
 from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.history import EpochRecord, Observer
 from bundlemage.training.loop import train
-from bundlemage.training.steps import Stepper
+from bundlemage.training.steps import Rows, Stepper
 from tests.small_shop import small_shop
 
 WAITS = (

@@ -14,7 +14,7 @@ from torch import Tensor
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.errors import BundleMageError, DeviceError
-from bundlemage.evaluation.protocols import matching_metrics, means
+from bundlemage.evaluation.protocols import MatchingExam, means
 from bundlemage.models.base import Interactions, Learner, Matcher, Model, Sizes, require
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.registry import build, make_config
@@ -58,7 +58,7 @@ def without_seconds(history: Sequence[EpochRecord]) -> list[EpochRecord]:
 def validation_value(model: Model, split: Split) -> float:
     assert split.validation is not None
     data = Interactions.of(split.train, torch.device("cpu"))
-    return means(matching_metrics(model, split.validation, data))[SELECTION_METRIC]
+    return means(MatchingExam(split.validation, data).metrics(model))[SELECTION_METRIC]
 
 
 class Scripted:

@@ -20,10 +20,9 @@ from bundlemage.engines.training import TrainingJob, train_part
 from bundlemage.errors import BundleMageError, ClusterError, ConfigError
 from bundlemage.models.base import Model
 from bundlemage.training.devices import resolve_device
-from bundlemage.training.history import Observer
+from bundlemage.training.history import Event, Observer, Teller, show
 from bundlemage.training.loop import TrainingResult
 from bundlemage.training.pool import end_with_the_command
-from bundlemage.training.relay import Event, Teller, show
 
 SECONDS_FOR_REASONS = 2.0
 """How long the others may give a reason after one process has failed."""

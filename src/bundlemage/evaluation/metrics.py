@@ -1,5 +1,5 @@
-"""Ranking metrics as pure functions. Ties are broken fairly: a tie counts as its expectation over all
-orders of the tied candidates, so a scorer that says the same of everything scores like chance."""
+"""Ranking metrics as pure functions. A tie counts as its expectation over all orders of the tied candidates,
+so that a model with equal scores for everything has the metrics of chance."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from bundlemage.models.ragged import Ragged
 
 DEFAULT_KS = (5, 10, 20)
 COMPARISONS = 2**25
-"""How many score comparisons are held at a time."""
+"""How many comparisons of scores are in memory at a time."""
 
 
 def tie_intervals(scores: Tensor, positives: Ragged) -> tuple[Tensor, Tensor]:
-    """For each positive, how many candidates score higher, and how many score the same (itself included).
+    """For each positive, the number of candidates with a higher score, and with the same score (itself
+    included).
 
-    `scores` is [cases, candidates]; a candidate of −∞ is not a candidate. Both results are [positives].
+    `scores` is [cases, candidates]; a score of −∞ means no candidate. Both results are [positives].
     """
     if torch.isnan(scores).any() or torch.isposinf(scores).any():
         raise ValueError("a score is not a number or infinite, so there is no ranking")
@@ -37,8 +38,8 @@ def tie_intervals(scores: Tensor, positives: Ragged) -> tuple[Tensor, Tensor]:
 def ranking_metrics(scores: Tensor, positives: Ragged, ks: Sequence[int] = DEFAULT_KS) -> dict[str, Tensor]:
     """`recall@k` and `ndcg@k` of every case, each [cases], in float64.
 
-    Recall is the share of a case's positives among the first k. The ideal of nDCG has all positives
-    first. A case without positives has no metric: nan.
+    Recall is the share of a case's positives among the first k. The ideal ranking of nDCG has all positives
+    first. A case without positives has nan.
     """
     higher, equal = tie_intervals(scores, positives)
     device, cases = scores.device, len(positives)

@@ -1,4 +1,4 @@
-"""What an evaluation found, ready for a table or for JSON."""
+"""The results of an evaluation, ready for a table or for JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from bundlemage.data.splits import Split
 from bundlemage.evaluation.metrics import DEFAULT_KS
-from bundlemage.evaluation.protocols import PerCase, generation_metrics, matching_metrics, means
+from bundlemage.evaluation.protocols import GenerationExam, MatchingExam, PerCase, means
 from bundlemage.models.base import Completer, Interactions, Matcher, Model, can
 
 
@@ -30,20 +30,20 @@ class Evaluation:
 
 
 def evaluate(model: Model, split: Split, data: Interactions) -> Evaluation:
-    """Ask a fitted model the test cases of both tasks. `data` is `split.train` on the model's device."""
+    """Asks a fitted model the test cases of both tasks. `data` is `split.train` on the model's device."""
     return evaluation_of(model, split, case_metrics(model, split, data))
 
 
 def evaluation_of(model: Model, split: Split, by_case: Mapping[str, PerCase]) -> Evaluation:
-    """What the values of all cases come to, whoever has worked them out."""
-    found = {task: means(values) for task, values in by_case.items()}
+    """The means over all cases, from the metrics of each case."""
+    tasks = {task: means(values) for task, values in by_case.items()}
     return Evaluation(
         model=model.title,
         dataset=split.dataset.name,
         protocol=split.protocol,
-        matching=found.get("matching"),
+        matching=tasks.get("matching"),
         matching_cases=len(split.test) if split.test else 0,
-        generation=found.get("generation"),
+        generation=tasks.get("generation"),
         generation_cases=len(split.generation) if split.generation else 0,
         notes=split.dataset.notes,
     )
@@ -52,13 +52,13 @@ def evaluation_of(model: Model, split: Split, by_case: Mapping[str, PerCase]) ->
 def case_metrics(
     model: Model, split: Split, data: Interactions, ks: Sequence[int] = DEFAULT_KS
 ) -> dict[str, PerCase]:
-    """Task → metric → a value for each test case, for the tasks that the split asks and the model does."""
-    found = {}
+    """Task → metric → a value for each test case, for the tasks of the split that the model does."""
+    tasks = {}
     if split.test and can(model, Matcher):
-        found["matching"] = matching_metrics(model, split.test, data, ks, split.new_bundles)
+        tasks["matching"] = MatchingExam(split.test, data, ks, split.new_bundles).metrics(model)
     if split.generation and can(model, Completer):
-        found["generation"] = generation_metrics(model, split.generation, data, ks)
-    return found
+        tasks["generation"] = GenerationExam(split.generation, data, ks).metrics(model)
+    return tasks
 
 
 def tasks_not_learned(rows: Sequence[Evaluation]) -> list[str]:

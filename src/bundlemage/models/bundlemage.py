@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bundlemage.errors import ConfigError, UnsupportedError
+from bundlemage.errors import UnsupportedError
 from bundlemage.models.base import (
     Completer,
     Divisible,
@@ -92,17 +92,11 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
         self.bundle_prior: Prior | None = None
         self.item_prior: Prior | None = None
         self._initialise()
-        if config.propagation and config.sampled_softmax:
-            raise ConfigError(
-                "propagation walks over all bundles in each step, which sampled_softmax is meant to avoid: "
-                "set one of them to 0"
-            )
 
     @torch.no_grad()
     def _initialise(self) -> None:
-        dim = self.config.embedding_dim
         # Xavier-normal over the whole [items, d] table, though it is stored in parts.
-        spread = self.config.initial_spread or (2.0 / (self.sizes.items + dim)) ** 0.5
+        spread = self.config.initial_spread or (2.0 / (self.sizes.items + self.config.embedding_dim)) ** 0.5
         for part in (self.item_shared, self.item_matching, self.item_generation):
             part.normal_(0, spread)
         for layer in self.modules():
@@ -193,13 +187,9 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
         return bool(self.config.sampled_softmax)
 
     def check_divisible(self) -> None:
-        if self.config.sampled_softmax:
-            raise UnsupportedError(
-                "sampled_softmax is for one process: several processes each compare with a share of the "
-                "catalogue. Set sampled_softmax=0, or use one worker"
-            )
-        if self.config.propagation:
-            raise UnsupportedError("propagation is for one process: set propagation=0, or use one worker")
+        for setting in ("sampled_softmax", "propagation"):
+            if getattr(self.config, setting):
+                raise UnsupportedError(f"{setting} is for one process: set {setting}=0, or use one worker")
 
     def observe(self, data: Interactions) -> None:
         own = self.division.own_contents(data.bundle_item)
@@ -207,13 +197,12 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
         kind = self.item_shared.dtype
         self.sales = data.user_bundle.counts(self.sizes.bundles).to(kind)
         self.item_counts = data.learned_contents().counts(self.sizes.items).to(kind)
-        weights = [self.config.popularity_weight, self.config.item_popularity_weight]
+        of_bundles, of_items = self.config.popularity_weight, self.config.item_popularity_weight
+        weights = [of_bundles, of_items]
         if self.config.fit_popularity:
-            weights[0] *= fitted_weight(self.sales)
-            weights[1] *= fitted_weight(self.item_counts)
+            weights = [of_bundles * fitted_weight(self.sales), of_items * fitted_weight(self.item_counts)]
         self.popularity_weights = torch.tensor(weights, dtype=kind, device=self.sales.device)
         own_counts = self.division.own_items(self.item_counts)
-        of_bundles, of_items = self.config.popularity_weight, self.config.item_popularity_weight
         self.bundle_prior = Prior.of_counts(self.sales, self.popularity_weights[0]) if of_bundles else None
         self.item_prior = Prior.of_counts(own_counts, self.popularity_weights[1]) if of_items else None
         credit = self.config.new_bundle_credit
@@ -243,8 +232,7 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
         q = mean_of_rows(data.user_bundle, users, bundle_table, self._hidden(self.config.mask_bundles))
         z = self.query(self.user_vectors(p, q), "matching")
         weights = self.row_weights(users, data)
-        factors = self.factors(bundle_table)
-        positives = (data.user_bundle, users)
+        factors, positives = self.factors(bundle_table), (data.user_bundle, users)
         return self.division.loss_over("bundles", z, factors, positives, users, weights, self.bundle_prior)
 
     def generation_loss(self, pairs: Tensor, data: Interactions) -> Tensor:
@@ -254,12 +242,11 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
         item_table = self.matching_table()
         bundle_table = self.bundle_embeddings(item_table, data.bundle_item)
         p = self.division.mean_of_items(data, users, item_table, Hidden(self.config.item_dropout))
-        left_out = targets if self.config.hide_target else None
-        q = mean_of_rows(data.user_bundle, users, bundle_table, without=left_out)
+        without = targets if self.config.hide_target else None
+        q = mean_of_rows(data.user_bundle, users, bundle_table, without=without)
         table = self.generation_embeddings()
         # Eq. incomplete_bundle_rep: z_b = E²ẍ_b / ‖ẍ_b‖₁
-        hidden = self._hidden(self.config.mask_items)
-        partial = self.division.mean_of_contents(data, targets, table, hidden)
+        partial = self.division.mean_of_contents(data, targets, table, self._hidden(self.config.mask_items))
         z = self.query(self.pair_vectors(self.user_vectors(p, q), partial), "generation")
         weights = self.row_weights(users, data, targets)
         factors, positives = self.factors(table), (data.bundle_item, targets)
@@ -287,8 +274,8 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
 
     def _item_table(self) -> VectorTable:
         """E¹."""
-        spread = self.config.propagation
-        return self.table("items", None, lambda: self.spread_items if spread else self.matching_embeddings())
+        rows = (lambda: self.spread_items) if self.config.propagation else self.matching_embeddings
+        return self.table("items", None, rows)
 
     def _completing_table(self) -> VectorTable:
         """E²."""
@@ -382,8 +369,7 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
     ) -> Tensor:
         z, table = self.query(people[which], "matching"), self._bundle_table(contents)
         mean = table.mean if among == len(table.rows) else table.factors[:among].mean(0)
-        fit = (z * (table.factors[bundles] - mean)).sum(1)  # [rows]
-        bias = self._bias(contents)
+        fit, bias = (z * (table.factors[bundles] - mean)).sum(1), self._bias(contents)  # [rows]
         return fit if bias is None else fit + bias[bundles] - bias[:among].mean()
 
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:

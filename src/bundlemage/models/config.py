@@ -244,6 +244,13 @@ class BundleMageConfig(LearnedConfig):
     """The number of items, or bundles, that a step draws by popularity to compare the right ones with; 0 for
     all. It is for catalogues beyond a million items: a step then touches only the rows that it needs."""
 
+    def model_post_init(self, _: Any) -> None:
+        if self.propagation and self.sampled_softmax:
+            raise ConfigError(
+                "propagation walks over all bundles in each step, which sampled_softmax is meant to avoid: "
+                "set one of them to 0"
+            )
+
 
 Config = TypeVar("Config", bound=BaseModel)
 

@@ -30,6 +30,21 @@ from bundlemage.models.ragged import Ragged
 from bundlemage.models.registry import build, make_config, model_class
 
 
+def _mean(kind: type[Model], method: str, encoded: bool = False) -> Callable[..., Tensor]:
+    """A method for the mean of members' results. `encoded`: its first argument has a part for each member."""
+
+    def mean(self: Ensemble, first: Any, *others: Any) -> Tensor:
+        # Members are added up one after another, so that the scores of at most two are in memory.
+        total: Tensor | None = None
+        for number, member in enumerate(self._each(kind)):
+            scores: Tensor = getattr(member, method)(first[number] if encoded else first, *others)
+            total = scores if total is None else total + scores
+        assert total is not None
+        return total / len(self.members)
+
+    return mean
+
+
 class Ensemble(Completer, Indexable, SalesScorer, Embedder, Gated):
     """The mean of its members' scores. It does what its members do.
 
@@ -78,37 +93,14 @@ class Ensemble(Completer, Indexable, SalesScorer, Embedder, Gated):
     def _each(self, kind: type[Part]) -> list[Part]:
         return [require(member, kind) for member in self.members]  # type: ignore[arg-type]
 
-    def _mean(self, kind: type[Part], score: Callable[[Part], Tensor]) -> Tensor:
-        """Adds up one member after another, so that the scores of at most two are in memory."""
-        first, *others = self._each(kind)
-        total = score(first)
-        for member in others:
-            total = total + score(member)
-        return total / len(self.members)
-
     # ── Scores ───────────────────────────────────────────────────────────────────────────────────
 
-    def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
-        return self._mean(Matcher, lambda member: member.score_bundles(histories, contents))
-
-    def score_candidates(self, histories: Histories, candidates: Tensor, contents: Ragged) -> Tensor:
-        return self._mean(Matcher, lambda member: member.score_candidates(histories, candidates, contents))
-
-    def score_new_bundles(self, histories: Histories, contents: Ragged, new: Ragged) -> Tensor:
-        return self._mean(Matcher, lambda member: member.score_new_bundles(histories, contents, new))
-
-    def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
-        return self._mean(Completer, lambda member: member.score_items(histories, partial, contents))
-
-    def score_item_candidates(
-        self, histories: Histories, partial: Ragged, candidates: Tensor, contents: Ragged
-    ) -> Tensor:
-        return self._mean(
-            Completer, lambda member: member.score_item_candidates(histories, partial, candidates, contents)
-        )
-
-    def item_share(self, histories: Histories, contents: Ragged) -> Tensor:
-        return self._mean(Gated, lambda member: member.item_share(histories, contents))
+    score_bundles = _mean(Matcher, "score_bundles")
+    score_candidates = _mean(Matcher, "score_candidates")
+    score_new_bundles = _mean(Matcher, "score_new_bundles")
+    score_items = _mean(Completer, "score_items")
+    score_item_candidates = _mean(Completer, "score_item_candidates")
+    item_share = _mean(Gated, "item_share")
 
     # ── Fits: a mean of members' scores less their means is the mean of members' fits ────────────
 
@@ -116,21 +108,8 @@ class Ensemble(Completer, Indexable, SalesScorer, Embedder, Gated):
         """Users in each member's form."""
         return [member.encoded(people, contents) for member in self._each(Model)]
 
-    def bundle_fit(
-        self, people: list[Any], which: Tensor, bundles: Tensor, contents: Ragged, among: int
-    ) -> Tensor:
-        encoded = iter(people)
-        return self._mean(
-            Matcher, lambda member: member.bundle_fit(next(encoded), which, bundles, contents, among)
-        )
-
-    def item_fit(
-        self, people: list[Any], which: Tensor, partial: Ragged, items: Tensor, contents: Ragged
-    ) -> Tensor:
-        encoded = iter(people)
-        return self._mean(
-            Completer, lambda member: member.item_fit(next(encoded), which, partial, items, contents)
-        )
+    bundle_fit = _mean(Matcher, "bundle_fit", encoded=True)
+    item_fit = _mean(Completer, "item_fit", encoded=True)
 
     # ── Vectors ──────────────────────────────────────────────────────────────────────────────────
 

@@ -21,9 +21,8 @@ from bundlemage.studies.cache import Cache
 from bundlemage.studies.cells import Cell, Contender, find, run, split_key
 from bundlemage.studies.outcome import CASE_METRICS, TASKS, Missing, Outcome
 from bundlemage.studies.standings import DataFacts, ResultTable, case_groups, make_table
-from bundlemage.training.history import Observer
+from bundlemage.training.history import Observer, Teller, show
 from bundlemage.training.pool import Ask, Died, Pool, check_jobs
-from bundlemage.training.relay import Teller, show
 
 
 @dataclass(frozen=True)

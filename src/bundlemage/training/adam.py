@@ -1,6 +1,7 @@
-"""Adam (Kingma and Ba, 2015), for weights that a step moves all and for tables of which it touches few rows.
+"""Adam (Kingma and Ba, 2015), for weights that every step moves and for tables of which a step touches few
+rows.
 
-Of our own, as PyTorch's takes seconds to be imported, and for sparse gradients remembers the whole table.
+It is our own, because PyTorch's takes seconds to import, and for sparse gradients it stores the whole table.
 """
 
 from __future__ import annotations
@@ -17,31 +18,34 @@ Memory = dict[str, Tensor]
 
 
 class Adam:
-    """Where a gradient is sparse, the rows that are in it are moved and no others.
+    """With a sparse gradient, only the rows in it are moved.
 
-    The memory of a row begins when it is first touched, so both time and memory follow what is touched, not
-    what exists. A row counts its own steps.
+    The state of a row begins when it is first touched, so time and memory depend on the touched rows, not on
+    the size of the table. Each row counts its own steps.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], rate: float, weight_decay: float = 0.0) -> None:
         self.parameters = list(parameters)
         self.rate: float | Tensor = rate
-        """A tensor where steps are replayed: what is recorded reads it anew each time."""
+        """A tensor if steps are replayed, because a recorded step reads it again each time."""
         self.weight_decay = weight_decay
         self.state: dict[nn.Parameter, Memory] = {}
 
     def set_rate(self, rate: float) -> None:
+        """Sets the step size."""
         if isinstance(self.rate, Tensor):
             self.rate.fill_(rate)
         else:
             self.rate = rate
 
     def forget_gradients(self) -> None:
+        """Drops all gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
+        """Moves the weights along their gradients."""
         learned = [parameter for parameter in self.parameters if parameter.grad is not None]
         dense = [parameter for parameter in learned if not _gradient(parameter).is_sparse]
         if dense:
@@ -51,7 +55,7 @@ class Adam:
                 self._move_rows(parameter, _gradient(parameter).coalesce())
 
     def rows_of(self, parameter: nn.Parameter) -> tuple[Tensor, Tensor] | None:
-        """The rows that the last step moved, and how often each has been; None if it was all of them."""
+        """The rows that the last step moved, and each row's number of steps. None if it moved all rows."""
         if parameter.grad is None or not parameter.grad.is_sparse:
             return None
         memory = self.state[parameter]
@@ -95,13 +99,13 @@ class Adam:
         mean.lerp_(slope, 1 - FIRST)
         square.lerp_(slope.square(), 1 - SECOND)
         memory["mean"][slots], memory["square"][slots] = mean, square
-        # 1 − β^steps, of which nothing is left in float32 if it is written so.
+        # 1 − β^steps, which would lose all digits in float32 if it were written so.
         young_mean, young_square = (-torch.expm1(steps * math.log(decay)) for decay in (FIRST, SECOND))
         length = (square / young_square).sqrt_().add_(EPSILON)
         parameter[rows] -= (mean / young_mean).div_(length).mul_(self.rate)
 
     def _slots(self, parameter: nn.Parameter, rows: Tensor) -> Tensor:
-        """Where the memory of each row is, with room made for those that have none."""
+        """The place of each row's state. Rows without a state get one."""
         if parameter not in self.state:
             nothing = torch.zeros_like(parameter[:0])
             self.state[parameter] = {
@@ -128,7 +132,7 @@ class Adam:
     # ── Keeping ──────────────────────────────────────────────────────────────────────────────────────
 
     def tensors(self) -> Memory:
-        """All that it remembers, by the place of the parameter and a name."""
+        """The state, by the place of the parameter and a name."""
         return {
             f"{place}.{key}": tensor
             for place, parameter in enumerate(self.parameters)
@@ -136,7 +140,7 @@ class Adam:
         }
 
     def load(self, tensors: Memory) -> None:
-        """Go on from what `tensors` gave."""
+        """Continues from a state that `tensors` returned."""
         self.state = {}
         for name, tensor in tensors.items():
             place, _, key = name.partition(".")

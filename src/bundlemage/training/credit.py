@@ -1,9 +1,9 @@
-"""How many sales a bundle is credited with that came after training, found by holding bundles out.
+"""The number of sales that a bundle is credited with if it came after training, found by holding bundles out.
 
-A score has a term for sales, and a new bundle has none yet. With too few it is shown to nobody; with too many
-it crowds out the bundles that people do buy. So some bundles of the training data are made new: a model that
-has not seen them sell is asked where the people who bought them would have found them, under one credit after
-another, and where others would have found a known bundle that they bought.
+Scores have a term for sales, and a new bundle has no sales yet. With too few it is never shown; with too many
+it displaces bundles that users do buy. So some bundles of the training data are treated as new. A model that
+has not seen their sales ranks them for their buyers under several credits, and it ranks known bundles for
+other users.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from bundlemage.training.loop import train
 
 K = 20
 CREDITS = 25
-"""How many credits are tried, from the median of all bundles' sales to the highest."""
+"""The number of credits that are tried, from the median of all bundles' sales to the highest."""
 MOST_LOST = 0.02
-"""How much of their nDCG the known bundles may lose to new ones, at most."""
+"""The most that known bundles may lose of their nDCG."""
 LEAST_BUNDLES = 40
-"""Of a shop with fewer bundles that have a buyer, none is held out: each is needed to learn from."""
+"""With fewer bundles that have a buyer, none is held out, because each is needed to learn from."""
 HELD_OUT, MOST_HELD_OUT = 0.1, 500
 MOST_CASES = 2_000
 FEWEST_EPOCHS = 3
@@ -41,8 +41,8 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Found:
-    """How well bundles are found under one credit: means over the cases of new and of known bundles."""
+class CreditMetrics:
+    """Metrics under one credit: means over the cases of new and of known bundles."""
 
     new_ndcg: float
     new_recall: float
@@ -52,32 +52,33 @@ class Found:
 
 @dataclass(frozen=True)
 class NewBundleCredit:
-    """What a new bundle is credited with, and what that is worth on bundles held out of training."""
+    """The credit of a new bundle, and its metrics on bundles held out of training."""
 
     sales: float
     median: float
-    """Of the sales of all bundles in training: the credit where none is fitted."""
+    """The median of all bundles' sales in training: the credit if none is fitted."""
     reason: str
-    """In a sentence, where the number comes from."""
+    """Where the number comes from, in words."""
     held_out: int = 0
-    """How many bundles were made new."""
+    """The number of bundles that were treated as new."""
     cases: int = 0
-    """How many people were asked about new bundles, and as many or fewer about known ones."""
-    at_credit: Found | None = None
-    at_median: Found | None = None
+    """The number of users for whom new bundles were ranked. Known ones were ranked for at most as many."""
+    at_credit: CreditMetrics | None = None
+    at_median: CreditMetrics | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> NewBundleCredit:
-        found = {
-            name: None if saved[name] is None else Found(**saved[name]) for name in ("at_credit", "at_median")
+        metrics = {
+            name: None if saved[name] is None else CreditMetrics(**saved[name])
+            for name in ("at_credit", "at_median")
         }
-        return cls(**{**saved, **found})
+        return cls(**{**saved, **metrics})
 
     def __str__(self) -> str:
-        """For the model card."""
+        """A paragraph for the model card."""
         text = f"A new bundle is ranked as if it had sold {self.sales:,.4g} times: {self.reason}."
         if self.at_credit is not None and self.at_median is not None:
             here, there = self.at_credit, self.at_median
@@ -94,18 +95,18 @@ class NewBundleCredit:
 def find_credit(
     name: str, config: ModelConfig, split: Split, device: torch.device, *, epochs: int
 ) -> NewBundleCredit:
-    """The credit for a model of this name and config, trained on `split.train` for so many epochs.
+    """The credit for a model of this name and config, which was trained on `split.train` for `epochs` epochs.
 
-    It follows from the training data and the seed alone. The model must be one that credits new bundles
-    (`SalesScorer`); a probe of the same kind is trained, on matching alone.
+    It follows from the training data and the seed alone. The model must be a `SalesScorer`. A probe of the
+    same kind is trained on matching alone.
     """
     sales = np.bincount(split.train.user_bundle.indices, minlength=len(split.train.bundles))
     median = float(torch.from_numpy(sales).median()) if len(sales) else 0.0  # as the model takes it
-    asked = getattr(config, "new_bundle_credit", "fit")
-    if asked == "median":
+    setting = getattr(config, "new_bundle_credit", "fit")
+    if setting == "median":
         return NewBundleCredit(median, median, "the median of all bundles' sales, as the settings say")
-    if asked != "fit":
-        return NewBundleCredit(float(asked), median, "as the settings say")
+    if setting != "fit":
+        return NewBundleCredit(float(setting), median, "as the settings say")
     random = np.random.default_rng([config.seed, 0xC2ED17])
     held = _HeldOut.of(split.train, random)
     if isinstance(held, str):
@@ -113,7 +114,7 @@ def find_credit(
     probe, data = _trained_probe(name, config, held, device, epochs)
     new, absent = held.bundles.copy(), np.zeros_like(held.bundles)
     if split.new_bundles is not None:
-        # New to the model itself. So many are to compete here as will then, and the others are not there yet.
+        # These are new to the model itself. As many compete here as will then; the others are hidden.
         others = random.permutation(split.new_bundles)
         beside = max(0, len(others) - int(held.bundles.sum()))
         new[others[:beside]], absent[others[beside:]] = True, True
@@ -122,9 +123,10 @@ def find_credit(
     of_known = _metrics(probe, held.known, data, new, absent, grid)
     chosen = best_credit(of_new[f"ndcg@{K}"], of_known[f"ndcg@{K}"])
 
-    def found(place: int) -> Found:
-        return Found(
-            *(float(metrics[f"{name}@{K}"][place]) for metrics in (of_new, of_known) for name in _NAMES)
+    def metrics(place: int) -> CreditMetrics:
+        names = ("ndcg", "recall")
+        return CreditMetrics(
+            *(float(of[f"{name}@{K}"][place]) for of in (of_new, of_known) for name in names)
         )
 
     return NewBundleCredit(
@@ -133,19 +135,16 @@ def find_credit(
         f"what ranks new bundles best while known ones lose at most {MOST_LOST:.0%} of their nDCG@{K}",
         int(held.bundles.sum()),
         len(held.new),
-        found(chosen),
-        found(0),
+        metrics(chosen),
+        metrics(0),
     )
 
 
-_NAMES = ("ndcg", "recall")
-
-
 def best_credit(of_new: npt.NDArray[np.float64], of_known: npt.NDArray[np.float64]) -> int:
-    """The place of the credit that is best for new and known bundles together, each by its own measure.
+    """The place of the best credit for new and known bundles together.
 
-    New ones are measured by the best that any credit does for them, known ones by what they have at the
-    lowest credit, the first. One that costs the known too much is never chosen.
+    The metric of new bundles is relative to their best under any credit, that of known bundles to the first
+    credit, the lowest. A credit that costs known bundles too much is never chosen.
     """
     new = of_new / max(of_new.max(), 1e-12)
     known = of_known / max(of_known[0], 1e-12)
@@ -155,16 +154,16 @@ def best_credit(of_new: npt.NDArray[np.float64], of_known: npt.NDArray[np.float6
 
 @dataclass(frozen=True)
 class _HeldOut:
-    """Training data without some purchases, and the questions that these are the answers to."""
+    """Training data without some purchases, and the cases whose answers these purchases are."""
 
     train: BundleDataset
-    bundles: Flags  # [bundles], those made new
+    bundles: Flags  # [bundles], those treated as new
     new: MatchingCases
     known: MatchingCases
 
     @classmethod
     def of(cls, train: BundleDataset, random: np.random.Generator) -> _HeldOut | str:
-        """Or why it cannot be done, in words."""
+        """Holds bundles out, or returns the reason why it cannot, in words."""
         matrix = train.user_bundle
         users = np.repeat(np.arange(matrix.shape[0], dtype=np.int32), np.diff(matrix.indptr))
         bought = matrix.indices
@@ -177,7 +176,7 @@ class _HeldOut:
         chosen[random.permutation(usable)[:count]] = True
         is_new = chosen[bought]
         buyers = random.permutation(np.unique(users[is_new]))[:MOST_CASES]
-        # One known purchase of those who have another beside it, so that something of them is learned.
+        # One known purchase of users who have another one, so that the model learns about them.
         order = np.lexsort((random.random(len(users)), is_new, users))
         first = order[np.searchsorted(users, np.unique(users))]
         others = np.bincount(users[~is_new], minlength=matrix.shape[0])
@@ -198,8 +197,8 @@ class _HeldOut:
 def _cases(
     users: npt.NDArray[np.int32], bundles: npt.NDArray[np.int32], pairs: Flags, width: int
 ) -> MatchingCases:
-    asked, case = np.unique(users[pairs], return_inverse=True)
-    return MatchingCases(asked, binary_matrix(case, bundles[pairs], (len(asked), width)), None)
+    chosen, case = np.unique(users[pairs], return_inverse=True)
+    return MatchingCases(chosen, binary_matrix(case, bundles[pairs], (len(chosen), width)), None)
 
 
 def _trained_probe(
@@ -224,13 +223,15 @@ def _metrics(
     absent: Flags,
     grid: npt.NDArray[np.float64],
 ) -> dict[str, npt.NDArray[np.float64]]:
-    """The means of each metric over the cases, under each credit: the bias of new bundles is all that a
-    credit changes, so they are scored once."""
+    """The mean of each metric over the cases, under each credit. A credit changes only the bias of new
+    bundles, so they are scored once."""
     device = data.user_bundle.device
     users = torch.from_numpy(cases.users.astype(np.int64)).to(device)
     positives = Ragged.from_csr(cases.positives, device)
     places = torch.from_numpy(np.flatnonzero(new)).to(device)
-    hidden = (data.bundle_item.lengths == 0) | torch.from_numpy(absent).to(device)  # cannot be sold
+    hidden = (data.bundle_item.lengths == 0) | torch.from_numpy(absent).to(
+        device
+    )  # empty bundles cannot be sold
     totals: dict[str, Tensor] = {}
     probe.eval()
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Choosing a device, and making what runs there repeat."""
+"""Chooses a device, and makes results on it repeatable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _settings: Any = torch.utils.deterministic
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` takes the fastest present; any other name must be one that is present."""
+    """The device of a name. `auto` is the fastest of this machine. Raises DeviceError if it is not
+    present."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -49,19 +50,19 @@ def present(name: str) -> bool:
 
 @contextmanager
 def repeatable(device: torch.device) -> Iterator[None]:
-    """The same seed gives the same result twice on one device, and the caller's random state is untouched.
+    """Inside, the same seed gives the same result on one device. The caller's random state is not changed.
 
-    On CUDA, matrix products meanwhile run in TF32, several times as fast, with 10 bits after the point.
+    On CUDA, matrix products run in TF32, which is several times faster and has 10 bits of mantissa.
     """
-    # cuBLAS reads this once, when it starts.
+    # cuBLAS reads this when it starts.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     strictness, fill = torch.get_deterministic_debug_mode(), _settings.fill_uninitialized_memory
     precision = torch.get_float32_matmul_precision()
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        # (`use_deterministic_algorithms` is the same and first imports a compiler, for seconds.)
+        # (`use_deterministic_algorithms` does the same, and imports a compiler for seconds.)
         torch.set_deterministic_debug_mode("error" if device.type == "cuda" else "default")
-        # Nothing here reads memory that it did not write, and filling it costs a pass over each tensor.
+        # No code here reads memory that it did not write, and filling costs a pass over each tensor.
         _settings.fill_uninitialized_memory = False
         if device.type == "cuda":
             torch.set_float32_matmul_precision("high")
@@ -75,10 +76,10 @@ def repeatable(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def memory_kept(device: torch.device) -> Iterator[None]:
-    """On a CPU, memory that a step frees stays with the process for the next one.
+    """On a CPU, keeps the memory that a step frees in the process for the next step.
 
-    Left alone, the C library asks the system for each large array anew, and to touch it the first time costs
-    as much as to work with it: 6% of an epoch on Youshu. Where the library is another, nothing is done.
+    By default the C library asks the system for each large array again, and the first access costs as much as
+    the work with it: 6% of an epoch on Youshu. With another C library than glibc this does nothing.
     """
     library: Any = ctypes.CDLL(None) if device.type == "cpu" and os.name == "posix" else None
     if not hasattr(library, "mallopt") or not hasattr(library, "malloc_trim"):
@@ -95,5 +96,5 @@ def memory_kept(device: torch.device) -> Iterator[None]:
 
 
 def seed_epoch(seed: int, epoch: int) -> None:
-    """All that is random in an epoch follows from the seed and its number, so resuming needs no more."""
+    """Seeds an epoch: what is random in it follows from the seed and its number, also after resuming."""
     torch.manual_seed(seed * 1_000_003 + epoch)

@@ -1,39 +1,45 @@
-"""What happened in training: a record an epoch, kept as JSON lines and shown to whoever observes."""
+"""What happened in training: a record for each epoch, and observers that are told while it goes on."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bundlemage.errors import MissingExtraError
 
 SELECTION_METRIC = "ndcg@5"
+SECONDS_BETWEEN_STEPS = 0.5
+Event = tuple[str, dict[str, Any]]
+"""The name of an observer's method, and its arguments."""
 
 
 @dataclass(frozen=True)
 class EpochRecord:
+    """An epoch's losses and validation metrics."""
+
     epoch: int
     """Counted from 1."""
     losses: Mapping[str, float]
     """Mean loss of each phase."""
     validation: Mapping[str, float]
-    """Matching metrics on the validation cases; empty where there are none."""
+    """Matching metrics on the validation cases; empty if there are none."""
     improved: bool
     """Whether this is the best epoch so far."""
     seconds: float
     generation: Mapping[str, float] = field(default_factory=dict)
-    """Generation metrics on held-out training bundles; empty where there are none."""
+    """Generation metrics on held-out training bundles; empty if there are none."""
     value: float | None = None
-    """What the best epoch is chosen by: nDCG@5, or for both tasks times as good as popularity; None where
-    there are no validation cases."""
+    """The number that chooses the best epoch: nDCG@5, or with both tasks the ratio to popularity. None
+    without validation cases."""
     member: int = 1
-    """Which member of an ensemble learned; 1 where there is only one."""
+    """The number of the ensemble's member that learned; 1 for a single model."""
 
     def chosen_by(self) -> dict[str, float]:
-        """All validation metrics, those of generation by names of their own, and the value that counts."""
+        """All validation metrics, with those of generation under names of their own, and the value."""
         generation = {f"generation {name}": value for name, value in self.generation.items()}
         value = {} if self.value is None else {"value": self.value}
         return {**self.validation, **generation, **value}
@@ -42,10 +48,12 @@ class EpochRecord:
         return asdict(self)
 
     def to_line(self) -> str:
+        """A line of JSON."""
         return json.dumps(self.to_json()) + "\n"
 
     @classmethod
     def from_line(cls, line: str) -> EpochRecord:
+        """Reads what `to_line` wrote."""
         return cls(**json.loads(line))
 
 
@@ -55,20 +63,20 @@ def kept(history: Sequence[EpochRecord]) -> list[EpochRecord]:
 
 
 def mean_validation(history: Sequence[EpochRecord]) -> dict[str, float]:
-    """The validation metrics of the kept epoch; of several members the mean of theirs."""
-    found = [record.chosen_by() for record in kept(history)]
-    names = found[0] if found else ()
-    return {name: sum(metrics[name] for metrics in found) / len(found) for name in names}
+    """The validation metrics of the kept epoch, or their mean over several members."""
+    metrics = [record.chosen_by() for record in kept(history)]
+    names = metrics[0] if metrics else ()
+    return {name: sum(each[name] for each in metrics) / len(metrics) for name in names}
 
 
 class Observer:
-    """Told what goes on. Override what is of interest."""
+    """Is told what happens in training. Override the methods of interest."""
 
     def on_member(self, number: int, of: int) -> None:
-        """Before `on_start` of each member of an ensemble, counted from 1; never for a single model."""
+        """Before `on_start` of each member of an ensemble, counted from 1. Never for a single model."""
 
     def on_start(self, *, epochs: int, steps_per_epoch: int, done: Sequence[EpochRecord]) -> None:
-        """Before the first epoch; `done` are the epochs of a run that is being resumed."""
+        """Before the first epoch. `done` has the epochs of a run that is resumed."""
 
     def on_step(self, phase: str) -> None:
         """After each optimiser step."""
@@ -77,11 +85,73 @@ class Observer:
         """After each epoch."""
 
     def on_end(self) -> None:
-        """After the last epoch, also when training is interrupted or fails."""
+        """After the last epoch, also if training is interrupted or fails."""
+
+
+class Observers(Observer):
+    """Several observers as one. With a member's number, it tells them which member of an ensemble learns."""
+
+    def __init__(self, observers: Sequence[Observer], member: int = 1, of: int = 1) -> None:
+        self.observers, self.member, self.of = observers, member, of
+
+    def on_start(self, *, epochs: int, steps_per_epoch: int, done: Sequence[EpochRecord]) -> None:
+        records = [self._own(record) for record in done]
+        for observer in self.observers:
+            if self.of > 1:
+                observer.on_member(self.member, self.of)
+            observer.on_start(epochs=epochs, steps_per_epoch=steps_per_epoch, done=records)
+
+    def on_step(self, phase: str) -> None:
+        for observer in self.observers:
+            observer.on_step(phase)
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        for observer in self.observers:
+            observer.on_epoch(self._own(record))
+
+    def on_end(self) -> None:
+        for observer in self.observers:
+            observer.on_end()
+
+    def _own(self, record: EpochRecord) -> EpochRecord:
+        return replace(record, member=self.member) if self.of > 1 else record
+
+
+class Teller(Observer):
+    """Sends what it is told to another process, where `show` tells it to observers. Steps are collected."""
+
+    def __init__(self, tell: Callable[[Event], None]) -> None:
+        self.tell, self.steps, self.last = tell, 0, 0.0
+
+    def on_member(self, number: int, of: int) -> None:
+        self.tell(("on_member", {"number": number, "of": of}))
+
+    def on_start(self, *, epochs: int, steps_per_epoch: int, done: Sequence[EpochRecord]) -> None:
+        arguments = {"epochs": epochs, "steps_per_epoch": steps_per_epoch, "done": [*done]}
+        self.tell(("on_start", arguments))
+
+    def on_step(self, phase: str) -> None:
+        self.steps += 1
+        if time.monotonic() - self.last >= SECONDS_BETWEEN_STEPS:
+            self.tell(("on_step", {"phase": phase, "times": self.steps}))
+            self.steps, self.last = 0, time.monotonic()
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        self.steps = 0
+        self.tell(("on_epoch", {"record": record}))
+
+
+def show(event: Event, observers: Sequence[Observer]) -> None:
+    """Tells observers an event of a `Teller`."""
+    name, arguments = event
+    times = arguments.pop("times", 1)
+    for observer in observers:
+        for _ in range(times):
+            getattr(observer, name)(**arguments)
 
 
 class TensorBoard(Observer):
-    """Writes losses and validation metrics where TensorBoard reads them."""
+    """Writes losses and validation metrics for TensorBoard."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -89,21 +159,17 @@ class TensorBoard(Observer):
         except ImportError:
             raise MissingExtraError("plots", "writing TensorBoard logs") from None
         self._writer: Any = SummaryWriter(str(folder))
-        self._whose = ""
+        self._member = ""
 
     def on_member(self, number: int, of: int) -> None:
-        self._whose = f"member-{number}/"
+        self._member = f"member-{number}/"
 
     def on_epoch(self, record: EpochRecord) -> None:
-        for phase, value in record.losses.items():
-            self._write(f"loss/{phase}", value, record.epoch)
-        for metric, value in record.validation.items():
-            self._write(f"validation/{metric.replace('@', '_at_')}", value, record.epoch)
-        for metric, value in record.generation.items():
-            self._write(f"generation/{metric.replace('@', '_at_')}", value, record.epoch)
-
-    def _write(self, name: str, value: float, epoch: int) -> None:
-        self._writer.add_scalar(self._whose + name, value, epoch)
+        groups = {"loss": record.losses, "validation": record.validation, "generation": record.generation}
+        for group, values in groups.items():
+            for name, value in values.items():
+                path = f"{self._member}{group}/{name.replace('@', '_at_')}"
+                self._writer.add_scalar(path, value, record.epoch)
 
     def on_end(self) -> None:
         self._writer.close()

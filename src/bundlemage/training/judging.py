@@ -1,15 +1,16 @@
-"""What an epoch is worth: the validation cases of both tasks, asked by one process or by several together."""
+"""The value of an epoch, by the validation cases of both tasks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from bundlemage.data.splits import GenerationCases, MatchingCases, Split, completion_cases
 from bundlemage.evaluation.metrics import ranking_metrics
-from bundlemage.evaluation.protocols import GenerationExam, MatchingExam, means
+from bundlemage.evaluation.protocols import Exam, GenerationExam, MatchingExam, means
 from bundlemage.models.base import Completer, Interactions, Learner, Matcher, Model, Sizes, can
 from bundlemage.models.baselines.popularity import Popularity
 from bundlemage.models.config import LearnedConfig, ModelConfig, SelectBy, parse_config
@@ -18,12 +19,11 @@ from bundlemage.models.ragged import Ragged
 from bundlemage.training.history import SELECTION_METRIC
 
 FLOOR = 0.001
-"""A smaller nDCG@5 counts as this much where two tasks are weighed against each other."""
+"""A lower nDCG@5 counts as this if two tasks are compared."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The metrics of both tasks after an epoch, and the one number that epochs are compared by."""
+class Verdict(NamedTuple):
+    """The metrics of both tasks after an epoch, and the one number by which epochs are compared."""
 
     matching: dict[str, float]
     generation: dict[str, float]
@@ -32,7 +32,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Judges:
-    """The cases that choose the epoch; `held_out` are the bundles that generation must not learn from."""
+    """The cases that choose the epoch. Generation must not learn from the bundles in `held_out`."""
 
     matching: MatchingCases | None = None
     generation: GenerationCases | None = None
@@ -41,12 +41,12 @@ class Judges:
 
     @classmethod
     def of(cls, model: Model, config: ModelConfig, split: Split) -> Judges:
-        """As the setting `select_by` says, of what the model does and the split has cases for."""
+        """The cases of a split for the tasks of a model, as the setting `select_by` says."""
         select_by = config.select_by if isinstance(config, LearnedConfig) else "matching"
         has_cases = split.validation is not None and len(split.validation) > 0
         matching = split.validation if can(model, Matcher) and has_cases else None
         completes = can(model, Completer) and can(model, Learner) and select_by != "matching"
-        # Trained on everything, as for a live shop, a model is not to lose a bundle either.
+        # With the protocol `none`, as for a live shop, a model learns from every bundle.
         chosen = completion_cases(split.train, split.plan) if completes and split.protocol != "none" else None
         if chosen is None:
             return cls(matching)
@@ -54,84 +54,74 @@ class Judges:
 
     @property
     def metric(self) -> str:
-        """What `Verdict.value` is, in words."""
+        """The name of `Verdict.value`."""
         both = self.select_by == "both" and self.matching is not None and self.generation is not None
         return "times popularity" if both else SELECTION_METRIC
-
-    def on(self, data: Interactions, division: Division) -> Judgement:
-        return Judgement(self, data, division)
 
 
 class Judgement:
     """The cases on a device, to be asked of a model after each epoch."""
 
     def __init__(self, judges: Judges, data: Interactions, division: Division) -> None:
-        self.matching = None if judges.matching is None else _Shared(judges.matching, data, division)
-        self.generation = None if judges.generation is None else _Shared(judges.generation, data, division)
+        self.exams = {
+            task: _SharedExam(cases, data, division)
+            for task, cases in (("matching", judges.matching), ("generation", judges.generation))
+            if cases is not None
+        }
         self.tasks = ("matching", "generation") if judges.select_by == "both" else (judges.select_by,)
         self.popularity: dict[str, float] = {}
-        if self.matching is not None and self.generation is not None:
-            self.popularity = self._popularity(data, division)
+        if len(self.exams) == 2:
+            sizes = Sizes(len(data.user_bundle), data.items, len(data.bundle_item))
+            rival = Popularity(parse_config(ModelConfig, {}), sizes).to(data.user_bundle.device)
+            rival.bundle_counts.copy_(data.user_bundle.counts(sizes.bundles))
+            rival.item_counts.copy_(division.item_sales(data))
+            self.popularity = {task: exam.means(rival)[SELECTION_METRIC] for task, exam in self.exams.items()}
 
     def of(self, model: Model) -> Verdict:
-        matching = {} if self.matching is None else self.matching.means(model)
-        generation = {} if self.generation is None else self.generation.means(model)
-        found = {
-            task: metrics[SELECTION_METRIC]
-            for task, metrics in (("matching", matching), ("generation", generation))
-            if metrics and task in self.tasks
+        """The verdict on a model with its current weights."""
+        metrics = {task: exam.means(model) for task, exam in self.exams.items()}
+        values = {
+            task: each[SELECTION_METRIC] for task, each in metrics.items() if each and task in self.tasks
         }
-        return Verdict(matching, generation, self._value(found))
+        return Verdict(metrics.get("matching", {}), metrics.get("generation", {}), self._value(values))
 
-    def _value(self, found: dict[str, float]) -> float | None:
-        if len(found) < 2:
-            return next(iter(found.values()), None)
-        if not any(found.values()):
+    def _value(self, values: dict[str, float]) -> float | None:
+        if len(values) < 2:
+            return next(iter(values.values()), None)
+        if not any(values.values()):
             return 0.0
-        # The geometric mean: a tenth more in one task is worth as much as a tenth more in the other.
+        # In the geometric mean, a tenth more in one task counts as much as a tenth more in the other.
         times = 1.0
-        for task, value in found.items():
+        for task, value in values.items():
             times *= max(value, FLOOR) / max(self.popularity[task], FLOOR)
-        return float(times ** (1 / len(found)))
-
-    def _popularity(self, data: Interactions, division: Division) -> dict[str, float]:
-        assert self.matching is not None
-        assert self.generation is not None
-        sizes = Sizes(len(data.user_bundle), data.items, len(data.bundle_item))
-        rival = Popularity(parse_config(ModelConfig, {}), sizes).to(data.user_bundle.device)
-        rival.bundle_counts.copy_(data.user_bundle.counts(sizes.bundles))
-        rival.item_counts.copy_(division.item_sales(data))
-        found = {"matching": self.matching.means(rival), "generation": self.generation.means(rival)}
-        return {task: metrics[SELECTION_METRIC] for task, metrics in found.items()}
+        return float(times ** (1 / len(values)))
 
 
-class _Shared:
-    """Each process asks about its own users; all get the same means, over all cases in their order."""
+class _SharedExam:
+    """Each process asks about its own users. All get the same means, over all cases in their order."""
 
     def __init__(
         self, cases: MatchingCases | GenerationCases, data: Interactions, division: Division
     ) -> None:
         self.group, self.count = division.group, len(cases)
         self.mine = division.cases_of(torch.from_numpy(cases.users.astype("int64")))
-        if self.mine is not None:
-            rows = self.mine.numpy()
-            if isinstance(cases, GenerationCases):
-                cases = replace(cases, users=cases.users[rows], bundles=cases.bundles[rows])
-            else:
-                candidates = None if cases.candidates is None else cases.candidates[rows]
-                cases = replace(
-                    cases, users=cases.users[rows], positives=cases.positives[rows], candidates=candidates
-                )
-        self.exam: MatchingExam | GenerationExam = (
-            GenerationExam(cases, data) if isinstance(cases, GenerationCases) else MatchingExam(cases, data)
-        )
+        rows = slice(None) if self.mine is None else self.mine.numpy()
+        self.exam: Exam
+        if isinstance(cases, GenerationCases):
+            own = replace(cases, users=cases.users[rows], bundles=cases.bundles[rows])
+            self.exam = GenerationExam(own, data)
+        else:
+            candidates = None if cases.candidates is None else cases.candidates[rows]
+            users, positives = cases.users[rows], cases.positives[rows]
+            own_cases = replace(cases, users=users, positives=positives, candidates=candidates)
+            self.exam = MatchingExam(own_cases, data)
         self.names = list(ranking_metrics(torch.zeros(0, 1), Ragged.from_lists([]), self.exam.ks))
 
     def means(self, model: Model) -> dict[str, float]:
         metrics = self.exam.metrics(model)
         if self.mine is not None and self.group is not None:
             mine = self.mine.to(self.exam.device)
-            for name in self.names:  # also where there is no case here
+            for name in self.names:  # also in a process without a case
                 everyone = torch.zeros(self.count, device=self.exam.device)
                 if name in metrics:
                     everyone[mine] = metrics[name].to(everyone.dtype)

@@ -17,26 +17,27 @@ from bundlemage.errors import BundleMageError, CheckpointError, NoModelYetError
 from bundlemage.models.base import Divisible, Interactions, Learner, Model, can, require
 from bundlemage.models.config import LearnedConfig, ModelConfig
 from bundlemage.models.division import ALONE, Division
-from bundlemage.training.batches import Rows
 from bundlemage.training.checkpoint import RunFolder, RunProgress, Weights, prefixed, unprefixed
 from bundlemage.training.devices import memory_kept, repeatable, resolve_device, seed_epoch
-from bundlemage.training.history import EpochRecord, Observer
-from bundlemage.training.judging import Judges
-from bundlemage.training.steps import Stepper
+from bundlemage.training.history import EpochRecord, Observer, Observers
+from bundlemage.training.judging import Judgement, Judges
+from bundlemage.training.steps import Rows, Stepper
 
 MAY_DIFFER_ON_RESUME = frozenset({"epochs", "patience", "device"})
-"""Settings that change how long a run goes on or where, but not what an epoch does."""
+"""Settings that change how long or where a run trains, but not what an epoch does."""
 
 WORK_PER_WRITING = 19
-"""Seconds of training for each second of writing checkpoints, unless the user says how often to write."""
+"""Seconds of training for each second of writing checkpoints, unless the user says how often."""
 
 
 @dataclass(frozen=True)
 class TrainingResult:
+    """What happened in a training."""
+
     history: tuple[EpochRecord, ...]
     best_epoch: int
-    """The epoch whose weights the model now has, of an ensemble its first member; 0 for a model that learns
-    nothing by steps. `history.kept` has it of each member."""
+    """The epoch whose weights the model (of an ensemble the first member) has; 0 for a model that learns
+    nothing by steps. `history.kept` has the epoch of each member."""
     seconds: float
     device: str
     interrupted: bool = False
@@ -53,15 +54,13 @@ def train(
     observers: Sequence[Observer] = (),
     division: Division = ALONE,
 ) -> TrainingResult:
-    """Fit `model` to `split.train`; it ends with the weights of the epoch that did best on validation cases,
-    chosen as the setting `select_by` says.
+    """Fits `model` to `split.train`. It then has the weights of the best epoch on validation cases, chosen as
+    the setting `select_by` says, or of the last epoch if there are no validation cases.
 
-    Without validation cases the last epoch's weights stay.
-    With a `folder`, every `checkpoint_every`-th epoch is written there, and `resume` goes on from it; if not
-    said, so often that writing takes a twentieth of the time.
-    Ctrl-C ends training early and keeps the best weights so far.
-    With a `division` this is one of several processes; then the whole weights are those in the folder, which
-    all of them see.
+    With a `folder`, every `checkpoint_every`-th epoch is written there, and `resume` continues from it. By
+    default writing takes a twentieth of the time. Ctrl-C ends training early and keeps the best weights so
+    far. With a `division` this is one of several processes. They see the same folder, and the whole weights
+    are there.
     """
     if resume and folder is None:
         raise CheckpointError("resume needs the folder that the run was begun in")
@@ -101,7 +100,7 @@ def _data_identity(split: Split) -> dict[str, Any]:
 
 
 class _Run:
-    """One fit in progress."""
+    """A fit in progress."""
 
     def __init__(
         self,
@@ -112,11 +111,11 @@ class _Run:
         observers: Sequence[Observer],
         division: Division,
     ) -> None:
-        self.model, self.config, self.data, self.observers = model, config, data, observers
-        self.division = division
+        self.model, self.config, self.data, self.division = model, config, data, division
+        self.observers = Observers(observers)
         self.leads = division.group is None or division.group.leads
-        self.judgement = judges.on(data, division)
-        # What is evaluated and kept: the moving average of the weights where one is asked for.
+        self.judgement = Judgement(judges, data, division)
+        # The model that is evaluated and kept: the moving average of the weights if there is one.
         self.scored = copy.deepcopy(model) if config.weight_average else model
         self.rows = {phase: Rows(phase, data) for phase in model.phases}
         self.batch_sizes = {
@@ -135,7 +134,7 @@ class _Run:
     def attach(self, folder: RunFolder, identity: dict[str, Any], resume: bool, every: int | None) -> None:
         self.folder, self.checkpoint_every = folder, every
         if self._agreed(resume and folder.holds_progress()):
-            # Under a schedule every step's size follows from how many there are to be.
+            # With a schedule every step's size follows from the number of all steps.
             fixed = {"epochs"} if self.config.schedule != "constant" else set()
             folder.resume(identity, MAY_DIFFER_ON_RESUME - fixed)
             tensors, self.progress, best = folder.load()
@@ -155,13 +154,13 @@ class _Run:
             folder.begin(identity)
 
     def _agreed(self, value: Any) -> Any:
-        """What the first of all processes says, as each sees files and clocks of its own."""
+        """The first process's value, because each process has its own view of files and clocks."""
         return value if self.division.group is None else self.division.group.agreed(value)
 
-    # Files hold whole tables, whoever wrote them: a run may go on with any number of processes.
+    # Files hold whole tables, so a run may continue with any number of processes.
 
     def _rows(self, name: str) -> int | None:
-        """How many rows a tensor has in all processes together, if it is one that they divide."""
+        """The number of rows of a tensor in all processes together, or None if they do not divide it."""
         owner = name
         if name.split(".")[0].isdecimal():  # the optimiser's, by the place of its parameter
             place, _, kind = name.partition(".")
@@ -177,30 +176,27 @@ class _Run:
         }
 
     def _whole(self, tensors: Weights) -> Weights:
-        """For the first process. All must ask at the same time."""
+        """The whole tensors, for the first process. All processes must call it at the same time."""
         group, items = self.division.group, self.model.sizes.items
         if group is None or len(self.division.rows_of(items)) == items:
             return tensors
-        found = {}
+        gathered = {}
         for name, tensor in tensors.items():
             whole = tensor if self._rows(name) is None else group.gathered(tensor, items)
             if whole is not None:
-                found[name] = whole
-        return found
+                gathered[name] = whole
+        return gathered
 
     @property
     def steps_per_epoch(self) -> int:
         return sum(-(-len(rows) // self.batch_sizes[phase]) for phase, rows in self.rows.items())
 
     def go(self) -> bool:
-        """Train to the end; True if the user interrupted."""
+        """Trains to the end. Returns True if the user interrupted."""
         interrupted = False
-        for observer in self.observers:
-            observer.on_start(
-                epochs=self.config.epochs,
-                steps_per_epoch=self.steps_per_epoch,
-                done=self.progress.history,
-            )
+        self.observers.on_start(
+            epochs=self.config.epochs, steps_per_epoch=self.steps_per_epoch, done=self.progress.history
+        )
         try:
             while not self._finished():
                 self._epoch(self.progress.epoch + 1)
@@ -209,15 +205,14 @@ class _Run:
             if self.best is None:
                 raise NoModelYetError("interrupted before the first epoch was finished: no model") from None
         finally:
-            for observer in self.observers:
-                observer.on_end()
+            self.observers.on_end()
         if self.best is not None:
             self.model.load_state_dict(self.best)
         return interrupted
 
     def _finished(self) -> bool:
         progress = self.progress
-        # While nothing at all has been found, nothing says that it gets no better.
+        # While the best value is 0, patience does not count.
         waited = progress.epoch - progress.best_epoch if progress.best_value != 0 else 0
         return progress.epoch >= self.config.epochs or waited >= self.config.patience
 
@@ -240,8 +235,7 @@ class _Run:
             best_value = float("-inf") if value is None else value
             self.progress = replace(self.progress, best_epoch=epoch, best_value=best_value)
         self._checkpoint(epoch)
-        for observer in self.observers:
-            observer.on_epoch(record)
+        self.observers.on_epoch(record)
 
     def _steps(self) -> dict[str, float]:
         self.model.train()
@@ -249,10 +243,9 @@ class _Run:
         for phase, rows in self.rows.items():
             for batch in rows.shuffled(self.batch_sizes[phase]):
                 self.stepper.step(phase, batch)
-                for observer in self.observers:
-                    observer.on_step(phase.name)
-        # Read at once, as each reading waits for the device. A weight whose square is infinite makes scores
-        # that are no numbers.
+                self.observers.on_step(phase.name)
+        # They are read at once, because each reading waits for the device. A weight with an infinite square
+        # makes scores that are not numbers.
         lengths = torch.stack(torch._foreach_norm([*self.model.parameters()]))
         counted = torch.stack([*self.stepper.losses.values(), lengths.square().sum()])
         *totals, sound = self.division.add_losses(counted).tolist()
@@ -282,6 +275,6 @@ class _Run:
         best = None if self.best is None else self._whole(self.best)
         if self.leads:
             self.folder.save(tensors, self.progress, best)
-        self._agreed(None)  # nobody is done before the file is there
+        self._agreed(None)  # no process continues before the file is written
         ended = time.perf_counter()
         self.next_checkpoint = ended + WORK_PER_WRITING * (ended - started)

@@ -1,4 +1,4 @@
-"""Members of an ensemble, trained one after another by whoever trains a single model."""
+"""Trains a model, or the members of an ensemble one after another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bundlemage.models.config import ModelConfig
 from bundlemage.models.ensemble import joined, member_configs
 from bundlemage.models.registry import build
 from bundlemage.training.checkpoint import RunFolder
-from bundlemage.training.history import EpochRecord, Observer
+from bundlemage.training.history import Observer, Observers
 from bundlemage.training.loop import TrainingResult, train
 
 
@@ -46,11 +46,11 @@ def train_members(
     checkpoint_every: int | None = None,
     observers: Sequence[Observer] = (),
 ) -> tuple[Model, TrainingResult]:
-    """A model by its name, or several as one, with their weights, and what happened.
+    """Trains a model by its name, or several members as one model. Returns the model and what happened.
 
-    Member k has the seed of the config plus k - 1, and its checkpoints in `folder`/member-k. A member that is
-    finished is not trained again on `resume`. Ctrl-C ends the training: members that are finished are kept,
-    and of the first one its best weights so far.
+    Member k has the seed of the config plus k - 1, and its checkpoints in `folder`/member-k. With `resume` a
+    finished member is not trained again. Ctrl-C ends the training: finished members are kept, and if there is
+    none, the best weights of the first member so far.
     """
     sizes = Sizes.of(split.dataset)
     configs = member_configs(model, config, members)
@@ -69,7 +69,7 @@ def train_members(
                 folder=folder if folder is None or alone else RunFolder(folder).member(number).path,
                 resume=resume,
                 checkpoint_every=checkpoint_every,
-                observers=observers if alone else [_Member(observers, number, members)],
+                observers=observers if alone else [Observers(observers, number, members)],
             )
         except (KeyboardInterrupt, NoModelYetError):
             if not done:
@@ -85,7 +85,7 @@ def train_members(
 
 
 def _check_folder(folder: RunFolder, members: int, resume: bool) -> None:
-    """A run of one model and one of several are not mixed up."""
+    """Raises CheckpointError if a run of one model is resumed as an ensemble, or the other way round."""
     if not resume:
         if members > 1:
             folder.discard()
@@ -105,38 +105,10 @@ def _check_folder(folder: RunFolder, members: int, resume: bool) -> None:
 def _together(results: Sequence[TrainingResult], interrupted: bool) -> TrainingResult:
     if len(results) == 1:
         return replace(results[0], interrupted=interrupted)
-    return TrainingResult(
-        tuple(record for number, result in enumerate(results, 1) for record in _of(result.history, number)),
-        results[0].best_epoch,
-        sum(result.seconds for result in results),
-        results[0].device,
-        interrupted,
-    )
-
-
-def _of(history: Sequence[EpochRecord], member: int) -> list[EpochRecord]:
-    return [replace(record, member=member) for record in history]
-
-
-class _Member(Observer):
-    """Tells observers whose epochs these are."""
-
-    def __init__(self, observers: Sequence[Observer], number: int, of: int) -> None:
-        self.observers, self.number, self.of = observers, number, of
-
-    def on_start(self, *, epochs: int, steps_per_epoch: int, done: Sequence[EpochRecord]) -> None:
-        for observer in self.observers:
-            observer.on_member(self.number, self.of)
-            observer.on_start(epochs=epochs, steps_per_epoch=steps_per_epoch, done=_of(done, self.number))
-
-    def on_step(self, phase: str) -> None:
-        for observer in self.observers:
-            observer.on_step(phase)
-
-    def on_epoch(self, record: EpochRecord) -> None:
-        for observer in self.observers:
-            observer.on_epoch(replace(record, member=self.number))
-
-    def on_end(self) -> None:
-        for observer in self.observers:
-            observer.on_end()
+    records = [
+        replace(record, member=number)
+        for number, result in enumerate(results, 1)
+        for record in result.history
+    ]
+    seconds = sum(result.seconds for result in results)
+    return TrainingResult(tuple(records), results[0].best_epoch, seconds, results[0].device, interrupted)

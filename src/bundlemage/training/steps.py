@@ -1,5 +1,8 @@
-"""Steps of the optimiser. On a GPU a step is recorded once and then replayed, as launching its hundreds of
-small pieces one by one takes longer than their work."""
+"""The shuffled batches of a phase, and the steps of the optimiser.
+
+On a GPU a step is recorded once and then replayed, because starting its hundreds of small operations one by
+one takes longer than their work.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from bundlemage.errors import ConfigError
 from bundlemage.models.accelerated import kernels_for
 from bundlemage.models.base import Interactions, Learner, Phase
 from bundlemage.models.config import LearnedConfig
@@ -17,8 +21,88 @@ from bundlemage.models.division import ALONE, Division
 from bundlemage.training.adam import Adam
 
 
+class Rows:
+    """All rows of a phase. Their order is drawn on the CPU, so that it is the same on every device."""
+
+    def __init__(self, phase: Phase, data: Interactions) -> None:
+        pairs = {
+            "user_item": data.user_item,
+            "user_bundle": data.user_bundle,
+            "bundle_item": data.bundle_item,
+            "completions": data.user_bundle,
+        }.get(phase.over)
+        self.device = data.user_bundle.device
+        self.at_most = phase.at_most
+        self.rows: Tensor | None = None  # if not all numbers up to a count
+        self.groups: Tensor | None = None  # the right side of each pair
+        if pairs is None:
+            if phase.at_most is not None:
+                raise ConfigError(f"the phase {phase.name!r} is over {phase.over}: at_most is for pairs")
+            counts = {"users": len(data.user_bundle), "items": data.items, "bundles": len(data.bundle_item)}
+            self.count = counts[phase.over]
+        else:
+            right = pairs.values.cpu()
+            if phase.over == "completions":
+                self.rows, right = _completions(data)
+            elif phase.over == "user_bundle" and data.held_out is not None and phase.learns_contents:
+                self.rows = (~data.held_out.cpu()[right]).nonzero()[:, 0]
+                right = right[self.rows]
+            self.count = len(right)
+            if phase.at_most is not None:
+                self.groups = right
+                self.count = int(torch.bincount(right).clamp(max=phase.at_most).sum())
+
+        # Pinned memory, so that sending does not wait. It has been read when the next epoch writes to it.
+        self.pinned = (
+            torch.empty(self.count, dtype=torch.int64, pin_memory=True)
+            if self.device.type == "cuda"
+            else None
+        )
+
+    def __len__(self) -> int:
+        """The number of rows in an epoch."""
+        return self.count
+
+    def batch_size(self, most: int, min_steps: int) -> int:
+        """The batch size: at most `most`, and less if an epoch would have fewer than `min_steps` batches."""
+        return max(1, min(most, -(-self.count // min_steps)))
+
+    def shuffled(self, batch_size: int) -> tuple[Tensor, ...]:
+        """The batches of an epoch."""
+        order = torch.randperm(self.count if self.groups is None else len(self.groups))
+        if self.groups is not None:
+            order = order[_early(self.groups[order], self.at_most or 0)]
+        if self.rows is not None:
+            order = self.rows[order]
+        if self.pinned is not None:
+            order = self.pinned.copy_(order)
+        order = order.to(self.device, non_blocking=True)
+        return tuple(order[start : start + batch_size] for start in range(0, self.count, batch_size))
+
+
+def _completions(data: Interactions) -> tuple[Tensor, Tensor]:
+    """The rows of a phase over `completions`, and the bundle of each."""
+    bundles, taken = len(data.bundle_item), data.user_bundle.values.cpu()
+    allowed = data.bundle_item.lengths.cpu() > 0
+    if data.held_out is not None:
+        allowed &= ~data.held_out.cpu()
+    unbought = allowed & (torch.bincount(taken, minlength=bundles) == 0)
+    pairs, alone = allowed[taken].nonzero()[:, 0], unbought.nonzero()[:, 0]
+    return torch.cat([pairs, alone + len(taken)]), torch.cat([taken[pairs], alone])
+
+
+def _early(groups: Tensor, at_most: int) -> Tensor:
+    """True for the first `at_most` of each group."""
+    together = torch.argsort(groups, stable=True)
+    sizes = torch.bincount(groups)
+    starts = torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
+    early = torch.empty(len(groups), dtype=torch.bool)
+    early[together] = torch.arange(len(groups)) - starts < at_most
+    return early
+
+
 class Stepper:
-    """The optimiser and what goes with it, a batch at a time."""
+    """Takes steps, one batch at a time: the loss, the optimiser, the moving average."""
 
     def __init__(
         self,
@@ -29,18 +113,18 @@ class Stepper:
         all_steps: int,
         division: Division = ALONE,
     ) -> None:
-        """`scored` is the model itself, or its copy that holds the moving average of its weights."""
+        """`scored` is the model, or its copy with the moving average of the weights."""
         self.all_steps, self.division = all_steps, division
         self.model, self.scored, self.config, self.data = model, scored, config, data
         self.device = data.user_item.device
-        alone = division.group is None  # what processes tell each other is not recorded
+        alone = division.group is None  # exchanges between processes cannot be recorded
         self.replays = alone and model.fixed_shapes and kernels_for(next(model.parameters())) is not None
         self.optimiser = Adam(model.parameters(), config.learning_rate, config.weight_decay)
         if self.replays:
             self.optimiser.rate = torch.tensor(config.learning_rate, device=self.device)
         self.steps = 0
         self.losses = {phase: torch.zeros((), device=self.device) for phase in model.phases}
-        """The sum of each phase's loss over its rows: kept there, as reading it each step would wait."""
+        """The sum of each phase's loss over its rows, on the device: reading it in each step would wait."""
         self._fresh = torch.zeros((), device=self.device)  # the share of the newest weights in the average
         self._seen: dict[tuple[Phase, int], _Recorded | None] = {}
 
@@ -57,7 +141,7 @@ class Stepper:
         if self.config.weight_average:
             self._fresh.fill_(1 - min(self.config.weight_average, _kept(self.steps)))
         key = (phase, len(batch))
-        if not self.replays or key not in self._seen:  # the first time is a rehearsal: kernels get compiled
+        if not self.replays or key not in self._seen:  # the first time compiles kernels
             self._seen[key] = None
             self._do(phase, batch)
             return
@@ -80,7 +164,7 @@ class Stepper:
     def _average(self) -> None:
         for mine, newest in zip(self.scored.parameters(), self.model.parameters(), strict=True):
             if self.model.touches_rows and newest.grad is None:
-                continue  # nor is a table averaged whole in a step that does not touch it
+                continue  # a step that does not touch a table does not average it
             moved = self.optimiser.rows_of(newest)
             if moved is None:
                 mine.lerp_(newest, self._fresh)
@@ -94,12 +178,13 @@ Number = TypeVar("Number", float, Tensor)
 
 
 def _kept(steps: Number) -> Number:
-    """A young average forgets faster, or the first random weights would stay in it for long."""
+    """The weight of the old average. A young one forgets faster, or the first random weights would stay
+    long."""
     return (1 + steps) / (10 + steps)
 
 
 class _Recorded:
-    """One CUDA graph: the same work on whatever rows its input holds."""
+    """A CUDA graph: the same work on the rows in its input."""
 
     def __init__(self, work: Callable[[Tensor], None], example: Tensor) -> None:
         self.rows = example.clone()

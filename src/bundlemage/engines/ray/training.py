@@ -20,9 +20,8 @@ from bundlemage.engines.ray.resources import resources
 from bundlemage.engines.training import TrainingJob, train_part
 from bundlemage.errors import BundleMageError, ClusterError
 from bundlemage.models.base import Model
-from bundlemage.training.history import Observer
+from bundlemage.training.history import Observer, Teller, show
 from bundlemage.training.loop import TrainingResult
-from bundlemage.training.relay import Teller, show
 
 REPLACED_AT_MOST = 3
 """How often workers that died are replaced before the training fails."""
