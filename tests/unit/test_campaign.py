@@ -15,7 +15,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from benchmarks.campaign import faults, rows_of
 from bundlemage import BundleDataset, Catalogue, Filter, Recommender, SplitPlan
-from bundlemage.campaigns import choice, plan
+from bundlemage.campaigns import plan
 from bundlemage.campaigns.settings import CampaignSummary
 from bundlemage.errors import BundleMageError, CheckpointError, ConfigError, UnknownIdError
 from tests.small_shop import PLAIN, QUICK, dataset_of, small_shop
@@ -42,7 +42,7 @@ def tiny() -> Recommender:
 @pytest.fixture
 def quick_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that do not look at which bundles are chosen."""
-    monkeypatch.setattr(choice, "IN_VAIN", 1)
+    monkeypatch.setattr(plan, "IN_VAIN", 1)
 
 
 @pytest.fixture(scope="module")

@@ -176,8 +176,8 @@ class _Best:
     """The users who like the first of some bundles best, the best first."""
 
     ids: list[str]
-    chances: Tensor  # [people]
-    scores: Tensor  # [people]
+    chances: Tensor  # [users]
+    scores: Tensor  # [users]
     histories: Histories
 
     def with_more(self, other: _Best, most: int) -> _Best:

@@ -93,13 +93,15 @@ def calibrate(model: Model, split: Split, device: torch.device, seed: int = 0) -
             pairs = _Cases(model, split, device, seed).pairs()
     finally:
         model.train(was_training)
-    if not pairs.bought.any():
+    logs, bundles, weights = pairs[:3]
+    bought = pairs[3] > 0
+    if not bought.any():
         return None
-    features = np.stack([np.ones_like(pairs.weights), pairs.log_probability, np.log1p(pairs.bundles)], axis=1)
-    coefficients = logistic(features, pairs.bought, pairs.weights, np.array([0.0, 1.0, 0.0]))
+    features = np.stack([np.ones_like(weights), logs, np.log1p(bundles)], axis=1)
+    coefficients = logistic(features, bought, weights, np.array([0.0, 1.0, 0.0]))
     chances = _sigmoid(features @ coefficients)
     intercept, fit, activity = coefficients.tolist()
-    return Calibration(intercept, fit, activity, _threshold(chances, pairs.bought, pairs.weights))
+    return Calibration(intercept, fit, activity, _threshold(chances, bought, weights))
 
 
 def logistic(
@@ -140,29 +142,12 @@ def _threshold(chances: Numbers, bought: npt.NDArray[np.bool_], weights: Numbers
     return float(chances[order[min(place, len(order) - 1)]])
 
 
-@dataclass(frozen=True)
-class _LabelledPairs:
-    """Pairs of a user and a bundle, bought or not. Each may stand for several."""
-
-    log_probability: Numbers
-    bundles: Numbers
-    """The number of bundles that the user has."""
-    bought: npt.NDArray[np.bool_]
-    weights: Numbers
-
-    @classmethod
-    def of(cls, logs: Tensor, bundles: Tensor, weights: Tensor | float, *, bought: bool) -> _LabelledPairs:
-        each = np.full(len(logs), weights) if isinstance(weights, float) else _numpy(weights)
-        return cls(_numpy(logs), _numpy(bundles), np.full(len(logs), bought), each)
-
-    @classmethod
-    def joined(cls, parts: list[_LabelledPairs]) -> _LabelledPairs:
-        columns = zip(*((p.log_probability, p.bundles, p.bought, p.weights) for p in parts), strict=True)
-        return cls(*map(np.concatenate, columns))
-
-
 class _Cases:
-    """The validation cases of a split as pairs that were bought or not."""
+    """The validation cases of a split as pairs of a user and a bundle.
+
+    Pairs are the columns of a table with four rows: the log-probability, the number of bundles that the user
+    has, how many pairs it stands for, and 1 if it was bought or 0.
+    """
 
     def __init__(self, model: Model, split: Split, device: torch.device, seed: int) -> None:
         assert split.validation is not None
@@ -185,11 +170,11 @@ class _Cases:
         self.candidates = torch.from_numpy(candidates).to(device)  # [candidates]
         self.took = np.diff(bought.indptr) > 0  # [users]
 
-    def pairs(self) -> _LabelledPairs:
+    def pairs(self) -> Numbers:
         parts = [
             self._of(torch.from_numpy(users).to(self.device), weight) for users, weight in self._people()
         ]
-        return _LabelledPairs.joined(parts)
+        return np.concatenate(parts, axis=1)
 
     def _people(self) -> Iterator[tuple[npt.NDArray[np.int64], float]]:
         """Batches of users, and how many users each of them stands for. In some shops few users bought
@@ -206,7 +191,7 @@ class _Cases:
             for start in range(0, count, rows):
                 yield chosen[start : start + rows], len(group) / count
 
-    def _of(self, users: Tensor, weight: float) -> _LabelledPairs:
+    def _of(self, users: Tensor, weight: float) -> Numbers:
         histories, contents = self.data.histories(users), self.data.bundle_item
         if self.new is None:
             scores = require(self.model, Matcher).bundle_scores(histories, contents)
@@ -218,13 +203,12 @@ class _Cases:
         rest = ~(bought | self._marked(self.has, users))
         row, column = bought.nonzero(as_tuple=True)
         counts = histories.bundles.lengths
-        parts = [_LabelledPairs.of(logs[row, column], counts[row], weight, bought=True)]
+        parts = [_table(logs[row, column], counts[row], weight, bought=1)]
         for columns, weights in self._not_bought(logs, rest):
             row, place = (weights > 0).nonzero(as_tuple=True)
             column = columns[row, place]
-            each = weights[row, place] * weight
-            parts.append(_LabelledPairs.of(logs[row, column], counts[row], each, bought=False))
-        return _LabelledPairs.joined(parts)
+            parts.append(_table(logs[row, column], counts[row], weights[row, place] * weight, bought=0))
+        return np.concatenate(parts, axis=1)
 
     def _marked(self, pairs: Ragged, users: Tensor) -> Tensor:
         marked = pairs.rows(users).as_mask(len(self.data.bundle_item))
@@ -243,5 +227,6 @@ class _Cases:
         yield drawn, hits * (left / hits.sum(1, keepdim=True).clamp(min=1))
 
 
-def _numpy(values: Tensor) -> Numbers:
-    return values.cpu().numpy().astype(np.float64)
+def _table(logs: Tensor, bundles: Tensor, weights: Tensor | float, bought: int) -> Numbers:
+    numbers = [each.cpu().numpy() if isinstance(each, Tensor) else each for each in (logs, bundles, weights)]
+    return np.stack([np.broadcast_to(each, len(logs)).astype(np.float64) for each in (*numbers, bought)])
