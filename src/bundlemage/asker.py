@@ -21,7 +21,7 @@ from bundlemage.data.dataset import BundleDataset
 from bundlemage.designer.design import design
 from bundlemage.designer.explain import explain_bundles, explain_item
 from bundlemage.errors import BundleMageError, ConfigError, UnsupportedError
-from bundlemage.models.base import Completer, Embedder, Gated, Histories, Matcher, Model, can, require
+from bundlemage.models.base import Completer, Embedder, Gated, Histories, Matcher, Model, require
 from bundlemage.models.ragged import Ragged
 from bundlemage.progress import Progress, in_silence
 from bundlemage.retrieval.guard import LEAST_BUNDLES, IndexReport, build_index
@@ -106,7 +106,7 @@ class Asker:
         include_owned: bool = False,
     ) -> list[list[Recommendation]]:
         """`recommend` for several users: one list of answers each. For all users, see `recommend_all`."""
-        self._check_matches()
+        require(self.model, Matcher)
         new = {str(name): items for name, items in (new_bundles or {}).items()}
         expected = self.shop.expectations(self.model, new, expected_sales or {}, sells_like or {})
         candidates = self.shop.bundles(where, new)
@@ -141,7 +141,7 @@ class Asker:
         include_owned: bool = False,
     ) -> list[list[Recommendation]]:
         """`complete` for several pairs of a user and items: one list of answers each."""
-        self._check_generates()
+        require(self.model, Completer)
         candidates = self.shop.items(where)
 
         def batches() -> Iterator[Batch]:
@@ -183,7 +183,7 @@ class Asker:
         The best bundle comes first. Each has its price, score and reasons. Where no bundle is possible,
         `ImpossibleDesignError` says which conditions conflict, and what would have to change.
         """
-        self._check_generates()
+        require(self.model, Completer)
         request = DesignRequest.of(**conditions) if request is None else request
         return design(self.model, self.shop, *self._encode([user]), request)
 
@@ -199,13 +199,13 @@ class Asker:
             raise ConfigError("explain either a 'bundle', or an 'item' as an addition to 'items'")
         if bundle is not None:
             return self.explain_bundles(user, [bundle])[0]
-        self._check_generates()
+        require(self.model, Completer)
         place, partial = self.dataset.items.position(str(item)), tuple(self.shop.item_positions(items))
         return explain_item(self.model, self.shop, *self._encode([user]), place, partial)
 
     def explain_bundles(self, user: User, bundles: Sequence[Id]) -> list[Explanation]:
         """Why each of these bundles is recommended to a user, in the same order."""
-        self._check_matches()
+        require(self.model, Matcher)
         places = [self.shop.bundle_position(bundle) for bundle in bundles]
         return explain_bundles(self.model, self.shop, *self._encode([user]), places)
 
@@ -224,7 +224,7 @@ class Asker:
         the item that it needs least and a better one in its place. The model knows no prices: a price, or a
         discount on the items' prices, only turns buyers into takings.
         """
-        self._check_matches()
+        require(self.model, Matcher)
         _check_k(k)
         rows = rows_at_a_time(len(self.dataset.bundles), self.shop.device)
 
@@ -289,7 +289,7 @@ class Asker:
         Bundles and items are positions in `dataset.bundles` and `dataset.items`, in the histories and in the
         rankings. The rankings come in the order of the histories, each for some hundred of them.
         """
-        self._check_matches()
+        require(self.model, Matcher)
         _check_k(k)
         candidates = self.shop.bundles(where)
         rows = rows_at_a_time(self._width(candidates), self.shop.device)
@@ -318,7 +318,7 @@ class Asker:
         `least_bundles` bundles, where one user is answered sooner without an index. With an index, scores
         are estimates. The report says how good they are, and how the index was built.
         """
-        self._check_matches()
+        require(self.model, Matcher)
         self._index = None
         self._index, report = build_index(
             self.model,
@@ -332,16 +332,6 @@ class Asker:
         return report
 
     # ── What the questions have in common ────────────────────────────────────────────────────────
-
-    def _check_matches(self) -> None:
-        """Raise `UnsupportedError` if the model cannot recommend bundles."""
-        if not can(self.model, Matcher):
-            raise UnsupportedError("this model learned generation alone: it does not recommend bundles")
-
-    def _check_generates(self) -> None:
-        """Raise `UnsupportedError` if the model cannot complete bundles."""
-        if not can(self.model, Completer):
-            raise UnsupportedError("this model learned matching alone: it does not complete bundles")
 
     def _encode(
         self,

@@ -24,7 +24,7 @@ from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import Source, Split, SplitPlan
 from bundlemage.errors import ArtifactError, ConfigError
 from bundlemage.evaluation.results import Evaluation, evaluate
-from bundlemage.models.base import Interactions, Model, SalesScorer, Sizes, can
+from bundlemage.models.base import Interactions, Matcher, Model, SalesScorer, Sizes, can, require
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ensemble import build_ensemble, check_ensemble, members_of
 from bundlemage.models.registry import make_config
@@ -167,7 +167,7 @@ class Recommender(Asker):
         different_at_most, budget, reserve, value, format and so on. Who is shown what goes to files in
         `folder`/parts; killed at any moment, `resume` goes on to the very same files.
         """
-        self._check_matches()
+        require(self.model, Matcher)
         return run_campaign(
             Campaign.of(where=where or Filter(), **settings),
             Path(folder),

@@ -265,7 +265,7 @@ class TestSimilarAndGate:
         with pytest.raises(ConfigError, match="'b2' has no items"):
             Recommender(**QUICK).fit(shop, SplitPlan("none")).similar("b2")
         popular = Recommender("popularity", device="cpu").fit(shop, SplitPlan("none"))
-        with pytest.raises(UnsupportedError, match="no vectors of bundles"):
+        with pytest.raises(UnsupportedError, match="no vectors"):
             popular.similar("b0")
         with pytest.raises(UnsupportedError, match="no gate"):
             popular.gate("u0")

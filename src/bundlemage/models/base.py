@@ -226,7 +226,7 @@ def require(model: Model, kind: type[Part]) -> Part:
 class Matcher(Model):
     """Scores bundles for users."""
 
-    lacks = "{title} does not match bundles to users"
+    lacks = "{title} learned generation alone: it does not recommend bundles"
 
     @abstractmethod
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
@@ -287,7 +287,7 @@ class Matcher(Model):
 class Completer(Model):
     """Scores items as additions to incomplete bundles."""
 
-    lacks = "{title} does not complete bundles"
+    lacks = "{title} learned matching alone: it does not complete bundles"
 
     @abstractmethod
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
