@@ -22,10 +22,18 @@ from bundlemage import Filter, Recommender, read
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.shards import write_layout
 from bundlemage.engines import scoring
-from bundlemage.engines.answers import ANSWERS, NEW
 from bundlemage.engines.base import Engine, engine
 from bundlemage.engines.people import ModelPeople, spread
-from bundlemage.engines.scoring import PartScorer, Ready, ScoredUsers, ScoringJob, Work, make_ready
+from bundlemage.engines.scoring import (
+    ANSWERS,
+    NEW,
+    PartScorer,
+    Ready,
+    ScoredUsers,
+    ScoringJob,
+    Work,
+    make_ready,
+)
 from bundlemage.errors import (
     ArtifactError,
     BundleMageError,
