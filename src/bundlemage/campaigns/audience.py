@@ -215,7 +215,7 @@ def _joined(one: Histories, other: Histories) -> Histories:
 
 
 @dataclass(frozen=True)
-class _Audience:
+class _CrowdAnswer:
     totals: npt.NDArray[np.float64]  # [bundles], of the chances, or of the probabilities
     above: int
     asked: int
@@ -235,7 +235,7 @@ class _Crowd:
     def expected(self, total: float) -> float | None:
         return float(total) if self.calibration else None
 
-    def ask(self, bundles: Sequence[Sequence[int]], best: int) -> _Audience:
+    def ask(self, bundles: Sequence[Sequence[int]], best: int) -> _CrowdAnswer:
         """The number of users who would take each of the bundles, and the best users for the first."""
         new = Ragged.from_lists(bundles, self.shop.device)
         contents = self.shop.interactions.bundle_item
@@ -260,7 +260,7 @@ class _Crowd:
                 leading = batch.first(best) if leading is None else leading.with_more(batch.first(best), best)
         if leading is None:
             raise ConfigError("the shop has no users, so a bundle has no audience")
-        return _Audience(totals.numpy(), above, asked, leading)
+        return _CrowdAnswer(totals.numpy(), above, asked, leading)
 
     def _normaliser(self, number: int, ids: Sequence[str], histories: Histories) -> Tensor:
         users = hash(tuple(ids))
@@ -304,7 +304,7 @@ class _Owners:
 
 
 def _replacement(
-    crowd: _Crowd, rest: tuple[int, ...], inside: tuple[int, ...], audience: _Audience, notes: list[str]
+    crowd: _Crowd, rest: tuple[int, ...], inside: tuple[int, ...], audience: _CrowdAnswer, notes: list[str]
 ) -> ForecastReplacement | None:
     model, shop = crowd.model, crowd.shop
     if not can(model, Completer):
