@@ -177,7 +177,7 @@ class TestScores:
             return
         with torch.inference_mode():
             factors = require(model, Indexable).factors_of_bundles(contents, start)
-            people = require(model, Indexable).factors_of_people(histories, contents)
+            people = require(model, Indexable).factors_of_users(histories, contents)
             scores = require(model, Matcher).score_bundles(histories, contents)[:, -len(factors.vectors) :]
         torch.testing.assert_close(people @ factors.vectors.T + factors.bias, scores)
 

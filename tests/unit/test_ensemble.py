@@ -154,7 +154,7 @@ class TestScores:
         people, contents = everyone(three)
         factors = require(three.model, Indexable).factors_of_bundles(contents)
         found = (
-            require(three.model, Indexable).factors_of_people(people, contents) @ factors.vectors.T
+            require(three.model, Indexable).factors_of_users(people, contents) @ factors.vectors.T
             + factors.bias
         )
         assert torch.allclose(found, require(three.model, Matcher).score_bundles(people, contents), **CLOSE)

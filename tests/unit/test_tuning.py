@@ -21,10 +21,10 @@ from bundlemage.progress import in_silence
 from bundlemage.recipe import Recipe
 from bundlemage.tuning.adviser import Adviser
 from bundlemage.tuning.folder import StudyFolder
-from bundlemage.tuning.optuna import tune
+from bundlemage.tuning.session import blind
 from bundlemage.tuning.space import chosen_space, first_point
 from bundlemage.tuning.study import Search, Trial
-from bundlemage.tuning.trial import blind, judge
+from bundlemage.tuning.trials import judge, tune
 from tests.small_shop import QUICK, pairs_of, small_shop
 
 WITH_SPACE = [name for name, model in MODELS.items() if model.config_class.space]

@@ -42,7 +42,7 @@ class LocalEngine(Engine):
         return train(job, model, observers, self.workers)
 
     def tune(self, search: Search, progress: Progress = in_silence) -> Study:
-        from bundlemage.tuning.optuna import tune
+        from bundlemage.tuning.trials import tune
 
         return tune(search, progress, self.workers)
 

@@ -24,8 +24,8 @@ def operator(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         name = schema.partition("(")[0]
         _library.define(schema)  # type: ignore[no-untyped-call]
         _library.impl(name, function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-        made: Callable[..., Any] = getattr(torch.ops.bundlemage, name).default
-        return made
+        registered: Callable[..., Any] = getattr(torch.ops.bundlemage, name).default
+        return registered
 
     return register
 

@@ -58,16 +58,16 @@ def _starts(rows: Tensor, count: int) -> Tensor:
 
 class _Attention(torch.autograd.Function):
     """Row n of the result is Σ_j α_nj · table_j over n's neighbours, head by head, with
-    α_n = softmax_j LeakyReLU(asked_n + offered_j).
+    α_n = softmax_j LeakyReLU(query_n + key_j).
 
     The gradient is written out, as the graph knows its edges both ways and autograd would sort them anew.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, table: Tensor, asked: Tensor, offered: Tensor, near: Neighbours, kept: Tensor | None
+        ctx: Any, table: Tensor, query: Tensor, key: Tensor, near: Neighbours, kept: Tensor | None
     ) -> Tensor:
-        raw = asked.index_select(0, near.row) + offered.index_select(0, near.edges.values)  # [edges, heads]
+        raw = query.index_select(0, near.row) + key.index_select(0, near.edges.values)  # [edges, heads]
         logits = F.leaky_relu(raw, SLOPE)
         share = _shares(logits, near, kept)
         result = _by_head(near.edges, table, share)
@@ -125,11 +125,9 @@ def _by_head(edges: Ragged, table: Tensor, weights: Tensor) -> Tensor:
     return sums[0] if len(sums) == 1 else torch.cat(sums, dim=1)
 
 
-def attend(
-    table: Tensor, asked: Tensor, offered: Tensor, near: Neighbours, kept: Tensor | None = None
-) -> Tensor:
+def attend(table: Tensor, query: Tensor, key: Tensor, near: Neighbours, kept: Tensor | None = None) -> Tensor:
     """The weighted sum of each row's neighbours in `near`; zeros for a row without any."""  # [rows, d]
-    result: Tensor = _Attention.apply(table, asked, offered, near, kept)  # type: ignore[no-untyped-call]
+    result: Tensor = _Attention.apply(table, query, key, near, kept)  # type: ignore[no-untyped-call]
     return result
 
 

@@ -382,7 +382,7 @@ class Indexable(Matcher):
         """The vectors and biases of the rows of `contents` from `start` on."""
 
     @abstractmethod
-    def factors_of_people(self, histories: Histories, contents: Ragged) -> Tensor:
+    def factors_of_users(self, histories: Histories, contents: Ragged) -> Tensor:
         """The vectors of users, [rows, d]."""
 
 

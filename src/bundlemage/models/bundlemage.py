@@ -334,7 +334,7 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
         bias = self._bias(contents, start)
         return Factors(vectors, vectors.new_zeros(len(vectors)) if bias is None else bias)
 
-    def factors_of_people(self, histories: Histories, contents: Ragged) -> Tensor:
+    def factors_of_users(self, histories: Histories, contents: Ragged) -> Tensor:
         if self.kept("bundles", contents) is not None:
             return self.query(self.encoded(histories, contents), "matching")
         # With other contents than the shop's, only the bundles in histories are embedded.

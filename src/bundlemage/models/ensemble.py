@@ -125,13 +125,13 @@ class Ensemble(Completer, Indexable, SalesScorer, Embedder, Gated):
         return torch.cat(each, dim=1)  # [rows, K·d]
 
     def factors_of_bundles(self, contents: Ragged, start: int = 0) -> Factors:
-        """Members' vectors, joined, so that a product with `factors_of_people` is the mean score."""
+        """Members' vectors, joined, so that a product with `factors_of_users` is the mean score."""
         each = [member.factors_of_bundles(contents, start) for member in self._each(Indexable)]
         vectors = torch.cat([factors.vectors for factors in each], dim=1)  # [bundles, K·d]
         return Factors(vectors, torch.stack([factors.bias for factors in each]).mean(0))
 
-    def factors_of_people(self, histories: Histories, contents: Ragged) -> Tensor:
-        each = [member.factors_of_people(histories, contents) for member in self._each(Indexable)]
+    def factors_of_users(self, histories: Histories, contents: Ragged) -> Tensor:
+        each = [member.factors_of_users(histories, contents) for member in self._each(Indexable)]
         return torch.cat(each, dim=1) / len(each)  # [rows, K·d]
 
 

@@ -21,9 +21,9 @@ from bundlemage.models.config import ModelConfig, parse_config
 def _own() -> Iterator[type[Model]]:
     """BundleMage, and the model with a name in each file of `baselines`."""
     yield BundleMage
-    for found in iter_modules(baselines.__path__, f"{baselines.__name__}."):
-        for kind in vars(import_module(found.name)).values():
-            if isinstance(kind, type) and issubclass(kind, Model) and kind.__module__ == found.name:
+    for module in iter_modules(baselines.__path__, f"{baselines.__name__}."):
+        for kind in vars(import_module(module.name)).values():
+            if isinstance(kind, type) and issubclass(kind, Model) and kind.__module__ == module.name:
                 yield kind
 
 

@@ -75,7 +75,7 @@ class BundleIndex:
         self.probed = 1
         # Bundles in a cell should differ only in what matters little to a score: a user's vector weighs
         # differences of vectors by about its own size, and those of a bias by one. (Measured: twice is best.)
-        users = model.factors_of_people(sample, shop.interactions.bundle_item)
+        users = model.factors_of_users(sample, shop.interactions.bundle_item)
         self._scale = 2 * float(users.square().mean().sqrt()) or 1.0
         self._usually_owned = float(sample.bundles.lengths.float().mean())
         self._cells = self._grouped(members, seed, progress)
@@ -212,7 +212,7 @@ class BundleIndex:
     ) -> tuple[Ranking, Tensor]:
         """Rankings, and True for each row where the index found too few bundles."""
         histories, contents, hidden = batch.histories, batch.contents, view.hidden
-        users = self.model.factors_of_people(histories, contents)
+        users = self.model.factors_of_users(histories, contents)
         owned = histories.bundles
         past = 0 if include_owned or not len(owned) else min(int(owned.lengths.max()), OWNED_LOOKED_PAST)
         positions = self._search(users, k + past, cells, view)  # [rows, found], -1 for none

@@ -1,7 +1,7 @@
-"""Several pieces of work at a time on this machine, each in a process of its own.
+"""Runs several tasks at a time on this machine, each in a process of its own.
 
-A process lives through many pieces, as starting torch, and CUDA all the more, takes seconds. Each has a pipe
-to the command and nothing that it shares with the others, so one that is killed can leave nothing locked.
+A process does many tasks, because starting torch and CUDA takes seconds. Each process has a pipe to the
+command and shares nothing with the others, so that one that is killed leaves nothing locked.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from bundlemage.errors import BundleMageError, ConfigError
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Ask = Callable[[Any], Any]
-"""How a piece of work asks the command something, and gets its answer."""
+"""Sends a question from a task to the command, and returns the answer."""
 Work = Callable[[Any, Task, Ask], Result]
-"""Called in another process with what all share, a task, and a way to ask. It must be a module's function."""
+"""Is called in another process with the shared data, a task, and `Ask`. It must be a module's function."""
 
 SECONDS_TO_END = 5.0
 _SPAWN = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
@@ -37,28 +37,28 @@ _SPAWN = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
 
 @dataclass(frozen=True)
 class Died:
-    """In the place of a result: the process ended without one."""
+    """Stands for a result if the process ended without one."""
 
     reason: str
 
 
 def check_jobs(jobs: int) -> None:
-    """Refuse a number of jobs that is below one."""
+    """Raises ConfigError if the number of jobs is below one."""
     if jobs < 1:
         raise ConfigError(f"jobs is {jobs}; at least one must run at a time")
 
 
 class Pool(Generic[Task, Result]):
-    """At most `jobs` processes, started as they are needed, which end with the `with` block.
+    """At most `jobs` processes. They are started when they are needed, and end with the `with` block.
 
     Parameters
     ----------
     jobs
-        How many pieces of work run at a time. The processors are divided among them.
+        How many tasks run at a time. The processors are divided among them.
     work
-        What is done with a task.
+        The function that does a task.
     shared
-        What every task needs, such as the data. It is sent to each process once.
+        The data that every task needs. It is sent to each process once.
 
     Examples
     --------
@@ -71,15 +71,15 @@ class Pool(Generic[Task, Result]):
         check_jobs(jobs)
         self.jobs, self.work = jobs, work
         self._shared = bytes(ForkingPickler.dumps(shared))
-        self._workers: list[_Worker] = []
+        self._workers: list[_PoolProcess] = []
 
     def run(
         self, tasks: Iterable[Task], answer: Callable[[Task, Any], Any]
     ) -> Iterator[tuple[Task, Result | Died]]:
-        """Each task with what it came to, in the order in which they end.
+        """Yields each task with its result, in the order in which they end.
 
-        The next task is taken when a process is free for it, after the caller has seen all results so far.
-        `answer` is called here, with a task and what its work asks. What `work` raises is raised here.
+        The next task is taken when a process is free, after the caller has seen all results so far. `answer`
+        is called in this process with a task and its question. An error of `work` is raised here.
         """
         waiting = iter(tasks)
         while True:
@@ -102,19 +102,19 @@ class Pool(Generic[Task, Result]):
                 yield task, content
 
     def _next(self, waiting: Iterator[Task]) -> Task | None:
-        """A task, if there is a process for it."""
+        """The next task, if a process is free for it."""
         at_work = sum(worker.task is not None for worker in self._workers)
         return next(waiting, None) if at_work < self.jobs else None
 
-    def _free(self) -> _Worker:
-        """One that waits, else a new one."""
+    def _free(self) -> _PoolProcess:
+        """A process that waits, or else a new one."""
         for worker in [worker for worker in self._workers if worker.task is None]:
             if worker.process.is_alive():
                 return worker
             self._workers.remove(worker)
-        # What torch would take by itself is all processors, or what OMP_NUM_THREADS says.
+        # By default torch takes all processors, or OMP_NUM_THREADS of them.
         self._workers.append(
-            _Worker(self.work, self._shared, threads=max(1, torch.get_num_threads() // self.jobs))
+            _PoolProcess(self.work, self._shared, threads=max(1, torch.get_num_threads() // self.jobs))
         )
         return self._workers[-1]
 
@@ -135,8 +135,8 @@ class Pool(Generic[Task, Result]):
         self._workers.clear()
 
 
-class _Worker:
-    """A process as the command sees it."""
+class _PoolProcess:
+    """A process of the pool, seen from the command."""
 
     def __init__(self, work: Work[Any, Any], shared: bytes, threads: int) -> None:
         self.pipe, theirs = _SPAWN.Pipe()
@@ -145,14 +145,14 @@ class _Worker:
         self.process = _SPAWN.Process(target=_process, args=(theirs, work, threads), daemon=True)
         with _ctrl_c_held_back():
             self.process.start()
-        theirs.close()  # so that the end of the process is the end of the pipe
+        theirs.close()  # so that the pipe ends with the process
 
     def give(self, task: Any) -> None:
         self.task = task
         if self._shared is None:
             self._send(task)
             return
-        # A new process reads when it has started, seconds later, and a pipe holds little.
+        # A new process reads seconds later, when it has started, and a pipe has little room.
         threading.Thread(target=self._send, args=(task, self._shared), daemon=True).start()
         self._shared = None
 
@@ -160,7 +160,7 @@ class _Worker:
         self._send(answer)
 
     def _send(self, content: Any, before: bytes | None = None) -> None:
-        with suppress(OSError):  # it is dead, which is noticed when it is heard
+        with suppress(OSError):  # the process is dead, which `hear` notices
             if before is not None:
                 self.pipe.send_bytes(before)
             self.pipe.send(content)
@@ -180,11 +180,11 @@ class _Worker:
 
 @contextmanager
 def _ctrl_c_held_back() -> Iterator[None]:
-    """A process that is started meanwhile never hears of Ctrl-C, which is for the command to act on."""
+    """Processes that are started inside do not get Ctrl-C, which is for the command."""
     if not hasattr(signal, "pthread_sigmask"):  # not on Windows
         yield
         return
-    resource_tracker.ensure_running()  # it would lift the mask as it starts
+    resource_tracker.ensure_running()  # starting it later would lift the mask
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -217,9 +217,9 @@ def _process(pipe: Connection[Any, Any], work: Work[Any, Any], threads: int) -> 
 
 
 def end_with_the_command() -> None:
-    """Wait until the command has ended, and end with it.
+    """Waits until the command has ended, and ends this process.
 
-    Whoever gives a command again that was killed must not meet its processes still at work.
+    So the processes of a command that was killed are gone when it is started again.
     """
     command = multiprocessing.parent_process()
     assert command is not None
@@ -228,14 +228,14 @@ def end_with_the_command() -> None:
 
 
 def _free_memory() -> None:
-    """What one process has done with is for the others."""
+    """Gives memory back to the other processes."""
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
 
 
 def _that_travels(error: Exception) -> Exception:
-    """The error in a form that the command can always read, whatever class another package has made it of."""
+    """The error in a form that the command can always unpickle, also if its class is from another package."""
     if isinstance(error, BundleMageError):
         return error
     if isinstance(error, OSError):

@@ -1,7 +1,7 @@
-"""Optuna: which settings to try next, and which trials to stop early.
+"""Asks Optuna which settings to try next, and which trials to stop early.
 
-It remembers nothing by itself: from the trials that are done, it is made anew and gives the same advice. So
-there is one store only, the study's folder.
+The adviser stores nothing. Made again from the finished trials, it gives the same advice, so that the study's
+folder is the only store.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from bundlemage.models.config import Domain, OneOf, Space
 from bundlemage.tuning.study import Trial
 
 WHOLE_TRIALS = 5
-"""So many run to their end before any is stopped early."""
+"""The number of trials that run to their end before any is stopped early."""
 ENOUGH_FOR_IMPORTANCE = 10
-# Of trials that failed Optuna would learn nothing, and try the same again; to have them stopped is worse than
-# all that are complete.
+# Optuna learns nothing from failed trials and would repeat them. As pruned trials they count as worse than
+# all complete ones.
 _STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.PRUNED}
 
 
 class Adviser:
-    """Asked for settings, told of epochs and of trials that ended. Several trials may run at a time."""
+    """Chooses settings, and is told of epochs and finished trials. Several trials may run at a time."""
 
     def __init__(
         self, space: Space, first: Mapping[str, Any], seed: int, warm_up: int, done: Sequence[Trial]
     ) -> None:
-        """`first` is tried before anything is drawn; no trial is stopped before `warm_up` epochs."""
+        """`first` are the settings of the first trial. No trial is stopped before `warm_up` epochs."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.first = first
         self._distributions = {name: _distribution(domain) for name, domain in space.items()}
@@ -47,7 +47,8 @@ class Adviser:
             self._study.add_trial(self._frozen(trial))
 
     def ask(self, number: int) -> dict[str, Any]:
-        """The settings of a new trial. They follow from its number, the seed and the trials so far."""
+        """Returns the settings of a new trial. They follow from its number, the seed and the trials so
+        far."""
         if number == 0:
             self._study.enqueue_trial(dict(self.first))
         self._sampler.begin(number)
@@ -55,35 +56,35 @@ class Adviser:
         return dict(trial.params)
 
     def stops(self, number: int, epoch: int, value: float) -> bool:
-        """Takes note of an epoch: is the trial worse by now than half of the others were?"""
+        """Is told an epoch's value. Returns whether the trial is worse than half of the others were then."""
         trial = self._running[number]
-        if epoch > self._epochs.get(number, 0):  # a trial that was lost comes by its epochs a second time
+        if epoch > self._epochs.get(number, 0):  # a trial that was lost repeats its epochs
             self._epochs[number] = epoch
             trial.report(value, epoch)
         return bool(trial.should_prune())
 
     def tell(self, trial: Trial) -> None:
-        """A trial has ended."""
-        told = trial.value if trial.state == "complete" else None
-        self._study.tell(self._running.pop(trial.number), told, state=_STATES[trial.state])
+        """Is told that a trial has ended."""
+        value = trial.value if trial.state == "complete" else None
+        self._study.tell(self._running.pop(trial.number), value, state=_STATES[trial.state])
 
     def importance(self, trials: Sequence[Trial]) -> dict[str, float] | None:
-        """How much of the spread of the values comes from each setting; None where that cannot be told."""
+        """The share of the values' variance that each setting explains. None with too few trials."""
         judged = [trial for trial in trials if trial.value is not None]
         enough = len(judged) >= ENOUGH_FOR_IMPORTANCE and len({trial.value for trial in judged}) > 1
         if not enough or find_spec("sklearn") is None:
             return None
-        # Optuna looks at complete trials only. Those that were stopped are the bad ones: without them, what
-        # matters most would seem to matter least. (So it does to PED-ANOVA, Optuna's default, which compares
-        # the best trials with the others, when a search has long settled on the better choice.)
+        # Optuna uses complete trials only. Stopped trials are the bad ones: without them, the most important
+        # setting would seem least important. (PED-ANOVA, Optuna's default, has the same fault: it compares
+        # the best trials with the others, and a long search has settled on the better choice.)
         study = optuna.create_study(direction="maximize")
         study.add_trials([self._frozen(replace(trial, state="complete")) for trial in judged])
         forest = optuna.importance.FanovaImportanceEvaluator(seed=0)
-        found: Mapping[str, float] = optuna.importance.get_param_importances(study, evaluator=forest)
-        return {name: float(part) for name, part in found.items()}
+        shares: Mapping[str, float] = optuna.importance.get_param_importances(study, evaluator=forest)
+        return {name: float(share) for name, share in shares.items()}
 
     def _frozen(self, trial: Trial) -> Any:
-        last = trial.curve[-1] if trial.curve else None  # what Optuna itself keeps of one that was stopped
+        last = trial.curve[-1] if trial.curve else None  # Optuna keeps this of a stopped trial
         return optuna.trial.create_trial(
             state=_STATES[trial.state],
             value=trial.value if trial.state == "complete" else last,
@@ -94,9 +95,9 @@ class Adviser:
 
 
 class _SeededByTrial(BaseSampler):  # type: ignore[misc]
-    """A tree-structured Parzen estimator whose chance follows from the number of the trial.
+    """A tree-structured Parzen estimator whose random numbers follow from the number of the trial.
 
-    One generator for all would give other settings after a resumption than without it.
+    With one generator for all trials, a resumed search would choose other settings.
     """
 
     def __init__(self, seed: int) -> None:

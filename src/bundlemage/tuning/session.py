@@ -1,4 +1,4 @@
-"""A search under way: what both engines do alike before, between and after the trials."""
+"""A search in progress: what both engines do before, between and after the trials."""
 
 from __future__ import annotations
 
@@ -6,26 +6,51 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from bundlemage.data.splits import Split
 from bundlemage.errors import ConfigError, MissingExtraError
-from bundlemage.models.base import Sizes
+from bundlemage.models.base import Matcher, Model, Sizes, can
 from bundlemage.models.registry import build, make_config, model_class
 from bundlemage.progress import Progress
 from bundlemage.readers.load import read
+from bundlemage.training.history import SELECTION_METRIC
 from bundlemage.training.judging import Judges
 from bundlemage.tuning.folder import StudyFolder
 from bundlemage.tuning.space import chosen_space, first_point
 from bundlemage.tuning.study import Search, Study, Trial
-from bundlemage.tuning.trial import Judged, blind, must_match
 
 WHERE = frozenset({"device"})
-"""Settings that say where a trial runs and not what it does: a study may go on elsewhere."""
+"""Settings that say where a trial runs and not what it does: a study may continue on another device."""
+
+
+class Judged(NamedTuple):
+    """The result of a trial's training."""
+
+    value: float | None
+    curve: tuple[float, ...]
+    seconds: float
+    stopped: bool = False
+    reason: str | None = None
+    """Why it failed."""
+
+
+def blind(split: Split) -> Split:
+    """The split without its test: no cases, and no held-out pairs."""
+    return Split(split.train, split.train, split.validation, None, None, split.protocol, split.plan)
+
+
+def check_matches(model: Model) -> None:
+    """Raises ConfigError for a model that recommends no bundles, because recommendations judge it."""
+    if not can(model, Matcher):
+        raise ConfigError(
+            f"{model.title}, as it is set, completes bundles and recommends none, so it has no validation "
+            f"{SELECTION_METRIC} to be judged by, and cannot be tuned. 'bundlemage models' says which match"
+        )
 
 
 class Session:
-    """All that can be wrong with what is asked for is found as it is made, before the first training."""
+    """Checks the whole request when it is made, before the first training."""
 
     def __init__(self, search: Search, progress: Progress) -> None:
         try:
@@ -42,19 +67,19 @@ class Session:
         self.trials = {trial.number: trial for trial in self.folder.open(self._identity())}
         warm_up = max(2, self.epochs // 10)
         self.adviser = Adviser(self.space, self.first, search.seed, warm_up, [*self.trials.values()])
-        if self.best is not None:  # a kill may have come between the two files
+        if self.best is not None:  # the program may have been killed between the two files
             self._keep_best()
         self._tell()
 
     def _settle(self) -> None:
-        """Space and fixed settings, checked."""
+        """Checks the request, and works out the space and the fixed settings."""
         search = self.search
         if "seed" in {**search.start, **search.settings}:
             raise ConfigError("the seed of a search is its own setting, not one of the model's")
         config_class = model_class(search.model).config_class
         usual = make_config(search.model, {**search.start, **search.settings})
         self.smallest = build(search.model, usual, Sizes(1, 1, 1))
-        must_match(self.smallest)
+        check_matches(self.smallest)
         self.space = chosen_space(config_class, search.space, search.settings)
         if not self.space:
             raise ConfigError(
@@ -97,12 +122,12 @@ class Session:
         }
 
     def _kept(self) -> dict[str, Any]:
-        """What all trials share: named or not, as a default may be another one after an upgrade."""
+        """The settings that all trials share, with defaults, because these may change with a new version."""
         config = make_config(self.search.model, self.settings(self.first))
         return config.model_dump(mode="json", exclude={*self.space, *WHERE})
 
     def numbers(self) -> Iterator[int]:
-        """Of the trials that are to be made, until the time is up; one is made in any case."""
+        """The numbers of the trials to run, until the time is up. At least one runs in any case."""
         for number in range(self.search.trials):
             if number in self.trials:
                 continue
@@ -112,23 +137,25 @@ class Session:
 
     @property
     def missing(self) -> int:
+        """How many trials are still to run."""
         return sum(number not in self.trials for number in range(self.search.trials))
 
     @property
     def best(self) -> Trial | None:
-        return self._study().best
+        """The best trial so far."""
+        return self.study(importance=False).best
 
     def settings(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """All of a trial's."""
+        """All settings of a trial."""
         return {**self.fixed, **chosen}
 
     def stops(self, number: int, epoch: int, value: float) -> bool:
-        """An epoch of a trial has ended: shall the trial?"""
+        """Is told that an epoch of a trial has ended. Returns whether the trial is to stop."""
         self._tell(f"trial {number + 1}, epoch {epoch}")
         return self.adviser.stops(number, epoch, value)
 
     def keep(self, number: int, chosen: Mapping[str, Any], judged: Judged) -> None:
-        """A trial has ended: it is on disk before anything follows from it."""
+        """Writes a trial that has ended, before anything else uses it."""
         curve, failed = judged.curve, judged.value is None
         trial = Trial(
             number=number,
@@ -164,11 +191,8 @@ class Session:
         best = "" if self.best is None else f"best {self.metric} {self.best.value:.4f}"
         return "; ".join(filter(None, (note, best)))
 
-    def study(self, interrupted: bool = False) -> Study:
-        """What was found."""
-        return self._study(interrupted, self.adviser.importance([*self.trials.values()]))
-
-    def _study(self, interrupted: bool = False, importance: Mapping[str, float] | None = None) -> Study:
+    def study(self, interrupted: bool = False, importance: bool = True) -> Study:
+        """The results so far. `importance`: whether the importance of settings is computed, too."""
         return Study(
             self.search.output,
             self.search.model,
@@ -176,14 +200,14 @@ class Session:
             self.search.trials,
             time.monotonic() - self.started,
             interrupted,
-            importance,
+            self.adviser.importance([*self.trials.values()]) if importance else None,
             self.warnings,
             self.metric,
         )
 
 
 def described(trial: Trial, metric: str) -> str:
-    """A trial that ended, in a few words."""
+    """The result of a trial in a few words."""
     if trial.value is None:
         return f"failed, {trial.reason}"
     after = f" after {trial.epochs} epochs" if trial.epochs else ""

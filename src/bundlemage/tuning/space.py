@@ -1,4 +1,4 @@
-"""The space of one search: what the config class declares, as far as the user did not say otherwise."""
+"""The space of a search: the space of the config class, with the changes of the user."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ NEVER = {
     "device": "where a model is trained is not what makes it good",
 }
 MOST_CHECKED = 10_000
-"""Of a range of whole numbers every one is tried as a setting, up to so many."""
+"""How many values of a range of whole numbers are checked as settings, at most."""
 
 
-def chosen_space(config_class: type[ModelConfig], given: Space, fixed: Mapping[str, Any]) -> Space:
-    """The class's space with `given` in the place of its parts, without what is `fixed`.
+def chosen_space(config_class: type[ModelConfig], changes: Space, fixed: Mapping[str, Any]) -> Space:
+    """The class's space with `changes` and without the `fixed` settings.
 
-    Every value that it can give is a valid setting.
+    Raises ConfigError if a value in it is not a valid setting.
     """
-    for name in given:
+    for name in changes:
         if name in NEVER:
             raise ConfigError(f"{name!r} is not to be searched for: {NEVER[name]}. Set it with --set")
         if name in fixed:
@@ -29,7 +29,7 @@ def chosen_space(config_class: type[ModelConfig], given: Space, fixed: Mapping[s
                 f"{name!r} is set to {fixed[name]!r} and is to be searched for as well: do one of the two"
             )
     declared = config_class.space
-    wanted = {**declared, **{name: _fitted(config_class, name, domain) for name, domain in given.items()}}
+    wanted = {**declared, **{name: _fitted(config_class, name, domain) for name, domain in changes.items()}}
     space = {name: domain for name, domain in wanted.items() if name not in fixed}
     for name, domain in space.items():
         _check(config_class, name, domain, fixed)
@@ -37,9 +37,9 @@ def chosen_space(config_class: type[ModelConfig], given: Space, fixed: Mapping[s
 
 
 def first_point(config_class: type[ModelConfig], space: Space, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a search begins: the settings as they are without one, so that it ends with none worse.
+    """The settings of the first trial: the usual ones, so that the best trial is not worse than these.
 
-    What lies outside of the space begins in its middle.
+    A setting outside of its space starts in the middle of the space.
     """
     usual = parse_config(config_class, settings)
     return {
@@ -49,7 +49,7 @@ def first_point(config_class: type[ModelConfig], space: Space, settings: Mapping
 
 
 def _fitted(config_class: type[ModelConfig], name: str, domain: Domain) -> Domain:
-    """As the setting counts: in fractions, and ranges on a logarithmic scale where the class has it so."""
+    """A domain in the setting's type, with a logarithmic scale if the class has one."""
     field, declared = config_class.model_fields.get(name), config_class.space.get(name)
     in_fractions = field is not None and field.annotation is float
     if isinstance(domain, OneOf):

@@ -1,4 +1,4 @@
-"""A search as it is asked for, and what it finds. Plain values, which travel."""
+"""A search and its results, as plain values that can be sent to other processes."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from bundlemage.training.history import SELECTION_METRIC
 
 @dataclass(frozen=True)
 class Search:
-    """Which settings are best? The job of `bundlemage tune`."""
+    """A search for the best settings: the job of `bundlemage tune`."""
 
     location: str
-    """The data, as every command takes it."""
+    """The location of the data, as in every command."""
     output: Path
     """The folder of the study."""
     model: str = "bundlemage"
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Fixed: they are not searched for."""
+    """Fixed settings, which are not searched for."""
     start: Mapping[str, Any] = field(default_factory=dict)
-    """As of a recipe: those in the space are where the search begins, the others are fixed."""
+    """Settings of a recipe: the search starts with those in the space, and the others are fixed."""
     space: Space = field(default_factory=dict)
-    """In the place of parts of the space that the config class declares."""
+    """Changes to the space that the config class declares."""
     trials: int = 30
     timeout: float | None = None
-    """Seconds after which no trial begins any more; those that run are finished."""
+    """The number of seconds after which no trial starts. Running trials are finished."""
     seed: int = 0
-    """Of the search and of every training in it."""
+    """The seed of the search and of every training in it."""
     plan: SplitPlan = field(default_factory=SplitPlan)
     tables: Mapping[str, str] = field(default_factory=dict)
     resume: bool = False
@@ -50,13 +50,13 @@ class Trial:
 
     number: int
     settings: Mapping[str, Any]
-    """Of the space; the fixed ones are the study's."""
+    """The settings of the space. The study has the fixed ones."""
     state: Literal["complete", "pruned", "failed"]
-    """`pruned`: stopped early, as it was worse than half of the trials before it were at the same epoch."""
+    """`pruned`: stopped early, because it was worse than half of the earlier trials at the same epoch."""
     value: float | None
-    """The best value on validation cases, as `Study.metric` says; None where it failed."""
+    """The best value on validation cases, of the kind of `Study.metric`; None if it failed."""
     epochs: int
-    """How many were run; 0 for a model that does not learn by steps."""
+    """The number of epochs; 0 for a model that does not learn by steps."""
     best_epoch: int
     seconds: float
     curve: tuple[float, ...] = ()
@@ -74,38 +74,39 @@ class Trial:
 
 @dataclass(frozen=True)
 class Study:
-    """What a search has found."""
+    """The results of a search."""
 
     folder: Path
     model: str
     trials: tuple[Trial, ...]
-    """In the order of their numbers, those of an earlier command included."""
+    """In the order of their numbers, with those of earlier commands."""
     asked: int
-    """How many trials were to be made."""
+    """The number of trials that the search asks for."""
     seconds: float
-    """Of this command; `Trial.seconds` add up to the work of all."""
+    """The time of this command. The sum of `Trial.seconds` is the work of all commands."""
     interrupted: bool = False
     importance: Mapping[str, float] | None = None
-    """How much of the spread of the values comes from each setting, the sum being 1; None where there are too
-    few trials to tell, or scikit-learn is not installed."""
+    """The share of the values' variance that each setting explains; the sum is 1. None with too few trials or
+    without scikit-learn."""
     warnings: tuple[Problem, ...] = ()
-    """Of the data."""
+    """Warnings about the data."""
     metric: str = SELECTION_METRIC
-    """What a trial's value is: nDCG@5, or for both tasks how many times as good as popularity."""
+    """The metric of a trial's value: nDCG@5, or with both tasks the ratio to popularity."""
 
     @property
     def ranked(self) -> list[Trial]:
-        """The best first; of equals the earlier one. Those that failed are not among them."""
+        """The trials that did not fail, the best first, and among equals the earlier one first."""
         judged = [trial for trial in self.trials if trial.value is not None]
         return sorted(judged, key=lambda trial: (-(trial.value or 0.0), trial.number))
 
     @property
     def best(self) -> Trial | None:
+        """The best trial."""
         return next(iter(self.ranked), None)
 
     @property
     def recipe(self) -> Path:
-        """The best settings, for `bundlemage train --recipe`."""
+        """The file with the best settings, for `bundlemage train --recipe`."""
         return self.folder / "best.toml"
 
     def to_json(self) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from bundlemage.data.splits import Split
 from bundlemage.engines.ray.cluster import Cluster
 from bundlemage.engines.ray.resources import Resources, resources
 from bundlemage.progress import Progress
-from bundlemage.tuning.session import Session
+from bundlemage.tuning.session import Judged, Session
 from bundlemage.tuning.study import Search, Study
-from bundlemage.tuning.trial import Judged, judge
+from bundlemage.tuning.trials import judge
 
 QUIET = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # Ray Tune writes no files for each trial

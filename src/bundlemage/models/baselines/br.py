@@ -144,7 +144,7 @@ class BR(PairsModel, Indexable, Completer):
         constants = self._bundle_constants(total, squares, bias, contents.lengths)
         return Factors(vectors[start:], constants[start:])
 
-    def factors_of_people(self, histories: Histories, contents: Ragged) -> Tensor:
+    def factors_of_users(self, histories: Histories, contents: Ragged) -> Tensor:
         return self._users(histories)
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:

@@ -80,8 +80,8 @@ class BundleGT(ViewsModel):
         )
         tokens = torch.cat([by_strategy, items])
         keys = torch.cat([self.user_bundle_key(by_strategy), self.user_item_key(items)])
-        asked = self.user_query(users_by_bundles + users_by_items)
-        users = users_by_items + self._attended(asked, keys, tokens, self.tokens_of_users)
+        queries = self.user_query(users_by_bundles + users_by_items)
+        users = users_by_items + self._attended(queries, keys, tokens, self.tokens_of_users)
         # The product of the joined vectors is the sum of the two views' products.
         return torch.cat([users_by_bundles, users], dim=1), torch.cat([bundles, by_strategy], dim=1)
 
