@@ -557,7 +557,7 @@ def test_too_many_requests_are_spread_out(keyed: tuple[Server, dict[str, str]]) 
 def test_a_service_that_dies_and_comes_back(keyed: tuple[Server, dict[str, str]]) -> None:
     """Purchases are told while the service is killed: each is recorded, and once."""
     server, keys = keyed
-    with Client(server.url, key=keys["write"], retries=20) as client:
+    with Client(server.url, key=keys["write"], timeout=120, retries=60) as client:
         items = old_items(client)[:40]
         outcomes = []
         for number, item in enumerate(items):
@@ -572,7 +572,10 @@ def test_a_service_that_dies_and_comes_back(keyed: tuple[Server, dict[str, str]]
 def test_an_answer_that_is_lost_with_the_service(keyed: tuple[Server, dict[str, str]]) -> None:
     """Recorded, but nobody was told: then comes kill -9. The second try gets the outcome of the first."""
     server, keys = keyed
-    with relaying(server.port) as relay, Client(relay.url, key=keys["write"], retries=20) as client:
+    with (
+        relaying(server.port) as relay,
+        Client(relay.url, key=keys["write"], timeout=120, retries=60) as client,
+    ):
         item = client.items()[0].id
         relay.faults.append("lose")
         with ThreadPoolExecutor(1) as pool:
