@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bundlemage.cli.options import AsJson
+from bundlemage.progress import Shown
 
 if TYPE_CHECKING:
-    from bundlemage.downloads.public_data import ByHand, Fetched, PublicData
+    from rich.console import Console
+
+    from bundlemage.downloads.public_data import ByHand, Fetched, FetchWatcher, PublicData
 
 
 def get(
@@ -34,9 +37,7 @@ def get(
 ) -> None:
     """Download public data, resume a broken download, and verify it. Without NAME: list what there is."""
     from bundlemage.cli import show
-    from bundlemage.cli.get_progress import FetchedFiles
     from bundlemage.downloads.public_data import fetch, public_data
-    from bundlemage.progress import Shown
 
     if name == "list":
         _list(as_json)
@@ -44,7 +45,7 @@ def get(
     data = public_data(name)
     folder = output or Path(name)
     with Shown(show.notes, "fetching") as progress:
-        watcher = FetchedFiles(show.notes if as_json else show.out, progress)
+        watcher = _watcher(show.notes if as_json else show.out, progress)
         done = fetch(data, folder, mirror, overwrite=overwrite, watcher=watcher)
     quoted = shlex.quote(str(folder / data.folder))
     next_steps = [f"bundlemage data check {quoted}", f"bundlemage train {quoted} -o MODEL"]
@@ -63,6 +64,41 @@ def get(
     _summary(data, folder, done)
     for step in next_steps:
         show.out.print(f"  {show.plain(step)}", soft_wrap=True)
+
+
+def _watcher(console: Console, progress: Shown) -> FetchWatcher:
+    """Prints each file before it starts and when it is complete, and shows how much of it has come."""
+    from bundlemage.cli import show
+    from bundlemage.downloads.public_data import FetchWatcher, Order
+
+    def say(text: str) -> None:
+        console.print(show.plain(text), soft_wrap=True)
+
+    class Showing(FetchWatcher):
+        def on_order(self, order: Order) -> None:
+            if order.there:
+                say(f"{order.target}: {order.there.state} ({order.there.note})")
+                return
+            file = order.file
+            size = f"{file.size:,} bytes" if file.size is not None else f"about {file.about or 0:,} bytes"
+            say(f"{order.target}")
+            say(f"  from     {order.url}")
+            say(f"  size     {size}")
+            say(f"  SHA-256  {file.sha256 or 'not known'}")
+
+        def on_bytes(self, done: int, total: int | None) -> None:
+            progress("bytes", done, total or 0)
+
+        def on_pause(self, reason: str, seconds: float) -> None:
+            progress.close()
+            progress.say(f"  {reason}; trying again in {seconds:.0f} s")
+
+        def on_fetched(self, fetched: Fetched) -> None:
+            progress.close()
+            checksum = "" if fetched.verified else f"; its SHA-256 is {fetched.sha256}"
+            say(f"  fetched  {fetched.size:,} bytes, {fetched.note}{checksum}")
+
+    return Showing()
 
 
 def _place(entry: ByHand, folder: Path) -> str:
