@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -251,9 +250,8 @@ class _Shop:
     def write(self, building: Path, shard_rows: int) -> None:
         """Write the layout from tables that are good."""
         sizes = {kind: self._one(f"SELECT count(*) FROM {kind}_ids")[0] for kind in KINDS}
-        written, catalogue = partial(self._progress, "writing"), bool(self._described)
-        name = self._where.name
-        write_shards(building, shard_rows, sizes, self._columns, written, name, catalogue=catalogue)
+        name, catalogue = self._where.name, bool(self._described)
+        write_shards(building, shard_rows, sizes, self._columns, self._progress, name, catalogue=catalogue)
 
     def _columns(self, kind: str, start: int, stop: int) -> dict[str, Any]:
         """The ids, details and lists of a range of positions; ranges come in order."""
