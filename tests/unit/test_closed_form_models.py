@@ -417,7 +417,7 @@ class TestAll:
         assert can(model, Matcher) == (kind in MATCHING)
         assert can(model, Completer) == (kind in GENERATION)
         if not can(model, Matcher):
-            with pytest.raises(UnsupportedError, match="does not match"):
+            with pytest.raises(UnsupportedError, match="does not recommend bundles"):
                 bundle_scores(model, shop)
         if not can(model, Completer):
             with pytest.raises(UnsupportedError, match="does not complete"):

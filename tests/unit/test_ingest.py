@@ -241,6 +241,7 @@ class TestTheSameAsInMemory:
         )
         monkeypatch.setattr("bundlemage.readers.ingest.BATCH_ROWS", 10**5)
         monkeypatch.setattr("bundlemage.readers.ingest.MEMORY", "60MB")
+        monkeypatch.setattr("bundlemage.readers.ingest.THREADS", 2)
         spilled: set[str] = set()
 
         def look(*_: object) -> None:

@@ -8,6 +8,7 @@ plainly good, such as an empty id or a damaged file, the careful reader reads al
 from __future__ import annotations
 
 import csv
+import os
 import tempfile
 import time
 import zlib
@@ -44,6 +45,8 @@ from bundlemage.readers.parquet import TableFiles
 from bundlemage.readers.places import Place, TableFile, place
 from bundlemage.readers.values import align, encode, read_ids
 
+THREADS = min(8, os.cpu_count() or 1)
+"""Each thread needs memory of its own to sort in."""
 MEMORY = "50%"
 """The share of this machine's memory, or of the limit set for the process, that DuckDB may take."""
 BATCH_ROWS = 500_000
@@ -126,7 +129,9 @@ def _by_duckdb(
         with (
             nullcontext() if output is None else beside(output) as building,
             tempfile.TemporaryDirectory(prefix="spill-", dir=building) as spill,
-            duckdb.connect(config={"memory_limit": MEMORY, "temp_directory": spill}) as database,
+            duckdb.connect(
+                config={"memory_limit": MEMORY, "temp_directory": spill, "threads": THREADS}
+            ) as database,
         ):
             shop = _Shop(where, database, progress)
             problems = shop.load()
