@@ -140,7 +140,7 @@ def test_a_trial_whose_process_is_killed_is_made_again(ray_cluster: None, shop: 
             return
         mine = {number for number, parent, name in processes() if parent == os.getpid() and "raylet" in name}
         workers = [
-            number for number, parent, name in processes() if parent in mine and "ImplicitFunc" in name
+            number for number, parent, name in processes() if parent in mine and "ray::_Process" in name
         ]
         os.kill(workers[0], signal.SIGKILL)
         killed.append(workers[0])

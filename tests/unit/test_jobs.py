@@ -24,9 +24,8 @@ from bundlemage.studies.comparison import CompareObserver, Comparison, compare
 from bundlemage.studies.outcome import Outcome
 from bundlemage.training.history import EpochRecord, Observer
 from bundlemage.training.pool import Died, Pool
-from bundlemage.tuning.session import Session
+from bundlemage.tuning.session import Session, tune
 from bundlemage.tuning.study import Search
-from bundlemage.tuning.trials import tune
 from tests.multiplying import NO_ROOM, multiply
 from tests.small_shop import small_shop
 

@@ -20,11 +20,9 @@ from bundlemage.models.registry import MODELS, build, make_config
 from bundlemage.progress import in_silence
 from bundlemage.recipe import Recipe
 from bundlemage.tuning.adviser import Adviser
-from bundlemage.tuning.folder import StudyFolder
-from bundlemage.tuning.session import blind
+from bundlemage.tuning.session import blind, make_trial, tune
 from bundlemage.tuning.space import chosen_space, first_point
-from bundlemage.tuning.study import Search, Trial
-from bundlemage.tuning.trials import judge, tune
+from bundlemage.tuning.study import Search, StudyFolder, Trial
 from tests.small_shop import QUICK, pairs_of, small_shop
 
 WITH_SPACE = [name for name, model in MODELS.items() if model.config_class.space]
@@ -202,33 +200,33 @@ def test_nothing_of_the_test_can_be_reached_from_a_trial() -> None:
     assert given.validation is split.validation
 
 
-def after_two(epoch: int, value: float) -> bool:
-    return epoch == 2
+def after_two(report: tuple[int, float]) -> bool:
+    return report[0] == 2
 
 
 def test_a_trial_that_goes_wrong_says_why() -> None:
     split = blind(SplitPlan().divide(small_shop()))
-    diverged = judge("bpr", {**QUICK, "learning_rate": 1e30}, split, after_two)
+    diverged = make_trial(("bpr", QUICK, split), (0, {"learning_rate": 1e30}), after_two)
     assert diverged.value is None
     assert "no longer finite" in str(diverged.reason)
-    stopped = judge("bpr", QUICK, split, after_two)
-    assert (stopped.stopped, len(stopped.curve)) == (True, 2)
+    stopped = make_trial(("bpr", QUICK, split), (0, {}), after_two)
+    assert (stopped.state, len(stopped.curve)) == ("pruned", 2)
     assert stopped.value == max(stopped.curve)
 
-    def broken(epoch: int, value: float) -> bool:
+    def broken(report: tuple[int, float]) -> bool:
         raise ValueError("no such thing")
 
-    assert judge("bpr", QUICK, split, broken).reason == "ValueError: no such thing"
+    assert make_trial(("bpr", QUICK, split), (0, {}), broken).reason == "ValueError: no such thing"
 
 
-def interrupting(epoch: int, value: float) -> bool:
+def interrupting(report: tuple[int, float]) -> bool:
     raise KeyboardInterrupt
 
 
 def test_ctrl_c_is_no_failure() -> None:
     split = blind(SplitPlan().divide(small_shop()))
     with pytest.raises(KeyboardInterrupt):
-        judge("bpr", QUICK, split, interrupting)
+        make_trial(("bpr", QUICK, split), (0, {}), interrupting)
 
 
 # ── The folder ───────────────────────────────────────────────────────────────────────────────────

@@ -42,8 +42,10 @@ class LocalEngine(Engine):
         return train(job, model, observers, self.workers)
 
     def tune(self, search: Search, progress: Progress = in_silence) -> Study:
-        from bundlemage.tuning.trials import tune
+        from bundlemage.training.devices import resolve_device
+        from bundlemage.tuning.session import tune
 
+        resolve_device(search.device)
         return tune(search, progress, self.workers)
 
 

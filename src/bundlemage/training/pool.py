@@ -1,4 +1,4 @@
-"""Runs several tasks at a time on this machine, each in a process of its own.
+"""Runs several tasks at a time on this machine, each in a process of its own; or one at a time in this one.
 
 A process does many tasks, because starting torch and CUDA takes seconds. Each process has a pipe to the
 command and shares nothing with the others, so that one that is killed leaves nothing locked.
@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
@@ -54,7 +55,7 @@ class Pool(Generic[Task, Result]):
     Parameters
     ----------
     jobs
-        How many tasks run at a time. The processors are divided among them.
+        How many tasks run at a time. The processors are divided among them. A single job is this process.
     work
         The function that does a task.
     shared
@@ -69,8 +70,8 @@ class Pool(Generic[Task, Result]):
 
     def __init__(self, jobs: int, work: Work[Task, Result], shared: Any) -> None:
         check_jobs(jobs)
-        self.jobs, self.work = jobs, work
-        self._shared = bytes(ForkingPickler.dumps(shared))
+        self.jobs, self.work, self.shared = jobs, work, shared
+        self._shared = b"" if jobs == 1 else bytes(ForkingPickler.dumps(shared))
         self._workers: list[_PoolProcess] = []
 
     def run(
@@ -82,6 +83,10 @@ class Pool(Generic[Task, Result]):
         is called in this process with a task and its question. An error of `work` is raised here.
         """
         waiting = iter(tasks)
+        if self.jobs == 1:
+            for each in waiting:
+                yield each, self.work(self.shared, each, partial(answer, each))
+            return
         while True:
             while (task := self._next(waiting)) is not None:
                 self._free().give(task)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.samplers import BaseSampler, TPESampler
+from optuna.samplers import TPESampler
 from optuna.trial import TrialState
 
 from bundlemage.models.config import Domain, OneOf, Space
@@ -29,34 +29,34 @@ _STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed
 
 
 class Adviser:
-    """Chooses settings, and is told of epochs and finished trials. Several trials may run at a time."""
+    """Chooses settings, and learns from epochs and finished trials. Several trials may run at a time."""
 
     def __init__(
         self, space: Space, first: Mapping[str, Any], seed: int, warm_up: int, done: Sequence[Trial]
     ) -> None:
         """`first` are the settings of the first trial. No trial is stopped before `warm_up` epochs."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.first = first
+        self.first, self.seed = first, seed
         self._distributions = {name: _distribution(domain) for name, domain in space.items()}
-        self._sampler = _SeededByTrial(seed)
         pruner = optuna.pruners.MedianPruner(n_startup_trials=WHOLE_TRIALS, n_warmup_steps=warm_up)
-        self._study = optuna.create_study(direction="maximize", sampler=self._sampler, pruner=pruner)
+        self._study = optuna.create_study(direction="maximize", pruner=pruner)
         self._running: dict[int, Any] = {}
         self._epochs: dict[int, int] = {}
         for trial in done:
             self._study.add_trial(self._frozen(trial))
 
     def ask(self, number: int) -> dict[str, Any]:
-        """Returns the settings of a new trial. They follow from its number, the seed and the trials so
-        far."""
+        """Return the settings of a new trial. They follow from its number, the seed and the trials so far."""
         if number == 0:
             self._study.enqueue_trial(dict(self.first))
-        self._sampler.begin(number)
+        # With one generator for all trials, a resumed search would choose other settings.
+        drawn = int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
+        self._study.sampler = TPESampler(seed=drawn)
         self._running[number] = trial = self._study.ask(self._distributions)
         return dict(trial.params)
 
     def stops(self, number: int, epoch: int, value: float) -> bool:
-        """Is told an epoch's value. Returns whether the trial is worse than half of the others were then."""
+        """Note the value of an epoch; return whether the trial is worse than half of the others were then."""
         trial = self._running[number]
         if epoch > self._epochs.get(number, 0):  # a trial that was lost repeats its epochs
             self._epochs[number] = epoch
@@ -64,7 +64,7 @@ class Adviser:
         return bool(trial.should_prune())
 
     def tell(self, trial: Trial) -> None:
-        """Is told that a trial has ended."""
+        """Note that a trial has ended."""
         value = trial.value if trial.state == "complete" else None
         self._study.tell(self._running.pop(trial.number), value, state=_STATES[trial.state])
 
@@ -92,30 +92,6 @@ class Adviser:
             distributions=self._distributions,
             intermediate_values=dict(enumerate(trial.curve, start=1)),
         )
-
-
-class _SeededByTrial(BaseSampler):  # type: ignore[misc]
-    """A tree-structured Parzen estimator whose random numbers follow from the number of the trial.
-
-    With one generator for all trials, a resumed search would choose other settings.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.begin(0)
-
-    def begin(self, number: int) -> None:
-        drawn = int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
-        self._drawing = TPESampler(seed=drawn)
-
-    def infer_relative_search_space(self, study: Any, trial: Any) -> Any:
-        return self._drawing.infer_relative_search_space(study, trial)
-
-    def sample_relative(self, study: Any, trial: Any, search_space: Any) -> Any:
-        return self._drawing.sample_relative(study, trial, search_space)
-
-    def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
-        return self._drawing.sample_independent(study, trial, param_name, param_distribution)
 
 
 def _distribution(domain: Domain) -> Any:

@@ -1,38 +1,34 @@
-"""A search in progress: what both engines do before, between and after the trials."""
+"""A search in progress: one training after another, judged by validation cases, on either engine."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from bundlemage.data.splits import Split
-from bundlemage.errors import ConfigError, MissingExtraError
-from bundlemage.models.base import Matcher, Model, Sizes, can
+from bundlemage.errors import BundleMageError, ConfigError, MissingExtraError, NoModelYetError
+from bundlemage.evaluation.protocols import MatchingExam, means
+from bundlemage.models.base import Interactions, Matcher, Model, Sizes, can
 from bundlemage.models.registry import build, make_config, model_class
 from bundlemage.progress import Progress
 from bundlemage.readers.load import read
-from bundlemage.training.history import SELECTION_METRIC
+from bundlemage.training.devices import resolve_device
+from bundlemage.training.history import SELECTION_METRIC, EpochRecord, Observer
 from bundlemage.training.judging import Judges
-from bundlemage.tuning.folder import StudyFolder
+from bundlemage.training.loop import train
+from bundlemage.training.pool import Ask, Died, Pool, check_jobs
 from bundlemage.tuning.space import chosen_space, first_point
-from bundlemage.tuning.study import Search, Study, Trial
+from bundlemage.tuning.study import Search, Study, StudyFolder, Trial
 
+Task: TypeAlias = tuple[int, dict[str, Any]]
+"""The number of a trial, and the settings that were chosen for it."""
+Shared: TypeAlias = tuple[str, dict[str, Any], Split]
+"""The model, the settings and the data that all trials share."""
 WHERE = frozenset({"device"})
 """Settings that say where a trial runs and not what it does: a study may continue on another device."""
-
-
-class Judged(NamedTuple):
-    """The result of a trial's training."""
-
-    value: float | None
-    curve: tuple[float, ...]
-    seconds: float
-    stopped: bool = False
-    reason: str | None = None
-    """Why it failed."""
 
 
 def blind(split: Split) -> Split:
@@ -149,33 +145,41 @@ class Session:
         """All settings of a trial."""
         return {**self.fixed, **chosen}
 
+    def run(self, pool: Pool[Task, Trial]) -> None:
+        """Run the trials that are missing."""
+        running: dict[int, tuple[float, dict[int, float]]] = {}  # number → start, values by epoch
+
+        def tasks() -> Iterator[Task]:
+            for number in self.numbers():
+                running[number] = time.perf_counter(), {}
+                yield number, self.adviser.ask(number)
+
+        def stops(task: Task, report: tuple[int, float]) -> bool:
+            epoch, value = report
+            running[task[0]][1][epoch] = value
+            return self.stops(task[0], epoch, value)
+
+        for (number, chosen), trial in pool.run(tasks(), stops):
+            started, curve = running.pop(number)
+            if isinstance(trial, Died):
+                trial = Trial.ended(number, chosen, [*curve.values()], started, reason=trial.reason)
+            self.keep(trial)
+
     def stops(self, number: int, epoch: int, value: float) -> bool:
-        """Is told that an epoch of a trial has ended. Returns whether the trial is to stop."""
+        """Note that an epoch of a trial has ended; return whether the trial is to stop."""
         self._tell(f"trial {number + 1}, epoch {epoch}")
         return self.adviser.stops(number, epoch, value)
 
-    def keep(self, number: int, chosen: Mapping[str, Any], judged: Judged) -> None:
-        """Writes a trial that has ended, before anything else uses it."""
-        curve, failed = judged.curve, judged.value is None
-        trial = Trial(
-            number=number,
-            settings=chosen,
-            state="failed" if failed else "pruned" if judged.stopped else "complete",
-            value=judged.value,
-            epochs=len(curve),
-            best_epoch=0 if failed or not curve else curve.index(max(curve)) + 1,
-            seconds=judged.seconds,
-            curve=curve,
-            reason=judged.reason,
-        )
+    def keep(self, trial: Trial) -> None:
+        """Write a trial that has ended, before anything else uses it."""
         before = self.best
         self.folder.keep(trial)
-        self.trials[number] = trial
+        self.trials[trial.number] = trial
         if self.best is not before:
             self._keep_best()
         self.adviser.tell(trial)
-        name = f"trial {number + 1} of {self.search.trials}"
-        self.progress(name, 1, 1, self._with_best(described(trial, self.metric)))
+        name = f"trial {trial.number + 1} of {self.search.trials}"
+        self.progress(name, 1, 1, self._with_best(trial.described(self.metric)))
         self._tell()
 
     def _keep_best(self) -> None:
@@ -206,10 +210,69 @@ class Session:
         )
 
 
-def described(trial: Trial, metric: str) -> str:
-    """The result of a trial in a few words."""
-    if trial.value is None:
-        return f"failed, {trial.reason}"
-    after = f" after {trial.epochs} epochs" if trial.epochs else ""
-    stopped = ", stopped early" if trial.state == "pruned" else ""
-    return f"{metric} {trial.value:.4f}{after}{stopped}"
+def make_trial(shared: Shared, task: Task, ask: Ask) -> Trial:
+    """Train once. `ask` is called with each epoch and its value, and returns whether to stop.
+
+    An error is a result, too, because other settings may work.
+    """
+    (model, fixed, split), (number, chosen) = shared, task
+    started, curve = time.perf_counter(), list[float]()
+    stopped, value, reason = False, None, None
+    try:
+        value = _fit(model, {**fixed, **chosen}, split, _Curve(curve, ask))
+    except _Stop:
+        value, stopped = max(curve), True
+    except NoModelYetError:  # the user interrupted
+        raise KeyboardInterrupt from None
+    except Exception as error:
+        reason = str(error) if isinstance(error, BundleMageError) else f"{type(error).__name__}: {error}"
+    return Trial.ended(number, chosen, curve, started, value, stopped=stopped, reason=reason)
+
+
+class _Stop(Exception):  # noqa: N818 - no error
+    """Leaves the training loop."""
+
+
+class _Curve(Observer):
+    def __init__(self, curve: list[float], ask: Ask) -> None:
+        self.curve, self.ask = curve, ask
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        assert record.value is not None
+        self.curve.append(record.value)
+        if self.ask((record.epoch, record.value)):
+            raise _Stop
+
+
+def _fit(model_name: str, settings: Mapping[str, Any], split: Split, watch: _Curve) -> float:
+    config = make_config(model_name, settings)
+    model = build(model_name, config, Sizes.of(split.dataset))
+    check_matches(model)
+    assert split.validation is not None
+    if train(model, config, split, observers=[watch]).interrupted:
+        raise KeyboardInterrupt
+    if watch.curve:
+        return max(watch.curve)
+    # A model that counts or solves has no epochs, and is asked once.
+    data = Interactions.of(split.train, resolve_device(config.device))
+    return means(MatchingExam(split.validation, data).metrics(model))[SELECTION_METRIC]
+
+
+def tune(
+    search: Search, progress: Progress, jobs: int = 1, pool: Callable[..., Pool[Task, Trial]] = Pool
+) -> Study:
+    """Run the trials that are missing, `jobs` at a time, in the processes of a `pool`.
+
+    One at a time, trials with the same seed are the same, also if the search is cut off and resumed. With
+    more jobs, each trial starts with what is known at that moment, so the sequence depends on which trial
+    ends first. Ctrl-C ends the search early and keeps the finished trials.
+    """
+    check_jobs(jobs)
+    session = Session(search, progress)
+    try:
+        shared: Shared = (search.model, session.fixed, session.split)
+        with pool(max(1, min(jobs, session.missing)), make_trial, shared) as processes:
+            session.run(processes)
+    except KeyboardInterrupt:
+        return session.study(interrupted=True)
+    return session.study()

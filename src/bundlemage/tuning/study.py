@@ -1,16 +1,22 @@
-"""A search and its results, as plain values that can be sent to other processes."""
+"""A search and its results: plain values that can be sent to other processes, and their folder."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
+from bundlemage.data.folders import ResumableFolder, json_bytes, write_whole
 from bundlemage.data.splits import SplitPlan
-from bundlemage.errors import ConfigError, Problem
+from bundlemage.errors import CheckpointError, ConfigError, Problem
 from bundlemage.models.config import Space
+from bundlemage.training.checkpoint import CHECKSUMS
 from bundlemage.training.history import SELECTION_METRIC
+
+State: TypeAlias = Literal["complete", "pruned", "failed"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,11 @@ class Search:
         if self.timeout is not None and not self.timeout > 0:
             raise ConfigError(f"timeout is {self.timeout:g}; it must be a number of seconds above 0")
 
+    @property
+    def device(self) -> str:
+        """The device of every training."""
+        return str({**self.start, **self.settings}.get("device", "auto"))
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -51,7 +62,7 @@ class Trial:
     number: int
     settings: Mapping[str, Any]
     """The settings of the space. The study has the fixed ones."""
-    state: Literal["complete", "pruned", "failed"]
+    state: State
     """`pruned`: stopped early, because it was worse than half of the earlier trials at the same epoch."""
     value: float | None
     """The best value on validation cases, of the kind of `Study.metric`; None if it failed."""
@@ -64,12 +75,38 @@ class Trial:
     reason: str | None = None
     """Why it failed."""
 
+    @classmethod
+    def ended(
+        cls,
+        number: int,
+        settings: Mapping[str, Any],
+        curve: Sequence[float],
+        started: float,
+        value: float | None = None,
+        *,
+        stopped: bool = False,
+        reason: str | None = None,
+    ) -> Trial:
+        """A trial that ends now. `started` is by `time.perf_counter`; without a `value`, it has failed."""
+        state: State = "failed" if value is None else "pruned" if stopped else "complete"
+        best = 0 if value is None or not curve else curve.index(max(curve)) + 1
+        seconds = round(time.perf_counter() - started, 4)
+        return cls(number, settings, state, value, len(curve), best, seconds, tuple(curve), reason)
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Trial:
         return cls(**{**content, "curve": tuple(content["curve"])})
+
+    def described(self, metric: str) -> str:
+        """The result in a few words."""
+        if self.value is None:
+            return f"failed, {self.reason}"
+        after = f" after {self.epochs} epochs" if self.epochs else ""
+        stopped = ", stopped early" if self.state == "pruned" else ""
+        return f"{metric} {self.value:.4f}{after}{stopped}"
 
 
 @dataclass(frozen=True)
@@ -122,3 +159,50 @@ class Study:
             "seconds": round(self.seconds, 3),
             "interrupted": self.interrupted,
         }
+
+
+class StudyFolder(ResumableFolder):
+    """A study on disk: `study.json` says what is searched, `trials/` has a file for each finished trial, and
+    `best.toml` is the recipe of the best one. A trial that was cut off has left no file, and runs again."""
+
+    kind = "study"
+    file = "study.json"
+    part_name = "trials/{:05d}.json"
+    others = ("best.toml",)
+    checksums = CHECKSUMS
+    anew = "begin another study in another folder"
+
+    def open(self, identity: Mapping[str, Any]) -> list[Trial]:
+        """Begin a study, or continue the same one, and return the trials that are finished."""
+        if not self.begun:
+            self.begin(identity)
+            return []
+        self.resume(identity)
+        return [self._trial(file) for file in self.finished_parts()]
+
+    def keep(self, trial: Trial) -> None:
+        """Write a finished trial."""
+        write_whole(self.part(trial.number), json_bytes(trial.to_json()))
+
+    def keep_best(self, model: str, settings: Mapping[str, Any], split: Mapping[str, Any]) -> None:
+        """Write the recipe of the best trial, for `bundlemage train --recipe`."""
+        lines = [f"model = {_toml(model)}", "", "[settings]"]
+        lines += [f"{name} = {_toml(value)}" for name, value in settings.items()]
+        lines += ["", "[split]"]
+        lines += [f"{name} = {_toml(value)}" for name, value in split.items() if value is not None]
+        write_whole(self.path / "best.toml", ("\n".join(lines) + "\n").encode())
+
+    def damaged(self, file: Path, reason: object) -> CheckpointError:
+        again = "" if file == self.file_path else ", or remove this file to run the trial again"
+        return CheckpointError(f"{super().damaged(file, reason)}{again}")
+
+    def _trial(self, file: Path) -> Trial:
+        try:
+            return Trial.from_json(self.read(file))
+        except (TypeError, KeyError) as error:
+            raise self.damaged(file, error) from None
+
+
+def _toml(value: Any) -> str:
+    """A plain value; JSON writes strings, numbers, booleans and lists of these as TOML does."""
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from bundlemage.engines.base import Engine, Workers
@@ -48,6 +49,9 @@ class RayEngine(Engine):
 
     def tune(self, search: Search, progress: Progress = in_silence) -> Study:
         with self.cluster.joined("tuning on Ray"):
-            from bundlemage.engines.ray.tuning import tune
+            from bundlemage.engines.ray.pool import RayPool
+            from bundlemage.engines.ray.resources import resources
+            from bundlemage.tuning.session import tune
 
-            return tune(search, self.cluster, progress)
+            share = resources(self.cluster, search.device)
+            return tune(search, progress, share.workers, partial(RayPool, gpus=share.gpus))

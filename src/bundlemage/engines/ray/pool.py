@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -13,6 +14,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 from bundlemage.engines.base import AnyJob, Piece, Result, written_out
 from bundlemage.engines.ray.resources import Resources
 from bundlemage.errors import ClusterError
+from bundlemage.training.pool import Died, Pool, Task, Work
 
 AHEAD = 2
 """The number of pieces that each process has at hand, so that it need not wait for the next one."""
@@ -53,6 +55,81 @@ class RayWorkers:
             crew.dismiss()
 
 
+class RayPool(Pool[Task, Result]):
+    """A `Pool` on a cluster. A process that dies is replaced, and does its task again."""
+
+    def __init__(self, jobs: int, work: Work[Task, Result], shared: Any, *, gpus: float = 0.0) -> None:
+        self.mailbox = ray.remote(num_cpus=0)(_Mailbox).remote()
+        # On one processor, a task gives the same result on each machine.
+        resources = Resources(jobs, 1, gpus)
+        self.crew: _Crew[tuple[int, Task]] = _Crew(
+            resources, partial(_asking, work, ray.put(shared), self.mailbox)
+        )
+
+    def run(
+        self, tasks: Iterable[Task], answer: Callable[[Task, Any], Any]
+    ) -> Iterator[tuple[Task, Result | Died]]:
+        """See `Pool.run`."""
+        waiting, started, running = iter(tasks), list[Task](), dict[Any, Task]()
+        question = self.mailbox.question.remote()
+        while True:
+            while (not running or self.crew.idle()) and (task := next(waiting, None)) is not None:
+                running[self.crew.give((len(started), task))] = task
+                started.append(task)
+            if not running:
+                return
+            done, _ = ray.wait([question, *self.crew.starting, *running])
+            if question in done:
+                number, content = ray.get(question)
+                self.mailbox.reply.remote(number, answer(started[number], content))
+                question = self.mailbox.question.remote()
+            for reference in running.keys() & set(done):
+                yield running.pop(reference), self._result(reference)
+
+    def _result(self, reference: Any) -> Result | Died:
+        try:
+            result: Result = ray.get(reference)
+        except (RayActorError, OutOfMemoryError):
+            return Died("its process was lost again and again: it may need more memory than there is")
+        return result
+
+    def __exit__(self, *error: object) -> None:
+        self.crew.dismiss()
+        if ray.is_initialized():
+            ray.kill(self.mailbox)
+
+
+class _Mailbox:
+    """Takes questions from tasks to the process that runs them, and the answers back."""
+
+    def __init__(self) -> None:
+        self.questions: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+        self.answers: dict[int, asyncio.Future[Any]] = {}
+
+    async def ask(self, number: int, content: Any) -> Any:
+        self.answers[number] = asyncio.get_running_loop().create_future()
+        await self.questions.put((number, content))
+        return await self.answers[number]
+
+    async def question(self) -> tuple[int, Any]:
+        return await self.questions.get()
+
+    async def reply(self, number: int, answer: Any) -> None:
+        if not self.answers[number].done():  # the question may be that of a process that died
+            self.answers[number].set_result(answer)
+
+
+def _asking(work: Work[Task, Result], shared: Any, mailbox: Any) -> Callable[[tuple[int, Task]], Result]:
+    """The work of a process on a task with a number."""
+    content = ray.get(shared)
+
+    def do(piece: tuple[int, Task]) -> Result:
+        number, task = piece
+        return work(content, task, lambda question: ray.get(mailbox.ask.remote(number, question)))
+
+    return do
+
+
 class _Crew(Generic[Piece]):
     """Gives each piece to the process with the least work. A process that has not started yet gets none:
     other work may have its place."""
@@ -68,33 +145,38 @@ class _Crew(Generic[Piece]):
 
     def give(self, piece: Piece) -> Any:
         """Start a piece; returns a reference to its result."""
+        while (number := self._free(AHEAD)) is None:
+            self._wait(None)
+        reference = self.workers[number].do.remote(piece)
+        self.under_way[reference] = number
+        return reference
+
+    def idle(self) -> bool:
+        """Whether a process could begin a piece at once."""
+        return self._free(1) is not None
+
+    def _free(self, line: int) -> int | None:
+        """The process with the least work, if it has fewer than `line` pieces; starts one more process."""
         if len(self.workers) < self.most:
             worker = self.actor.remote(self.make)
             self.starting[worker.started.remote()] = len(self.workers)
             self.workers.append(worker)
-        while (number := self._free()) is None:
-            self._wait(None)
-        promise = self.workers[number].do.remote(piece)
-        self.under_way[promise] = number
-        return promise
-
-    def _free(self) -> int | None:
         self._wait(0)
         busy, late = Counter(self.under_way.values()), set(self.starting.values())
         started = [number for number in range(len(self.workers)) if number not in late]
         # No piece waits in line while a process may still start that could do it at once.
-        line = 1 if late else AHEAD
+        line = 1 if late else line
         return min((number for number in started if busy[number] < line), key=busy.__getitem__, default=None)
 
     def _wait(self, seconds: float | None) -> None:
-        promises = [*self.starting, *self.under_way]
-        done, _ = ray.wait(promises, num_returns=1 if seconds is None else len(promises), timeout=seconds)
-        for promise in done:
-            if promise in self.starting:
-                ray.get(promise)
-                del self.starting[promise]
+        references = [*self.starting, *self.under_way]
+        done, _ = ray.wait(references, num_returns=1 if seconds is None else len(references), timeout=seconds)
+        for reference in done:
+            if reference in self.starting:
+                ray.get(reference)
+                del self.starting[reference]
             else:
-                del self.under_way[promise]
+                del self.under_way[reference]
 
     def dismiss(self) -> None:
         """End all processes."""
