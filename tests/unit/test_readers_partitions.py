@@ -150,7 +150,7 @@ def test_details_of_types_that_go_together(tmp_path: Path) -> None:
     catalogue = read(tmp_path / "shop").dataset.catalogue
     assert catalogue is not None
     assert catalogue.items["price"].to_pylist() == [1, 2, None, 2.5]
-    assert catalogue.item_titles() == [None, None, "Dusk", None]
+    assert catalogue.items["title"].to_pylist() == [None, None, "Dusk", None]
     in_parts(items, {"item_id": ["i3"], "price": ["free"]}, 1, first=3)
     (problem,) = check(tmp_path / "shop")
     assert (problem.kind, problem.where) == ("mixed-types", "items/part-3.parquet")

@@ -151,14 +151,14 @@ def test_tags_may_be_lists_and_one_catalogue_is_enough(tmp_path: Path) -> None:
     catalogue = read(tmp_path / "shop").catalogue
     assert catalogue is not None
     assert catalogue.bundles["tags"].to_pylist() == [None, ["x", "y"]]
-    assert catalogue.item_titles() == [None, None, None]
+    assert catalogue.items["title"].to_pylist() == [None, None, None]
 
 
 def test_the_first_description_counts(tmp_path: Path) -> None:
     write(tmp_path / "shop", items_csv=ITEMS + "i1,Later,1,1\n")
     catalogue = read(tmp_path / "shop").catalogue
     assert catalogue is not None
-    assert catalogue.item_titles() == ["Frost", "Ember", "Dusk"]
+    assert catalogue.items["title"].to_pylist() == ["Frost", "Ember", "Dusk"]
 
 
 def test_matches_only_a_folder_with_a_table(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def check_invariants(shop: SampleShop, pairs: tuple[int, int, int]) -> None:
     assert np.diff(data.user_item.indptr).min() >= 1
     assert np.diff(data.bundle_item.indptr).min() >= 2
     assert data.catalogue is not None
-    for titles in (data.catalogue.item_titles(), data.catalogue.bundle_titles()):
+    for titles in (data.catalogue.items["title"].to_pylist(), data.catalogue.bundles["title"].to_pylist()):
         assert None not in titles
         assert len(set(titles)) == len(titles)
     for taste in (shop.tastes.user_item_taste, shop.tastes.user_bundle_taste):

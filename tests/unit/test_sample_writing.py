@@ -36,7 +36,7 @@ def test_text(tmp_path: Path, suffix: Literal["csv", "tsv"], delimiter: str) -> 
     assert len(tables["user_item"]) == data.user_item.nnz
     assert pairs == {(data.users[int(u)], data.items[int(i)]) for u, i in zip(rows, columns, strict=True)}
     assert data.catalogue is not None
-    assert [row["title"] for row in tables["items"]] == data.catalogue.item_titles()
+    assert [row["title"] for row in tables["items"]] == data.catalogue.items["title"].to_pylist()
     assert [row["tags"].split("|") for row in tables["items"]] == data.catalogue.items["tags"].to_pylist()
     assert [float(row["discount"]) for row in tables["bundles"]] == data.catalogue.bundles[
         "discount"

@@ -60,6 +60,12 @@ def frozen(matrix: sparse.csr_matrix) -> sparse.csr_matrix:
     return matrix
 
 
+def pairs_of(matrix: sparse.csr_matrix) -> tuple[Positions, Positions]:
+    """Returns the row and the column of each pair, by row."""
+    rows = np.repeat(np.arange(matrix.shape[0], dtype=np.int32), np.diff(matrix.indptr))
+    return rows, matrix.indices
+
+
 def _as_binary(matrix: Any, shape: tuple[int, int]) -> sparse.csr_matrix:
     coo = sparse.coo_matrix(matrix)
     if coo.shape != shape:
@@ -68,14 +74,15 @@ def _as_binary(matrix: Any, shape: tuple[int, int]) -> sparse.csr_matrix:
     return binary_matrix(coo.row[stored], coo.col[stored], shape)
 
 
-class IdDigest:
-    """Computes the digest of a vocabulary from pieces, in order."""
+class PartDigest:
+    """Computes the digest of a vocabulary or of a binary matrix from pieces, in order."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str = "") -> None:
+        """`kind` is that of a vocabulary's ids."""
         self._kind, self._count = kind, 0
-        self._lengths, self._texts = hashlib.sha256(), hashlib.sha256()
+        self._lengths, self._contents = hashlib.sha256(), hashlib.sha256()
 
-    def add(self, ids: pa.Array) -> None:
+    def add_ids(self, ids: pa.Array) -> None:
         """Adds the next ids, as Arrow strings."""
         if not len(ids):
             return
@@ -85,26 +92,17 @@ class IdDigest:
         self._count += len(ids)
         self._lengths.update(np.diff(offsets).astype("<i8").tobytes())
         if texts is not None:
-            self._texts.update(memoryview(texts)[int(offsets[0]) : int(offsets[-1])])
+            self._contents.update(memoryview(texts)[int(offsets[0]) : int(offsets[-1])])
+
+    def add_rows(self, counts: npt.NDArray[np.integer], columns: npt.NDArray[np.integer]) -> None:
+        """Adds the next rows of a matrix: the number of columns of each, and the columns in order."""
+        self._lengths.update(counts.astype("<i8").tobytes())
+        self._contents.update(np.ascontiguousarray(columns, dtype="<i4").data)
 
     def hexdigest(self) -> str:
-        whole = f"{self._kind}:{self._count}\n".encode() + self._lengths.digest() + self._texts.digest()
+        header = f"{self._kind}:{self._count}\n" if self._kind else ""
+        whole = header.encode() + self._lengths.digest() + self._contents.digest()
         return hashlib.sha256(whole).hexdigest()
-
-
-class RowDigest:
-    """Computes the digest of a binary matrix from pieces of rows, in order."""
-
-    def __init__(self) -> None:
-        self._counts, self._columns = hashlib.sha256(), hashlib.sha256()
-
-    def add(self, counts: npt.NDArray[np.integer], columns: npt.NDArray[np.integer]) -> None:
-        """Adds the next rows: the number of columns of each, and the columns in order."""
-        self._counts.update(counts.astype("<i8").tobytes())
-        self._columns.update(np.ascontiguousarray(columns, dtype="<i4").data)
-
-    def hexdigest(self) -> str:
-        return hashlib.sha256(self._counts.digest() + self._columns.digest()).hexdigest()
 
 
 def fingerprint(digests: Mapping[str, str]) -> str:
@@ -115,13 +113,13 @@ def fingerprint(digests: Mapping[str, str]) -> str:
 
 def _digest(part: Vocabulary | sparse.csr_matrix, piece: int = 1_000_000) -> str:
     if isinstance(part, Vocabulary):
-        ids = IdDigest(part.kind)
+        digest = PartDigest(part.kind)
         for start in range(0, len(part), piece):
-            ids.add(part.to_arrow(start, start + piece))
-        return ids.hexdigest()
-    rows = RowDigest()
-    rows.add(np.diff(part.indptr), part.indices)
-    return rows.hexdigest()
+            digest.add_ids(part.to_arrow(start, start + piece))
+    else:
+        digest = PartDigest()
+        digest.add_rows(np.diff(part.indptr), part.indices)
+    return digest.hexdigest()
 
 
 def empty_catalogue(schema: pa.Schema, vocabulary: Vocabulary) -> pa.Table:
@@ -140,14 +138,6 @@ class Catalogue:
     """`ITEM_SCHEMA`; unknown values are null."""
     bundles: pa.Table
     """`BUNDLE_SCHEMA`; unknown values are null."""
-
-    def item_titles(self) -> list[str | None]:
-        titles: list[str | None] = self.items["title"].to_pylist()
-        return titles
-
-    def bundle_titles(self) -> list[str | None]:
-        titles: list[str | None] = self.bundles["title"].to_pylist()
-        return titles
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ from bundlemage.data.dataset import (
     ITEM_SCHEMA,
     BundleDataset,
     Catalogue,
-    IdDigest,
-    RowDigest,
+    PartDigest,
+    Positions,
     empty_catalogue,
     frozen,
 )
@@ -144,14 +144,10 @@ class Layout:
         """Returns the files of `users`, `items` or `bundles`, in order."""
         return [part for part in self.files if part.name.startswith(f"{kind}/")]
 
-    def tables(self, kind: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Yields the tables of the files of a kind, each checked against its checksum."""
-        for part in self.parts(kind):
-            yield read_part(self.folder, part, columns)
-
     def item_counts(self) -> Counts:
         """Returns the number of items of each user."""
-        counts = [rows_of(table["items"])[0] for table in self.tables("users", ["items"])]
+        tables = (read_part(self.folder, part, ["items"]) for part in self.parts("users"))
+        counts = [rows_of(table["items"])[0] for table in tables]
         return np.concatenate([np.empty(0, np.int32), *counts])
 
     def dataset(
@@ -163,95 +159,70 @@ class Layout:
         these items of every user. Without `ids` the vocabularies are numbers and there is no catalogue.
         The fingerprint is that of the complete data in any case.
         """
-        vocabularies: dict[str, Vocabulary] = {}
-        described: dict[str, pa.Table] = {}
-        for kind, schema in (("items", ITEM_SCHEMA), ("bundles", BUNDLE_SCHEMA)):
-            if ids:
-                columns = schema.names if self.catalogue else schema.names[:1]
-                described[kind] = _joined(self.tables(kind, columns), schema)
-                vocabularies[kind] = Vocabulary(kind[:-1], described[kind][schema.names[0]].to_pylist())
-            else:
-                vocabularies[kind] = Vocabulary.numbered(kind[:-1], self.sizes[kind])
-        bundle_item = _Rows(self.sizes["bundles"], self.sizes["items"])
-        for table in self.tables("bundles", ["items"]):
-            bundle_item.add(table["items"])
-        names, user_item, user_bundle = self._users(users, ids, items)
-        vocabularies["users"] = names
-        parts = {
-            "user_item": user_item.matrix(),
-            "user_bundle": user_bundle.matrix(),
-            "bundle_item": bundle_item.matrix(),
+        wanted = range(self.sizes["users"]) if users is None else users
+        if wanted.step != 1 or (len(wanted) and not 0 <= wanted.start <= wanted.stop <= self.sizes["users"]):
+            raise ValueError(f"{wanted} is not a range of the {self.sizes['users']:,} users")
+        tables: dict[str, pa.Table] = {}
+        rows: dict[str, list[tuple[Counts, Positions]]] = {matrix: [] for matrix in MATRICES}
+        for kind, schema in SCHEMAS.items():
+            texts = [name for name in schema.names if name not in matrices_of(kind).values()]
+            texts = texts[: None if self.catalogue else 1] if ids else []
+            described = [pa.schema([schema.field(name) for name in texts]).empty_table()]
+            first = 0
+            for part in self.parts(kind) if texts or matrices_of(kind) else []:
+                lists = matrices_of(kind)
+                here = range(max(wanted.start - first, 0), min(wanted.stop - first, part.rows))
+                if kind == "users" and not here:
+                    del lists["user_item"]
+                    rows["user_item"].append((np.zeros(part.rows, np.int32), np.empty(0, np.int32)))
+                table = read_part(self.folder, part, [*texts, *lists.values()])
+                # Parquet names the insides of lists differently, so the schema is restored.
+                described.append(table.select(texts).cast(described[0].schema))
+                for matrix, column in lists.items():
+                    counts, positions = rows_of(table[column])
+                    if matrix == "user_item" and (users is not None or items is not None):
+                        counts, positions = _kept(counts, positions, here, items)
+                    rows[matrix].append((counts, positions))
+                first += part.rows
+            tables[kind] = pa.concat_tables(described).combine_chunks()
+        vocabularies = {
+            kind: Vocabulary(kind[:-1], tables[kind].column(0).to_pylist() if ids else range(size))
+            for kind, size in self.sizes.items()
         }
-        partial = [] if users is items is None else [(parts["user_item"], self.digests["user_item"])]
+        matrices = {
+            matrix: _matrix(rows.pop(matrix), (self.sizes[owners], self.sizes[column]))
+            for matrix, (owners, column) in MATRICES.items()
+        }
+        partial = [] if users is items is None else [(matrices["user_item"], self.digests["user_item"])]
         unnamed = [] if ids else [(vocabularies[kind], self.digests[kind]) for kind in KINDS]
         return BundleDataset(
-            **parts,
+            **matrices,
             **vocabularies,
-            catalogue=Catalogue(**described) if ids and self.catalogue else None,
+            catalogue=Catalogue(tables["items"], tables["bundles"]) if ids and self.catalogue else None,
             name=self.name,
             notes=self.notes,
             known_digests=(*partial, *unnamed),
         )
 
-    def _users(self, users: range | None, ids: bool, items: range | None) -> tuple[Vocabulary, _Rows, _Rows]:
-        wanted = range(self.sizes["users"]) if users is None else users
-        if wanted.step != 1 or (len(wanted) and not 0 <= wanted.start <= wanted.stop <= self.sizes["users"]):
-            raise ValueError(f"{wanted} is not a range of the {self.sizes['users']:,} users")
-        user_item = _Rows(self.sizes["users"], self.sizes["items"])
-        user_bundle = _Rows(self.sizes["users"], self.sizes["bundles"])
-        names: list[str] = []
-        first = 0
-        for part in self.parts("users"):
-            here = range(max(wanted.start, first), min(wanted.stop, first + part.rows))
-            columns = ["bundles", *(["items"] if len(here) else []), *(["user_id"] if ids else [])]
-            table = read_part(self.folder, part, columns)
-            user_bundle.add(table["bundles"])
-            user_item.skip(here.start - first if len(here) else part.rows)
-            if len(here):
-                user_item.add(table["items"].slice(here.start - first, len(here)), items)
-                user_item.skip(first + part.rows - here.stop)
-            if ids:
-                names += table["user_id"].to_pylist()
-            first += part.rows
-        vocabulary = Vocabulary("user", names) if ids else Vocabulary.numbered("user", self.sizes["users"])
-        return vocabulary, user_item, user_bundle
+
+def _kept(
+    counts: Counts, positions: Positions, rows: range, columns: range | None
+) -> tuple[Counts, Positions]:
+    """Empties the rows outside a range, and removes positions outside another one."""
+    owners = np.repeat(np.arange(len(counts)), counts)
+    kept = (owners >= rows.start) & (owners < rows.stop)
+    if columns is not None:
+        kept &= (positions >= columns.start) & (positions < columns.stop)
+    return np.bincount(owners[kept], minlength=len(counts)), positions[kept]
 
 
-class _Rows:
-    """Builds a matrix from columns of lists, from the top down."""
-
-    def __init__(self, rows: int, columns: int) -> None:
-        self._shape = (rows, columns)
-        self._counts: list[Any] = []
-        self._positions: list[Any] = []
-
-    def add(self, column: pa.ChunkedArray, within: range | None = None) -> None:
-        """Adds rows; with `within` only their positions in that range."""
-        counts, positions = rows_of(column)
-        if within is not None:
-            kept = (positions >= within.start) & (positions < within.stop)
-            counts = np.bincount(np.repeat(np.arange(len(counts)), counts)[kept], minlength=len(counts))
-            positions = positions[kept]
-        self._counts.append(counts)
-        self._positions.append(positions)
-
-    def skip(self, rows: int) -> None:
-        self._counts.append(np.zeros(rows, np.int32))
-
-    def matrix(self) -> sparse.csr_matrix:
-        indices = np.concatenate([np.empty(0, np.int32), *self._positions])
-        self._positions.clear()
-        counts = np.concatenate([np.zeros(1, np.int32), *self._counts])
-        indptr = np.cumsum(counts, dtype=np.int32 if len(indices) < 2**31 else np.int64)
-        return frozen(sparse.csr_matrix((np.ones(len(indices), np.float32), indices, indptr), self._shape))
-
-
-def _joined(tables: Iterator[pa.Table], schema: pa.Schema) -> pa.Table:
-    """One table in the types of the schema: Parquet names the insides of lists differently."""
-    parts = [pa.table({name: table[name] for name in table.column_names}) for table in tables]
-    columns = parts[0].column_names if parts else schema.names
-    wanted = pa.schema([schema.field(name) for name in columns])
-    return pa.concat_tables([wanted.empty_table(), *(part.cast(wanted) for part in parts)]).combine_chunks()
+def _matrix(rows: list[tuple[Counts, Positions]], shape: tuple[int, int]) -> sparse.csr_matrix:
+    """Returns the matrix of rows in several pieces, from the top down."""
+    indices = np.concatenate([np.empty(0, np.int32), *(positions for _, positions in rows)])
+    counts = np.concatenate([np.zeros(1, np.int32), *(counts for counts, _ in rows)])
+    rows.clear()  # they take as much memory as the matrix
+    indptr = np.cumsum(counts, dtype=np.int32 if len(indices) < 2**31 else np.int64)
+    return frozen(sparse.csr_matrix((np.ones(len(indices), np.float32), indices, indptr), shape))
 
 
 def _checksum(described: Mapping[str, Any]) -> str:
@@ -299,15 +270,9 @@ def write_layout(
         return values
 
     with beside(folder) as building:
+        catalogue = dataset.catalogue is not None
         write_shards(
-            building,
-            shard_rows,
-            dataset.sizes,
-            columns,
-            progress,
-            dataset.name,
-            dataset.notes,
-            catalogue=dataset.catalogue is not None,
+            building, shard_rows, dataset.sizes, columns, progress, catalogue, dataset.name, dataset.notes
         )
     return Layout.open(folder)
 
@@ -323,10 +288,9 @@ def write_shards(
     sizes: Mapping[str, int],
     columns: Callable[[str, int, int], dict[str, Any]],
     progress: Progress,
+    catalogue: bool,
     name: str,
     notes: Sequence[str] = (),
-    *,
-    catalogue: bool,
 ) -> None:
     """Write all files of a layout into a folder, and layout.json, which makes it complete, at the end.
 
@@ -335,10 +299,7 @@ def write_shards(
     """
     total = sum(-(-sizes[kind] // shard_rows) for kind in KINDS)
     files: dict[str, dict[str, Any]] = {}
-    ids, matrices = (
-        {kind: IdDigest(kind[:-1]) for kind in KINDS},
-        {matrix: RowDigest() for matrix in MATRICES},
-    )
+    digests = {kind: PartDigest(kind[:-1]) for kind in KINDS} | {name: PartDigest() for name in MATRICES}
     pairs = dict.fromkeys(MATRICES, 0)
     for kind in KINDS:
         (building / kind).mkdir(exist_ok=True)
@@ -349,10 +310,10 @@ def write_shards(
             part = f"{kind}/part-{number:05}.parquet"
             files[part] = {"rows": table.num_rows, **_write_file(building / part, table)}
             for chunk in table.column(0).chunks:
-                ids[kind].add(chunk)
+                digests[kind].add_ids(chunk)
             for matrix, column in matrices_of(kind).items():
                 counts, positions = rows_of(table[column])
-                matrices[matrix].add(counts, positions)
+                digests[matrix].add_rows(counts, positions)
                 pairs[matrix] += len(positions)
     described = {
         "name": name,
@@ -361,7 +322,7 @@ def write_shards(
         "sizes": sizes,
         "pairs": pairs,
         "catalogue": catalogue,
-        "digests": {part: digest.hexdigest() for part, digest in (ids | matrices).items()},
+        "digests": {part: digest.hexdigest() for part, digest in digests.items()},
         "files": files,
     }
     content = {"format": FORMAT, "version": VERSION, **described, "sha256": _checksum(described)}

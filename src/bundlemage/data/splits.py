@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from bundlemage.data.dataset import BundleDataset, Positions, binary_matrix
+from bundlemage.data.dataset import BundleDataset, Positions, binary_matrix, pairs_of
 from bundlemage.errors import ConfigError, Problem
 
 Random = np.random.Generator
+Mask = npt.NDArray[np.bool_]
 PAD = -1
 """Fills candidate rows that are shorter than the longest one."""
 
@@ -101,17 +102,12 @@ class SplitPlan:
         """Returns a split of the data set; `ready` is the one that its files define, if any."""
         if self.protocol == "auto" and ready is not None:
             return ready
-        random = np.random.default_rng(self.seed)
-        match self.protocol:
-            case "full":
-                return _full_ranking(dataset, self, random)
-            case "cold-bundles":
-                return _cold_bundles(dataset, self, random)
-            case "new-bundles" | "new-bundles-known":
-                return _new_bundles(dataset, self, random)
-            case "none":
-                return Split(dataset, dataset, None, None, None, "none", self)
-        return _paper(dataset, self, random)
+        if self.protocol == "none":
+            return Split(dataset, dataset, None, None, None, "none", self)
+        divide = _full_ranking if self.protocol == "full" else _paper
+        if self.protocol in COLD_PROTOCOLS:
+            divide = _new_bundles
+        return divide(dataset, self, np.random.default_rng(self.seed))
 
 
 @dataclass(frozen=True)
@@ -145,10 +141,15 @@ class Source:
 def _paper(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
     """As in the paper's section "Experimental process": 10% of the bundles are held out for generation; one
     bundle of each user is for validation and one for test, each among bundles the user does not have."""
-    held_out = _choose_bundles(dataset, 0.1, random)
-    generation = _generation_cases(dataset, held_out, plan, random)
-    users, bundles = _pairs(dataset.user_bundle)
+    users, bundles = pairs_of(dataset.user_bundle)
+    sold = np.bincount(bundles, minlength=len(dataset.bundles)) > 0
+    usable = np.flatnonzero(sold & (np.diff(dataset.bundle_item.indptr) > 0))
+    held_out = _mask(len(sold), random.permutation(usable)[: round(len(usable) * 0.1)])
     rest = ~held_out[bundles]
+    generation = None
+    if held_out.any():
+        rows = np.cumsum(held_out) - 1
+        generation = _completions(dataset, held_out, users[~rest], rows[bundles[~rest]], plan, random)
     order = _rank_in_user(users, rest, random)
     train = _training_part(dataset, rest & (order >= 2), ~held_out)
     # As in the published split, the first bundle of a user goes to validation, the second to test.
@@ -162,62 +163,40 @@ def _paper(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
 def _full_ranking(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
     """70% / 10% / 20% of each user's bundles for training, validation and test. The candidates are all
     bundles that the user does not have in training."""
-    users, bundles = _pairs(dataset.user_bundle)
+    users, _ = pairs_of(dataset.user_bundle)
     order = _rank_in_user(users, np.ones(len(users), bool), random)
     count = np.bincount(users, minlength=len(dataset.users))[users]
     to_test = np.maximum((count * 0.2).round(), count > 2)  # users with three bundles are tested on one
     to_tune = np.maximum((count * 0.1).round(), count > 2)
     test, tune = order < to_test, (order >= to_test) & (order < to_test + to_tune)
-    train = _training_part(dataset, ~(test | tune), np.ones(len(dataset.bundles), bool))
-    validation, testing = (_all_bundles(dataset, users[part], bundles[part]) for part in (tune, test))
-    return Split(dataset, train, validation, testing, None, "full", plan)
-
-
-def _cold_bundles(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
-    """A tenth of the bundles is new at test time and another tenth at validation: their items are known, but
-    no user has them yet. The candidates are all bundles that are new at that time."""
-    is_tune, is_test = _two_tenths(dataset, random)
-    users, bundles = _pairs(dataset.user_bundle)
-    seen = ~(is_test | is_tune)
-    # Their items are known, as for a bundle that a shop has just created.
-    train = _training_part(dataset, seen[bundles], np.ones(len(seen), bool))
-    validation, test = (
-        _all_bundles(dataset, users[cold[bundles]], bundles[cold[bundles]], np.flatnonzero(cold))
-        for cold in (is_tune, is_test)
-    )
-    return Split(dataset, train, validation, test, None, "cold-bundles", plan)
+    validation, testing = (_all_bundles(dataset, part) for part in (tune, test))
+    return Split(dataset, _training_part(dataset, ~(test | tune)), validation, testing, None, "full", plan)
 
 
 def _new_bundles(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
-    """New bundles as in `_cold_bundles`, among all bundles that the user does not have in training.
+    """A tenth of the bundles is new at test time and another tenth at validation: their items are known, as
+    for a bundle that a shop has just created, but no user has them yet.
 
-    `new-bundles` tests the purchases of new bundles. `new-bundles-known` trains on the same data and tests
-    one known bundle of each user with three: it measures what crediting new bundles costs there. Validation
-    ranks the new bundles among themselves, because they are credited only after the epoch is chosen.
+    `cold-bundles` ranks the bundles that are new at that time among themselves. `new-bundles` tests them
+    among all bundles that the user does not have in training. `new-bundles-known` trains on the same data and
+    tests one known bundle of each user with three: it measures what crediting new bundles costs there.
+    Validation always ranks new bundles only, because they are credited after the epoch is chosen.
     """
-    is_tune, is_test = _two_tenths(dataset, random)
-    users, bundles = _pairs(dataset.user_bundle)
-    known = ~(is_test | is_tune)[bundles]
-    count = np.bincount(users[known], minlength=len(dataset.users))[users]
-    held_out = known & (count > 2) & (_rank_in_user(users, known, random) == 0)
-    train = _training_part(dataset, known & ~held_out, np.ones(len(is_test), bool))
-    tune = is_tune[bundles]
-    validation = _all_bundles(dataset, users[tune], bundles[tune], np.flatnonzero(is_tune))
-    tested = held_out if plan.protocol == "new-bundles-known" else is_test[bundles]
-    test = _all_bundles(dataset, users[tested], bundles[tested])
-    new = np.flatnonzero(is_test | is_tune).astype(np.int32)
-    return Split(dataset, train, validation, test, None, plan.protocol, plan, new)
-
-
-def _two_tenths(
-    dataset: BundleDataset, random: Random
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """The bundles that are new at validation, and those that are new at test."""
+    users, bundles = pairs_of(dataset.user_bundle)
     draw = random.permutation(len(dataset.bundles))
     tenth = max(1, len(draw) // 10)
-    is_test, is_tune = np.zeros(len(draw), bool), np.zeros(len(draw), bool)
-    is_test[draw[:tenth]], is_tune[draw[tenth : 2 * tenth]] = True, True
-    return is_tune, is_test
+    is_test, is_tune = (_mask(len(draw), draw[start : start + tenth]) for start in (0, tenth))
+    known = ~(is_test | is_tune)[bundles]
+    validation = _all_bundles(dataset, is_tune[bundles], np.flatnonzero(is_tune))
+    if plan.protocol == "cold-bundles":
+        test = _all_bundles(dataset, is_test[bundles], np.flatnonzero(is_test))
+        return Split(dataset, _training_part(dataset, known), validation, test, None, plan.protocol, plan)
+    count = np.bincount(users[known], minlength=len(dataset.users))[users]
+    held_out = known & (count > 2) & (_rank_in_user(users, known, random) == 0)
+    train = _training_part(dataset, known & ~held_out)
+    test = _all_bundles(dataset, held_out if plan.protocol == "new-bundles-known" else is_test[bundles])
+    new = np.flatnonzero(is_test | is_tune).astype(np.int32)
+    return Split(dataset, train, validation, test, None, plan.protocol, plan, new)
 
 
 VALIDATION_SHARE, MOST_HELD_OUT, USERS_PER_BUNDLE = 0.05, 300, 4
@@ -226,9 +205,7 @@ LEAST_BUNDLES = 40
 """Minimum number of bundles with two items or more: in a smaller shop none is held out."""
 
 
-def completion_cases(
-    train: BundleDataset, plan: SplitPlan
-) -> tuple[npt.NDArray[np.bool_], GenerationCases] | None:
+def completion_cases(train: BundleDataset, plan: SplitPlan) -> tuple[Mask, GenerationCases] | None:
     """Returns a mask of training bundles to complete during training, and the cases; None for a tiny shop.
 
     Matching still learns from them. A bundle without buyers is completed for a user without a history.
@@ -238,42 +215,23 @@ def completion_cases(
     count = min(MOST_HELD_OUT, round(len(usable) * VALIDATION_SHARE))
     if len(usable) < LEAST_BUNDLES or not count:
         return None
-    held_out = np.zeros(len(train.bundles), bool)
-    held_out[random.permutation(usable)[:count]] = True
-    chosen = np.flatnonzero(held_out)
+    held_out = _mask(len(train.bundles), random.permutation(usable)[:count])
+    chosen = np.flatnonzero(held_out).astype(np.int32)
     buyers = sparse.csc_matrix(train.user_bundle)
-    users, rows = [], []
-    for row, bundle in enumerate(chosen.tolist()):
-        mine = _draw(_row(buyers, bundle).astype(np.intp), USERS_PER_BUNDLE, random)
-        mine = mine if len(mine) else np.array([len(train.users)])
-        users.append(mine)
-        rows.append(np.full(len(mine), row))
-    cases = _completions_of(train, chosen, plan, random)
-    return held_out, replace(
-        cases,
-        users=np.concatenate(users).astype(np.int32),
-        bundles=np.concatenate(rows).astype(np.int32),
-        known_as=chosen.astype(np.int32),
-    )
+    drawn = [_draw(_row(buyers, bundle), USERS_PER_BUNDLE, random) for bundle in chosen.tolist()]
+    users = [row if len(row) else np.array([len(train.users)]) for row in drawn]
+    rows = np.repeat(np.arange(len(users)), [len(row) for row in users])
+    cases = _completions(train, held_out, np.concatenate(users), rows, plan, random)
+    return held_out, replace(cases, known_as=chosen)
 
 
-def _choose_bundles(dataset: BundleDataset, share: float, random: Random) -> npt.NDArray[np.bool_]:
-    """A random share of the bundles that have items and users, and so can make generation cases."""
-    usable = np.flatnonzero(
-        (np.diff(dataset.bundle_item.indptr) > 0)
-        & (np.bincount(dataset.user_bundle.indices, minlength=len(dataset.bundles)) > 0)
-    )
-    chosen = np.zeros(len(dataset.bundles), bool)
-    chosen[random.permutation(usable)[: round(len(usable) * share)]] = True
-    return chosen
+def _mask(size: int, chosen: npt.NDArray[np.integer]) -> Mask:
+    mask = np.zeros(size, bool)
+    mask[chosen] = True
+    return mask
 
 
-def _pairs(matrix: sparse.csr_matrix) -> tuple[Positions, Positions]:
-    rows = np.repeat(np.arange(matrix.shape[0], dtype=np.int32), np.diff(matrix.indptr))
-    return rows, matrix.indices
-
-
-def _rank_in_user(users: Positions, counted: npt.NDArray[np.bool_], random: Random) -> Positions:
+def _rank_in_user(users: Positions, counted: Mask, random: Random) -> Positions:
     """A random rank of each counted pair among those of its user; the other pairs rank last."""
     key = np.where(counted, random.random(len(users)), 2.0)
     order = np.lexsort((key, users))
@@ -283,23 +241,22 @@ def _rank_in_user(users: Positions, counted: npt.NDArray[np.bool_], random: Rand
     return rank
 
 
-def _training_part(
-    dataset: BundleDataset, pairs: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]
-) -> BundleDataset:
-    """The user-bundle pairs in the mask `pairs`, and the items of the bundles in the mask `known`."""
-    users, bundles = _pairs(dataset.user_bundle)
-    owners, items = _pairs(dataset.bundle_item)
-    return dataset.with_interactions(
-        user_bundle=binary_matrix(users[pairs], bundles[pairs], dataset.user_bundle.shape),
-        bundle_item=binary_matrix(owners[known[owners]], items[known[owners]], dataset.bundle_item.shape),
-    )
+def _training_part(dataset: BundleDataset, pairs: Mask, known: Mask | None = None) -> BundleDataset:
+    """The user-bundle pairs in the mask `pairs`, and the items of all bundles, or of those in `known`."""
+    users, bundles = pairs_of(dataset.user_bundle)
+    bundle_item = dataset.bundle_item
+    if known is not None:
+        owners, items = pairs_of(bundle_item)
+        bundle_item = binary_matrix(owners[known[owners]], items[known[owners]], bundle_item.shape)
+    user_bundle = binary_matrix(users[pairs], bundles[pairs], dataset.user_bundle.shape)
+    return dataset.with_interactions(user_bundle=user_bundle, bundle_item=bundle_item)
 
 
 def leave_one_out(
     dataset: BundleDataset,
     users: Positions,
     bundles: Positions,
-    held_out: npt.NDArray[np.bool_],
+    held_out: Mask,
     negatives: int,
     random: Random,
 ) -> MatchingCases:
@@ -318,9 +275,10 @@ def leave_one_out(
 
 
 def _all_bundles(
-    dataset: BundleDataset, users: Positions, bundles: Positions, among: npt.NDArray[np.intp] | None = None
+    dataset: BundleDataset, pairs: Mask, among: npt.NDArray[np.intp] | None = None
 ) -> MatchingCases:
-    """One case for each user, with all pairs of that user as positives."""
+    """One case for each user with pairs in the mask: they are the positives, among all bundles or some."""
+    users, bundles = (positions[pairs] for positions in pairs_of(dataset.user_bundle))
     unique, case = np.unique(users, return_inverse=True)
     positives = binary_matrix(case, bundles, (len(unique), len(dataset.bundles)))
     candidates = None if among is None else np.tile(among.astype(np.int32), (len(unique), 1))
@@ -334,44 +292,29 @@ def positives_by_size(dataset: BundleDataset) -> int:
     return 1 if mean < 15 else 5 if mean < 60 else 10
 
 
-def _generation_cases(
-    dataset: BundleDataset, held_out: npt.NDArray[np.bool_], plan: SplitPlan, random: Random
-) -> GenerationCases | None:
-    """Cases with n hidden items of each held-out bundle among 99 n items that are not in it."""
-    chosen = np.flatnonzero(held_out)
-    if not len(chosen):
-        return None
-    users, bundles = _pairs(dataset.user_bundle)
-    pairs = held_out[bundles]
-    row_of_bundle = np.cumsum(held_out) - 1
-    return replace(
-        _completions_of(dataset, chosen, plan, random),
-        users=users[pairs],
-        bundles=row_of_bundle[bundles[pairs]].astype(np.int32),
-    )
-
-
-def _completions_of(
-    dataset: BundleDataset, chosen: npt.NDArray[np.intp], plan: SplitPlan, random: Random
+def _completions(
+    dataset: BundleDataset,
+    held_out: Mask,
+    users: npt.NDArray[np.integer],
+    rows: npt.NDArray[np.integer],
+    plan: SplitPlan,
+    random: Random,
 ) -> GenerationCases:
-    """The shown items, hidden items and candidates of each chosen bundle; without users."""
+    """Cases with n hidden items of each held-out bundle among 99 n items that are not in it.
+
+    `users` are those of the cases; `rows` count the held-out bundles, which several users may share.
+    """
     positives = plan.positives or positives_by_size(dataset)
     hidden, shown, candidates = [], [], []
     everything = np.arange(len(dataset.items))
-    for bundle in chosen.tolist():
+    for bundle in np.flatnonzero(held_out).tolist():
         items = random.permutation(_row(dataset.bundle_item, bundle))
         others = np.delete(everything, items)
         hidden.append(items[:positives])
         shown.append(items[positives:])
         candidates.append(np.concatenate([items[:positives], _draw(others, 99 * positives, random)]))
-    no_users = np.zeros(0, np.int32)
-    return GenerationCases(
-        no_users,
-        no_users,
-        _rows_to_matrix(shown, len(dataset.items)),
-        _rows_to_matrix(hidden, len(dataset.items)),
-        padded(candidates),
-    )
+    partial, right = (_rows_to_matrix(part, len(dataset.items)) for part in (shown, hidden))
+    return GenerationCases(users.astype(np.int32), rows.astype(np.int32), partial, right, padded(candidates))
 
 
 def _row(matrix: sparse.csr_matrix, row: int) -> Positions:
@@ -379,11 +322,11 @@ def _row(matrix: sparse.csr_matrix, row: int) -> Positions:
     return columns
 
 
-def _draw(pool: npt.NDArray[np.intp], count: int, random: Random) -> npt.NDArray[np.intp]:
+def _draw(pool: npt.NDArray[np.integer], count: int, random: Random) -> npt.NDArray[np.integer]:
     return random.choice(pool, size=min(count, len(pool)), replace=False, shuffle=False)
 
 
-def padded(rows: list[npt.NDArray[np.intp]]) -> Positions:
+def padded(rows: Sequence[npt.NDArray[np.integer]]) -> Positions:
     """Returns rows of different lengths as one array, filled with `PAD`."""
     table = np.full((len(rows), max(map(len, rows), default=0)), PAD, np.int32)
     for number, row in enumerate(rows):

@@ -51,10 +51,8 @@ class Vocabulary:
     @cached_property
     def known_positions(self) -> Mapping[str, int]:
         """The position of each id."""
-        if isinstance(self._ids, range):
-            return _NumberPositions(self._ids)
-        positions = {name: position for position, name in enumerate(self._ids)}
-        if len(positions) != len(self._ids):
+        positions = {name: position for position, name in enumerate(self)}
+        if len(positions) != len(self):
             raise ValueError(f"duplicate {self.kind} ids in a vocabulary")
         return positions
 
@@ -112,21 +110,3 @@ class Vocabulary:
         """Returns all ids, or those of some positions, as Arrow strings."""
         ids = self._ids[start:stop]
         return pa.array(map(str, ids) if isinstance(ids, range) else ids, type=pa.string())
-
-
-class _NumberPositions(Mapping[str, int]):
-    """The positions of a numbered vocabulary, without a dictionary."""
-
-    def __init__(self, numbers: range) -> None:
-        self._numbers = numbers
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __iter__(self) -> Iterator[str]:
-        return map(str, self._numbers)
-
-    def __getitem__(self, name: str) -> int:
-        if isinstance(name, str) and _INTEGER.match(name) and 0 <= int(name) < len(self._numbers):
-            return int(name)
-        raise KeyError(name)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from bundlemage.data.dataset import BundleDataset, Positions, binary_matrix
+from bundlemage.data.dataset import BundleDataset, binary_matrix, pairs_of
 from bundlemage.data.splits import GenerationCases, MatchingCases, Source, Split, leave_one_out, padded
 from bundlemage.errors import DataError, Problem, collected
 from bundlemage.readers import pathak
@@ -249,11 +249,6 @@ def _split(dataset: BundleDataset, files: Files, negatives: Negatives | None) ->
     return Split(dataset, train, validation, test, generation, protocol=f"authors-{_split_name(files)}")
 
 
-def _pairs(matrix: sparse.csr_matrix) -> tuple[Positions, Positions]:
-    pairs = matrix.tocoo()
-    return pairs.row.astype(np.int32), pairs.col.astype(np.int32)
-
-
 def _cases(
     dataset: BundleDataset,
     pairs: sparse.csr_matrix,
@@ -261,7 +256,7 @@ def _cases(
     random: np.random.Generator,
 ) -> MatchingCases:
     """One case for each held-out pair: the bundle, then the user's negatives."""
-    users, bundles = _pairs(pairs)
+    users, bundles = pairs_of(pairs)
     if negatives is None:
         held_out = np.arange(len(dataset.bundles)) >= pairs.shape[1]
         return leave_one_out(dataset, users, bundles, held_out, _NEGATIVES, random)
@@ -271,7 +266,7 @@ def _cases(
 
 def _generation(files: Files) -> GenerationCases:
     """One case for each user of each held-out bundle."""
-    users, bundles = _pairs(files["gen_user_bundle"])
+    users, bundles = pairs_of(files["gen_user_bundle"])
     shown, hidden = files["gen_bundle_item_input"], files["gen_bundle_item_output"]
     right = np.split(hidden.indices, hidden.indptr[1:-1])
     candidates = [np.concatenate(row) for row in zip(right, files["gen_neg"], strict=True)]

@@ -256,7 +256,7 @@ class _Shop:
         """Write the layout from tables that are good."""
         sizes = {kind: self._one(f"SELECT count(*) FROM {kind}_ids")[0] for kind in KINDS}
         name, catalogue = self._where.name, bool(self._described)
-        write_shards(building, shard_rows, sizes, self._columns, self._progress, name, catalogue=catalogue)
+        write_shards(building, shard_rows, sizes, self._columns, self._progress, catalogue, name)
 
     def _columns(self, kind: str, start: int, stop: int) -> dict[str, Any]:
         """The ids, details and lists of a range of positions; ranges come in order."""

@@ -167,7 +167,7 @@ class _Chooser:
         catalogue = self.data.catalogue
         tags = catalogue.items["tags"].to_pylist() if catalogue else [None] * len(self.data.items)
         self.tags: list[tuple[str, ...]] = [tuple(row or ()) for row in tags]
-        self.titles = catalogue.item_titles() if catalogue else [None] * len(self.data.items)
+        self.titles = catalogue.items["title"].to_pylist() if catalogue else [None] * len(self.data.items)
         self.tag_names = sorted({tag for row in self.tags for tag in row})
         column = {tag: number for number, tag in enumerate(self.tag_names)}
         self.has_tag = np.zeros((len(self.data.items), len(self.tag_names)), np.float64)
