@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -22,13 +21,9 @@ from bundlemage.data.splits import Source
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import DataError, Problem
 from bundlemage.readers.columns import REQUIRED, TABLES, resolve
-from bundlemage.readers.values import Coded, LineOf, align, duplicates, encode, read_details, read_ids, shown
+from bundlemage.readers.values import Coded, Locate, align, duplicates, encode, read_details, read_ids, shown
 
 CATALOGUE_SCHEMAS = {"items": ITEM_SCHEMA, "bundles": BUNDLE_SCHEMA}
-
-
-def _row_number(row: int) -> int:
-    return row + 1
 
 
 @dataclass(frozen=True)
@@ -38,56 +33,42 @@ class TableData:
     where: str
     """The name of the file, table or frame in messages."""
     ids: Mapping[str, Coded]
-    details: Mapping[str, pa.ChunkedArray] = field(default_factory=dict)
-    line_of: LineOf = _row_number
-    files: Sequence[tuple[int, str]] = ()
-    """For a table in parts: the first row of each file, and the file. Lines then count over all of them."""
+    details: pa.Table
+    locate: Locate
 
     @classmethod
-    def from_arrow(cls, name: str, where: str, table: pa.Table, line_of: LineOf = _row_number) -> TableData:
+    def from_arrow(cls, name: str, where: str, table: pa.Table, locate: Locate | None = None) -> TableData:
         """Takes the columns of the table `name`; raises `DataError` if they cannot be identified."""
         positions = resolve(name, table.column_names, where)
-        layout = TABLES[name]
-        ids = {column: encode(table.column(positions[column])) for column in layout.ids}
-        details = {
-            column: table.column(positions[column]) for column in layout.details if column in positions
-        }
-        return cls(where, ids, details, line_of)
-
-    @property
-    def rows(self) -> int:
-        return len(next(iter(self.ids.values())).codes)
+        columns = {column: table.column(position) for column, position in positions.items()}
+        ids = {column: encode(columns.pop(column)) for column in TABLES[name].ids}
+        return cls(where, ids, pa.table(columns), locate or (lambda row: (where, row + 1)))
 
     def checked(self, table: str) -> tuple[TableData | None, list[Problem]]:
         """Returns the table with its values checked, or None if there is an error; and the problems."""
-        if self.rows == 0:
-            return None, [no_rows(table, self.where)]
+        rows = len(next(iter(self.ids.values())).codes)
+        if rows == 0:
+            fix = "Fill it or remove it; it is read as if it were not there"
+            if table in REQUIRED:
+                fix = "Export the data again; a model learns from rows of all three tables"
+            severity: Literal["error", "warning"] = "error" if table in REQUIRED else "warning"
+            message = "there are column names but no rows"
+            return None, [Problem("no-rows", self.where, message, fix, severity=severity)]
         problems: list[Problem] = []
         ids: dict[str, Coded] = {}
         for column, coded in self.ids.items():
-            texts, faults = read_ids(coded, column, self.where, self.line_of)
-            problems += sorted(faults, key=lambda problem: problem.line or 0)
+            texts, faults = read_ids(coded, column, self.locate)
+            problems += faults
             if texts is not None:
                 ids[column] = texts
-        details: Mapping[str, pa.ChunkedArray] = {}
+        details = self.details
         if table in CATALOGUE_SCHEMAS:
-            schema = CATALOGUE_SCHEMAS[table]
-            parsed, faults = read_details(self.details, schema, self.rows, self.where, self.line_of)
-            details = {name: parsed[name] for name in parsed.column_names}
+            details, faults = read_details(details, CATALOGUE_SCHEMAS[table], rows, self.locate)
             problems += faults
             for column, texts in ids.items():
-                problems += duplicates(texts, column, self.where, self.line_of)
-        problems = [placed(problem, self.files) for problem in problems]
+                problems += duplicates(texts, column, self.locate)
         failed = any(problem.severity == "error" for problem in problems)
         return None if failed else replace(self, ids=ids, details=details), problems
-
-
-def placed(problem: Problem, files: Sequence[tuple[int, str]]) -> Problem:
-    """Returns the problem with the file of a table in parts, and the line in that file."""
-    if not files or problem.line is None:
-        return problem
-    first, where = files[bisect_right(files, problem.line - 1, key=lambda file: file[0]) - 1]
-    return replace(problem, where=where, line=problem.line - first)
 
 
 def assemble(tables: Mapping[str, TableData], name: str, problems: Iterable[Problem] = ()) -> Source:
@@ -109,15 +90,6 @@ def assemble(tables: Mapping[str, TableData], name: str, problems: Iterable[Prob
     return Source(_dataset(checked, name), warnings=tuple(problems))
 
 
-def no_rows(table: str, where: str) -> Problem:
-    """The problem of a table without rows: an error for the three tables that are required."""
-    fix = "Fill it or remove it; it is read as if it were not there"
-    if table in REQUIRED:
-        fix = "Export the data again; a model learns from rows of all three tables"
-    severity: Literal["error", "warning"] = "error" if table in REQUIRED else "warning"
-    return Problem("no-rows", where, "there are column names but no rows", fix, severity=severity)
-
-
 @dataclass(frozen=True)
 class Crossing:
     """Ids of one table that another table should have too."""
@@ -129,9 +101,9 @@ class Crossing:
     message: str
     fix: str
 
-    def problem(self, where: str, known_where: str, line: int, value: str, more: int) -> Problem:
-        """`line` is that of the first row with such an id; `more` counts the other ids, not rows."""
-        message = self.message.format(shown(value), known_where)
+    def problem(self, place: tuple[str, int], known_where: str, value: str, more: int) -> Problem:
+        """`place` is the file and line of the first such id; `more` counts the other ids, not rows."""
+        message, (where, line) = self.message.format(shown(value), known_where), place
         return Problem(self.kind, where, message, self.fix, line, value, more, severity="warning")
 
     def check(self, checked: Mapping[str, TableData]) -> list[Problem]:
@@ -145,7 +117,7 @@ class Crossing:
             return []
         row = int(np.argmax(unknown[ids.codes]))
         value, more = ids.values[ids.codes[row]], int(unknown.sum()) - 1
-        return [placed(self.problem(table.where, other.where, table.line_of(row), value, more), table.files)]
+        return [self.problem(table.locate(row), other.where, value, more)]
 
 
 _EMPTY_BUNDLE = {
@@ -185,8 +157,7 @@ def _dataset(tables: Mapping[str, TableData], name: str) -> BundleDataset:
     for table, schema in CATALOGUE_SCHEMAS.items():
         key = schema.names[0]
         if table in tables:
-            details = pa.table(dict(tables[table].details))
-            described[table] = align(details, tables[table].ids[key], vocabularies[key], schema)
+            described[table] = align(tables[table].details, tables[table].ids[key], vocabularies[key], schema)
         else:
             described[table] = empty_catalogue(schema, vocabularies[key])
     return BundleDataset(

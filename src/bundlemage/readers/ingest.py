@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,11 @@ from bundlemage.data.vocabulary import INTEGER, Vocabulary
 from bundlemage.errors import BundleMageError, DataError, Problem
 from bundlemage.progress import Progress, in_silence
 from bundlemage.readers import load, parquet, tables, text
-from bundlemage.readers.assemble import CATALOGUE_SCHEMAS, CROSSINGS, Crossing, TableData, placed
+from bundlemage.readers.assemble import CATALOGUE_SCHEMAS, CROSSINGS, Crossing, TableData
 from bundlemage.readers.columns import TABLES
 from bundlemage.readers.parquet import TableFiles
-from bundlemage.readers.places import Place, TableFile, place
-from bundlemage.readers.values import align, encode, read_ids
+from bundlemage.readers.places import Place, place
+from bundlemage.readers.values import Locate, align, encode, read_ids
 
 THREADS = min(8, os.cpu_count() or 1)
 """Each thread needs memory of its own to sort in."""
@@ -153,8 +154,8 @@ class _Shop:
     def __init__(self, where: Place, database: Any, progress: Progress) -> None:
         self._where, self._database, self._progress = where, database, progress
         self._files: dict[str, TableFiles] = {}
-        self._starts: dict[str, Sequence[tuple[int, str]]] = {}
-        """For each table that was loaded, where its files begin: see `TableData.files`."""
+        self._locate: dict[str, Locate] = {}
+        """For each table that was loaded, what finds the file of a row."""
         self._described: dict[str, TableData] = {}
         """The catalogue tables that have rows."""
 
@@ -182,18 +183,23 @@ class _Shop:
         rows = [0] * len(files.files)
         for number, file in enumerate(files.files):
             self._progress(f"reading {table}", number, len(files.files))
-            for batch in _batches(table, file):
+            pieces = (
+                parquet.batches(table, file, BATCH_ROWS) if files.is_parquet else text.batches(table, file)
+            )
+            for batch in pieces:
                 self._insert(table, pa.table({column: _texts(batch.column(column)) for column in columns}))
                 rows[number] += batch.num_rows
         if not any(rows):
             raise _SuspiciousError
-        self._starts[table] = files.starts(rows)
+        self._locate[table] = (
+            files.locator(rows) if files.is_parquet else partial(text.locate, files.files[0])
+        )
 
     def _load_catalogue(self, table: str, files: TableFiles) -> list[Problem]:
         self._progress(f"reading {table}", 0, 1)
         checked, problems = tables.read_table(table, files).checked(table)
         if checked is not None:
-            self._described[table], self._starts[table] = checked, checked.files
+            self._described[table], self._locate[table] = checked, checked.locate
             ((column, ids),) = checked.ids.items()
             self._create(table)
             texts = pa.array(ids.values, pa.string())
@@ -218,12 +224,12 @@ class _Shop:
     def _order_ids(self, kind: str) -> None:
         """Each id once, in the order of `canonical_order`: its row in the table is its position."""
         column = f"{kind[:-1]}_id"
-        having = [table for table in self._starts if column in TABLES[table].ids]
+        having = [table for table in self._locate if column in TABLES[table].ids]
         every = " UNION ALL ".join(f"SELECT {column} AS id FROM {table}" for table in having)
         self._database.execute(f"CREATE TABLE distinct_ids AS SELECT DISTINCT id FROM ({every})")
         unusual = f"SELECT id FROM distinct_ids WHERE NOT regexp_full_match(id, '{_SURELY_GOOD}')"
         for batch in self._stream(unusual):
-            _, faults = read_ids(encode(pa.chunked_array([batch.column(0)])), column, "", int)
+            _, faults = read_ids(encode(pa.chunked_array([batch.column(0)])), column, _nowhere)
             if faults:
                 raise _SuspiciousError
         (integers,) = self._one(f"SELECT bool_and(regexp_full_match(id, '{INTEGER}')) FROM distinct_ids")
@@ -238,7 +244,7 @@ class _Shop:
     def _strangers(self, crossing: Crossing) -> list[Problem]:
         """A warning for ids that another table should know as well."""
         table, column = crossing.table, crossing.column
-        if not {table, crossing.known_in} <= self._starts.keys():
+        if not {table, crossing.known_in} <= self._locate.keys():
             return []
         count, row, value = self._one(
             f"SELECT count(DISTINCT {column}), min(row), arg_min({column}, row) "
@@ -247,10 +253,8 @@ class _Shop:
         )
         if not count:
             return []
-        files, known = self._files[table], self._files[crossing.known_in]
-        line = row + 1 if files.is_parquet else text.line_of(files.files[0], row)
-        problem = crossing.problem(files.where, known.where, line, value, count - 1)
-        return [placed(problem, self._starts[table])]
+        known = self._files[crossing.known_in].where
+        return [crossing.problem(self._locate[table](row), known, value, count - 1)]
 
     def write(self, building: Path, shard_rows: int) -> None:
         """Write the layout from tables that are good."""
@@ -287,7 +291,7 @@ class _Shop:
             return None
         vocabulary = Vocabulary(kind[:-1], self._ids(kind).to_pylist())
         schema = CATALOGUE_SCHEMAS[kind]
-        return align(pa.table(dict(checked.details)), checked.ids[schema.names[0]], vocabulary, schema)
+        return align(checked.details, checked.ids[schema.names[0]], vocabulary, schema)
 
 
 def _sorted_pairs(name: str, owners: str, others: str) -> str:
@@ -323,26 +327,9 @@ class _SortedPairs:
         return lists(counts, (pairs & (2**_POSITION_BITS - 1)).astype(np.int32))
 
 
-def _batches(table: str, file: TableFile) -> Iterator[pa.Table]:
-    """The id columns of one file, some rows at a time."""
-    if file.where.endswith(".parquet"):
-        footer = parquet.look(table, file)
-        for groups in _groups(footer.rows):
-            yield parquet.read_columns(file, footer, groups)
-    else:
-        yield from text.batches(table, file)
-
-
-def _groups(rows: Sequence[int]) -> Iterator[list[int]]:
-    """Row groups in order, as many together as make a batch."""
-    groups: list[int] = []
-    for group, size in enumerate(rows):
-        if groups and sum(rows[each] for each in groups) + size > BATCH_ROWS:
-            yield groups
-            groups = []
-        groups.append(group)
-    if groups:
-        yield groups
+def _nowhere(_row: int) -> tuple[str, int]:
+    """The place of an id that the careful reader finds again."""
+    return "", 0
 
 
 def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray:

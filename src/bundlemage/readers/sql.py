@@ -178,15 +178,14 @@ def _collect(result: CursorResult[Any], table: str, where: str) -> TableData:
         for column, values in details.items():
             values.extend(row[positions[column]] for row in batch)
     ids = {column: book.coded() for column, book in books.items()}
-    return TableData(where, ids, _as_arrow(details))
+    return TableData(where, ids, _as_arrow(details), lambda row: (where, row + 1))
 
 
-def _as_arrow(details: Mapping[str, list[Any]]) -> dict[str, pa.ChunkedArray]:
+def _as_arrow(details: Mapping[str, list[Any]]) -> pa.Table:
     columns = {}
     for name, values in details.items():
         try:
-            array = pa.array(values)
+            columns[name] = pa.array(values)
         except (pa.ArrowException, TypeError):  # SQLite lets a column hold values of several types
-            array = pa.array([None if value is None else str(value) for value in values])
-        columns[name] = pa.chunked_array([array])
-    return columns
+            columns[name] = pa.array([None if value is None else str(value) for value in values])
+    return pa.table(columns)

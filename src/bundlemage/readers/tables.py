@@ -67,7 +67,7 @@ def find(where: Place) -> tuple[dict[str, TableFiles], list[Problem]]:
             parts, others = where.parts(candidates[0])
             files = tuple(parts) or (where.file(candidates[0]),)
             name = f"{candidates[0]}/" if parts else candidates[0]
-            tables[table] = TableFiles(name, files, in_parts=bool(parts))
+            tables[table] = TableFiles(name, files)
             if parts and others:
                 message = "this is among the Parquet files of a table and is not read"
                 fix, more = "Move it away, or give it a name that begins with _", len(others) - 1

@@ -6,12 +6,12 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from itertools import chain
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
@@ -45,13 +45,14 @@ class _OpenQuoteError(ValueError):
 def read(table: str, file: TableFile) -> TableData:
     """Read a table from a text file of this machine; raises `DataError` with everything wrong with it."""
     where = file.where
-    if file.filesystem is not None:
-        message = "text files are read from folders of this machine only"
-        raise DataError.of("not-parquet", where, message, "Store the table as Parquet")
-    text = _TextFile(Path(file.path))
     try:
-        file.check()
-        return TableData.from_arrow(table, where, _columns(table, text, where), text.line_of)
+        try:
+            columns = pa.concat_tables(batches(table, file))
+        except (UnicodeError, csv.Error, _NulByteError, _OpenQuoteError, pa.ArrowInvalid) as error:
+            # If the bytes are not text, rows mean nothing.
+            problems = list(_encoding_problems(file)) or list(_row_problems(file))
+            raise DataError(problems or [unreadable(where, error)]) from error
+        return TableData.from_arrow(table, where, columns, partial(locate, file))
     except EOFError as error:
         fix = "Copy or export it again"
         raise DataError.of("bad-gzip", where, "the gzip file is cut short", fix) from error
@@ -64,46 +65,51 @@ def read(table: str, file: TableFile) -> TableData:
 
 
 def batches(table: str, file: TableFile) -> Iterator[pa.Table]:
-    """Yields the columns of a table in a text file as strings, some rows at a time.
+    """Yields the columns of a table as dictionaries of strings under their canonical names, in pieces.
 
-    Raises any exception, and perhaps after the first batches, if something is wrong: `read` says what it is.
+    Raises any exception, and perhaps after the first pieces, if something is wrong: `read` says what it is.
     """
     if file.filesystem is not None:
-        raise ValueError(file.where)
+        message = "text files are read from folders of this machine only"
+        raise DataError.of("not-parquet", file.where, message, "Store the table as Parquet")
     file.check()
-    text = _TextFile(Path(file.path))
-    header, positions = _header(table, text, file.where)
-    for batch in text.batches(header, list(positions.values())):
-        yield pa.Table.from_batches([batch]).rename_columns(list(positions))
-
-
-def line_of(file: TableFile, row: int) -> int:
-    """Returns the line on which the n-th row after the header of a text file begins."""
-    return _TextFile(Path(file.path)).line_of(row)
-
-
-def _header(table: str, file: _TextFile, where: str) -> tuple[_Record, Mapping[str, int]]:
-    """Returns the first row, and the place in it of each column of the table."""
-    header = next(file.records(), None)
+    header = next(_records(file), None)
     if header is None:
-        raise DataError(empty_file(where))
+        raise DataError(empty_file(file.where))
     "".join(header.fields).encode()  # fails if a name is not UTF-8
-    _check_delimiter(file, header, where)
-    return header, resolve(table, header.fields, where)
+    _check_delimiter(file, header)
+    positions = resolve(table, header.fields, file.where)
+    names = [str(position) for position in range(len(header.fields))]
+    wanted = [names[position] for position in positions.values()]
+    empty_row = ("\n" + _delimiter(file).join(['""'] * len(names)) + "\n").encode()
+    with _opened(file) as stream:
+        pieces = arrow_csv.open_csv(
+            _Guarded(stream, empty_row),
+            arrow_csv.ReadOptions(column_names=names, skip_rows=header.last_line, block_size=BLOCK_BYTES),
+            arrow_csv.ParseOptions(delimiter=_delimiter(file), newlines_in_values=True),
+            arrow_csv.ConvertOptions(
+                column_types=dict.fromkeys(wanted, _DICTIONARY),
+                include_columns=wanted,
+                strings_can_be_null=False,  # an id may be NA or null
+            ),
+        )
+        last = None
+        for piece in pieces:
+            if piece.num_rows:
+                if last is not None:
+                    yield last
+                last = pa.Table.from_batches([piece]).rename_columns(list(positions))
+    if last is None or any(column[-1].as_py() for column in last.columns):
+        raise _OpenQuoteError  # the row of empty fields was swallowed
+    yield last.slice(0, last.num_rows - 1)
 
 
-def _columns(table: str, file: _TextFile, where: str) -> pa.Table:
-    try:
-        header, positions = _header(table, file, where)
-        return file.read(header, sorted(positions.values()))
-    except (UnicodeError, csv.Error, _NulByteError, _OpenQuoteError, pa.ArrowInvalid) as error:
-        # If the bytes are not text, rows mean nothing.
-        problems = list(_encoding_problems(file, where)) or list(_row_problems(file, where))
-        raise DataError(problems or [unreadable(where, error)]) from error
+def locate(file: TableFile, row: int) -> tuple[str, int]:
+    """Returns the name of a text file, and the line on which the n-th row after the header begins."""
+    return file.where, next(islice(_records(file), row + 1, None)).line
 
 
-@dataclass(frozen=True)
-class _Record:
+class _Record(NamedTuple):
     """One row of a text file; it may span several lines."""
 
     line: int
@@ -111,92 +117,38 @@ class _Record:
     fields: list[str]
 
 
-@dataclass(frozen=True)
-class _TextFile:
-    """A delimited file. Its name determines the delimiter and the compression."""
+def _delimiter(file: TableFile) -> str:
+    return "\t" if ".tsv" in Path(file.path).suffixes else ","
 
-    path: Path
 
-    @property
-    def delimiter(self) -> str:
-        return "\t" if ".tsv" in self.path.suffixes else ","
+@contextmanager
+def _opened(file: TableFile) -> Iterator[IO[bytes]]:
+    with file.open() as raw:
+        if not file.path.endswith(".gz"):
+            yield raw
+            return
+        with closing(gzip.GzipFile(fileobj=raw)) as unpacked:
+            yield unpacked  # type: ignore[misc]  # a binary stream in all but its declared type
 
-    @contextmanager
-    def open(self) -> Iterator[IO[bytes]]:
-        with self.path.open("rb") as raw:
-            if self.path.suffix != ".gz":
-                yield raw
+
+def _records(file: TableFile, guarded: bool = False) -> Iterator[_Record]:
+    """Yields every row that is not blank, the header first, with its lines.
+
+    Bytes that are not UTF-8 come through as lone surrogates, so that the scan continues. A guarded
+    scan raises `_OpenQuoteError` at a quoted field that never ends.
+    """
+    with _opened(file) as stream:
+        text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
+        rows = csv.reader(chain(text, [_AFTER_END]), delimiter=_delimiter(file))
+        line = 1
+        for fields in rows:
+            if fields == [_AFTER_END]:
                 return
-            with closing(gzip.GzipFile(fileobj=raw)) as unpacked:
-                yield unpacked  # type: ignore[misc]  # a binary stream in all but its declared type
-
-    def records(self, guarded: bool = False) -> Iterator[_Record]:
-        """Yields every row that is not blank, the header first, with its lines.
-
-        Bytes that are not UTF-8 come through as lone surrogates, so that the scan continues. A guarded
-        scan raises `_OpenQuoteError` at a quoted field that never ends.
-        """
-        with self.open() as stream:
-            text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
-            rows = csv.reader(chain(text, [_AFTER_END]), delimiter=self.delimiter)
-            line = 1
-            for fields in rows:
-                if fields == [_AFTER_END]:
-                    return
-                if guarded and fields and fields[-1].endswith(_AFTER_END):
-                    raise _OpenQuoteError(line)
-                if fields:
-                    yield _Record(line, rows.line_num, fields)
-                line = rows.line_num + 1
-
-    def line_of(self, row: int) -> int:
-        """Returns the line on which the n-th row after the header begins."""
-        for number, record in enumerate(self.records(), start=-1):
-            if number == row:
-                return record.line
-        raise IndexError(row)
-
-    def read(self, header: _Record, positions: list[int]) -> pa.Table:
-        """Returns the columns at these positions as dictionaries of strings, under the header's names."""
-        with self.open() as stream:
-            table = arrow_csv.read_csv(*self._options(stream, header, positions, _DICTIONARY))
-        return _without_last_row(table).rename_columns([header.fields[position] for position in positions])
-
-    def batches(self, header: _Record, positions: list[int]) -> Iterator[pa.RecordBatch]:
-        """Yields the columns at these positions as strings, some rows at a time."""
-        with self.open() as stream:
-            last: list[pa.RecordBatch] = []
-            for batch in arrow_csv.open_csv(*self._options(stream, header, positions, pa.string())):
-                if batch.num_rows:
-                    yield from last
-                    last = [batch]
-            yield from _without_last_row(pa.Table.from_batches(last)).to_batches()
-
-    def _options(
-        self, stream: IO[bytes], header: _Record, positions: list[int], kind: pa.DataType
-    ) -> tuple[Any, ...]:
-        """Returns what Arrow needs to read the columns at these positions as this type."""
-        names = [str(position) for position in range(len(header.fields))]
-        wanted = [names[position] for position in positions]
-        empty_row = ("\n" + self.delimiter.join(['""'] * len(names)) + "\n").encode()
-        return (
-            _Guarded(stream, empty_row),
-            arrow_csv.ReadOptions(column_names=names, skip_rows=header.last_line, block_size=BLOCK_BYTES),
-            arrow_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
-            arrow_csv.ConvertOptions(
-                column_types=dict.fromkeys(wanted, kind),
-                include_columns=wanted,
-                strings_can_be_null=False,  # an id may be NA or null
-            ),
-        )
-
-
-def _without_last_row(table: pa.Table) -> pa.Table:
-    """Removes the row of empty fields that was added; raises `_OpenQuoteError` if it was swallowed."""
-    rows = table.num_rows - 1
-    if rows < 0 or any(column[0].as_py() for column in table.slice(rows).columns):
-        raise _OpenQuoteError
-    return table.slice(0, rows)
+            if guarded and fields and fields[-1].endswith(_AFTER_END):
+                raise _OpenQuoteError(line)
+            if fields:
+                yield _Record(line, rows.line_num, fields)
+            line = rows.line_num + 1
 
 
 class _Guarded(io.RawIOBase):
@@ -225,35 +177,36 @@ class _Guarded(io.RawIOBase):
         return len(data)
 
 
-def _check_delimiter(file: _TextFile, header: _Record, where: str) -> None:
+def _check_delimiter(file: TableFile, header: _Record) -> None:
     """Raises `DataError` if the header is one field, and several by another delimiter."""
     line = header.fields[0]
-    counts = {mark: line.count(mark) for mark in _DELIMITERS if mark != file.delimiter}
+    delimiter, where = _delimiter(file), file.where
+    counts = {mark: line.count(mark) for mark in _DELIMITERS if mark != delimiter}
     used = max(counts, key=lambda mark: counts[mark])
     if len(header.fields) > 1 or not counts[used]:
         return
     ending = {",": ".csv", "\t": ".tsv"}.get(used)
     packed = ".gz" if where.endswith(".gz") else ""
     rename = f", or name it {ending}{packed}" if ending else ""
-    expected = _DELIMITERS[file.delimiter]
+    expected = _DELIMITERS[delimiter]
     message = f"the columns are separated by {_DELIMITERS[used]}, not {expected}: {shown(line)}"
     fix = f"Save it with {expected}{rename}"
     raise DataError.of("wrong-delimiter", where, message, fix, header.line, line)
 
 
-def _encoding_problems(file: _TextFile, where: str) -> Iterator[Problem]:
+def _encoding_problems(file: TableFile) -> Iterator[Problem]:
     """Lines that are not UTF-8 text."""
     nul: list[tuple[int, bytes]] = []
     broken: list[tuple[int, bytes]] = []
-    with file.open() as stream:
+    with _opened(file) as stream:
         for number, line in enumerate(stream, start=1):
             if number == 1 and line.startswith(_UTF16_MARKS):
                 fix = "Save it as UTF-8 (in Excel: 'CSV UTF-8')"
-                yield Problem("broken-utf8", where, "the file is UTF-16, not UTF-8", fix, line=1)
+                yield Problem("broken-utf8", file.where, "the file is UTF-16, not UTF-8", fix, line=1)
                 return
             if b"\0" in line:
                 nul.append((number, line))
-            elif not _is_utf8(line):
+            elif line.decode(errors="ignore").encode() != line:
                 broken.append((number, line))
     if nul:
         number, line = nul[0]
@@ -261,32 +214,24 @@ def _encoding_problems(file: _TextFile, where: str) -> Iterator[Problem]:
         fix = "Export the data again; a NUL byte is the mark of a damaged copy"
         if line.count(b"\0") * 3 > len(line):
             fix = "Save the file as UTF-8; it looks like UTF-16"
-        yield Problem("nul-byte", where, message, fix, number, _escaped(line), len(nul) - 1)
+        yield Problem("nul-byte", file.where, message, fix, number, _escaped(line), len(nul) - 1)
     if broken:
         number, line = broken[0]
         message = f"the line is not UTF-8 text: {_escaped(line)}"
         fix = "Save the file as UTF-8; it is probably in Latin-1 or Windows-1252 now"
-        yield Problem("broken-utf8", where, message, fix, number, _escaped(line), len(broken) - 1)
-
-
-def _is_utf8(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+        yield Problem("broken-utf8", file.where, message, fix, number, _escaped(line), len(broken) - 1)
 
 
 def _escaped(line: bytes) -> str:
     return shown(line.rstrip(b"\r\n")).removeprefix("b")
 
 
-def _row_problems(file: _TextFile, where: str) -> Iterator[Problem]:
+def _row_problems(file: TableFile) -> Iterator[Problem]:
     """Rows of the wrong length, and a quote that is never closed."""
     ragged: list[_Record] = []
     expected = next_line = open_quote = 0
     try:
-        for record in file.records(guarded=True):
+        for record in _records(file, guarded=True):
             expected = expected or len(record.fields)
             if len(record.fields) != expected:
                 ragged.append(record)
@@ -298,11 +243,11 @@ def _row_problems(file: _TextFile, where: str) -> Iterator[Problem]:
     if open_quote:
         message = 'a field opens with " and is never closed, so that the rest of the file is one field'
         fix = 'Close the quote; write a " inside a quoted field as ""'
-        yield Problem("unclosed-quote", where, message, fix, open_quote)
+        yield Problem("unclosed-quote", file.where, message, fix, open_quote)
     if ragged:
         first = ragged[0]
-        value, count = file.delimiter.join(first.fields), len(first.fields)
+        value, count = _delimiter(file).join(first.fields), len(first.fields)
         fields = f"{count} field{'' if count == 1 else 's'}"
         message = f"{fields} where the header has {expected}: {shown(value)}"
         fix = "Correct the row; put a field that holds a delimiter in double quotes"
-        yield Problem("ragged-row", where, message, fix, first.line, value, len(ragged) - 1)
+        yield Problem("ragged-row", file.where, message, fix, first.line, value, len(ragged) - 1)

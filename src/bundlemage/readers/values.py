@@ -24,8 +24,8 @@ from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import Problem
 
 Codes = npt.NDArray[np.int32]
-LineOf = Callable[[int], int]
-"""Returns the 1-based line (or row) of the n-th row of a table. It may read the file again."""
+Locate = Callable[[int], tuple[str, int]]
+"""Returns the file of the n-th row of a table, and the 1-based line (or row) in it. It may read the file."""
 
 _EXACT_FLOATS = 2**53
 """Above this, a float does not hold every whole number: two ids may already have become one."""
@@ -134,15 +134,13 @@ class _Fault:
     kind: str
     severity: Literal["error", "warning"] = "error"
 
-    def problem(
-        self, rows: npt.NDArray[np.intp], column: Coded, name: str, where: str, line_of: LineOf
-    ) -> Problem:
+    def problem(self, rows: npt.NDArray[np.intp], column: Coded, name: str, locate: Locate) -> Problem:
         """Describes the first of the faulty `rows`, and counts the others."""
         code = column.codes[rows[0]]
         value = "" if code < 0 else column.values[code]
         message = self.message.format(name=name, value=shown(value), type=type(value).__name__)
-        line, more = line_of(int(rows[0])), len(rows) - 1
-        return Problem(self.kind, where, message, self.fix, line, str(value), more, self.severity)
+        where, line = locate(int(rows[0]))
+        return Problem(self.kind, where, message, self.fix, line, str(value), len(rows) - 1, self.severity)
 
 
 # Ids
@@ -177,11 +175,8 @@ _DESCRIBED_TWICE = _Fault(
 )
 
 
-def read_ids(column: Coded, name: str, where: str, line_of: LineOf) -> tuple[Coded | None, list[Problem]]:
-    """Check a column of ids. `name` and `where` are the column and the file for messages.
-
-    Returns the ids as text, or None if there is an error; and the problems.
-    """
+def read_ids(column: Coded, name: str, locate: Locate) -> tuple[Coded | None, list[Problem]]:
+    """Check a column of ids. Returns them as text, or None if there is an error; and the problems."""
     texts: list[str] = []
     faulty: dict[_Fault, list[int]] = defaultdict(list)
     for position, value in enumerate(column.values):
@@ -191,11 +186,13 @@ def read_ids(column: Coded, name: str, where: str, line_of: LineOf) -> tuple[Cod
             faulty[fault].append(position)
     if (column.codes < 0).any():
         faulty[_MISSING_ID].append(-1)
-    problems = []
+    rows = {}
     for fault, positions in faulty.items():
         chosen = np.zeros(len(column.values) + 1, dtype=bool)
         chosen[positions] = True
-        problems.append(fault.problem(np.flatnonzero(chosen[column.codes]), column, name, where, line_of))
+        rows[fault] = np.flatnonzero(chosen[column.codes])
+    in_order = sorted(rows, key=lambda fault: int(rows[fault][0]))
+    problems = [fault.problem(rows[fault], column, name, locate) for fault in in_order]
     if any(problem.severity == "error" for problem in problems):
         return None, problems
     # Different values may be the same id as text, such as 1 and '1'.
@@ -232,11 +229,11 @@ def _read_id(value: Any) -> tuple[str, _Fault | None]:
     return "", _BAD_ID_TYPE
 
 
-def duplicates(ids: Coded, name: str, where: str, line_of: LineOf) -> list[Problem]:
+def duplicates(ids: Coded, name: str, locate: Locate) -> list[Problem]:
     """Returns a warning if a catalogue describes an id more than once."""
     _, first_rows = np.unique(ids.codes, return_index=True)
     repeated = np.setdiff1d(np.arange(len(ids.codes)), first_rows)
-    return [_DESCRIBED_TWICE.problem(repeated, ids, name, where, line_of)] if repeated.size else []
+    return [_DESCRIBED_TWICE.problem(repeated, ids, name, locate)] if repeated.size else []
 
 
 # Details of the catalogue
@@ -316,7 +313,7 @@ _DETAILS: Mapping[str, tuple[Callable[[Any], Any], str, str, str]] = {
 
 
 def read_details(
-    columns: Mapping[str, pa.ChunkedArray], schema: pa.Schema, rows: int, where: str, line_of: LineOf
+    columns: pa.Table, schema: pa.Schema, rows: int, locate: Locate
 ) -> tuple[pa.Table, list[Problem]]:
     """Check the columns of a catalogue, except its ids. Missing columns become null.
 
@@ -326,7 +323,7 @@ def read_details(
     problems: list[Problem] = []
     for name in schema.names[1:]:
         kind = schema.field(name).type
-        if name not in columns:
+        if name not in columns.column_names:
             kept[name] = pa.nulls(rows, kind)
             continue
         column = encode(columns[name])
@@ -342,7 +339,7 @@ def read_details(
         if bad:
             faulty = np.flatnonzero(np.isin(column.codes, bad))
             fault = _Fault("{name!r} is {value}; expected " + expected, fix, problem_kind)
-            problems.append(fault.problem(faulty, column, name, where, line_of))
+            problems.append(fault.problem(faulty, column, name, locate))
         values.append(None)  # the code -1
         kept[name] = pa.array([values[code] for code in column.codes.tolist()], kind)
     return pa.table(kept), problems
