@@ -64,10 +64,11 @@ def compose() -> dict[str, Any]:
     return parsed
 
 
-def known_variables() -> set[str]:
-    """The environment variables that `bundlemage serve` reads."""
+def known_variables() -> dict[str, str]:
+    """The environment variables that `bundlemage serve` reads, and the options that they stand for."""
     commands: Any = get_command(command_line)
-    return {option.envvar for option in commands.commands["serve"].params if option.envvar}
+    serve = commands.commands["serve"].make_context("serve", [], resilient_parsing=True).command
+    return {option.envvar: option.opts[0] for option in serve.params if option.envvar}
 
 
 # The Dockerfile
@@ -118,7 +119,7 @@ def test_its_settings_are_known_to_the_command(compose: dict[str, Any]) -> None:
     given = {name for name in environment() if name.startswith("BUNDLEMAGE_")}
     asked = {name for name in compose["services"]["service"]["environment"] if name.startswith("BUNDLEMAGE_")}
     assert given
-    assert given | asked <= known_variables()
+    assert given | asked <= set(known_variables())
     assert environment()["BUNDLEMAGE_PORT"] == the_one("EXPOSE")
     assert environment()["BUNDLEMAGE_DB"].startswith(f"sqlite:///{the_one('VOLUME')}/")
     command = json.loads(the_one("CMD"))
@@ -164,12 +165,7 @@ def test_its_health_check(living: int) -> None:
 
 
 def test_the_table_of_settings_is_that_of_the_command() -> None:
-    commands: Any = get_command(command_line)
-    defined = {
-        (f"`{option.opts[0]}`", f"`{option.envvar}`")
-        for option in commands.commands["serve"].params
-        if option.envvar
-    }
+    defined = {(f"`{option}`", f"`{variable}`") for variable, option in known_variables().items()}
     page = (ROOT / "docs" / "how-to" / "deploy.md").read_text(encoding="utf-8")
     assert defined == set(re.findall(r"^\| (`--[\w-]+`) \| (`\w+`) \|", page, re.MULTILINE))
 

@@ -6,18 +6,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from bundlemage.cli import ask
-from bundlemage.cli.model_options import FromModel, ModelOptions
-from bundlemage.cli.options import Address, AsJson, Device, EngineName, ModelFolder, Workers
+from bundlemage.cli import show
+from bundlemage.cli.model_options import FromModel
+from bundlemage.cli.options import AsJson, Device, EngineOptions, FilterOptions, ModelFolder
 from bundlemage.errors import ConfigError
 from bundlemage.progress import Shown
 
 if TYPE_CHECKING:
     from bundlemage.campaigns.settings import CampaignSummary
 
-OPTIONS = ModelOptions(
+SETTINGS = FromModel(
     "bundlemage.campaigns.settings",
     "Campaign",
     panel="Limits that all users share",
@@ -28,24 +26,12 @@ OPTIONS = ModelOptions(
 
 def campaign(
     folder: ModelFolder,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for plan, parts and summary.")
-    ],
-    exclude: ask.Exclude = None,
-    among: ask.Among = None,
-    tag: ask.Tags = None,
-    min_price: ask.MinPrice = None,
-    max_price: ask.MaxPrice = None,
-    in_stock: ask.InStock = False,
-    users: Annotated[
-        Path | None,
-        typer.Option("--users", metavar="FILE", help="Only these users: a text file with one id a line."),
-    ] = None,
-    settings: FromModel = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted campaign.")] = False,
-    engine: EngineName = "local",
-    address: Address = None,
-    workers: Workers = None,
+    output: Path,
+    engine: EngineOptions,
+    where: FilterOptions,
+    settings: Annotated[dict[str, Any], SETTINGS],
+    users: Path | None = None,
+    resume: bool = False,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -54,13 +40,14 @@ def campaign(
     FOLDER/parts gets files with user_id, rank, bundle_id, chance, value and price; FOLDER/campaign.json gets
     the summary, with a bound that no plan within the limits exceeds. After an interruption at any time, the
     same command with --resume continues and ends with the same files.
+
+    Options:
+        -o, --output FOLDER: Folder for plan, parts and summary.
+        --users FILE: Only these users: a text file with one id a line.
+        --resume: Continue an interrupted campaign.
     """
-    from bundlemage.cli import show
-    from bundlemage.engines.base import engine as engine_of
     from bundlemage.engines.campaigning import CampaignJob
 
-    by = engine_of(engine, address=address, workers=workers)
-    where = ask.filter_of(exclude, among, tag, min_price, max_price, in_stock)
     job = CampaignJob(
         Path(folder),
         output,
@@ -72,7 +59,7 @@ def campaign(
     )
     began = time.monotonic()
     with Shown(show.notes, "campaign") as progress:
-        summary = by.campaign(job, progress)
+        summary = engine.campaign(job, progress)
     seconds = round(time.monotonic() - began, 3)
     if as_json:
         show.print_json({**summary.to_json(), "folder": str(output), "seconds": seconds})

@@ -8,10 +8,11 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from bundlemage.cli import show
 from bundlemage.cli.options import (
     AsJson,
     Device,
@@ -41,58 +42,20 @@ OUTPUTS = (".md", ".html", ".json")
 
 
 def compare(
-    locations: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[PATH]...",
-            help="Folders of data, database URLs, or 'sample', the built-in shop, which is the default.",
-            show_default=False,
-        ),
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="NAME,...",
-            help="Models, recipes (a .toml file, or a name such as youshu/bpr), or 'all'. "
-            f"Repeatable. By default: {', '.join(DEFAULT_MODELS)}.",
-        ),
-    ] = None,
-    seeds: Annotated[str, typer.Option(metavar="N,...", help="A run of each model for each seed.")] = "0",
-    protocol: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="auto (the data's own split, else paper), paper, full, cold-bundles, new-bundles or "
-            "new-bundles-known. Repeatable."
-        ),
-    ] = None,
-    split_seed: Annotated[int, typer.Option(help="The seed of the split, where one is drawn.")] = 0,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="A hyperparameter of all models that have it, or of one: MODEL.NAME=VALUE. Repeatable.",
-        ),
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="The most passes over the data.")] = None,
+    locations: list[str] | None = None,
+    model: list[str] | None = None,
+    seeds: str = "0",
+    protocol: list[str] | None = None,
+    split_seed: int = 0,
+    set_: list[str] | None = None,
+    epochs: int | None = None,
     device: Device = "auto",
     jobs: Jobs = 1,
-    cache: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where results are kept, and found the next time.")
-    ] = Path("runs/compare"),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Run everything anew.")] = False,
-    metric: Annotated[
-        str, typer.Option(help="What decides who is best: ndcg@5, ndcg@20 or recall@20.")
-    ] = "ndcg@5",
-    metrics: Annotated[
-        str | None, typer.Option(metavar="NAME@K,...", help="The columns to show; k is 5, 10, 20 or 40.")
-    ] = None,
-    output: Annotated[
-        list[Path] | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Also write a .md, .html or .json. Repeatable."),
-    ] = None,
+    cache: Path = Path("runs/compare"),
+    fresh: bool = False,
+    metric: str = "ndcg@5",
+    metrics: str | None = None,
+    output: list[Path] | None = None,
     table: Tables = None,
     as_json: AsJson = False,
 ) -> None:
@@ -101,15 +64,32 @@ def compare(
     Results are kept: a command that was killed goes on where it was, and when a model is added, that one
     alone is run. All are tested on the same split; a recipe's own split is not used. Exits 1 if a model
     failed; the others have their results.
+
+    Options:
+        locations [PATH]...: Folders of data, database URLs, or 'sample', the built-in shop, which is the
+            default.
+        -m, --model NAME,...: Models, recipes (a .toml file, or a name such as youshu/bpr), or 'all'.
+            Repeatable. By default: bundlemage, ease, co-occurrence, popularity.
+        --seeds N,...: A run of each model for each seed.
+        --protocol: auto (the data's own split, else paper), paper, full, cold-bundles, new-bundles or
+            new-bundles-known. Repeatable.
+        --split-seed: The seed of the split, where one is drawn.
+        --set NAME=VALUE: A hyperparameter of all models that have it, or of one: MODEL.NAME=VALUE.
+            Repeatable.
+        --epochs: The most passes over the data.
+        --cache DIR: Where results are kept, and found the next time.
+        --fresh: Run everything anew.
+        --metric: What decides who is best: ndcg@5, ndcg@20 or recall@20.
+        --metrics NAME@K,...: The columns to show; k is 5, 10, 20 or 40.
+        -o, --output FILE: Also write a .md, .html or .json. Repeatable.
     """
-    from bundlemage.cli import show
     from bundlemage.studies.comparison import check_metric
 
     columns = _columns(metrics)
     check_metric(metric)
     for file in output or []:
         _check_output(file)
-    contenders = _contenders(model, setting, epochs)
+    contenders = _contenders(model, set_, epochs)
     numbers = seed_list(seeds)
     splits = _splits(locations or ["sample"], key_values(table, "--table"), protocol, split_seed)
     for split in splits:
@@ -140,7 +120,6 @@ def _run(
     cache: Path,
     **options: Any,
 ) -> Comparison:
-    from bundlemage.cli import show
     from bundlemage.cli.compare_progress import ComparisonProgress
     from bundlemage.studies.cache import Cache, CacheWarning
     from bundlemage.studies.comparison import compare as run
@@ -187,7 +166,6 @@ def _contenders(
 
 
 def _sound_models() -> list[str]:
-    from bundlemage.cli import show
     from bundlemage.studies.abilities import every_model
 
     models = every_model()
@@ -228,7 +206,6 @@ def _columns(text: str | None) -> tuple[str, ...]:
 def _splits(
     locations: Sequence[str], tables: dict[str, str], protocols: Sequence[str] | None, seed: int
 ) -> list[Split]:
-    from bundlemage.cli import show
     from bundlemage.data.splits import SplitPlan
     from bundlemage.readers.load import read
 

@@ -1,29 +1,32 @@
-"""`bundlemage data`: look at data before a model does."""
+"""`bundlemage data`: check, describe, shard, generate and fetch data."""
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import typer
+from rich.table import Table
 
-from bundlemage.cli import get
-from bundlemage.cli.options import AsJson, Location, Tables, key_values, label
+from bundlemage.cli import show
+from bundlemage.cli.commands import add
+from bundlemage.cli.options import AsJson, Count, Location, Seed, Tables, key_values, label
+from bundlemage.errors import ConfigError
 from bundlemage.progress import Shown
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bundlemage.data.dataset import BundleDataset
+    from bundlemage.downloads.public_data import ByHand, Fetched, FetchWatcher, PublicData
+
 app = typer.Typer(no_args_is_help=True, help="Check, describe, shard, generate and fetch data.")
-app.command("get")(get.get)
 
 
-@app.command()
-def check(
-    location: Location = "sample",
-    table: Tables = None,
-    as_json: AsJson = False,
-) -> None:
+def check(location: Location = "sample", table: Tables = None, as_json: AsJson = False) -> None:
     """Report all problems of PATH: where it is, what is wrong, what to do. Exits 2 if there is any."""
-    from bundlemage.cli import show
     from bundlemage.readers.ingest import ingest as read_in
 
     with Shown(show.notes, label(location)) as progress:
@@ -44,22 +47,23 @@ def check(
         raise typer.Exit(2)
 
 
-@app.command()
 def ingest(
     location: Location,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the layout goes.")],
-    shard_rows: Annotated[
-        int, typer.Option(metavar="N", min=1, help="The number of users, items or bundles in one file.")
-    ] = 100_000,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing layout.")] = False,
+    output: Path,
+    shard_rows: Count = 100_000,
+    overwrite: bool = False,
     table: Tables = None,
     as_json: AsJson = False,
 ) -> None:
     """Write PATH as a sharded layout, which every command takes as data, and of which a worker reads a part.
 
     Tables need not fit into memory: half of it is used, and the rest goes to disk beside the layout.
+
+    Options:
+        -o, --output DIR: Where the layout goes.
+        --shard-rows N: The number of users, items or bundles in one file.
+        --overwrite: Replace an existing layout.
     """
-    from bundlemage.cli import show
     from bundlemage.readers.ingest import ingest as read_in
 
     with Shown(show.notes, label(location)) as progress:
@@ -101,10 +105,8 @@ def ingest(
     )
 
 
-@app.command()
 def stats(location: Location = "sample", table: Tables = None, as_json: AsJson = False) -> None:
     """The paper's dataset table, its popularity-bias figure, and how alike item and bundle tastes are."""
-    from bundlemage.cli import show
     from bundlemage.readers.load import read
 
     with show.notes.status(f"reading {label(location)}"):
@@ -118,7 +120,7 @@ def stats(location: Location = "sample", table: Tables = None, as_json: AsJson =
     show.caveats(source.dataset)
 
 
-def _statistics(dataset: Any) -> dict[str, Any]:
+def _statistics(dataset: BundleDataset) -> dict[str, Any]:
     import numpy as np
 
     from bundlemage.data.statistics import dataset_table, dissimilarity, popularity_bias
@@ -134,9 +136,7 @@ def _statistics(dataset: Any) -> dict[str, Any]:
     }
 
 
-def _table(figures: dict[str, Any]) -> Any:
-    from rich.table import Table
-
+def _table(figures: dict[str, Any]) -> Table:
     table = Table(title=figures["dataset"], title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
@@ -153,31 +153,168 @@ def _table(figures: dict[str, Any]) -> Any:
     return table
 
 
-@app.command()
 def sample(
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the tables go.")],
-    users: Annotated[int, typer.Option(min=1)] = 800,
-    items: Annotated[int, typer.Option(min=1)] = 600,
-    bundles: Annotated[int, typer.Option(min=1)] = 240,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    format: Annotated[str, typer.Option(help="csv, tsv or parquet.")] = "csv",  # noqa: A002
+    output: Path,
+    users: Count = 800,
+    items: Count = 600,
+    bundles: Count = 240,
+    seed: Seed = 0,
+    format_: str = "csv",
     as_json: AsJson = False,
 ) -> None:
-    """Write a generated game shop as tables, to try things on or to see what tables look like."""
-    from typing import get_args
+    """Write a generated game shop as tables, to try things on or to see what tables look like.
 
-    from bundlemage.cli import show
-    from bundlemage.errors import ConfigError
+    Options:
+        -o, --output DIR: Where the tables go.
+        --users N: The number of users.
+        --items N: The number of items.
+        --bundles N: The number of bundles.
+        --seed N: The seed of the generator.
+        --format FORMAT: csv, tsv or parquet.
+    """
     from bundlemage.sample.generate import TableFormat, sample_shop, write_shop
 
-    if format not in get_args(TableFormat):
-        raise ConfigError(f"unknown format {format!r}; the formats are: {', '.join(get_args(TableFormat))}")
+    if format_ not in get_args(TableFormat):
+        raise ConfigError(f"unknown format {format_!r}; the formats are: {', '.join(get_args(TableFormat))}")
     with show.notes.status("generating"):
         shop = sample_shop(users, items, bundles, seed=seed).dataset
-        files = write_shop(shop, output, format)  # type: ignore[arg-type]
+        files = write_shop(shop, output, format_)  # type: ignore[arg-type]
     if as_json:
         show.print_json({"files": [str(file) for file in files]})
     else:
         show.out.print(show.described(shop), soft_wrap=True)
         names = ", ".join(file.name for file in files)
         show.out.print(f"written to [bold]{show.plain(output)}[/]: {names}", soft_wrap=True)
+
+
+def get(
+    name: str = "list",
+    output: Path | None = None,
+    mirror: str | None = None,
+    overwrite: bool = False,
+    as_json: AsJson = False,
+) -> None:
+    """Download public data, resume a broken download, and verify it. Without NAME: list what there is.
+
+    Options:
+        name NAME: youshu, steam or netease; 'list' describes them.
+        -o, --output DIR: The data's folder; by default NAME.
+        --mirror URL: A web server with the same files, as URL/NAME/LAYOUT/FILE.
+        --overwrite: Replace files that are not the published ones.
+    """
+    from bundlemage.downloads.public_data import fetch, public_data
+
+    if name == "list":
+        _list(as_json)
+        return
+    data = public_data(name)
+    folder = output or Path(name)
+    with Shown(show.notes, "fetching") as progress:
+        watcher = _watcher(show.notes if as_json else show.out, progress)
+        done = fetch(data, folder, mirror, overwrite=overwrite, watcher=watcher)
+    quoted = shlex.quote(str(folder / data.folder))
+    next_steps = [f"bundlemage data check {quoted}", f"bundlemage train {quoted} -o MODEL"]
+    if as_json:
+        show.print_json(
+            {
+                "data": name,
+                "folder": str(folder / data.folder),
+                "files": [asdict(file) for file in done],
+                "note": data.note or None,
+                "by_hand": [{**asdict(entry), "put": _place(entry, folder)} for entry in data.by_hand],
+                "next": next_steps,
+            }
+        )
+        return
+    _summary(data, folder, done)
+    for step in next_steps:
+        show.out.print(f"  {show.plain(step)}", soft_wrap=True)
+
+
+def _watcher(console: Console, progress: Shown) -> FetchWatcher:
+    """Prints each file before it starts and when it is complete, and shows how much of it has come."""
+    from bundlemage.downloads.public_data import FetchWatcher, Order
+
+    def say(text: str) -> None:
+        console.print(show.plain(text), soft_wrap=True)
+
+    class Showing(FetchWatcher):
+        def on_order(self, order: Order) -> None:
+            if order.there:
+                say(f"{order.target}: {order.there.state} ({order.there.note})")
+                return
+            file = order.file
+            size = f"{file.size:,} bytes" if file.size is not None else f"about {file.about or 0:,} bytes"
+            say(f"{order.target}")
+            say(f"  from     {order.url}")
+            say(f"  size     {size}")
+            say(f"  SHA-256  {file.sha256 or 'not known'}")
+
+        def on_bytes(self, done: int, total: int | None) -> None:
+            progress("bytes", done, total or 0)
+
+        def on_pause(self, reason: str, seconds: float) -> None:
+            progress.close()
+            progress.say(f"  {reason}; trying again in {seconds:.0f} s")
+
+        def on_fetched(self, fetched: Fetched) -> None:
+            progress.close()
+            checksum = "" if fetched.verified else f"; its SHA-256 is {fetched.sha256}"
+            say(f"  fetched  {fetched.size:,} bytes, {fetched.note}{checksum}")
+
+    return Showing()
+
+
+def _place(entry: ByHand, folder: Path) -> str:
+    places = " and ".join(str(folder / inner) for inner in entry.put)
+    return f"put into {places}" if places else "not read here"
+
+
+def _summary(data: PublicData, folder: Path, done: list[Fetched]) -> None:
+    unverified = sum(not file.verified for file in done)
+    result = "all verified" if not unverified else f"{unverified} not verified: no published checksum"
+    place = show.plain(folder / data.folder)
+    show.out.print(f"[bold]{data.name}[/]: {len(done)} files in [bold]{place}[/], {result}", soft_wrap=True)
+    if data.note:
+        show.out.print(f"[yellow]note:[/] {show.plain(data.note)}", soft_wrap=True)
+    for entry in data.by_hand:
+        show.out.print(f"by hand: {entry.what}: {entry.page}", soft_wrap=True)
+        show.out.print(f"  {show.plain(_place(entry, folder))}", soft_wrap=True)
+    show.out.print("next:")
+
+
+def _list(as_json: bool) -> None:
+    from bundlemage.downloads.public_data import PUBLIC_DATA
+
+    if as_json:
+        listed = []
+        for data in PUBLIC_DATA.values():
+            files = [
+                {"name": file.name, **asdict(file), "verifiable": bool(file.sha256)} for file in data.files
+            ]
+            listed.append({**asdict(data), "files": files})
+        show.print_json({"data": listed})
+        return
+    table = Table(title="Public data: bundlemage data get NAME", title_justify="left")
+    for column in ("name", "what", "to fetch", "checksums"):
+        table.add_column(column, justify="right" if column == "to fetch" else "left")
+    for data in PUBLIC_DATA.values():
+        size = sum(file.size or file.about or 0 for file in data.files)
+        known = sum(file.sha256 is not None for file in data.files)
+        table.add_row(
+            data.name,
+            f"{data.title}\n[dim]{data.sizes}[/]",
+            f"{len(data.files)} files\n{size / 1e6:.1f} MB",
+            f"{known} of {len(data.files)}",
+        )
+    show.out.print(table)
+    for data in PUBLIC_DATA.values():
+        show.out.print(f"[bold]{data.name}[/]: {data.publication}", soft_wrap=True)
+        show.out.print(f"  from {' and '.join(data.pages)}", soft_wrap=True)
+        if data.note:
+            show.out.print(f"  note: {data.note}", soft_wrap=True)
+        for entry in data.by_hand:
+            show.out.print(f"  by hand: {entry.what}: {entry.page}", soft_wrap=True)
+
+
+add(app, check, ingest, stats, sample, get)

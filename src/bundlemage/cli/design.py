@@ -1,28 +1,29 @@
-"""`bundlemage design` and `bundlemage explain`: whole bundles under conditions, and reasons."""
+"""`bundlemage design`, `explain` and `score-bundle`: new bundles, reasons, and forecasts."""
 
 from __future__ import annotations
 
 from math import exp
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
 
-from bundlemage.cli.ask import HistoryBundles, HistoryItems, KnownUser, describe, who
-from bundlemage.cli.model_options import FromModel, ModelOptions
-from bundlemage.cli.options import AsJson, Device, ModelFolder, ids
+from bundlemage.cli import show
+from bundlemage.cli.ask import describe, known_id
+from bundlemage.cli.model_options import FromModel
+from bundlemage.cli.options import AsJson, Count, Device, ModelFolder, UserOptions, ids
 from bundlemage.errors import BundleMageError, ConfigError
 
 if TYPE_CHECKING:
-    from rich.panel import Panel
-    from rich.table import Table
-
     from bundlemage.core.history import User
     from bundlemage.recommender import Recommender
-    from bundlemage.wire.design_answers import Design, DesignedItem, Designs, Explanation
+    from bundlemage.wire.design_answers import BundleForecast, Design, DesignedItem, Designs, Explanation
 
 WISHES = "What is wished for"
 SEARCH = "The search"
-OPTIONS = ModelOptions(
+REQUEST = FromModel(
     "bundlemage.wire.design",
     "DesignRequest",
     panel="What must hold",
@@ -43,10 +44,8 @@ _KINDS = {"item": "has the item", "bundle": "has the bundle", "partial": "in the
 
 def design(
     folder: ModelFolder,
-    user: KnownUser = None,
-    history_items: HistoryItems = None,
-    history_bundles: HistoryBundles = None,
-    settings: FromModel = None,
+    user: UserOptions,
+    settings: Annotated[dict[str, Any], REQUEST],
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -57,18 +56,16 @@ def design(
 
     An id with a comma in it is written in double quotes inside the list: '"Tea, green",7'.
     """
-    from bundlemage.cli import show
     from bundlemage.recommender import Recommender
     from bundlemage.wire.design import DesignRequest
 
     request = DesignRequest.of(**settings)  # a wrong wish is reported before a model is loaded
-    someone = who(user, history_items, history_bundles)
     model = Recommender.load(folder, device=device)
-    designs = _designs(model, someone, dict(request))
+    designs = _designs(model, user, dict(request))
     if as_json:
-        show.print_json({"user": user, **designs.model_dump(mode="json")})
+        show.print_json({"user": known_id(user), **designs.model_dump(mode="json")})
         return
-    describe(model, someone)
+    describe(model, user)
     for each in designs:
         show.out.print(_card(each))
     if designs.proven:
@@ -79,40 +76,35 @@ def design(
 
 def explain(
     folder: ModelFolder,
-    user: KnownUser = None,
-    history_items: HistoryItems = None,
-    history_bundles: HistoryBundles = None,
-    bundle: Annotated[
-        str | None, typer.Option("--bundle", metavar="ID", help="The bundle to explain.")
-    ] = None,
-    item: Annotated[
-        str | None, typer.Option("--item", metavar="ID", help="Instead of --bundle: the item to explain.")
-    ] = None,
-    items: Annotated[
-        list[str] | None,
-        typer.Option("--items", metavar="ID,ID", help="With --item: the items of the bundle."),
-    ] = None,
-    most: Annotated[int, typer.Option("--most", help="Number of reasons that are shown.", min=1)] = 10,
+    user: UserOptions,
+    bundle: str | None = None,
+    item: str | None = None,
+    items: list[str] | None = None,
+    most: Count = 10,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Explain why a bundle fits a user, or an item a bundle: leaves out each thing in turn, and scores again.
 
     An id with a comma in it is written in double quotes inside the list: '"Tea, green",7'.
+
+    Options:
+        --bundle ID: The bundle to explain.
+        --item ID: Instead of --bundle: the item to explain.
+        --items ID,ID: With --item: the items of the bundle.
+        --most N: Number of reasons that are shown.
     """
-    from bundlemage.cli import show
     from bundlemage.recommender import Recommender
 
     if (bundle is None) == (item is None):
         raise ConfigError("what is to be explained? Give --bundle ID, or --item ID with --items ID,ID")
     if items and item is None:
         raise ConfigError("--items are the bundle that --item is added to: give --item as well")
-    someone = who(user, history_items, history_bundles)
     model = Recommender.load(folder, device=device)
-    explanation = model.explain(someone, bundle=bundle, item=item, items=ids(items))
+    explanation = model.explain(user, bundle=bundle, item=item, items=ids(items))
     if as_json:
         question = {"bundle": bundle} if item is None else {"item": item, "items": ids(items)}
-        show.print_json({"user": user, **question, **explanation.model_dump(mode="json")})
+        show.print_json({"user": known_id(user), **question, **explanation.model_dump(mode="json")})
         return
     data = model.dataset
     if bundle is not None:
@@ -125,6 +117,38 @@ def explain(
     if explanation.reasons:
         show.out.print(_reasons(explanation, most))
     show.out.print(show.plain(explanation.words))
+
+
+def score_bundle(
+    folder: ModelFolder,
+    items: list[str],
+    price: float | None = None,
+    discount: float | None = None,
+    k: int = 5,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Forecast the audience of a bundle that does not exist yet: how many users, which, and improvements.
+
+    The model ignores prices: a price only turns the number of buyers into takings.
+
+    An id with a comma in it is written in double quotes inside the list: '"Tea, green",7'.
+
+    Options:
+        --items ID,ID: The items of the bundle.
+        --price: Price of the bundle. If left out: the sum of the items' prices.
+        --discount: Instead of --price: a fraction off, such as 0.2.
+        -k, --k: Number of users, and of similar bundles.
+    """
+    from bundlemage.recommender import Recommender
+
+    forecast = Recommender.load(folder, device=device).score_bundle(ids(items), price, discount=discount, k=k)
+    if as_json:
+        show.print_json(forecast.model_dump(mode="json"))
+        return
+    show.out.print(_forecast_card(forecast))
+    if forecast.note:
+        show.out.print(f"[yellow]note:[/] {show.plain(forecast.note)}")
 
 
 def _designs(model: Recommender, someone: User, wishes: dict[str, Any]) -> Designs:
@@ -144,10 +168,6 @@ def _designs(model: Recommender, someone: User, wishes: dict[str, Any]) -> Desig
 
 
 def _card(design: Design) -> Panel:
-    from rich.panel import Panel
-
-    from bundlemage.cli import show
-
     lines = [line for item in design.items for line in _item_lines(item)]
     off = f"  [green]−{design.discount:.0%}[/]" if design.discount else ""
     before = f"  [dim][strike]{design.list_price:,.2f}[/][/]" if design.discount and design.list_price else ""
@@ -159,8 +179,6 @@ def _card(design: Design) -> Panel:
 
 
 def _item_lines(item: DesignedItem) -> list[str]:
-    from bundlemage.cli import show
-
     if item.given:
         return [f"◦ {show.name(item.title, item.id)}{show.amount(item.price)}  [dim]in the bundle already[/]"]
     line = f"• {show.name(item.title, item.id)}{show.amount(item.price)}  [cyan]{item.score:.1%}[/]"
@@ -168,10 +186,6 @@ def _item_lines(item: DesignedItem) -> list[str]:
 
 
 def _reasons(explanation: Explanation, most: int) -> Table:
-    from rich.table import Table
-
-    from bundlemage.cli import show
-
     table = Table("reason", "", title="more likely (over 1) or less likely with it", title_justify="left")
     table.add_column("times", justify="right")
     table.add_column("fit without it", justify="right")
@@ -186,3 +200,42 @@ def _reasons(explanation: Explanation, most: int) -> Table:
     if left > 0:
         table.caption = f"and {left:,} more"
     return table
+
+
+def _forecast_card(forecast: BundleForecast) -> RenderableType:
+    lines = [f"• {show.name(item.title, item.id)}{show.amount(item.price)}" for item in forecast.items]
+    body = "\n".join([*lines, "", *_audience(forecast)])
+    parts: list[RenderableType] = [Panel(body, title="a new bundle", title_align="left", width=76)]
+    people = Table("user", "chance" if forecast.expected is not None else "score", title="who would take it")
+    for person in forecast.people:
+        people.add_row(
+            show.plain(person.id), f"{person.score if person.chance is None else person.chance:.2%}"
+        )
+    near = Table("bundle", "price", "likeness", title="bundles like it")
+    for bundle in forecast.nearest:
+        near.add_row(
+            show.name(bundle.title, bundle.id), show.amount(bundle.price).strip(), f"{bundle.score:.2f}"
+        )
+    tables = [table for table, rows in ((people, forecast.people), (near, forecast.nearest)) if rows]
+    return Group(*parts, Columns(tables))
+
+
+def _audience(forecast: BundleForecast) -> list[str]:
+    lines = []
+    if forecast.price is not None:
+        off = f"  [green]−{forecast.discount:.0%}[/]" if forecast.discount and forecast.discount > 0 else ""
+        lines.append(f"price {forecast.price:,.2f}{off}")
+    if forecast.expected is not None:
+        takings = "" if forecast.expected_takings is None else f", takings {forecast.expected_takings:,.2f}"
+        lines.append(f"[bold]{forecast.expected:,.1f}[/] of {forecast.asked:,} users would take it{takings}")
+        lines.append(f"{forecast.above:,} have a chance above {forecast.threshold:.1%}")
+    if forecast.weakest is not None:
+        without = "" if forecast.weakest.without is None else f": {forecast.weakest.without:,.1f} without it"
+        lines.append(f"weakest: {show.name(forecast.weakest.title, forecast.weakest.id)}{without}")
+    if forecast.replacement is not None:
+        better = forecast.replacement
+        with_it = "" if better.expected is None else f": {better.expected:,.1f} with it"
+        lines.append(f"better: {show.name(better.title, better.id)}{show.amount(better.price)}{with_it}")
+    elif forecast.weakest is not None:
+        lines.append("no replacement that was tried does better")
+    return lines

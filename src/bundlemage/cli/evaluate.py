@@ -3,45 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from bundlemage.cli.options import (
-    Address,
-    AsJson,
-    Device,
-    EngineName,
-    ModelFolder,
-    Tables,
-    Workers,
-    key_values,
-)
+from bundlemage.cli import show
+from bundlemage.cli.options import AsJson, Device, EngineOptions, ModelFolder, Tables, key_values
 from bundlemage.progress import Shown
 
 
 def evaluate(
     folder: ModelFolder,
-    location: Annotated[
-        str | None, typer.Argument(metavar="PATH", help="The data that it was trained on.")
-    ] = None,
+    engine: EngineOptions,
+    location: str | None = None,
     table: Tables = None,
-    engine: EngineName = "local",
-    address: Address = None,
-    workers: Workers = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Measure the model in DIR on what was held out of PATH when it was trained."""
-    from bundlemage.cli import show
-    from bundlemage.engines.base import engine as engine_of
+    """Measure the model in DIR on what was held out of PATH when it was trained.
+
+    Options:
+        location PATH: The data that it was trained on.
+    """
     from bundlemage.engines.evaluating import EvaluationJob
 
-    by = engine_of(engine, address=address, workers=workers)
     job = EvaluationJob(Path(folder), location, key_values(table, "--table"), device=device)
     with Shown(show.notes, "evaluating") as progress:
         progress("loading", 0, 0)
-        rows = by.evaluate(job, progress)
+        rows = engine.evaluate(job, progress)
         changed = job.data_changed
     show.warnings(job.source.warnings)
     if changed:

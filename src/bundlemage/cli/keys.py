@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.table import Table
 
+from bundlemage.cli import show
+from bundlemage.cli.commands import add
 from bundlemage.cli.options import AsJson
 from bundlemage.cli.serve import Database, database_url, open_store
 from bundlemage.errors import ConfigError
@@ -19,22 +22,16 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys of the live service.")
 
 
-@app.command()
-def create(
-    role: Annotated[
-        str, typer.Option(metavar="ROLE", help="read, write or admin; each includes those before it.")
-    ],
-    db: Database = None,
-    name: Annotated[str, typer.Option(help="Whom the key is for, to tell keys apart later.")] = "",
-    as_json: AsJson = False,
-) -> None:
+def create(role: str, db: Database = None, name: str = "", as_json: AsJson = False) -> None:
     """Create a key and print it. It is shown only once: the database keeps only a digest of it.
 
     As soon as there is a key, the service refuses requests without one. A running service needs at most 5
     seconds to notice.
-    """
-    from bundlemage.cli import show
 
+    Options:
+        --role ROLE: read, write or admin; each includes those before it.
+        --name: The owner of the key, to tell keys apart later.
+    """
     with _opened(db) as store:
         from bundlemage.service.security import ROLES, make_key
 
@@ -55,13 +52,8 @@ def create(
     )
 
 
-@app.command("list")
-def list_keys(db: Database = None, as_json: AsJson = False) -> None:
+def list_(db: Database = None, as_json: AsJson = False) -> None:
     """List all keys, also revoked ones, without their secrets."""
-    from rich.table import Table
-
-    from bundlemage.cli import show
-
     with _opened(db) as store:
         keys = store.keys()
     if as_json:
@@ -77,14 +69,12 @@ def list_keys(db: Database = None, as_json: AsJson = False) -> None:
     show.out.print(table)
 
 
-@app.command()
-def revoke(
-    key_id: Annotated[str, typer.Argument(metavar="ID", help="The id that 'bundlemage keys list' shows.")],
-    db: Database = None,
-) -> None:
-    """Revoke a key and end its logins. A running service accepts it for at most 5 more seconds."""
-    from bundlemage.cli import show
+def revoke(key_id: str, db: Database = None) -> None:
+    """Revoke a key and end its logins. A running service accepts it for at most 5 more seconds.
 
+    Options:
+        key_id ID: The id that 'bundlemage keys list' shows.
+    """
     with _opened(db) as store:
         if not store.revoke_key(key_id):
             # A user may paste the whole key here, so only an id is repeated.
@@ -106,8 +96,6 @@ def _opened(db: str | None) -> Iterator[Store]:
 
     That is no error: a service for other machines needs a key before its first start.
     """
-    from bundlemage.cli import show
-
     with closing(open_store(database_url(db, None))) as store:
         if store.is_empty() and not store.keys():
             show.notes.print(
@@ -126,3 +114,6 @@ def _described(key: Key) -> dict[str, Any]:
         "created_at": key.created_at.isoformat(),
         "revoked_at": key.revoked_at.isoformat() if key.revoked_at else None,
     }
+
+
+add(app, create, list_, revoke)

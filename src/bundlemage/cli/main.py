@@ -10,23 +10,20 @@ import typer
 from typer.core import TyperGroup
 
 from bundlemage import __version__
-from bundlemage.cli import (
-    ask,
-    campaign,
-    compare,
-    data,
-    design,
-    evaluate,
-    keys,
-    models,
-    recommend_all,
-    reproduce,
-    retrain,
-    score,
-    serve,
-    train,
-    tune,
-)
+from bundlemage.cli.ask import complete, recommend, recommend_all
+from bundlemage.cli.campaign import campaign
+from bundlemage.cli.commands import add
+from bundlemage.cli.compare import compare
+from bundlemage.cli.data import app as data
+from bundlemage.cli.design import design, explain, score_bundle
+from bundlemage.cli.evaluate import evaluate
+from bundlemage.cli.keys import app as keys
+from bundlemage.cli.models import models
+from bundlemage.cli.reproduce import reproduce
+from bundlemage.cli.retrain import retrain
+from bundlemage.cli.serve import serve
+from bundlemage.cli.train import train
+from bundlemage.cli.tune import tune
 from bundlemage.errors import BundleMageError, ConfigError
 
 MOVED = {
@@ -99,23 +96,10 @@ def _options(
     pass
 
 
-app.add_typer(data.app, name="data")
-app.command("train")(train.train)
-app.command("tune")(tune.tune)
-app.command("evaluate")(evaluate.evaluate)
-app.command("recommend")(ask.recommend)
-app.command("recommend-all")(recommend_all.recommend_all)
-app.command("complete")(ask.complete)
-app.command("design", cls=design.OPTIONS.command())(design.design)
-app.command("explain")(design.explain)
-app.command("score-bundle")(score.score_bundle)
-app.command("campaign", cls=campaign.OPTIONS.command())(campaign.campaign)
-app.command("serve")(serve.serve)
-app.add_typer(keys.app, name="keys")
-app.command("retrain")(retrain.retrain)
-app.command("compare")(compare.compare)
-app.command("models")(models.models)
-app.command("reproduce")(reproduce.reproduce)
+app.add_typer(data, name="data")
+app.add_typer(keys, name="keys")
+add(app, train, tune, evaluate, recommend, recommend_all, complete, design, explain, score_bundle, campaign)
+add(app, serve, retrain, compare, models, reproduce)
 
 
 def main() -> None:

@@ -3,86 +3,59 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
-from typer.core import TyperCommand
 
+from bundlemage.cli.commands import OptionGroup
 from bundlemage.cli.options import ids, key_values
 from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-FromModel = Annotated[Any, typer.Option(hidden=True, parser=str)]
-"""The parameter `settings` of a command that has an option for each field of a model in its place."""
-
 
 @dataclass(frozen=True)
-class ModelOptions:
-    """How the fields of a model become options."""
+class FromModel(OptionGroup):
+    """The fields of a model as options. The value is a dict of the fields that were not left out."""
 
     module: str
     name: str
-    panel: str
+    panel: str | None = None
     """The panel of the help for fields that `panels` does not name."""
-    panels: Mapping[str, str | None]
+    panels: Mapping[str, str | None] = field(default_factory=dict)
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Options that are not called like their field."""
     metavars: Mapping[str, str] = field(default_factory=dict)
     """How several values are written, if not as a list of ids."""
     without: tuple[str, ...] = ()
     """Fields that are no options."""
+    only: tuple[str, ...] = ()
+    """If not empty: the fields that are options."""
+    environment: str = ""
+    """How the names of environment variables begin that may be used instead."""
 
-    def command(self) -> type[TyperCommand]:
-        """A class for commands with these options in place of their parameter `settings`.
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        return {name: self._option(name, info) for name, (_, info) in self._fields()}
 
-        The options are made when the command is used, because the model takes longer to import than
-        `bundlemage --help` may take.
-        """
-        options = self
-
-        class WithOptions(TyperCommand):
-            def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
-                app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-                function = inspect.unwrap(self.callback)  # type: ignore[arg-type]
-                app.command(self.name, context_settings=dict(self.context_settings))(options.added(function))
-                return typer.main.get_command(app).make_context(info_name, args, parent, **extra)
-
-        return WithOptions
-
-    def added(self, command: Callable[..., None]) -> Callable[..., None]:
-        """The command with an option for each field in place of its parameter `settings`."""
-        fields = dict(self._fields())
-        parameters = dict(inspect.signature(command, eval_str=True).parameters)
-        del parameters["settings"]
-        parameters |= {name: self._option(name, info) for name, (_, info) in fields.items()}
-
-        def run(**values: Any) -> None:
-            settings: dict[str, Any] = {}
-            for name, (part, info) in fields.items():
-                value = values.pop(name)
-                if value is not None:
-                    target = settings if part is None else settings.setdefault(part, {})
-                    target[name] = self._read(name, info, value)
-            command(**values, settings=settings)
-
-        run.__dict__["__signature__"] = inspect.Signature(
-            [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters.values()]
-        )
-        run.__annotations__ = {name: each.annotation for name, each in parameters.items()}
-        run.__doc__ = command.__doc__
-        return run
+    def value(self, values: dict[str, Any]) -> Any:
+        settings: dict[str, Any] = {}
+        for name, (part, info) in self._fields():
+            value = values.pop(name)
+            if value is not None:
+                target = settings if part is None else settings.setdefault(part, {})
+                target[name] = self._read(name, info, value)
+        return settings
 
     def _fields(self) -> Iterator[tuple[str, tuple[str | None, FieldInfo]]]:
         """The fields by name. A field that is a model of its own stands for its fields."""
         for name, info in getattr(import_module(self.module), self.name).model_fields.items():
             kind = _plain(info.annotation)
-            if name in self.without:
+            if name in self.without or (self.only and name not in self.only):
                 continue
             if hasattr(kind, "model_fields") and not _is_range(kind):
                 yield from ((each, (name, inner)) for each, inner in kind.model_fields.items())
@@ -91,7 +64,7 @@ class ModelOptions:
 
     def _option(self, name: str, info: FieldInfo) -> inspect.Parameter:
         kind, default, metavar = _plain(info.annotation), info.default, None
-        names, words = self.names.get(name, (_flag(name),)), info.description
+        names, words = self.names.get(name, (_flag(name),)), " ".join((info.description or "").split())
         if get_origin(kind) in (tuple, dict):
             metavar = self.metavars.get(name, "NAME=N" if get_origin(kind) is dict else "ID,ID")
             kind, default = list[str] | None, None
@@ -107,7 +80,8 @@ class ModelOptions:
             names = (f"{_flag(name)}/--no-{name.replace('_', '-')}",)
         annotation = kind | None if default is None else kind
         panel = self.panels.get(name, self.panel)
-        option = typer.Option(*names, metavar=metavar, help=words, rich_help_panel=panel)
+        variable = f"{self.environment}{name.upper()}" if self.environment else None
+        option = typer.Option(*names, metavar=metavar, help=words, envvar=variable, rich_help_panel=panel)
         return inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, option]
         )

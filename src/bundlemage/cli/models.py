@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+from rich.table import Table
 
+from bundlemage.cli import show
 from bundlemage.cli.options import AsJson
 
 
-def models(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="A model whose settings are to be shown.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+def models(name: str | None = None, as_json: AsJson = False) -> None:
     """List every model, those of other installed packages included; or the settings of one.
 
     "Learns" means by gradient steps; the others count or solve. A model that does not know new users answers
     only for those it was trained on.
+
+    Options:
+        name NAME: A model whose settings are to be shown.
     """
     if name is None:
         _list(as_json)
@@ -28,9 +27,6 @@ def models(
 
 
 def _list(as_json: bool) -> None:
-    from rich.table import Table
-
-    from bundlemage.cli import show
     from bundlemage.studies.abilities import every_model
 
     every = every_model()
@@ -61,9 +57,6 @@ def _list(as_json: bool) -> None:
 
 
 def _settings(name: str, as_json: bool) -> None:
-    from rich.table import Table
-
-    from bundlemage.cli import show
     from bundlemage.models.registry import model_class
 
     config_class = model_class(name).config_class

@@ -6,70 +6,143 @@ import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bundlemage.cli.commands import FromFunction
 from bundlemage.errors import ConfigError
 
-Location = Annotated[
-    str,
-    typer.Argument(
-        metavar="PATH",
-        help="A folder of tables, of a published layout or of 'data ingest'; a URI of Parquet tables, e.g. "
-        "s3://bucket/prefix; a database URL; or 'sample', the built-in shop.",
-        show_default=True,
-    ),
-]
-Tables = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--table",
-        metavar="NAME=TABLE",
-        help="For a database: the table or query of user_item, user_bundle, bundle_item, items, bundles.",
-    ),
-]
+if TYPE_CHECKING:
+    from bundlemage.core.filters import Filter
+    from bundlemage.core.history import User
+    from bundlemage.engines.base import Engine
+
+# ── Single options ───────────────────────────────────────────────────────────────────────────────
+
+
+def _at_least_one(option: typer.CallbackParam, count: int | None) -> int | None:
+    """Refuse `--jobs 0` in one line, before anything is read."""
+    if count is not None and count < 1:
+        raise ConfigError(f"{option.opts[-1]} {count}: at least one must run at a time")
+    return count
+
+
+LOCATION = (
+    "A folder of tables, of a published layout or of 'data ingest'; a URI of Parquet tables, e.g. "
+    "s3://bucket/prefix; a database URL; or 'sample', the built-in shop."
+)
+JOBS = "How many models are trained at a time, each in a process of its own on the same device."
+TABLES = "For a database: the table or query of user_item, user_bundle, bundle_item, items, bundles."
+
+Location = Annotated[str, typer.Argument(metavar="PATH", help=LOCATION)]
+Tables = Annotated[list[str] | None, typer.Option("--table", metavar="NAME=TABLE", help=TABLES)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
+OtherDevice = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 ModelFolder = Annotated[
     str, typer.Argument(metavar="DIR", help="A folder that 'bundlemage train' has written.")
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
-EngineName = Annotated[
-    str, typer.Option("--engine", help="Where the work runs: local, this machine; ray, a Ray cluster.")
-]
-Address = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        help="The address of the Ray cluster; 'auto' finds the one of this machine. Without it, Ray is "
-        "started on this machine for the command.",
-    ),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="How many processes work at a time. The default on Ray is one for each GPU, or else processor.",
-        show_default=False,
-    ),
-]
+Jobs = Annotated[int, typer.Option(metavar="N", callback=_at_least_one, help=JOBS)]
+Count = Annotated[int, typer.Option(min=1)]
+OptionalCount = Annotated[int | None, typer.Option(min=1)]
+Seed = Annotated[int, typer.Option(min=0)]
 
 
-def at_least_one(jobs: int | None) -> int | None:
-    """Refuse `--jobs 0` in one line, before anything is read."""
-    if jobs is not None and jobs < 1:
-        raise ConfigError(f"--jobs {jobs}: at least one must run at a time")
-    return jobs
+# ── Groups of options ────────────────────────────────────────────────────────────────────────────
 
 
-Jobs = Annotated[
-    int,
-    typer.Option(
-        metavar="N",
-        callback=at_least_one,
-        help="How many models are trained at a time, each in a process of its own on the same device.",
-    ),
-]
+def _engine(
+    engine: str = "local",
+    address: str | None = None,
+    workers: Annotated[int | None, typer.Option(callback=_at_least_one)] = None,
+) -> Any:
+    """The engine that does the work.
+
+    Options:
+        --engine NAME: Where the work runs: local, this machine; ray, a Ray cluster.
+        --address HOST:PORT: The address of the Ray cluster; 'auto' finds the one of this machine. Without
+            it, Ray is started on this machine for the command.
+        --workers N: How many processes work at a time. The default on Ray is one for each GPU, or else
+            processor.
+    """
+    from bundlemage.engines.base import engine as engine_of
+
+    return engine_of(engine, address=address, workers=workers)
+
+
+def _user(
+    user: str | None = None,
+    history_items: list[str] | None = None,
+    history_bundles: list[str] | None = None,
+) -> Any:
+    """The user that is asked for.
+
+    Options:
+        --user ID: A user of the training data.
+        --history-items ID,ID: Instead of --user: items that a visitor has.
+        --history-bundles ID,ID: Instead of --user: bundles that a visitor has.
+    """
+    from bundlemage.core.history import History
+
+    if user is not None and (history_items or history_bundles):
+        raise ConfigError("give --user or a history, not both")
+    if user is None and history_items is None and history_bundles is None:
+        raise ConfigError("no user: give --user ID, or --history-items and --history-bundles ('' for none)")
+    return user if user is not None else History(ids(history_items), ids(history_bundles))
+
+
+def _filter(
+    exclude: list[str] | None = None,
+    among: list[str] | None = None,
+    tag: list[str] | None = None,
+    min_price: float | None = None,
+    max_price: float | None = None,
+    in_stock: bool = False,
+) -> Any:
+    """The filter of an answer. None without conditions, so that data without a catalogue needs none.
+
+    What may be shown:
+        --exclude ID,ID: Never show these.
+        --among ID,ID: Show only these.
+        --tag TAG: Show what has this tag. Repeatable: one of them is enough.
+        --min-price: Show what costs at least this.
+        --max-price: Show what costs at most this.
+        --in-stock: Show what can be sold: items with a stock above 0, bundles of such items.
+    """
+    from bundlemage.core.filters import Filter
+
+    where = Filter(
+        exclude=ids(exclude),
+        among=None if among is None else ids(among),
+        tags=tag or (),
+        min_price=min_price,
+        max_price=max_price,
+        in_stock=in_stock,
+    )
+    return None if where == Filter() else where
+
+
+def _recall(index: bool = False, least_recall: float | None = None) -> float | None:
+    """The share of an exact search's answers that an index must find. None searches without an index.
+
+    Options:
+        --index: Search millions of bundles by an index (FAISS) instead of one by one.
+        --least-recall SHARE: With --index: refuse an index that finds less than this share of what an exact
+            search finds (default 0.95).
+    """
+    if least_recall is not None and not index:
+        raise ConfigError("--least-recall is for an index: add --index, or leave it out")
+    return (0.95 if least_recall is None else least_recall) if index else None
+
+
+EngineOptions = Annotated["Engine", FromFunction(_engine)]
+UserOptions = Annotated["User", FromFunction(_user)]
+FilterOptions = Annotated["Filter | None", FromFunction(_filter)]
+IndexOptions = Annotated["float | None", FromFunction(_recall)]
+
+
+# ── Reading texts ────────────────────────────────────────────────────────────────────────────────
 
 
 def label(location: str) -> str:

@@ -3,60 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from bundlemage.cli.options import AsJson, Device, Jobs, ids, seed_list
+from bundlemage.cli import show
+from bundlemage.cli.options import AsJson, Device, Jobs, OptionalCount, ids, seed_list
 from bundlemage.errors import ConfigError
 from bundlemage.progress import Shown
 
 
 def reproduce(
-    dataset: Annotated[
-        str, typer.Argument(metavar="NAME", help="youshu, steam, netease, or sample, the built-in shop.")
-    ],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="REPORT",
-            help="The report's folder. Without it, everything is measured into the cache, and nothing drawn.",
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="The data's folder with authors/mat, authors/gen, bgcn or pathak in it; any may be missing.",
-        ),
-    ] = None,
-    seeds: Annotated[
-        str | None,
-        typer.Option(metavar="N,...", help="A run of each model for each seed; 0,1,2, or 0 for the sample."),
-    ] = None,
-    cache: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where results are kept; the same as of 'compare'.")
-    ] = Path("runs/compare"),
-    only_cached: Annotated[
-        bool,
-        typer.Option("--only-cached", help="Train nothing: what is not in the cache is shown as not run."),
-    ] = False,
-    epochs: Annotated[
-        int | None, typer.Option(min=1, help="For a trial: the most passes over the data, for every model.")
-    ] = None,
-    skip: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME,...",
-            help="Leave out a model, or a section: matching, generation, ablations, full-ranking, cases. "
-            "Repeatable.",
-        ),
-    ] = None,
-    note: Annotated[
-        str, typer.Option(metavar="TEXT", help="A sentence for the report on how it was made.")
-    ] = "",
+    dataset: str,
+    output: Path | None = None,
+    data: Path | None = None,
+    seeds: str | None = None,
+    cache: Path = Path("runs/compare"),
+    only_cached: bool = False,
+    epochs: OptionalCount = None,
+    skip: list[str] | None = None,
+    note: str = "",
     device: Device = "auto",
     jobs: Jobs = 1,
     as_json: AsJson = False,
@@ -66,8 +29,20 @@ def reproduce(
     The folder REPORT gets index.html, report.md, figures/ and results.json. Missing files are listed with
     the place where they are published, and the rest is done. A command that was killed goes on from where it
     was. Exits 2 if the data's folder holds nothing at all.
+
+    Options:
+        dataset NAME: youshu, steam, netease, or sample, the built-in shop.
+        -o, --output REPORT: The report's folder. Without it, everything is measured into the cache, and
+            nothing drawn.
+        --data DIR: The data's folder with authors/mat, authors/gen, bgcn or pathak in it; any may be missing.
+        --seeds N,...: A run of each model for each seed; 0,1,2, or 0 for the sample.
+        --cache DIR: Where results are kept; the same as of 'compare'.
+        --only-cached: Train nothing: what is not in the cache is shown as not run.
+        --epochs N: For a trial: the most passes over the data, for every model.
+        --skip NAME,...: Leave out a model, or a section: matching, generation, ablations, full-ranking,
+            cases. Repeatable.
+        --note TEXT: A sentence for the report on how it was made.
     """
-    from bundlemage.cli import show
     from bundlemage.cli.compare_progress import ComparisonProgress
     from bundlemage.studies.figures import require_plots
     from bundlemage.studies.findings import ReproduceOptions, gather

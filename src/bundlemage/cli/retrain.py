@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from bundlemage.cli.options import AsJson, settings
+from bundlemage.cli import show
+from bundlemage.cli.options import AsJson, OtherDevice, only_given, settings
 from bundlemage.cli.serve import Database, check_extra, database_url, open_store
 from bundlemage.progress import Shown
 
@@ -19,34 +18,13 @@ if TYPE_CHECKING:
 
 def retrain(
     db: Database = None,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="A setting other than the serving model's, e.g. embedding_dim=64. Repeatable.",
-        ),
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="The maximum number of passes over the data.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="The seed for everything random in training and in holding out.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
-    models: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="The folder for new models. Default: that of the serving one.",
-            show_default=False,
-        ),
-    ] = None,
-    tolerance: Annotated[
-        float, typer.Option(help="How much lower than the serving model's nDCG@10 the new one's may be.")
-    ] = 0.0,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Publish whatever the comparison says, and also without one."),
-    ] = False,
+    set_: list[str] | None = None,
+    epochs: int | None = None,
+    seed: int | None = None,
+    device: OtherDevice = None,
+    models: Path | None = None,
+    tolerance: float = 0.0,
+    force: bool = False,
     as_json: AsJson = False,
 ) -> None:
     """Train the serving model again on the database's data, and publish it if it is not worse.
@@ -54,16 +32,20 @@ def retrain(
     Both models are asked for bundles that neither has learned from. A running service changes to a published
     model by itself. It is safe to run from cron: one runs at a time, and if it is killed at any moment, the
     old model goes on serving.
+
+    Options:
+        --set NAME=VALUE: A setting other than the serving model's, e.g. embedding_dim=64. Repeatable.
+        --epochs: The maximum number of passes over the data.
+        --seed: The seed for everything random in training and in holding out.
+        --models DIR: The folder for new models. Default: that of the serving one.
+        --tolerance: How much lower than the serving model's nDCG@10 the new one's may be.
+        --force: Publish whatever the comparison says, and also without one.
     """
     check_extra()
-    from bundlemage.cli import show
     from bundlemage.retraining import retrain as retraining
     from bundlemage.retraining.comparing import DECISIVE
 
-    changed = {
-        **settings(setting),
-        **{name: value for name, value in (("epochs", epochs), ("device", device)) if value is not None},
-    }
+    changed = {**settings(set_), **only_given({"epochs": epochs, "device": device})}
     store = open_store(database_url(db, None), must_exist=True)
     with closing(store), Shown(show.notes) as progress:
         outcome = retraining.retrain(
@@ -100,7 +82,6 @@ def retrain(
 
 def _on_split() -> Observer:
     """Prints what is learned from, and what the models are compared by."""
-    from bundlemage.cli import show
     from bundlemage.data.splits import Split
     from bundlemage.retraining.retrain import RetrainingObserver
 
@@ -122,7 +103,6 @@ def _on_split() -> Observer:
 
 
 def _show(outcome: Retrained, decisive: str) -> None:
-    from bundlemage.cli import show
     from bundlemage.evaluation.results import Evaluation
 
     comparison = outcome.comparison

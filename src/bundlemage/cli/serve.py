@@ -8,10 +8,12 @@ import socket
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bundlemage.cli import show
+from bundlemage.cli.model_options import FromModel
 from bundlemage.cli.options import settings as parsed
 from bundlemage.errors import BundleMageError, ConfigError, MissingExtraError
 from bundlemage.progress import Shown
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
 SAMPLE = Path("bundlemage-sample")
 _NEEDED = ("alembic", "fastapi", "prometheus_client", "sqlalchemy", "uvicorn")
 
+SETTINGS = FromModel(
+    "bundlemage.service.settings",
+    "Settings",
+    only=("host", "port", "rate_limit", "threads", "trust_proxy"),
+    environment="BUNDLEMAGE_",
+)
 Database = Annotated[
     str | None,
     typer.Option(
@@ -30,87 +38,39 @@ Database = Annotated[
         metavar="URL",
         envvar="BUNDLEMAGE_DB",
         help="sqlite:///FILE, a FILE, or postgresql://USER:PASSWORD@HOST/NAME.",
-        show_default=False,
     ),
 ]
 
 
 def serve(
-    model: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[MODEL]",
-            help="A folder that 'bundlemage train' has written. If left out: the model that the database "
-            "names, or a model of the sample shop.",
-        ),
-    ] = None,
+    settings: Annotated[dict[str, Any], SETTINGS],
+    model: Path | None = None,
     db: Database = None,
-    host: Annotated[
-        str,
-        typer.Option(
-            envvar="BUNDLEMAGE_HOST", help="Address to listen on. Any but this machine's own needs API keys."
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(envvar="BUNDLEMAGE_PORT", help="Port to listen on; 0 takes a free one.")
-    ] = 8000,
-    rate_limit: Annotated[
-        float, typer.Option(envvar="BUNDLEMAGE_RATE_LIMIT", help="Requests per second and caller.")
-    ] = 2000,
-    threads: Annotated[
-        int,
-        typer.Option(
-            envvar="BUNDLEMAGE_THREADS",
-            help="CPU threads of the model. Use more for hundreds of thousands of bundles.",
-        ),
-    ] = 1,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="Any other setting, e.g. served_days=7 or session_hours=1. Repeatable.",
-        ),
-    ] = None,
-    trust_proxy: Annotated[
-        bool,
-        typer.Option(
-            "--trust-proxy",
-            envvar="BUNDLEMAGE_TRUST_PROXY",
-            help="A proxy is in front of the service: trust its X-Forwarded headers.",
-        ),
-    ] = False,
+    set_: list[str] | None = None,
 ) -> None:
     """Serve a model live: an HTTP API, and a web page.
 
     At the first start the database imports the model's catalogue and histories. From then on the shop
     changes them, and every answer uses them. Without --db the database is a file beside the model, MODEL.db.
+
+    Options:
+        model [MODEL]: A folder that 'bundlemage train' has written. If left out: the model that the database
+            names, or a model of the sample shop.
+        --set NAME=VALUE: Any other setting, e.g. served_days=7 or session_hours=1. Repeatable.
     """
     from bundlemage.service.settings import parse_settings
 
     if model is None and db is None:
         model = _sample_model()
-    settings = parse_settings(
-        {
-            "model": model,
-            "db": database_url(db, model),
-            "host": host,
-            "port": port,
-            "rate_limit": rate_limit,
-            "threads": threads,
-            "trust_proxy": trust_proxy,
-            **parsed(setting),
-        }
-    )
-    with _bound(host, port) as listening:
-        _serve(settings, listening)
+    checked = parse_settings({**settings, "model": model, "db": database_url(db, model), **parsed(set_)})
+    with _bound(checked.host, checked.port) as listening:
+        _serve(checked, listening)
 
 
 def _serve(settings: Settings, listening: socket.socket) -> None:
     check_extra()
     import uvicorn
 
-    from bundlemage.cli import show
     from bundlemage.service import logs
     from bundlemage.service.app import create_app, open_service
     from bundlemage.service.security import check_may_listen
@@ -192,12 +152,13 @@ def _sample_model() -> Path:
     """The model of the sample shop, trained at the first start."""
     from bundlemage.artifact.files import artifact_version
     from bundlemage.cli.train import train
+    from bundlemage.engines.base import engine
 
     folder = SAMPLE / "model"
     try:
         artifact_version(folder)
     except BundleMageError:
-        train(output=folder, overwrite=True)
+        train(folder, engine(), overwrite=True)
     return folder
 
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bundlemage.cli import show
 from bundlemage.cli.options import (
-    Address,
     AsJson,
-    EngineName,
+    EngineOptions,
     Location,
+    OtherDevice,
     Tables,
-    Workers,
     key_values,
     label,
     only_given,
@@ -31,76 +31,25 @@ if TYPE_CHECKING:
 
 
 def train(
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the model goes.")],
+    output: Path,
+    engine: EngineOptions,
     location: Location = "sample",
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            help="A TOML file with model, settings and split, or the name of a built-in one such as "
-            "youshu/bundlemage; options override it."
-        ),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="bundlemage, or any other that 'bundlemage models' lists.")
-    ] = None,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="NAME=VALUE", help="A hyperparameter, e.g. embedding_dim=64. Repeatable."
-        ),
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="The most passes over the data.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Everything random in training follows from it.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
-    protocol: Annotated[
-        str | None,
-        typer.Option(
-            help="auto (the data's own split, else paper), paper, full, cold-bundles, new-bundles, "
-            "new-bundles-known, or none."
-        ),
-    ] = None,
-    split_seed: Annotated[int | None, typer.Option(help="The seed of the split, where one is drawn.")] = None,
-    calibrated_as: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="Take over from this model how scores become chances: for one trained on everything.",
-        ),
-    ] = None,
-    ensemble: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Train N members with seeds that count up from --seed, and save their mean as one model: N "
-            "times the time to train, N times the memory, and answers are N times the work.",
-            show_default=False,
-        ),
-    ] = None,
+    recipe: str | None = None,
+    model: str | None = None,
+    set_: list[str] | None = None,
+    epochs: int | None = None,
+    seed: int | None = None,
+    device: OtherDevice = None,
+    protocol: str | None = None,
+    split_seed: int | None = None,
+    calibrated_as: str | None = None,
+    ensemble: int | None = None,
     table: Tables = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was cut off.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model or run in DIR.")] = False,
-    checkpoint_every: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Epochs between checkpoints; 0 for none. By default they take a twentieth of the time.",
-            show_default=False,
-        ),
-    ] = None,
-    tensorboard: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Also write logs for TensorBoard here.")
-    ] = None,
-    engine: EngineName = "local",
-    address: Address = None,
-    workers: Workers = None,
-    item_tables: Annotated[
-        str,
-        typer.Option(
-            metavar="HOW",
-            help="With several workers: replicated, each has all items; sharded, each has a share of them; "
-            "auto: sharded when they do not fit.",
-        ),
-    ] = "auto",
+    resume: bool = False,
+    overwrite: bool = False,
+    checkpoint_every: Annotated[int | None, typer.Option(min=0)] = None,
+    tensorboard: Path | None = None,
+    item_tables: str = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Train a model on PATH and save it to DIR.
@@ -109,9 +58,30 @@ def train(
     ends with the same model. Ctrl-C stops early and keeps the best model so far.
 
     Several workers learn what one process learns, each from its part of the data.
+
+    Options:
+        -o, --output DIR: Where the model goes.
+        --recipe: A TOML file with model, settings and split, or the name of a built-in one such as
+            youshu/bundlemage; options override it.
+        --model: bundlemage, or any other that 'bundlemage models' lists.
+        --set NAME=VALUE: A hyperparameter, e.g. embedding_dim=64. Repeatable.
+        --epochs: The most passes over the data.
+        --seed: Everything random in training follows from it.
+        --protocol: auto (the data's own split, else paper), paper, full, cold-bundles, new-bundles,
+            new-bundles-known, or none.
+        --split-seed: The seed of the split, where one is drawn.
+        --calibrated-as DIR: Take over from this model how scores become chances: for one trained on
+            everything.
+        --ensemble N: Train N members with seeds that count up from --seed, and save their mean as one model:
+            N times the time to train, N times the memory, and answers are N times the work.
+        --resume: Go on with a run that was cut off.
+        --overwrite: Replace a model or run in DIR.
+        --checkpoint-every N: Epochs between checkpoints; 0 for none. By default they take a twentieth of the
+            time.
+        --tensorboard DIR: Also write logs for TensorBoard here.
+        --item-tables HOW: With several workers: replicated, each has all items; sharded, each has a share of
+            them; auto: sharded when they do not fit.
     """
-    from bundlemage.cli import show
-    from bundlemage.engines.base import engine as engine_of
     from bundlemage.engines.training import TrainingJob
     from bundlemage.evaluation.results import tasks_not_learned
     from bundlemage.models.registry import model_class
@@ -120,10 +90,9 @@ def train(
     from bundlemage.training.history import SELECTION_METRIC, TensorBoard
     from bundlemage.training.progress import EpochProgress
 
-    by = engine_of(engine, address=address, workers=workers)
     options = {"epochs": epochs, "seed": seed, "device": device}
     chosen = (Recipe.find(recipe) if recipe else Recipe()).changed(
-        {**settings(setting), **only_given(options)}, only_given({"protocol": protocol, "seed": split_seed})
+        {**settings(set_), **only_given(options)}, only_given({"protocol": protocol, "seed": split_seed})
     )
     chosen = replace(chosen, **only_given({"model": model, "ensemble": ensemble}))
     checkpoints = output.with_name(output.name + ".checkpoints")
@@ -141,14 +110,14 @@ def train(
         item_tables,
         calibration,
     )
-    by.check(job)
+    engine.check(job)
     with show.notes.status(f"reading {label(location)}"):
         split = job.split
     show.warnings(job.source.warnings)
     _announce(split, f"{chosen.ensemble} × {chosen.model}" if chosen.ensemble > 1 else chosen.model)
     with Shown(show.notes) as progress:
         observers = [EpochProgress(progress), *([TensorBoard(tensorboard)] if tensorboard else [])]
-        recommender = by.train(job, observers)
+        recommender = engine.train(job, observers)
     training = recommender.training
     assert training is not None
     with show.notes.status("calibrating, and holding bundles out to find how new ones are to be ranked"):
@@ -216,7 +185,6 @@ def _summary(training: TrainingResult) -> dict[str, Any]:
 def _check_output(output: Path, checkpoints: Path, resume: bool, overwrite: bool) -> None:
     """Raise an error, before the training, if it would replace stored files that should stay."""
     from bundlemage.artifact.files import check_replaceable
-    from bundlemage.cli import show
     from bundlemage.errors import ArtifactError, CheckpointError
     from bundlemage.training.checkpoint import RunFolder
 
@@ -246,8 +214,6 @@ def _check_output(output: Path, checkpoints: Path, resume: bool, overwrite: bool
 
 
 def _announce(split: Split, model: str) -> None:
-    from bundlemage.cli import show
-
     learned, known = split.train.user_bundle.nnz, split.dataset.user_bundle.nnz
     show.notes.print(show.described(split.dataset), soft_wrap=True)
     show.notes.print(

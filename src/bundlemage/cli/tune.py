@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
+from bundlemage.cli import show
 from bundlemage.cli.options import (
-    Address,
     AsJson,
-    EngineName,
+    Count,
+    EngineOptions,
     Location,
+    OtherDevice,
     Tables,
-    at_least_one,
     key_values,
     label,
     only_given,
@@ -36,62 +38,21 @@ BEST = 5
 
 
 def tune(
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="STUDY", help="The folder of the study.")],
+    output: Path,
+    engine: EngineOptions,
     location: Location = "sample",
-    model: Annotated[
-        str | None, typer.Option(help="bundlemage, or any other that 'bundlemage models' lists.")
-    ] = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            help="As of 'train': the search begins with its settings, and keeps those outside of it."
-        ),
-    ] = None,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A setting that is not searched. Repeatable."),
-    ] = None,
-    space: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=LOW..HIGH|A,B,C",
-            help="What a setting may be, instead of the model's own space. Repeatable.",
-        ),
-    ] = None,
-    trials: Annotated[int, typer.Option(min=1, help="How many trainings, those done before included.")] = 30,
-    timeout: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="After so long no trial begins; those that run are finished."),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Of the search, and of each training in it.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
-    protocol: Annotated[
-        str | None,
-        typer.Option(
-            help="auto (the data's own split, else paper), paper, full, cold-bundles, new-bundles or "
-            "new-bundles-known."
-        ),
-    ] = None,
-    split_seed: Annotated[int | None, typer.Option(help="The seed of the split, where one is drawn.")] = None,
+    model: str | None = None,
+    recipe: str | None = None,
+    set_: list[str] | None = None,
+    space: list[str] | None = None,
+    trials: Count = 30,
+    timeout: float | None = None,
+    seed: Annotated[int | None, typer.Option(min=0)] = None,
+    device: OtherDevice = None,
+    protocol: str | None = None,
+    split_seed: int | None = None,
     table: Tables = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers",
-            "--jobs",
-            metavar="N",
-            callback=at_least_one,
-            help="How many trials run at a time, each in its own process: by default one on this machine, "
-            "and on Ray one for each GPU, or else for each processor. With more than one, what is tried "
-            "depends on which trial ends first, so a search does not repeat exactly.",
-            show_default=False,
-        ),
-    ] = None,
-    engine_name: EngineName = "local",
-    address: Address = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a study.")] = False,
+    resume: bool = False,
     as_json: AsJson = False,
 ) -> None:
     """Search for the best settings of a model on PATH.
@@ -99,16 +60,30 @@ def tune(
     Each trial trains on the training part of the split and is judged by validation nDCG@5; the test cases are
     not there to be seen. Trials that are worse than half of the others are stopped early. A study can be
     killed at any time: the same command with --resume continues it. Ctrl-C ends early and keeps all trials.
+
+    Options:
+        -o, --output STUDY: The folder of the study.
+        --model: bundlemage, or any other that 'bundlemage models' lists.
+        --recipe: As of 'train': the search begins with its settings, and keeps those outside of it.
+        --set NAME=VALUE: A setting that is not searched. Repeatable.
+        --space NAME=LOW..HIGH|A,B,C: What a setting may be, instead of the model's own space. Repeatable.
+        --trials N: How many trainings, those done before included.
+        --timeout SECONDS: After this time no trial begins; those that run are finished.
+        --seed: The seed of the search, and of each training in it.
+        --protocol: auto (the data's own split, else paper), paper, full, cold-bundles, new-bundles or
+            new-bundles-known.
+        --split-seed: The seed of the split, where one is drawn.
+        --workers, --jobs N: How many trials run at a time, each in its own process: by default one on this
+            machine, and on Ray one for each GPU, or else for each processor. With more than one, what is
+            tried depends on which trial ends first, so a search does not repeat exactly.
+        --resume: Go on with a study.
     """
-    from bundlemage.cli import show
-    from bundlemage.engines.base import engine
     from bundlemage.recipe import Recipe
 
-    by = engine(engine_name, address=address, workers=workers)
     search = _search(
         Recipe.find(recipe) if recipe else Recipe(),
         model,
-        {**settings(setting), **only_given({"seed": seed, "device": device})},
+        {**settings(set_), **only_given({"seed": seed, "device": device})},
         only_given({"protocol": protocol, "seed": split_seed}),
         location=location,
         output=output,
@@ -121,7 +96,7 @@ def tune(
     if resume and not output.exists():
         show.notes.print("nothing to resume: starting from the beginning")
     with Shown(show.notes, "tuning") as progress:
-        study = by.tune(search, progress)
+        study = engine.tune(search, progress)
     show.warnings(study.warnings)
     if as_json:
         show.print_json(study.to_json())
@@ -178,10 +153,6 @@ def _domain(name: str, text: str) -> Domain:
 
 def _summary(study: Study, location: str) -> Iterator[RenderableType]:
     """The best trials, what mattered, and what to do next."""
-    from rich.table import Table
-
-    from bundlemage.cli import show
-
     states = [trial.state for trial in study.trials]
     counts = f"{len(states)} trials, {states.count('pruned')} stopped early, {states.count('failed')} failed"
     table = Table(title=f"{show.plain(study.model)}: the best of {counts}", title_justify="left")

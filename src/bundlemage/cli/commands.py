@@ -1,0 +1,125 @@
+"""How a function becomes a command: its parameters are options that its docstring describes."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Annotated, Any, get_args, get_origin
+
+import typer
+from typer.core import TyperCommand
+from typer.models import ParameterInfo
+
+
+def add(app: typer.Typer, *functions: Callable[..., None]) -> None:
+    """Add functions to an app as commands that are called like them.
+
+    A docstring ends with sections of options. `-o, --output DIR: What it is.` describes an option by its
+    names and a word for its value, and `folder DIR: What it is.` an argument. A section with another title
+    than "Options" is a panel of the help. A parameter needs no description if its type has a `typer.Option`
+    with one, or an `OptionGroup`.
+    """
+    for function in functions:
+        name, text = function.__name__.strip("_").replace("_", "-"), _documentation(function)[0]
+        app.command(name, cls=_command_class(function), help=text)(lambda: None)
+
+
+def _command_class(function: Callable[..., None]) -> type[TyperCommand]:
+    """A class for a command that reads its options when it is used, as this may import a slow module."""
+
+    class Command(TyperCommand):
+        def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
+            options = FromFunction(function)
+            parameters = options.parameters()
+
+            def run(**values: Any) -> None:
+                options.value(values)
+
+            run.__dict__["__signature__"] = inspect.Signature(list(parameters.values()))
+            run.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
+            app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+            app.command(self.name, help=self.help, context_settings=dict(self.context_settings))(run)
+            return typer.main.get_command(app).make_context(info_name, args, parent, **extra)
+
+    return Command
+
+
+class OptionGroup:
+    """Several options that make one value, as in `where: Annotated[Filter, FromFunction(...)]`."""
+
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """A parameter for each option, by its name."""
+        raise NotImplementedError
+
+    def value(self, values: dict[str, Any]) -> Any:
+        """The value, made from those of the options by name, which are removed from `values`."""
+        raise NotImplementedError
+
+
+class FromFunction(OptionGroup):
+    """The parameters of a function as options. The value is what the function returns."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        parameters: dict[str, inspect.Parameter] = {}
+        for name, parameter in self._signature().items():
+            group = _mark(parameter, OptionGroup)
+            parameters |= group.parameters() if group else {name: parameter}
+        for name, describe in _documentation(self.function)[1].items():
+            known = name if name in parameters else f"{name}_"  # `set_`, as Python itself has a `set`
+            parameters[known] = describe(parameters[known])
+        kind = inspect.Parameter.KEYWORD_ONLY
+        return {name: parameter.replace(kind=kind) for name, parameter in parameters.items()}
+
+    def value(self, values: dict[str, Any]) -> Any:
+        groups = {name: _mark(parameter, OptionGroup) for name, parameter in self._signature().items()}
+        return self.function(
+            **{name: group.value(values) if group else values.pop(name) for name, group in groups.items()}
+        )
+
+    def _signature(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.function, eval_str=True).parameters
+
+
+def _mark(parameter: inspect.Parameter, kind: type) -> Any:
+    """The mark of this kind on the type of a parameter, or None."""
+    marks = getattr(parameter.annotation, "__metadata__", ())
+    return next((mark for mark in marks if isinstance(mark, kind)), None)
+
+
+Describe = Callable[[inspect.Parameter], inspect.Parameter]
+
+
+def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, Describe]]:
+    """The text of a docstring, and what describes each option, by the name of its parameter."""
+    text, *sections = re.split(r"\n\n(?=[^\n]+:\n    )", inspect.cleandoc(function.__doc__ or ""))
+    described = {}
+    for section in sections:
+        title, _, entries = section.partition(":\n")
+        for entry in re.split(r"\n    (?=\S)", entries.removeprefix("    ")):
+            names, words = " ".join(entry.split()).split(": ", 1)
+            first, last = names.split()[0], names.split()[-1]
+            flags = re.findall(r"(?<!\S)--[^\s,]+", names) + re.findall(r"(?<!\S)-\w", names)
+            parameter = flags[0].split("/")[0].removeprefix("--").replace("-", "_") if flags else first
+            described[parameter] = _describing(
+                flags,
+                metavar=None if last in flags else last,
+                help=words,
+                rich_help_panel=None if title == "Options" else title,
+            )
+    return text, described
+
+
+def _describing(flags: list[str], **attributes: str | None) -> Describe:
+    def describe(parameter: inspect.Parameter) -> inspect.Parameter:
+        info = copy(_mark(parameter, ParameterInfo)) or (typer.Option() if flags else typer.Argument())
+        vars(info).update(attributes, default=..., param_decls=tuple(flags) or None)
+        kind = parameter.annotation
+        kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+        return parameter.replace(annotation=Annotated[kind, info])
+
+    return describe
