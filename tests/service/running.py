@@ -89,7 +89,7 @@ class Running:
 
     def client(self, key: str | None = None, **settings: Any) -> httpx.Client:
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=30, **settings)
+        return httpx.Client(**{"base_url": self.url, "headers": headers, "timeout": 30, **settings})
 
 
 @dataclass

@@ -10,7 +10,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 from fastapi.routing import APIRoute
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Mount
+from starlette.staticfiles import StaticFiles
 
 from bundlemage.service.app import create_app
 from bundlemage.store.records import Role
@@ -117,7 +118,11 @@ def declared(running: Inside) -> set[tuple[str, str]]:
     """Method and path of all that the app answers; from its own list, so that none is forgotten."""
     found: set[tuple[str, str]] = set()
     for route in leaves(list(create_app(running.service).routes)):
-        assert isinstance(route, APIRoute), route  # a mount would have to be looked at, too
+        if isinstance(route, Mount):
+            assert isinstance(route.app, StaticFiles), route
+            found.add(("GET", f"{route.path}/{{name}}"))
+            continue
+        assert isinstance(route, APIRoute), route
         found |= {(method, route.path_format) for method in route.methods or ()}
     return found
 

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from anyio import CapacityLimiter, move_on_after, to_thread
-from fastapi import FastAPI, Request, Response
-from starlette.exceptions import HTTPException
-from starlette.routing import Match
+from fastapi import FastAPI
 
 from bundlemage import __version__
 from bundlemage.errors import ArtifactError, BusyError, ConfigError, StoreError
@@ -172,20 +170,8 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     problems.install(app)
-    app.add_exception_handler(405, _wrong_method)
     for routes in (session, recommend, design, users, catalogue, models, health, pages):
         app.include_router(routes.router)
+    app.mount("/static", pages.STATIC)
     app.add_middleware(Frame)
     return app
-
-
-async def _wrong_method(request: Request, _: Exception) -> Response:
-    """The framework names the methods of one route only; a path may have several routes."""
-    allowed = [
-        method
-        for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
-        for route in request.app.routes
-        if route.matches({**request.scope, "method": method})[0] is Match.FULL
-    ]
-    error = HTTPException(405, headers={"Allow": ", ".join(dict.fromkeys(allowed))})
-    return problems.from_http(error, request.method).answer(request.state.request_id)

@@ -21,10 +21,7 @@ from typing import Any, TextIO
 from bundlemage.errors import StoreError
 
 SERVICE = "bundlemage"
-_LOGGERS = (SERVICE, "uvicorn", "uvicorn.error")
-_encode = json.JSONEncoder(
-    ensure_ascii=True, default=str
-).encode  # created once: `dumps` creates one each time
+_encode = json.JSONEncoder(default=str).encode  # created once: `dumps` creates one each time
 
 log = logging.getLogger(f"{SERVICE}.service")
 
@@ -107,14 +104,8 @@ def _type_of(error: BaseException) -> str:
 
 def _kind_of(error: BaseException) -> Hashable:
     """Errors are of one kind if their types and the lines that raised them are the same."""
-    return tuple((_type_of(one), _raised_at(one)) for one in _chain(error))
-
-
-def _raised_at(error: BaseException) -> tuple[str, int] | None:
-    at = None
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        at = (frame.f_code.co_filename, line)
-    return at
+    chain = _chain(error)
+    return tuple((_type_of(one), str(traceback.extract_tb(one.__traceback__, limit=-1))) for one in chain)
 
 
 def configure(*, debug: bool = False, stream: TextIO | None = None) -> None:
@@ -126,30 +117,10 @@ def configure(*, debug: bool = False, stream: TextIO | None = None) -> None:
     _traces.clear()  # earlier traces are not in this stream
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines(messages_of_errors=debug))
-    for name in _LOGGERS:
+    for name in (SERVICE, "uvicorn"):
         logger = logging.getLogger(name)
-        logger.handlers = [handler] if name != "uvicorn.error" else []
-        logger.propagate = name == "uvicorn.error"  # to "uvicorn"
+        logger.handlers, logger.propagate = [handler], False
         logger.setLevel(logging.INFO)
-    access = logging.getLogger("uvicorn.access")
-    access.handlers, access.propagate = [], False
-
-
-def request_line(
-    *, request_id: str, method: str, route: str, status: int, milliseconds: float, key: str | None
-) -> None:
-    """Log a request in one line."""
-    level = logging.ERROR if status >= 500 else logging.INFO
-    if log.isEnabledFor(level):
-        fields = {
-            "request_id": request_id,
-            "method": method,
-            "route": route,
-            "status": status,
-            "ms": round(milliseconds, 2),
-            "key": key,
-        }
-        log.log(level, "request", extra={"fields": fields})
 
 
 def failure(event: str, error: BaseException, request_id: str) -> None:

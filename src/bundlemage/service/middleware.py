@@ -6,6 +6,7 @@ After: security headers, the answer to unexpected errors, one count and one line
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 import time
@@ -14,10 +15,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bundlemage.errors import BundleMageError
 from bundlemage.service import hosts, logs
-from bundlemage.service.problems import ApiError, answer_of, unexpected
-from bundlemage.service.security import too_many
+from bundlemage.service.problems import ApiError, answer_of
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _HARMLESS = {"GET", "HEAD", "OPTIONS"}
@@ -57,12 +56,8 @@ class Frame:
         started = time.perf_counter()
         service = scope["app"].state.service
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        request_id = _request_id(headers)
-        state: dict[str, Any] = scope.setdefault("state", {})
-        state["request_id"] = request_id
-        state["started"] = started
-        path: str = scope["path"]
-        status = 0
+        request, path, status = Request(scope), scope["path"], 0
+        request_id = request.state.request_id = _request_id(headers)
 
         async def framed(message: Message) -> None:
             nonlocal status
@@ -75,42 +70,32 @@ class Frame:
             await send(message)
 
         try:
-            try:
-                self._admit(scope, headers, service)
-                if path.startswith(_API) and path != _LOGIN:
-                    # Here, because a route reads and parses the whole body before it checks the caller.
-                    await service.security.identify(Request(scope))
-                if b"transfer-encoding" in headers:  # otherwise the server itself stops at Content-Length
-                    receive = _limited(receive, service.settings.body_limit)
-                await self.app(scope, receive, framed)
-            except ApiError as refusal:
-                await refusal.answer(request_id)(scope, receive, framed)
-            except BundleMageError as error:  # from `identify`; errors of routes are answered further in
-                await answer_of(error, request_id)(scope, receive, framed)
-            except Exception as error:
+            self._admit(scope, headers, service)
+            if path.startswith(_API) and path != _LOGIN:
+                # Here, because a route reads and parses the whole body before it checks the caller.
+                await service.security.identify(request)
+            if b"transfer-encoding" in headers:  # otherwise the server itself stops at Content-Length
+                receive = _limited(receive, service.settings.body_limit)
+            await self.app(scope, receive, framed)
+        except Exception as error:
+            if status:  # a part of the answer is sent: the server must close the connection
                 logs.failure("failed", error, request_id)
-                if status:  # a part of the answer is sent: the server must close the connection
-                    raise
-                await unexpected().answer(request_id)(scope, receive, framed)
+                raise
+            answer = await answer_of(request, error)
+            await answer(scope, receive, framed)
         finally:
             seconds = time.perf_counter() - started
             route, method = _template(scope, path), scope["method"]
             status = status or _CLIENT_LEFT
             service.metrics.request(route, method, status, seconds)
-            logs.request_line(
-                request_id=request_id,
-                method=method,
-                route=route,
-                status=status,
-                milliseconds=1000 * seconds,
-                key=state.get("caller"),
-            )
+            fields = {"request_id": request_id, "method": method, "route": route, "status": status}
+            fields |= {"ms": round(1000 * seconds, 2), "key": getattr(request.state, "caller", None)}
+            level = logging.ERROR if status >= 500 else logging.INFO
+            logs.log.log(level, "request", extra={"fields": fields})
 
     def _admit(self, scope: Scope, headers: dict[bytes, bytes], service: Any) -> None:
         """Raise an ApiError for a request that exceeds a limit or comes from another site."""
-        wait = service.security.admit(scope, headers, time.monotonic())
-        if wait:
-            raise too_many(wait, "Too many requests in a short time.")
+        service.security.admit(scope, headers)
         length = headers.get(b"content-length")
         if length is not None and int(length) > service.settings.body_limit:
             raise _too_large(service.settings.body_limit)
@@ -127,11 +112,8 @@ class Frame:
 
 
 def _too_large(limit: int) -> ApiError:
-    return ApiError(
-        413,
-        "Body too large",
-        f"A request body may have at most {limit:,} bytes. Send fewer interactions at a time.",
-    )
+    detail = f"A request body may have at most {limit:,} bytes. Send fewer interactions at a time."
+    return ApiError(413, "Body too large", detail)
 
 
 def _limited(receive: Receive, limit: int) -> Receive:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import math
 import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Annotated, Any, Final
 
 from fastapi import Depends, Request
@@ -43,10 +44,6 @@ class Principal:
     role: Role
     caller: str
     """The id of the key; `local` if the service has no keys."""
-
-    def may(self, role: Role) -> bool:
-        """Whether the caller has this role or a stronger one."""
-        return ROLES[self.role] >= ROLES[role]
 
 
 LOCAL = Principal("admin", "local")
@@ -103,14 +100,16 @@ class Security:
         scope = request.scope
         bearers = [value for name, value in scope["headers"] if name == b"authorization"]
         if bearers:
-            principal = await self._by_key(_bearer_text(bearers))
+            text = _bearer_text(bearers)
+            principal = await self._cached(self._known_keys, text, self._verified)
             if principal is None:
                 raise _unauthorised("The key is wrong or revoked.")
             return principal
         token = session_token(request)
-        principal = await self._by_session(token) if token else None
-        if principal is not None:
-            return principal
+        if token is not None:
+            principal = await self._cached(self._known_sessions, token, self._session)
+            if principal is not None:
+                return principal
         if await self.keys_are_on():
             expired = "The login has expired. Log in again" if token else "This needs a key. Send one"
             raise _unauthorised(f"{expired}, or ask the operator of the service for one.")
@@ -128,9 +127,7 @@ class Security:
 
     async def log_in(self, text: str, address: str) -> str:
         """Start a session for a key. Returns the token for the cookie; the store keeps only its digest."""
-        wait = self._logins.take(address, time.monotonic())
-        if wait:
-            raise too_many(wait, "Too many login attempts.")
+        _count(self._logins, address, "Too many login attempts.")
         key = await self._verified(text.strip())
         if key is None:
             raise _unauthorised(
@@ -147,21 +144,20 @@ class Security:
         await asyncio.to_thread(self._store.end_session, digest)
         self._known_sessions.pop(digest, None)  # last, because it could be looked up once more meanwhile
 
-    def admit(self, scope: Any, headers: hosts.Headers, now: float) -> float:
-        """Count a request. Returns 0, or the seconds until the caller may try again.
+    def admit(self, scope: Any, headers: hosts.Headers) -> None:
+        """Count a request. Raises an ApiError if the caller has sent too many.
 
         A request counts for its key only if the key was valid some seconds ago. Otherwise it counts for the
         address, so that nobody can use up the share of somebody else's key, or get a new share with every
         invented key. Probes have their own share, so that they do not fail because others send many requests.
         """
-        if scope["path"] in _PROBES:
-            return self._probes.take(self.address(scope, headers), now)
-        credential = headers.get(b"authorization")
-        if credential is not None:
-            known = self._known_keys.get(hashlib.sha256(credential[7:]).digest())
-            if known is not None and known[1] > now:
-                return self._rate.take(f"key {known[0].caller}", now)
-        return self._rate.take(self.address(scope, headers), now)
+        known = self._known_keys.get(hashlib.sha256(headers.get(b"authorization", b"")[7:]).digest())
+        probe = scope["path"] in _PROBES
+        if known is not None and known[1] > time.monotonic() and not probe:
+            caller = f"key {known[0].caller}"
+        else:
+            caller = self.address(scope, headers)
+        _count(self._probes if probe else self._rate, caller, "Too many requests in a short time.")
 
     def address(self, scope: Any, headers: hosts.Headers) -> str:
         """The address whose requests are counted."""
@@ -174,35 +170,29 @@ class Security:
         header is then that name. A service that others can reach and that has no keys left refuses everybody.
         """
         if not hosts.is_loopback(self.settings.host) or self.settings.trust_proxy:
-            raise _forbidden(
+            raise ApiError(
+                403,
                 "No key is left",
                 "All API keys were revoked, and other machines can reach this service. "
                 f"Create a key: {_HOW_TO_MAKE_A_KEY}",
             )
         host = hosts.asked_host(headers, trust_proxy=False)
         if not hosts.is_loopback(hosts.without_port(host)) or hosts.was_forwarded(headers):
-            raise _forbidden(
+            raise ApiError(
+                403,
                 "Not from this machine",
                 "Without API keys the service answers only its own machine, under a name such as localhost "
                 f"and without a proxy. To allow other machines, create a key: {_HOW_TO_MAKE_A_KEY}",
             )
 
-    async def _by_key(self, text: str) -> Principal | None:
-        return await self._cached(self._known_keys, _digest(text), lambda: self._verified(text))
-
-    async def _by_session(self, token: str) -> Principal | None:
-        digest = _digest(token)
-        look_up = partial(asyncio.to_thread, self._store.session, digest)
-        return await self._cached(self._known_sessions, digest, look_up)
-
     async def _cached(
-        self, cache: _Cache, digest: bytes, look_up: Callable[[], Awaitable[Key | None]]
+        self, cache: _Cache, secret: str, look_up: Callable[[str], Awaitable[Key | None]]
     ) -> Principal | None:
-        now = time.monotonic()
+        now, digest = time.monotonic(), _digest(secret)
         entry = cache.get(digest)
         if entry is not None and entry[1] > now:
             return entry[0]
-        key = await look_up()
+        key = await look_up(secret)
         if key is None:
             cache.pop(digest, None)
             return None
@@ -211,6 +201,9 @@ class Security:
         principal = Principal(key.role, key.id)
         cache[digest] = (principal, now + self._seconds_cached)
         return principal
+
+    async def _session(self, token: str) -> Key | None:
+        return await asyncio.to_thread(self._store.session, _digest(token))
 
     async def _verified(self, text: str) -> Key | None:
         """The key with this text; None if it is wrong or revoked. Both take the same time to check."""
@@ -260,12 +253,12 @@ def session_token(request: Request) -> str | None:
     return token if token and _TOKEN.fullmatch(token) else None
 
 
-def too_many(wait: float, reason: str) -> ApiError:
-    """The refusal of a request that comes too early."""
-    seconds = max(1, -int(-wait // 1))  # rounded up
-    return ApiError(
-        429, "Too many requests", f"{reason} Wait {seconds} s.", headers={"Retry-After": str(seconds)}
-    )
+def _count(buckets: Buckets, caller: str, reason: str) -> None:
+    """Take a token of the caller's bucket. Raises an ApiError if there is none."""
+    wait = buckets.take(caller, time.monotonic())
+    if wait:
+        seconds = str(max(1, math.ceil(wait)))
+        raise ApiError(429, "Too many requests", f"{reason} Wait {seconds} s.", {"Retry-After": seconds})
 
 
 class _Allowed(HTTPBearer):
@@ -283,21 +276,15 @@ class _Allowed(HTTPBearer):
     async def __call__(self, request: Request) -> Principal:  # type: ignore[override]
         security: Security = request.app.state.service.security
         principal = await security.identify(request)
-        if not principal.may(self.role):
-            raise _forbidden(
-                "Role too weak",
-                f"This needs a key of role {self.role!r}; this one has the role {principal.role!r}.",
-            )
+        if ROLES[principal.role] < ROLES[self.role]:
+            detail = f"This needs a key of role {self.role!r}; this one has the role {principal.role!r}."
+            raise ApiError(403, "Role too weak", detail)
         _check_parameters(request)  # last, because strangers must learn nothing about a route
         return principal
 
 
-@lru_cache
-def require(role: Role) -> Callable[..., Awaitable[Principal]]:
-    """A dependency that refuses callers without this role or a stronger one."""
-    return _Allowed(role)
-
-
+require = lru_cache(_Allowed)
+"""`require(role)` is a dependency that refuses callers without this role or a stronger one."""
 Writer = Annotated[Principal, Depends(require("write"))]
 
 
@@ -331,13 +318,5 @@ def _digest(secret: str) -> bytes:
 
 
 def _unauthorised(detail: str) -> ApiError:
-    return ApiError(
-        401,
-        "Key needed",
-        f"{detail} A key goes into the header 'Authorization: Bearer bm_…'.",
-        headers={"WWW-Authenticate": "Bearer"},
-    )
-
-
-def _forbidden(title: str, detail: str) -> ApiError:
-    return ApiError(403, title, detail)
+    detail += " A key goes into the header 'Authorization: Bearer bm_…'."
+    return ApiError(401, "Key needed", detail, {"WWW-Authenticate": "Bearer"})

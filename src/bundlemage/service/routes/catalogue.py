@@ -7,52 +7,69 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Header, Query, Response
+from pydantic import BaseModel, Field
 
-from bundlemage.service.answerer import Serving
 from bundlemage.service.answers import bundle_out, item_out
-from bundlemage.service.routes.common import (
-    BundleId,
-    ItemId,
-    Limit,
-    Offset,
-    Search,
-    TheService,
-    allow,
-    unknown,
-)
+from bundlemage.service.routes.common import BundleId, ItemId, TheService, allow, known, unknown
 from bundlemage.store.records import Bundle, Item
 from bundlemage.wire.answers import BundleOut, BundlePage, ItemOut, ItemPage, TagCount, Tags
 from bundlemage.wire.requests import BundleChange, BundleIn, ItemChange, ItemIn, Tag
 
 router = APIRouter(prefix="/v1", tags=["catalogue"])
 Thing = TypeVar("Thing", Item, Bundle)
-OneTag = Annotated[Tag | None, Query(description="Only items or bundles with this tag.")]
 OnlyNew = Annotated[
     Literal["*"] | None,
     Header(description="'*': only if there is nothing with this id. A withdrawn one counts, too."),
 ]
 
 
+class PageOf(BaseModel):
+    """The query of a page of items or bundles."""
+
+    search: str = Field("", max_length=200, pattern=r"^[^\x00]*$", description="A part of the title or id.")
+    tag: Tag | None = Field(None, description="Only items or bundles with this tag.")
+    limit: int = Field(50, ge=1, le=500)
+    offset: int = Field(0, ge=0, lt=2**31)
+
+    def matches(self, things: Mapping[str, Thing]) -> list[Thing]:
+        """The items or bundles on sale that match, on all pages, ordered by title."""
+        text = self.search.casefold()
+        matches = [
+            thing
+            for thing in things.values()
+            if not thing.withdrawn
+            and (self.tag is None or self.tag in thing.tags)
+            and (text in thing.id.casefold() or text in (thing.title or "").casefold())
+        ]
+        return sorted(matches, key=lambda thing: ((thing.title or thing.id).casefold(), thing.id))
+
+    def cut(self, matches: list[Thing]) -> list[Thing]:
+        """The part of the matches that is on this page."""
+        return matches[self.offset : self.offset + self.limit]
+
+
+Page = Annotated[PageOf, Query()]
+
+
+def _new(answer: type[BaseModel]) -> dict[int, Any]:
+    return {201: {"model": answer, "description": "It is new."}}
+
+
 @router.get("/items", **allow("read"))
-async def items(
-    service: TheService, search: Search = "", tag: OneTag = None, limit: Limit = 50, offset: Offset = 0
-) -> ItemPage:
+async def items(service: TheService, page: Page) -> ItemPage:
     """The items on sale, ordered by title."""
     live = (await service.now()).live
-    matches = await service.in_thread(_matches, live.stock.items, search, tag)
-    page = tuple(item_out(item, live) for item in matches[offset : offset + limit])
-    return ItemPage(items=page, total=len(matches))
+    matches = await service.in_thread(page.matches, live.stock.items)
+    return ItemPage(items=tuple(item_out(item, live) for item in page.cut(matches)), total=len(matches))
 
 
 @router.get("/bundles", **allow("read"))
-async def bundles(
-    service: TheService, search: Search = "", tag: OneTag = None, limit: Limit = 50, offset: Offset = 0
-) -> BundlePage:
+async def bundles(service: TheService, page: Page) -> BundlePage:
     """The bundles on sale, ordered by title."""
     live = (await service.now()).live
-    matches = await service.in_thread(_matches, live.stock.bundles, search, tag)
-    page = tuple(bundle_out(bundle, live) for bundle in matches[offset : offset + limit])
-    return BundlePage(bundles=page, total=len(matches))
+    matches = await service.in_thread(page.matches, live.stock.bundles)
+    on_page = tuple(bundle_out(bundle, live) for bundle in page.cut(matches))
+    return BundlePage(bundles=on_page, total=len(matches))
 
 
 @router.get("/tags", **allow("read"))
@@ -68,10 +85,11 @@ async def tags(service: TheService) -> Tags:
 @router.get("/items/{item_id:id}", **allow("read", 404))
 async def item(item_id: ItemId, service: TheService) -> ItemOut:
     """An item. It may be withdrawn."""
-    return await service.answerer.on_live(lambda serving: _item(item_id, serving))
+    live = (await service.now()).live
+    return item_out(known("item", item_id, live.stock.items), live)
 
 
-@router.put("/items/{item_id:id}", **allow("write", 404, 412, 413, created=ItemOut))
+@router.put("/items/{item_id:id}", **allow("write", 404, 412, 413, also=_new(ItemOut)))
 async def put_item(
     item_id: ItemId, body: ItemIn, service: TheService, response: Response, if_none_match: OnlyNew = None
 ) -> ItemOut:
@@ -79,7 +97,7 @@ async def put_item(
     record = Item(item_id, **_stored(body.model_dump()))
     new = await service.in_thread(service.store.put_item, record, only_new=if_none_match is not None)
     response.status_code = 201 if new else 200
-    return await service.answerer.on_live(lambda serving: _item(item_id, serving))
+    return await item(item_id, service)
 
 
 @router.patch("/items/{item_id:id}", **allow("write", 404, 413))
@@ -88,7 +106,7 @@ async def change_item(item_id: ItemId, body: ItemChange, service: TheService) ->
     changes = _stored(body.model_dump(exclude_unset=True))
     if await service.in_thread(service.store.change_item, item_id, changes) is None:
         raise unknown("item", item_id)
-    return await service.answerer.on_live(lambda serving: _item(item_id, serving))
+    return await item(item_id, service)
 
 
 @router.delete("/items/{item_id:id}", status_code=204, **allow("write", 404))
@@ -101,10 +119,11 @@ def withdraw_item(item_id: ItemId, service: TheService) -> None:
 @router.get("/bundles/{bundle_id:id}", **allow("read", 404))
 async def bundle(bundle_id: BundleId, service: TheService) -> BundleOut:
     """A bundle. It may be withdrawn."""
-    return await service.answerer.on_live(lambda serving: _bundle(bundle_id, serving))
+    live = (await service.now()).live
+    return bundle_out(known("bundle", bundle_id, live.stock.bundles), live)
 
 
-@router.put("/bundles/{bundle_id:id}", **allow("write", 404, 412, 413, created=BundleOut))
+@router.put("/bundles/{bundle_id:id}", **allow("write", 404, 412, 413, also=_new(BundleOut)))
 async def put_bundle(
     bundle_id: BundleId,
     body: BundleIn,
@@ -116,7 +135,7 @@ async def put_bundle(
     record = Bundle(bundle_id, **_stored(body.model_dump()))
     new = await service.in_thread(service.store.put_bundle, record, only_new=if_none_match is not None)
     response.status_code = 201 if new else 200
-    return await service.answerer.on_live(lambda serving: _bundle(bundle_id, serving))
+    return await bundle(bundle_id, service)
 
 
 @router.patch("/bundles/{bundle_id:id}", **allow("write", 404, 413))
@@ -125,7 +144,7 @@ async def change_bundle(bundle_id: BundleId, body: BundleChange, service: TheSer
     changes = _stored(body.model_dump(exclude_unset=True))
     if await service.in_thread(service.store.change_bundle, bundle_id, changes) is None:
         raise unknown("bundle", bundle_id)
-    return await service.answerer.on_live(lambda serving: _bundle(bundle_id, serving))
+    return await bundle(bundle_id, service)
 
 
 @router.delete("/bundles/{bundle_id:id}", status_code=204, **allow("write", 404))
@@ -141,33 +160,6 @@ def _stored(fields: Mapping[str, Any]) -> dict[str, Any]:
         name: tuple(dict.fromkeys(value)) if isinstance(value, list) else value
         for name, value in fields.items()
     }
-
-
-def _item(name: str, serving: Serving) -> ItemOut:
-    record = serving.live.stock.items.get(name)
-    if record is None:
-        raise unknown("item", name)
-    return item_out(record, serving.live)
-
-
-def _bundle(name: str, serving: Serving) -> BundleOut:
-    record = serving.live.stock.bundles.get(name)
-    if record is None:
-        raise unknown("bundle", name)
-    return bundle_out(record, serving.live)
-
-
-def _matches(things: Mapping[str, Thing], search: str, tag: str | None) -> list[Thing]:
-    """The items or bundles on sale with the text in their title or id, ordered by title."""
-    text = search.casefold()
-    matches = [
-        thing
-        for thing in things.values()
-        if not thing.withdrawn
-        and (tag is None or tag in thing.tags)
-        and (text in thing.id.casefold() or text in (thing.title or "").casefold())
-    ]
-    return sorted(matches, key=lambda thing: ((thing.title or thing.id).casefold(), thing.id))
 
 
 def _counted(things: Iterable[Item | Bundle]) -> tuple[TagCount, ...]:

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 from fastapi import Depends, Path, Query, Request
-from pydantic import BaseModel
 from starlette.convertors import PathConvertor, register_url_convertor
 
 from bundlemage.core.filters import Filter
-from bundlemage.live import Question
+from bundlemage.live import Live, Question
 from bundlemage.service.answerer import Answer, Serving
-from bundlemage.service.problems import ApiError, responses
+from bundlemage.service.problems import ApiError, newer_than_the_model, responses
 from bundlemage.service.security import require
-from bundlemage.store.records import Owned, Role, Served
+from bundlemage.store.records import Bundle, Owned, Role, Served
 from bundlemage.wire.answers import Known
 from bundlemage.wire.requests import Filtered, Id, K, Price, Tag, UserOrHistory, Where
 
 if TYPE_CHECKING:
     from bundlemage.service.app import Service
+
+
+T = TypeVar("T")
 
 
 class _AnyId(PathConvertor):
@@ -34,15 +37,13 @@ class _AnyId(PathConvertor):
 register_url_convertor("id", _AnyId())
 
 
-def allow(role: Role, *codes: int, created: type[BaseModel] | None = None) -> dict[str, Any]:
+def allow(role: Role, *codes: int, also: Mapping[int, Any] | None = None) -> dict[str, Any]:
     """The options of a route: the role that it needs, and its answers in the OpenAPI document.
 
-    `codes` are its refusals besides those that every such route may give. `created` is the model of its
-    answer with status 201.
+    `codes` are its refusals besides those that every such route may give. `also` describes other answers.
     """
-    documented = responses(401, 403, 429, 503, *codes)
-    new = {} if created is None else {201: {"model": created, "description": "It is new."}}
-    return {"dependencies": [Depends(require(role))], "responses": {**new, **documented}}
+    documented = {**responses(401, 403, 429, 503, *codes), **(also or {})}
+    return {"dependencies": [Depends(require(role))], "responses": documented}
 
 
 # Dependencies without I/O are async, because FastAPI would run each other one in a thread.
@@ -62,11 +63,6 @@ UserId = Annotated[Id, Path(examples=["u0007"])]
 BundleId = Annotated[Id, Path(examples=["b0166"])]
 ItemId = Annotated[Id, Path(examples=["g0022"])]
 HowMany = Annotated[K, Query()]
-Search = Annotated[
-    str, Query(max_length=200, pattern=r"^[^\x00]*$", description="A part of the title or id.")
-]
-Limit = Annotated[int, Query(ge=1, le=500)]
-Offset = Annotated[int, Query(ge=0, lt=2**31)]
 _EVERYTHING = Where()
 
 
@@ -101,6 +97,20 @@ def owned_of(asker: UserOrHistory) -> Owned | None:
 def unknown(kind: str, name: str) -> ApiError:
     """The refusal for an item or bundle that does not exist."""
     return ApiError(404, f"No such {kind}", f"There is no {kind} {name!r}: PUT /v1/{kind}s/ID adds one.")
+
+
+def known(kind: str, name: str, things: Mapping[str, T]) -> T:
+    """The item or bundle with this id. Raises the refusal if there is none."""
+    thing = things.get(name)
+    if thing is None:
+        raise unknown(kind, name)
+    return thing
+
+
+def check_known_items(live: Live, bundle: Bundle) -> None:
+    """Raise the refusal if the model knows no item of a bundle."""
+    if not any(map(live.in_model, bundle.items)):
+        raise newer_than_the_model(f"all items of the bundle {bundle.id!r} are")
 
 
 async def answer_to(

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request
 from bundlemage.live import Live
 from bundlemage.service.answerer import Serving, check_catalogue
 from bundlemage.service.answers import IN_AN_EXPLANATION, designs_out, forecast_out
-from bundlemage.service.problems import newer_than_the_model, with_impossible
-from bundlemage.service.routes.common import RequestId, TheService, about, allow, owned_of
+from bundlemage.service.problems import impossible_design, newer_than_the_model
+from bundlemage.service.routes.common import RequestId, TheService, about, allow, check_known_items, owned_of
 from bundlemage.store.records import Owned
 from bundlemage.store.repository import Store
 from bundlemage.wire.design import DesignIn
@@ -22,7 +22,7 @@ USERS_AT_A_TIME = 2000
 """The number of users that are read from the store together."""
 
 
-@router.post("/design", **with_impossible(allow("read", 409, 413)))
+@router.post("/design", **allow("read", 409, 413, also={422: impossible_design()}))
 async def design(body: DesignIn, service: TheService, request_id: RequestId, request: Request) -> DesignsFor:
     """Whole bundles for a user. Each keeps all conditions, and has a price, a score and reasons.
 
@@ -60,8 +60,7 @@ async def explain(
         check_catalogue(live, items=(*one, *body.items), bundles=names)
         _check_in_model(live, one)
         for name in names:
-            if not any(map(live.in_model, live.stock.bundles[name].items)):
-                raise newer_than_the_model(f"all items of the bundle {name!r} are")
+            check_known_items(live, live.stock.bundles[name])
         owned = _owned(live, service.store, body)
         if body.item is None:
             reasons = live.explain_bundles(owned, names)

@@ -64,11 +64,10 @@ async def readyz(request: Request, service: TheService) -> Health:
 
 
 _PLAIN = {"schema": {"type": "string"}, "example": "bundlemage_interactions_total 2.0"}
-_METRICS = allow("read")
-_METRICS["responses"][200] = {"content": {"text/plain": _PLAIN}, "description": "Prometheus' text format."}
+_METRICS = {"content": {"text/plain": _PLAIN}, "description": "Prometheus' text format."}
 
 
-@router.get("/metrics", response_class=Response, **_METRICS)
+@router.get("/metrics", response_class=Response, **allow("read", also={200: _METRICS}))
 async def metrics(service: TheService) -> Response:
     """Counters and times for Prometheus."""
     record = service.answerer.serving.record

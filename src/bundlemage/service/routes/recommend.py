@@ -8,7 +8,6 @@ from fastapi import APIRouter, Query
 
 from bundlemage.service.answerer import Serving
 from bundlemage.service.answers import ranked_bundle, ranked_item
-from bundlemage.service.problems import newer_than_the_model
 from bundlemage.service.routes.common import (
     BundleId,
     HowMany,
@@ -19,8 +18,9 @@ from bundlemage.service.routes.common import (
     about,
     allow,
     answer_to,
+    check_known_items,
     filter_of,
-    unknown,
+    known,
 )
 from bundlemage.wire.answers import BundlesFor, Gate, ItemsFor, SimilarBundles
 from bundlemage.wire.requests import CompleteIn, RecommendIn
@@ -76,11 +76,7 @@ async def similar(
 
     def work(serving: Serving) -> SimilarBundles:
         live = serving.live
-        bundle = live.stock.bundles.get(bundle_id)
-        if bundle is None:
-            raise unknown("bundle", bundle_id)
-        if not any(map(live.in_model, bundle.items)):
-            raise newer_than_the_model(f"all items of the bundle {bundle_id!r} are")
+        check_known_items(live, known("bundle", bundle_id, live.stock.bundles))
         similar = live.similar(bundle_id, k, where=filter_of(where))
         bundles = tuple(ranked_bundle(one, live, details=details) for one in similar)
         return SimilarBundles(request_id=request_id, model_version=serving.record.version, bundles=bundles)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Body, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from bundlemage.service import hosts
 from bundlemage.service.problems import ApiError, responses
-from bundlemage.service.security import COOKIE, Security, session_token
+from bundlemage.service.routes.common import TheService
+from bundlemage.service.security import COOKIE, session_token
 from bundlemage.store.records import Role
+
+if TYPE_CHECKING:
+    from bundlemage.service.app import Service
 
 router = APIRouter(prefix="/v1/session", tags=["session"])
 
@@ -39,57 +43,47 @@ class LoginIn(BaseModel):
 
 
 @router.get("", responses=responses(403, 429, 503), summary="Whether a login is needed")
-async def session(request: Request) -> SessionOut:
+async def session(request: Request, service: TheService) -> SessionOut:
     """Everybody may ask this: the page does so first."""
-    security = _security(request)
     role: Role | None = None
     try:
-        principal = await security.identify(request)
+        role = (await service.security.identify(request)).role
     except ApiError as error:
         if error.status_code != 401:
             raise
-    else:
-        role = principal.role
-    return SessionOut(login_required=await security.keys_are_on(), role=role)
+    return SessionOut(login_required=await service.security.keys_are_on(), role=role)
 
 
 @router.post("", status_code=204, responses=responses(401, 403, 409, 413, 422, 429, 503), summary="Log in")
 async def log_in(
-    request: Request, login: Annotated[LoginIn, Body(examples=[{"key": "bm_0123456789ab_…"}])]
+    request: Request,
+    service: TheService,
+    login: Annotated[LoginIn, Body(examples=[{"key": "bm_0123456789ab_…"}])],
 ) -> Response:
     """Set a cookie that replaces the key until the session ends."""
-    security, headers = _security(request), _headers(request)
+    security = service.security
     if not await security.keys_are_on():
         raise ApiError(409, "No login", "The service has no keys, so no login is needed.")
-    address = security.address(request.scope, headers)
+    address = security.address(request.scope, dict(request.scope["headers"]))
     token = await security.log_in(login.key.get_secret_value(), address)
     answer = Response(status_code=204)
-    lifetime = int(3600 * security.settings.session_hours)
-    answer.set_cookie(COOKIE, token, max_age=lifetime, **_cookie_rules(request))
+    lifetime = int(3600 * service.settings.session_hours)
+    answer.set_cookie(COOKIE, token, max_age=lifetime, **_cookie_rules(request, service))
     return answer
 
 
 @router.delete("", status_code=204, responses=responses(403, 429, 503), summary="Log out")
-async def log_out(request: Request) -> Response:
+async def log_out(request: Request, service: TheService) -> Response:
     """End the session of the cookie. Without a cookie nothing happens."""
     token = session_token(request)
     if token is not None:
-        await _security(request).log_out(token)
+        await service.security.log_out(token)
     answer = Response(status_code=204)
-    answer.delete_cookie(COOKIE, **_cookie_rules(request))
+    answer.delete_cookie(COOKIE, **_cookie_rules(request, service))
     return answer
 
 
-def _cookie_rules(request: Request) -> dict[str, Any]:
-    trust_proxy = _security(request).settings.trust_proxy
-    secure = hosts.asked_scheme(request.scope, _headers(request), trust_proxy) == "https"
+def _cookie_rules(request: Request, service: Service) -> dict[str, Any]:
+    headers = dict(request.scope["headers"])
+    secure = hosts.asked_scheme(request.scope, headers, service.settings.trust_proxy) == "https"
     return {"path": "/", "httponly": True, "samesite": "strict", "secure": secure}
-
-
-def _headers(request: Request) -> dict[bytes, bytes]:
-    return dict(request.scope["headers"])
-
-
-def _security(request: Request) -> Security:
-    security: Security = request.app.state.service.security
-    return security

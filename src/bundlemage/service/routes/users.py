@@ -9,7 +9,7 @@ from fastapi import APIRouter, Header, Query, Response
 from bundlemage.service.answerer import Serving
 from bundlemage.service.answers import bundle_out, item_out
 from bundlemage.service.problems import ApiError, responses
-from bundlemage.service.routes.common import Limit, RequestId, TheService, UserId, allow
+from bundlemage.service.routes.common import RequestId, TheService, UserId, allow
 from bundlemage.service.security import Writer
 from bundlemage.store.records import Bundle, InteractionRecord, Item
 from bundlemage.wire.answers import UserOut, UserPage, Written
@@ -35,7 +35,7 @@ def users(
     search: Annotated[
         str, Query(max_length=200, pattern=r"^[^\x00]*$", description="The beginning of the ids.")
     ] = "",
-    limit: Limit = 50,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
     after: Annotated[
         str, Query(max_length=200, pattern=rf"^({ID_PATTERN})?$", description="An answer's 'next'.")
     ] = "",
