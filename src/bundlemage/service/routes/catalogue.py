@@ -51,7 +51,7 @@ class PageOf(BaseModel):
 Page = Annotated[PageOf, Query()]
 
 
-def _new(answer: type[BaseModel]) -> dict[int, Any]:
+def _new(answer: type[BaseModel]) -> dict[int | str, Any]:
     return {201: {"model": answer, "description": "It is new."}}
 
 

@@ -37,7 +37,7 @@ class _AnyId(PathConvertor):
 register_url_convertor("id", _AnyId())
 
 
-def allow(role: Role, *codes: int, also: Mapping[int, Any] | None = None) -> dict[str, Any]:
+def allow(role: Role, *codes: int, also: dict[int | str, Any] | None = None) -> dict[str, Any]:
     """The options of a route: the role that it needs, and its answers in the OpenAPI document.
 
     `codes` are its refusals besides those that every such route may give. `also` describes other answers.
