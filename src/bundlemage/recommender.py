@@ -23,7 +23,7 @@ from bundlemage.core.shop import Shop, Trade
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import Source, Split, SplitPlan
 from bundlemage.errors import ArtifactError, ConfigError
-from bundlemage.evaluation.results import Evaluation, evaluate
+from bundlemage.evaluation.protocols import Evaluation, case_metrics, evaluation_of
 from bundlemage.models.base import Interactions, Matcher, Model, SalesScorer, Sizes, can, require
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ensemble import build_ensemble, check_ensemble, members_of
@@ -137,7 +137,8 @@ class Recommender(Asker):
     def evaluate(self, split: Split) -> Evaluation:
         """Metrics on a split's test cases. Histories come from the split's training part."""
         self.check_same_shop(split)
-        return evaluate(self.model, split, Interactions.of(split.train, self.shop.device))
+        data = Interactions.of(split.train, self.shop.device)
+        return evaluation_of(self.model, split, case_metrics(self.model, split, data))
 
     def check_same_shop(self, split: Split) -> None:
         """Raise `ConfigError` if a split has other users, items or bundles than the model."""

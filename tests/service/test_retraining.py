@@ -25,7 +25,7 @@ from bundlemage.data.dataset import binary_matrix as matrix
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import ArtifactError, BusyError, ConfigError, UnsupportedError
-from bundlemage.evaluation.results import Evaluation
+from bundlemage.evaluation.protocols import Evaluation
 from bundlemage.live import EMPTY, Live, Question, Stock
 from bundlemage.recommender import evaluate_beside_popularity
 from bundlemage.retraining import retrain as retraining

@@ -26,10 +26,9 @@ from bundlemage.models.config import ModelConfig
 from bundlemage.models.ragged import Ragged
 from bundlemage.studies import render
 from bundlemage.studies.abilities import abilities, every_model
-from bundlemage.studies.cache import Cache, CacheWarning
-from bundlemage.studies.cells import Cell, Contender, find, run, split_key
+from bundlemage.studies.cells import Cell, Contender, find, run
 from bundlemage.studies.comparison import CompareObserver, Comparison, compare
-from bundlemage.studies.outcome import METRICS, Outcome
+from bundlemage.studies.outcome import METRICS, Cache, CacheWarning, Outcome
 from bundlemage.studies.standings import DataFacts, ResultTable, holm, make_table, paired_p
 from bundlemage.training.history import EpochRecord, Observer
 from tests.small_shop import QUICK, small_shop
@@ -100,11 +99,7 @@ def run_cell(
 
 
 def same_figures(one: Outcome, other: Outcome) -> bool:
-    arrays = all(
-        np.array_equal(values, other.cases[task][metric])
-        for task, metrics in one.cases.items()
-        for metric, values in metrics.items()
-    )
+    arrays = all(np.array_equal(values, other.cases[name]) for name, values in one.cases.items())
     fields = ("matching", "generation", "validation", "best_epoch", "epochs", "settings")
     return arrays and all(getattr(one, name) == getattr(other, name) for name in fields)
 
@@ -130,7 +125,7 @@ def test_the_key_holds_what_the_result_follows_from(split: Split) -> None:
     assert Cell(replace(SMALL, label="other"), split, 0).key == key
     # A default that is written out is the same setting.
     assert Cell(SMALL.with_settings({"mixer": "gate"}), split, 0).key == key
-    assert split_key(SplitPlan().divide(small_shop())) == split_key(split)
+    assert SplitPlan().divide(small_shop()).key == split.key
     assert split.test is not None
     assert split.validation is not None
     assert split.generation is not None
@@ -162,11 +157,12 @@ def test_a_cell_is_run_once(split: Split, cache: Cache) -> None:
     assert same_figures(again, first)
     assert first.matching is not None
     assert set(first.matching) == set(METRICS)
-    for task in ("matching", "generation"):
-        for metric, values in first.cases[task].items():
-            assert values.dtype == np.float32
-            assert len(values) == getattr(first, f"{task}_cases")
-            assert np.nanmean(values) == pytest.approx(getattr(first, task)[metric], abs=1e-6)
+    assert len(first.cases) == 6, "three metrics of each task"
+    for name, values in first.cases.items():
+        task, metric = name.split(".")
+        assert values.dtype == np.float32
+        assert len(values) == getattr(first, f"{task}_cases")
+        assert np.nanmean(values) == pytest.approx(getattr(first, task)[metric], abs=1e-6)
     assert first.settings["seed"] == 0
     assert first.settings["embedding_dim"] == 16
     assert first.memory is None or first.memory >= 0
@@ -177,7 +173,7 @@ def test_a_cell_is_run_once(split: Split, cache: Cache) -> None:
 
 def test_outcomes_survive_json(split: Split, cache: Cache) -> None:
     outcome = run_cell(POPULARITY, split, 3, cache, "cpu")
-    assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome
+    assert Outcome(**json.loads(json.dumps(outcome.to_json()))) == outcome
     assert outcome.seeded is False
     assert outcome.validation == {}
 
@@ -474,7 +470,7 @@ def made(label: str, seed: int, value: float, cases: Sequence[float], **others: 
             "version": "1",
             "torch": "2",
             "date": "2026-01-01T00:00:00+00:00",
-            "cases": {"matching": {"ndcg@5": np.array(cases, np.float32)}},
+            "cases": {"matching.ndcg@5": np.array(cases, np.float32)},
             **others,
         }
     )

@@ -28,8 +28,8 @@ from bundlemage.models.ragged import Ragged
 from bundlemage.progress import Shown
 from bundlemage.recipe import Recipe
 from bundlemage.store.records import Sales
-from bundlemage.studies.cache import FORMAT, Cache
-from bundlemage.studies.cells import Cell, Contender, split_key
+from bundlemage.studies.cells import Cell, Contender
+from bundlemage.studies.outcome import FORMAT, Cache
 from bundlemage.studies.plan import table_plans
 from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.history import EpochRecord, Observer, TensorBoard, kept
@@ -445,7 +445,7 @@ class TestStudies:
         assert one.key == same.key != four.key
         # What the key was made of before there were ensembles.
         settings = one.contender.config(0).model_dump(mode="json", exclude={"device"})
-        parts = [FORMAT, "bundlemage", settings, split_key(split)]
+        parts = [FORMAT, "bundlemage", settings, split.key]
         assert one.key == hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def test_ensembles_of_two_seeds_share_no_member(self) -> None:

@@ -121,8 +121,8 @@ def _run(
     **options: Any,
 ) -> Comparison:
     from bundlemage.cli.compare_progress import ComparisonProgress
-    from bundlemage.studies.cache import Cache, CacheWarning
     from bundlemage.studies.comparison import compare as run
+    from bundlemage.studies.outcome import Cache, CacheWarning
     from bundlemage.training.devices import resolve_device
 
     resolve_device(options["device"])

@@ -103,7 +103,7 @@ def _on_split() -> Observer:
 
 
 def _show(outcome: Retrained, decisive: str) -> None:
-    from bundlemage.evaluation.results import Evaluation
+    from bundlemage.evaluation.protocols import Evaluation
 
     comparison = outcome.comparison
     if comparison is not None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bundlemage.core.shop import Recommendation
     from bundlemage.data.dataset import BundleDataset
     from bundlemage.errors import Problem
-    from bundlemage.evaluation.results import Evaluation
+    from bundlemage.evaluation.protocols import Evaluation
     from bundlemage.studies.standings import ResultTable
     from bundlemage.training.history import EpochRecord
 

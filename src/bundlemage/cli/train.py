@@ -83,7 +83,7 @@ def train(
             them; auto: sharded when they do not fit.
     """
     from bundlemage.engines.training import TrainingJob
-    from bundlemage.evaluation.results import tasks_not_learned
+    from bundlemage.evaluation.protocols import tasks_not_learned
     from bundlemage.models.registry import model_class
     from bundlemage.recipe import Recipe
     from bundlemage.recommender import evaluate_beside_popularity

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -125,6 +127,15 @@ class Split:
     """Gives the same split again from the same data; `auto` uses the split that the files define."""
     new_bundles: Positions | None = None
     """Bundles that training knows only by their items, scored as if they had been added later."""
+
+    @cached_property
+    def key(self) -> str:
+        """A SHA-256 over the training data and every case."""
+        cases = [
+            part.fingerprint() if part else None for part in (self.validation, self.test, self.generation)
+        ]
+        new = [] if self.new_bundles is None else [self.new_bundles.tolist()]
+        return hashlib.sha256(json.dumps([self.train.fingerprint(), *cases, *new]).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from bundlemage.data.splits import GenerationCases, MatchingCases, Source, Split
 from bundlemage.engines.base import ModelJob, Workers
 from bundlemage.engines.people import trained_on
 from bundlemage.errors import ConfigError
-from bundlemage.evaluation.protocols import PerCase, cases_at_a_time
-from bundlemage.evaluation.results import Evaluation, case_metrics, evaluation_of
+from bundlemage.evaluation.protocols import Evaluation, PerCase, case_metrics, cases_at_a_time, evaluation_of
 from bundlemage.models.base import Completer, Interactions, Matcher, can
 from bundlemage.progress import Progress
 from bundlemage.readers.load import SAMPLE, read

@@ -16,7 +16,7 @@ import numpy as np
 from bundlemage.artifact.files import artifact_version
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.errors import ArtifactError, ConfigError, SupersededError, UnsupportedError
-from bundlemage.evaluation.results import Evaluation
+from bundlemage.evaluation.protocols import Evaluation
 from bundlemage.live import EMPTY, load_published
 from bundlemage.models.base import Matcher, Sizes, can
 from bundlemage.models.registry import build

@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -27,8 +26,7 @@ from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import CheckpointError, ConfigError, NoModelYetError
-from bundlemage.evaluation.protocols import means
-from bundlemage.evaluation.results import case_metrics
+from bundlemage.evaluation.protocols import case_metrics, evaluation_of
 from bundlemage.models.base import Interactions, Model
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ensemble import check_ensemble
@@ -36,8 +34,7 @@ from bundlemage.models.registry import make_config, model_class, model_names
 from bundlemage.recipe import Recipe
 from bundlemage.recommender import Recommender
 from bundlemage.studies.abilities import Abilities, abilities
-from bundlemage.studies.cache import FORMAT, Cache
-from bundlemage.studies.outcome import CASE_METRICS, KS, Outcome
+from bundlemage.studies.outcome import CASE_METRICS, FORMAT, KS, Cache, Outcome
 from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.devices import resolve_device
 from bundlemage.training.history import SELECTION_METRIC, EpochRecord, Observer, mean_validation
@@ -106,7 +103,7 @@ class Cell:
         it between two comparisons. Results of this package's models outlive edits; `fresh` is for those.
         """
         settings = self.contender.config(self.seed).model_dump(mode="json", exclude={"device"})
-        parts = [FORMAT, self.contender.model, settings, split_key(self.split)]
+        parts = [FORMAT, self.contender.model, settings, self.split.key]
         if self.contender.ensemble != 1:  # results from before there were ensembles stay found
             parts.append({"ensemble": self.contender.ensemble})
         kind = model_class(self.contender.model)
@@ -129,26 +126,9 @@ def _source(kind: type[Model]) -> str:
         return ""
 
 
-_SPLIT_KEYS: dict[int, tuple[weakref.ref[Split], str]] = {}
-
-
-def split_key(split: Split) -> str:
-    """A SHA-256 over the training data and every case, computed once for each split."""
-    known = _SPLIT_KEYS.get(id(split))
-    if known is not None and known[0]() is split:
-        return known[1]
-    cases = [
-        part.fingerprint() if part else None for part in (split.validation, split.test, split.generation)
-    ]
-    new = [] if split.new_bundles is None else [split.new_bundles.tolist()]
-    key = hashlib.sha256(json.dumps([split.train.fingerprint(), *cases, *new]).encode()).hexdigest()
-    _SPLIT_KEYS[id(split)] = (weakref.ref(split), key)
-    return key
-
-
-def find(cell: Cell, cache: Cache) -> Outcome | None:
-    """A cell's outcome if it is in the cache, else None."""
-    outcome = cache.load(cell.key)
+def find(cell: Cell, cache: Cache, *, quiet: bool = False) -> Outcome | None:
+    """A cell's outcome if it is in the cache, else None. A damaged one causes a warning, unless `quiet`."""
+    outcome = cache.load(cell.key, quiet=quiet)
     return None if outcome is None else replace(outcome, label=cell.contender.label)
 
 
@@ -168,20 +148,18 @@ def run(
     KeyboardInterrupt and keeps the checkpoint, from which the next call goes on.
     """
     with cache.working(cell.key) as folder:  # waits for another process that works on this cell
-        outcome = None if fresh else cache.load(cell.key, quiet=True)
-        from_cache = outcome is not None
-        if outcome is None:
-            if fresh:
-                RunFolder(folder).discard()
-            outcome = replace(_fit_and_test(cell, folder, device, begin()), jobs=jobs)
-            cache.save(cell.key, outcome)
+        if not fresh and (known := find(cell, cache, quiet=True)):
+            return known, True
+        if fresh:
             RunFolder(folder).discard()
-    return replace(outcome, label=cell.contender.label), from_cache
+        outcome = replace(_fit_and_test(cell, folder, device, begin()), jobs=jobs)
+        cache.save(cell.key, outcome)
+        RunFolder(folder).discard()
+    return outcome, False
 
 
 def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Observer]) -> Outcome:
     contender, split = cell.contender, cell.split
-    able = contender.abilities()
     if not cell.can_be_tested:
         raise ConfigError(
             f"{contender.label} answers nothing that this split asks: it has "
@@ -190,34 +168,32 @@ def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Obs
     config = contender.config(cell.seed, device)
     where = resolve_device(config.device)
     _warm_up(str(where))
-    memory, resumed = _PeakMemory(where), _Resumed()
-    recommender = fitted(
-        contender.model, config, split, folder, [*observers, resumed], ensemble=contender.ensemble
-    )
+    memory, resumed = _peak_memory(where), _Resumed()
+    recommender = fitted(cell, device, folder, [*observers, resumed])
     training = recommender.training
     assert training is not None
     started = time.perf_counter()
     metrics = case_metrics(recommender.model, split, Interactions.of(split.train, where), KS)
-    scores = {task: means(values) for task, values in metrics.items()}
+    tested = evaluation_of(recommender.model, split, metrics)
     return Outcome(
         label=contender.label,
         model=contender.model,
         settings=config.model_dump(mode="json"),
-        dataset=split.dataset.name,
-        protocol=split.protocol,
-        split=split_key(split),
+        dataset=tested.dataset,
+        protocol=tested.protocol,
+        split=split.key,
         seed=cell.seed,
-        seeded=able.seeded,
-        matching=scores.get("matching"),
-        matching_cases=len(split.test) if split.test else 0,
-        generation=scores.get("generation"),
-        generation_cases=len(split.generation) if split.generation else 0,
+        seeded=contender.abilities().seeded,
+        matching=tested.matching,
+        matching_cases=tested.matching_cases,
+        generation=tested.generation,
+        generation_cases=tested.generation_cases,
         validation=mean_validation(training.history),
         epochs=len(training.history),
         best_epoch=training.best_epoch,
-        fit_seconds=round(training.seconds + resumed.seconds, 3),
+        fit_seconds=round(training.seconds + sum(resumed.seconds.values()), 3),
         evaluate_seconds=round(time.perf_counter() - started, 3),
-        memory=memory.bytes(),
+        memory=memory(),
         device=device_in_words(where),
         version=__version__,
         torch=str(torch.__version__),
@@ -229,26 +205,20 @@ def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Obs
         ],
         ensemble=contender.ensemble,
         cases={
-            task: {name: values[name].float().cpu().numpy() for name in CASE_METRICS}
+            f"{task}.{name}": values[name].float().cpu().numpy()
             for task, values in metrics.items()
+            for name in CASE_METRICS
         },
     )
 
 
-def fitted(
-    model: str,
-    config: ModelConfig,
-    split: Split,
-    folder: Path,
-    observers: Sequence[Observer],
-    *,
-    ensemble: int = 1,
-) -> Recommender:
-    """A recommender that is fitted to the end, from the checkpoint in `folder` if it has a sound one."""
-    recommender = Recommender(model, ensemble=ensemble, **config.model_dump())
+def fitted(cell: Cell, device: str, folder: Path, observers: Sequence[Observer]) -> Recommender:
+    """A cell's model, fitted to the end, from the checkpoint in `folder` if it has a sound one."""
+    config = cell.contender.config(cell.seed, device)
+    recommender = Recommender(cell.contender.model, ensemble=cell.contender.ensemble, **config.model_dump())
 
     options: dict[str, Any] = {"folder": folder, "resume": True, "observers": observers}
-    fit = partial(recommender.fit, split, progress=False, calibrate=False, **options)
+    fit = partial(recommender.fit, cell.split, progress=False, calibrate=False, **options)
     try:
         try:
             fit()
@@ -263,21 +233,16 @@ def fitted(
 
 
 class _Resumed(Observer):
-    """Adds up the time of the epochs that an earlier, interrupted process did."""
+    """Notes the time of the epochs that an earlier, interrupted process did, for each member."""
 
     def __init__(self) -> None:
-        self.member = 1
-        self.each: dict[int, float] = {}
+        self.member, self.seconds = 1, dict[int, float]()
 
     def on_member(self, number: int, of: int) -> None:
         self.member = number
 
     def on_start(self, *, epochs: int, steps_per_epoch: int, done: Sequence[EpochRecord]) -> None:
-        self.each[self.member] = sum(record.seconds for record in done)
-
-    @property
-    def seconds(self) -> float:
-        return sum(self.each.values())
+        self.seconds[self.member] = sum(record.seconds for record in done)
 
 
 @remembered
@@ -312,24 +277,22 @@ def _processor() -> str:
     return named[1].strip() if named else platform.processor() or platform.machine() or "CPU"
 
 
-class _PeakMemory:
-    """Measures the peak memory since it was created: allocated on a GPU, added to the process on a CPU."""
+def _peak_memory(device: torch.device) -> Callable[[], int | None]:
+    """Begin to measure memory, and return a function that returns the peak since then, in bytes.
 
-    def __init__(self, device: torch.device) -> None:
-        gc.collect()
-        self.device = device
-        self.start: int | None = None
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        elif device.type == "cpu":
-            self.start = _peak(reset=True)
+    That is the memory allocated on a GPU, or added to the process on a CPU; None where it is not reported.
+    """
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return partial(torch.cuda.max_memory_allocated, device)
+    start = _peak(reset=True) if device.type == "cpu" else None
 
-    def bytes(self) -> int | None:
-        """The peak; None where the system does not report it."""
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
-        peak = _peak() if self.start is not None else None
-        return None if peak is None or self.start is None else max(0, peak - self.start)
+    def added() -> int | None:
+        peak = _peak()
+        return None if peak is None or start is None else max(0, peak - start)
+
+    return added
 
 
 def _peak(*, reset: bool = False) -> int | None:

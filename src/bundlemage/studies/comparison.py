@@ -6,9 +6,8 @@ Cells run one after another in this process, or several at a time in processes o
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from pydantic import TypeAdapter
 
 from bundlemage.data.splits import Split
 from bundlemage.errors import BundleMageError, ConfigError
-from bundlemage.studies.cache import Cache
-from bundlemage.studies.cells import Cell, Contender, find, run, split_key
-from bundlemage.studies.outcome import CASE_METRICS, TASKS, Missing, Outcome
+from bundlemage.studies.cells import Cell, Contender, find, run
+from bundlemage.studies.outcome import CASE_METRICS, TASKS, Cache, Missing, Outcome
 from bundlemage.studies.standings import DataFacts, ResultTable, case_groups, make_table
 from bundlemage.training.history import Observer, Teller, show
 from bundlemage.training.pool import Ask, Died, Pool, check_jobs
@@ -40,14 +38,9 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """All results as plain values, without the values of single cases."""
-        return {
-            "metric": self.metric,
-            "data": [asdict(facts) for facts in self.data],
-            "tables": [asdict(table) for table in self.tables],
-            "outcomes": [outcome.to_json() for outcome in self.outcomes],
-            "failures": [asdict(missing) for missing in self.failures],
-            "skipped": [asdict(missing) for missing in self.skipped],
-        }
+        without: Any = {"outcomes": {"__all__": {"cases"}}}
+        content: dict[str, Any] = TypeAdapter(Comparison).dump_python(self, exclude=without)
+        return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Comparison:
@@ -158,7 +151,7 @@ def _check(contenders: Sequence[Contender], splits: Sequence[Split], seeds: Sequ
     keys: dict[str, str] = {}
     for split in splits:
         name = f"{split.dataset.name}, protocol {split.protocol}"
-        if (other := keys.setdefault(split_key(split), name)) is not name:
+        if (other := keys.setdefault(split.key, name)) is not name:
             raise ConfigError(f"the same division of the same data is given twice: {other}; {name}")
         if not split.test and not split.generation:
             raise ConfigError(
@@ -183,134 +176,93 @@ def run_cells(
     With several `jobs` the cells that are not in the cache run in as many processes, on the same device.
     """
     check_jobs(jobs)
-    results = _Results(cells, observer or CompareObserver())
-    results.watch.on_plan(cells)
-    try:
-        unknown = [place for place in range(len(cells)) if fresh or not results.find(place, cache)]
-        jobs = min(jobs, len(unknown))
-        if jobs > 1:
-            _side_by_side(unknown, results, cache, device, fresh, jobs)
-        else:
-            _one_by_one(unknown, results, cache, device, fresh)
-    finally:
-        results.watch.on_end()
-    return results.in_order()
+    watch = observer or CompareObserver()
+    ended: dict[int, Outcome | Missing] = {}
+    watching: dict[int, Sequence[Observer]] = {}
 
+    def done(place: int, outcome: Outcome, from_cache: bool) -> None:
+        ended[place] = outcome
+        watch.on_done(cells[place], outcome, from_cache)
 
-class _Results:
-    """The result of each cell so far, by its place in the plan."""
-
-    def __init__(self, cells: Sequence[Cell], watch: CompareObserver) -> None:
-        self.cells, self.watch = cells, watch
-        self.outcomes: dict[int, Outcome] = {}
-        self.failures: dict[int, Missing] = {}
-
-    def find(self, place: int, cache: Cache) -> bool:
-        """Whether the cache has the outcome of a cell; if so it is noted."""
-        try:
-            outcome = find(self.cells[place], cache)
-        except OSError:
-            raise
-        except Exception:  # a model of another package that fails here fails when its turn comes
-            outcome = None
-        if outcome is not None:
-            self.done(place, outcome, True)
-        return outcome is not None
-
-    def left_out(self, place: int) -> bool:
+    def left_out(place: int) -> bool:
         """Whether the same contender has failed with an earlier seed: it would fail with this one too."""
-        cell = self.cells[place]
+        cell = cells[place]
+        same = (cell.contender.label, cell.split.key)
         return any(
-            other < place and missing.label == cell.contender.label and missing.split == split_key(cell.split)
-            for other, missing in self.failures.items()
+            other < place and isinstance(result, Missing) and (result.label, result.split) == same
+            for other, result in ended.items()
         )
 
-    def done(self, place: int, outcome: Outcome, from_cache: bool) -> None:
-        self.outcomes[place] = outcome
-        self.watch.on_done(self.cells[place], outcome, from_cache)
+    def answer(task: _Task, question: Any) -> Any:
+        """Pass on what happens in a training. At its beginning, return its observers, or in another process
+        whether there are any."""
+        place = task[0]
+        if question == _BEGIN:
+            watching[place] = watch.on_begin(cells[place])
+            return watching[place] if jobs == 1 else bool(watching[place])
+        return show(question, watching[place])
 
-    def failed(self, place: int, message: str) -> None:
-        self.failures[place] = _missing(self.cells[place], message)
-        self.watch.on_failure(self.cells[place], message)
+    watch.on_plan(cells)
+    try:
+        unknown = []
+        for place, cell in enumerate(cells):
+            known = None if fresh else _find(cell, cache)
+            if known is None:
+                unknown.append(place)
+            else:
+                done(place, known, True)
+        jobs = max(1, min(jobs, len(unknown)))
+        splits = {id(cells[place].split): cells[place].split for place in unknown}
+        numbers = {known: number for number, known in enumerate(splits)}
+        tasks = (
+            (place, cells[place].contender, numbers[id(cells[place].split)], cells[place].seed)
+            for place in unknown
+            if not left_out(place)
+        )
+        shared = (tuple(splits.values()), cache.folder, device, fresh, jobs)
+        with Pool(jobs, _run_task, shared) as pool:
+            for (place, *_), result in pool.run(tasks, answer):
+                if isinstance(result, tuple):
+                    done(place, *result)
+                else:
+                    reason = result.reason if isinstance(result, Died) else result
+                    ended[place] = _missing(cells[place], reason)
+                    watch.on_failure(cells[place], reason)
+    finally:
+        watch.on_end()
+    # The results are as if one cell had run after the other, whatever the number of jobs.
+    return [None if left_out(place) else ended.get(place) for place in range(len(cells))]
 
-    def in_order(self) -> list[Outcome | Missing | None]:
-        """The results as if one cell had run after the other, whatever the number of jobs."""
-        return [
-            None if self.left_out(place) else self.outcomes.get(place) or self.failures.get(place)
-            for place in range(len(self.cells))
-        ]
 
+def _find(cell: Cell, cache: Cache) -> Outcome | None:
+    try:
+        return find(cell, cache)
+    except OSError:
+        raise
+    except Exception:  # a model of another package that fails here fails when its turn comes
+        return None
 
-def _one_by_one(places: Sequence[int], results: _Results, cache: Cache, device: str, fresh: bool) -> None:
-    for place in places:
-        if results.left_out(place):
-            continue
-        cell = results.cells[place]
-        try:
-            outcome, from_cache = run(cell, cache, device, partial(results.watch.on_begin, cell), fresh=fresh)
-        except OSError:  # of the disk, not of the model
-            raise
-        except Exception as error:
-            results.failed(place, _explained(error, cell, cache))
-        else:
-            results.done(place, outcome, from_cache)
-
-
-# ── Several at a time ────────────────────────────────────────────────────────────────────────────
 
 _Task = tuple[int, Contender, int, int]
 """A cell without its split, which is large: its place, its contender, the number of its split, its seed."""
 _BEGIN = "begin"
 
 
-def _side_by_side(
-    unknown: Sequence[int], results: _Results, cache: Cache, device: str, fresh: bool, jobs: int
-) -> None:
-    cells, watch = results.cells, results.watch
-    splits = {id(cells[place].split): cells[place].split for place in unknown}
-    numbers = {known: number for number, known in enumerate(splits)}
-    watching: dict[int, Sequence[Observer]] = {}
-
-    def tasks() -> Iterator[_Task]:
-        for place in unknown:
-            if not results.left_out(place):
-                cell = cells[place]
-                yield place, cell.contender, numbers[id(cell.split)], cell.seed
-
-    def answer(task: _Task, question: Any) -> bool:
-        """Whether anybody observes the training."""
-        place = task[0]
-        if question == _BEGIN:
-            watching[place] = watch.on_begin(cells[place])
-        else:
-            show(question, watching[place])
-        return bool(watching[place])
-
-    shared = (tuple(splits.values()), cache.folder, device, fresh, jobs)
-    with Pool(jobs, _in_a_process, shared) as pool:
-        for (place, *_), result in pool.run(tasks(), answer):
-            if isinstance(result, Died):
-                results.failed(place, result.reason)
-            elif isinstance(result, str):
-                results.failed(place, result)
-            else:
-                results.done(place, *result)
-
-
-def _in_a_process(
+def _run_task(
     shared: tuple[Sequence[Split], Path, str, bool, int], task: _Task, ask: Ask
 ) -> tuple[Outcome, bool] | str:
-    """A cell's outcome, and whether another process has found it in the meantime; or why it failed."""
+    """A cell's outcome, and whether another process has put it into the cache; or why the cell failed."""
     splits, folder, device, fresh, jobs = shared
     _, contender, number, seed = task
     cell, cache = Cell(contender, splits[number], seed), Cache(folder)
 
     def begin() -> Sequence[Observer]:
-        return [Teller(ask)] if ask(_BEGIN) else []
+        observers = ask(_BEGIN)
+        return [Teller(ask)] if observers is True else observers or ()
 
     try:
         return run(cell, cache, device, begin, fresh=fresh, jobs=jobs)
-    except OSError:
+    except OSError:  # of the disk, not of the model
         raise
     except Exception as error:
         return _explained(error, cell, cache, jobs)
@@ -321,13 +273,12 @@ def _in_a_process(
 
 def _missing(cell: Cell, message: str) -> Missing:
     """A cell without a result, and why."""
-    data, contender = cell.split.dataset, cell.contender
-    return Missing(
-        contender.label, contender.model, data.name, cell.split.protocol, split_key(cell.split), message
-    )
+    split, contender = cell.split, cell.contender
+    name, protocol = split.dataset.name, split.protocol
+    return Missing(contender.label, contender.model, name, protocol, split.key, message)
 
 
-def _explained(error: Exception, cell: Cell, cache: Cache, jobs: int = 1) -> str:
+def _explained(error: Exception, cell: Cell, cache: Cache, jobs: int) -> str:
     """What went wrong, for a reader of the table."""
     if isinstance(error, BundleMageError):
         return str(error)

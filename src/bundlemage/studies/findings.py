@@ -19,10 +19,9 @@ from bundlemage.readers import pathak
 from bundlemage.readers.load import SAMPLE, read
 from bundlemage.recommender import Recommender
 from bundlemage.studies import cases, plan
-from bundlemage.studies.cache import Cache
 from bundlemage.studies.cells import Cell, Contender, fitted
 from bundlemage.studies.comparison import CompareObserver, plan_cells, run_cells
-from bundlemage.studies.outcome import Missing, Outcome
+from bundlemage.studies.outcome import Cache, Missing, Outcome
 from bundlemage.studies.standings import DataFacts, ResultTable, Row, case_groups, make_table
 from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.progress import EpochProgress
@@ -222,18 +221,15 @@ def _games_beside(folder: Path | None) -> Split | None:
 
 def _case(split: Split, recipes: str, options: ReproduceOptions, cache: Cache) -> CaseResult:
     split = cases.fair_split(split)
-    chosen = plan.contender("bundlemage", recipes, options.epochs)
-    cell = Cell(chosen, split, options.seeds[0])
+    cell = Cell(plan.contender("bundlemage", recipes, options.epochs), split, options.seeds[0])
     folder = cache.folder / "cases" / cell.key
     recommender = _saved(folder, options.device)
     if recommender is None and options.only_cached:
         return CaseResult(split.dataset.name, None, NOT_RUN)
     if recommender is None:
-        config = chosen.config(cell.seed, options.device)
         with cache.working(f"case-{cell.key}") as run:
             with for_people() as shown:
-                observers = [EpochProgress(shown)]
-                recommender = fitted(chosen.model, config, split, run, observers, ensemble=chosen.ensemble)
+                recommender = fitted(cell, options.device, run, [EpochProgress(shown)])
             recommender.save(folder, overwrite=folder.exists())
             RunFolder(run).discard()
     label = f"BundleMage, seed {cell.seed}, {len(recommender.history)} epochs"

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from bundlemage.data.splits import Split
-from bundlemage.studies.cells import Contender, split_key
+from bundlemage.studies.cells import Contender
 from bundlemage.studies.outcome import METRICS, Missing, Outcome
 
 LEVEL = 0.05
@@ -105,7 +105,7 @@ class DataFacts:
         return cls(
             name=data.name,
             protocol=split.protocol,
-            split=split_key(split),
+            split=split.key,
             users=len(data.users),
             bundles=len(data.bundles),
             items=len(data.items),
@@ -147,8 +147,8 @@ def make_table(
             rows.append(Row(contender.label, contender.model, failure=missing.message))
         elif runs:
             rows.append(_over_seeds(runs, task))
-            stored = [outcome.cases[task][metric] for outcome in runs if task in outcome.cases]
-            if stored:
+            key = f"{task}.{metric}"
+            if stored := [outcome.cases[key] for outcome in runs if key in outcome.cases]:
                 cases[contender.label] = np.mean(stored, axis=0, dtype=np.float64)
     means = {row.label: {name: one.mean for name, one in row.metrics.items()} for row in rows if row.metrics}
     count = facts.matching_cases if task == "matching" else facts.generation_cases

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from bundlemage.data.dataset import BundleDataset, binary_matrix
@@ -71,11 +72,7 @@ class NewBundleCredit:
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> NewBundleCredit:
-        metrics = {
-            name: None if saved[name] is None else CreditMetrics(**saved[name])
-            for name in ("at_credit", "at_median")
-        }
-        return cls(**{**saved, **metrics})
+        return TypeAdapter(cls).validate_python(saved)
 
     def __str__(self) -> str:
         """A paragraph for the model card."""
@@ -229,9 +226,8 @@ def _metrics(
     users = torch.from_numpy(cases.users.astype(np.int64)).to(device)
     positives = Ragged.from_csr(cases.positives, device)
     places = torch.from_numpy(np.flatnonzero(new)).to(device)
-    hidden = (data.bundle_item.lengths == 0) | torch.from_numpy(absent).to(
-        device
-    )  # empty bundles cannot be sold
+    empty = data.bundle_item.lengths == 0  # such a bundle cannot be sold
+    hidden = empty | torch.from_numpy(absent).to(device)
     totals: dict[str, Tensor] = {}
     probe.eval()
     with torch.inference_mode():

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from bundlemage.data.splits import Split
 from bundlemage.errors import CheckpointError, NoModelYetError
@@ -17,21 +16,8 @@ from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.history import Observer, Observers
 from bundlemage.training.loop import TrainingResult, train
 
-
-class Trainer(Protocol):
-    """Trains one model: `training.loop.train`, or an engine with several processes."""
-
-    def __call__(
-        self,
-        model: Model,
-        config: ModelConfig,
-        split: Split,
-        *,
-        folder: Path | None,
-        resume: bool,
-        checkpoint_every: int | None,
-        observers: Sequence[Observer],
-    ) -> TrainingResult: ...
+Trainer = Callable[..., TrainingResult]
+"""Trains one model: `training.loop.train`, or an engine with several processes and the same parameters."""
 
 
 def train_members(
@@ -75,10 +61,10 @@ def train_members(
             if not done:
                 raise
             interrupted = True
-            break
-        interrupted = result.interrupted
-        if not interrupted or not done:
-            done.append((one, result))
+        else:
+            interrupted = result.interrupted
+            if not interrupted or not done:
+                done.append((one, result))
         if interrupted:
             break
     return joined([one for one, _ in done]), _together([result for _, result in done], interrupted)
@@ -90,16 +76,13 @@ def _check_folder(folder: RunFolder, members: int, resume: bool) -> None:
         if members > 1:
             folder.discard()
         return
+    begun = None
     if folder.holds_progress() and members > 1:
-        raise CheckpointError(
-            f"{folder.path} was begun as a single model: resume it without 'ensemble', or start over without "
-            "--resume"
-        )
-    if folder.members() and members == 1:
-        raise CheckpointError(
-            f"{folder.path} was begun as an ensemble: resume it with --ensemble, or start over without "
-            "--resume"
-        )
+        begun = "a single model: resume it without 'ensemble'"
+    elif folder.members() and members == 1:
+        begun = "an ensemble: resume it with --ensemble"
+    if begun is not None:
+        raise CheckpointError(f"{folder.path} was begun as {begun}, or start over without --resume")
 
 
 def _together(results: Sequence[TrainingResult], interrupted: bool) -> TrainingResult:

@@ -18,7 +18,6 @@ from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
-from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar
 
 import torch
@@ -97,7 +96,7 @@ class Pool(Generic[Task, Result]):
                 worker = busy[pipe]  # type: ignore[index]
                 kind, content = worker.hear()
                 if kind == "ask":
-                    worker.reply(answer(worker.task, content))
+                    worker.send(answer(worker.task, content))
                     continue
                 task, worker.task = worker.task, None
                 if kind == "error":
@@ -118,17 +117,14 @@ class Pool(Generic[Task, Result]):
                 return worker
             self._workers.remove(worker)
         # By default torch takes all processors, or OMP_NUM_THREADS of them.
-        self._workers.append(
-            _PoolProcess(self.work, self._shared, threads=max(1, torch.get_num_threads() // self.jobs))
-        )
+        threads = max(1, torch.get_num_threads() // self.jobs)
+        self._workers.append(_PoolProcess(self.work, self._shared, threads))
         return self._workers[-1]
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for worker in self._workers:
             worker.process.terminate()
         for worker in self._workers:
@@ -155,16 +151,13 @@ class _PoolProcess:
     def give(self, task: Any) -> None:
         self.task = task
         if self._shared is None:
-            self._send(task)
+            self.send(task)
             return
         # A new process reads seconds later, when it has started, and a pipe has little room.
-        threading.Thread(target=self._send, args=(task, self._shared), daemon=True).start()
+        threading.Thread(target=self.send, args=(task, self._shared), daemon=True).start()
         self._shared = None
 
-    def reply(self, answer: Any) -> None:
-        self._send(answer)
-
-    def _send(self, content: Any, before: bytes | None = None) -> None:
+    def send(self, content: Any, before: bytes | None = None) -> None:
         with suppress(OSError):  # the process is dead, which `hear` notices
             if before is not None:
                 self.pipe.send_bytes(before)
@@ -217,7 +210,9 @@ def _process(pipe: Connection[Any, Any], work: Work[Any, Any], threads: int) -> 
             message = ("done", work(shared, task, ask))
         except Exception as error:
             message = ("error", _that_travels(error))
-        _free_memory()
+        gc.collect()  # gives memory back to the other processes
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
         pipe.send(message)
 
 
@@ -230,13 +225,6 @@ def end_with_the_command() -> None:
     assert command is not None
     command.join()
     os._exit(1)
-
-
-def _free_memory() -> None:
-    """Gives memory back to the other processes."""
-    gc.collect()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.empty_cache()
 
 
 def _that_travels(error: Exception) -> Exception:
