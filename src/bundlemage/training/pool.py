@@ -13,7 +13,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -40,6 +40,8 @@ class Died:
     """Stands for a result if the process ended without one."""
 
     reason: str
+    how: str = field(default="", compare=False)
+    """The name of a signal, or an exit code."""
 
 
 def check_jobs(jobs: int) -> None:
@@ -121,12 +123,16 @@ class Pool(Generic[Task, Result]):
         self._workers.append(_PoolProcess(self.work, self._shared, threads))
         return self._workers[-1]
 
+    def terminate(self) -> None:
+        """End all processes, whatever they do."""
+        for worker in self._workers:
+            worker.process.terminate()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in self._workers:
-            worker.process.terminate()
+        self.terminate()
         for worker in self._workers:
             worker.process.join(SECONDS_TO_END)
             if worker.process.is_alive():
@@ -172,7 +178,7 @@ class _PoolProcess:
             code = self.process.exitcode
             how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
             memory = ": out of memory? Fewer --jobs need less" if how == "SIGKILL" else ""
-            return "died", Died(f"the process that ran it died ({how}){memory}")
+            return "died", Died(f"the process that ran it died ({how}){memory}", how)
         return kind, content
 
 
