@@ -61,7 +61,7 @@ def recommend(
 
     model = Recommender.load(folder, device=device)
     if recall is not None:
-        show.notes.print(str(model.use_index(recall)), soft_wrap=True)
+        show.note(str(model.use_index(recall)))
     new = {name: ids([inside]) for name, inside in key_values(new_bundle, "--new-bundle").items()}
     answers = model.recommend(
         user,
@@ -149,7 +149,7 @@ def recommend_all(
     seconds = time.monotonic() - began
     rate = scored.users / seconds
     if scored.about_index:
-        show.notes.print(scored.about_index, soft_wrap=True)
+        show.note(scored.about_index)
     if as_json:
         show.print_json(
             {
@@ -163,10 +163,9 @@ def recommend_all(
         )
         return
     kept = f", {scored.kept:,} of {scored.parts:,} parts kept" if scored.kept else ""
-    show.out.print(
+    show.say(
         f"{scored.rows:,} answers for {scored.users:,} users in [bold]{show.plain(output)}[/], in "
-        f"{seconds:,.1f} s ({rate:,.0f} users a second){kept}",
-        soft_wrap=True,
+        f"{seconds:,.1f} s ({rate:,.0f} users a second){kept}"
     )
     if not scored.rows:
         show.out.print(_none_left("bundle", where))

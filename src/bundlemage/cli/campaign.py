@@ -65,8 +65,8 @@ def campaign(
         show.print_json({**summary.to_json(), "folder": str(output), "seconds": seconds})
         return
     for line in _sentences(summary):
-        show.out.print(line, soft_wrap=True)
-    show.out.print(f"in [bold]{show.plain(output)}[/], in {seconds:,.1f} s", soft_wrap=True)
+        show.say(line)
+    show.say(f"in [bold]{show.plain(output)}[/], in {seconds:,.1f} s")
 
 
 def _listed(file: Path) -> list[str]:

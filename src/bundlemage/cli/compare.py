@@ -1,4 +1,4 @@
-"""`bundlemage compare`: models on the same data and the same questions, side by side."""
+"""`bundlemage compare` and `models`: models on the same data side by side, and which there are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +93,7 @@ def compare(
     numbers = seed_list(seeds)
     splits = _splits(locations or ["sample"], key_values(table, "--table"), protocol, split_seed)
     for split in splits:
-        show.notes.print(f"{show.described(split.dataset)}; protocol {split.protocol}", soft_wrap=True)
+        show.note(f"{show.described(split.dataset)}; protocol {split.protocol}")
     options = {"device": device, "metric": metric, "fresh": fresh, "jobs": jobs}
     comparison = _run(contenders, splits, numbers, cache, **options)
     if as_json:
@@ -108,7 +108,7 @@ def compare(
             show.caveats(split.dataset)
     for file in output or []:
         _write(file, comparison, columns)
-        show.notes.print(f"written: [bold]{show.plain(file)}[/]", soft_wrap=True)
+        show.note(f"written: [bold]{show.plain(file)}[/]")
     if comparison.failures:
         raise typer.Exit(1)
 
@@ -171,7 +171,7 @@ def _sound_models() -> list[str]:
     models = every_model()
     for facts in models:
         if facts.error is not None:
-            show.notes.print(f"[yellow]warning:[/] left out: {show.plain(facts.error)}", soft_wrap=True)
+            show.warn(f"left out: {facts.error}")
     return [facts.name for facts in models if facts.error is None]
 
 
@@ -214,7 +214,7 @@ def _splits(
     for location in dict.fromkeys(locations):
         with show.notes.status(f"reading {label(location)}"):
             source = read(location, tables)
-            show.warnings(source.warnings)
+            show.warn(*source.warnings)
             splits += [(label(location), plan.divide(source.dataset, source.ready)) for plan in plans]
     places: dict[str, set[str]] = {}
     for place, split in splits:
@@ -259,3 +259,73 @@ def command_line() -> str:
     """The command as it was typed, without database URLs, which may contain a password."""
     typed = ["DATABASE_URL" if may_hold_a_password(part) else part for part in sys.argv[1:]]
     return shlex.join(["bundlemage", *typed])
+
+
+# ── The list of models ───────────────────────────────────────────────────────────────────────────
+
+
+def models(name: str | None = None, as_json: AsJson = False) -> None:
+    """List every model, those of other installed packages included; or the settings of one.
+
+    "Learns" means by gradient steps; the others count or solve. A model that does not know new users answers
+    only for those it was trained on.
+
+    Options:
+        name NAME: A model whose settings are to be shown.
+    """
+    if name is None:
+        _list(as_json)
+    else:
+        _settings(name, as_json)
+
+
+def _list(as_json: bool) -> None:
+    from bundlemage.studies.abilities import every_model
+
+    every = every_model()
+    if as_json:
+        show.print_json([asdict(facts) for facts in every])
+        return
+    wide = show.out.width >= 140
+    table = show.table("models")
+    for column in ("name", "matches", "generates", "learns", "new users"):
+        table.add_column(column, justify="left" if column == "name" else "center", no_wrap=True)
+    table.add_column("publication" if wide else "published", overflow="fold")
+    for facts in every:
+        if facts.error is not None:
+            continue
+        yes = (facts.matches, facts.generates, facts.learns, facts.knows_new_users)
+        # A plain rule has no publication; its title says what it is.
+        shown = facts.publication if wide else facts.publication.rpartition(", ")[2]
+        origin = show.plain(shown) or f"[dim]{show.plain(facts.title)}[/]"
+        table.add_row(show.plain(facts.name), *("✓" if one else "" for one in yes), origin)
+    show.out.print(table)
+    for facts in every:
+        if facts.error is not None:
+            show.say(f"[red]{show.plain(facts.name)} is left out:[/] {show.plain(facts.error)}")
+    more = "" if wide else " --json, or a terminal of 140 columns, has the publications in full."
+    show.out.print(f"[dim]'bundlemage models NAME' shows the settings of one.{more}[/]")
+
+
+def _settings(name: str, as_json: bool) -> None:
+    from bundlemage.models.registry import model_class
+
+    config_class = model_class(name).config_class
+    fields, space = config_class.model_fields, config_class.space
+    if as_json:
+        schema: dict[str, Any] = config_class.model_json_schema()
+        searched = {setting: domain.to_json() for setting, domain in space.items()}
+        show.print_json({"name": name, "settings": schema["properties"], "space": searched})
+        return
+    table = show.table(f"settings of {show.plain(name)}")
+    table.add_column("setting", no_wrap=True)
+    table.add_column("default", no_wrap=True)
+    table.add_column("meaning")
+    for setting, field in fields.items():
+        meaning = " ".join((field.description or "").replace("`", "").split())
+        table.add_row(setting, show.plain(field.default), show.plain(meaning))
+    show.out.print(table)
+    if space:
+        show.out.print("What 'bundlemage tune' searches by default:")
+    for setting, domain in space.items():
+        show.out.print(f"  {setting}={show.plain(domain)}")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from bundlemage.data.dataset import BundleDataset
-    from bundlemage.downloads.public_data import ByHand, Fetched, FetchWatcher, PublicData
+    from bundlemage.downloads.public_data import ByHand, Fetched, FetchWatcher
 
 app = typer.Typer(no_args_is_help=True, help="Check, describe, shard, generate and fetch data.")
 
@@ -36,8 +36,7 @@ def check(location: Location = "sample", table: Tables = None, as_json: AsJson =
     else:
         for problem in problems:
             colour = "red" if problem.severity == "error" else "yellow"
-            show.notes.print(f"[{colour}]{problem.severity}:[/] ", end="", soft_wrap=True)
-            show.notes.print(str(problem), markup=False, soft_wrap=True)
+            show.note(f"[{colour}]{problem.severity}:[/] {show.plain(problem)}")
         errors = sum(problem.severity == "error" for problem in problems)
         if problems:
             show.notes.print(f"kinds of error: {errors}, of warning: {len(problems) - errors}")
@@ -67,17 +66,11 @@ def ingest(
     from bundlemage.readers.ingest import ingest as read_in
 
     with Shown(show.notes, label(location)) as progress:
-        done = read_in(
-            location,
-            output,
-            shard_rows,
-            overwrite=overwrite,
-            named=key_values(table, "--table"),
-            progress=progress,
-        )
+        tables = key_values(table, "--table")
+        done = read_in(location, output, shard_rows, overwrite=overwrite, named=tables, progress=progress)
     layout = done.layout
     assert layout is not None
-    show.warnings(done.problems)
+    show.warn(*done.problems)
     if as_json:
         show.print_json(
             {
@@ -92,17 +85,8 @@ def ingest(
             }
         )
         return
-    sizes, pairs = layout.sizes, layout.pairs
-    show.out.print(
-        f"{show.plain(layout.name)}: {sizes['users']:,} users, {sizes['bundles']:,} bundles, "
-        f"{sizes['items']:,} items; {pairs['user_bundle']:,} user-bundle, {pairs['user_item']:,} user-item, "
-        f"{pairs['bundle_item']:,} bundle-item pairs",
-        soft_wrap=True,
-    )
-    show.out.print(
-        f"{len(layout.files):,} files in [bold]{show.plain(output)}[/], in {done.seconds:,.1f} s",
-        soft_wrap=True,
-    )
+    show.say(show.sizes(layout.name, {**layout.sizes, **layout.pairs}))
+    show.say(f"{len(layout.files):,} files in [bold]{show.plain(output)}[/], in {done.seconds:,.1f} s")
 
 
 def stats(location: Location = "sample", table: Tables = None, as_json: AsJson = False) -> None:
@@ -112,7 +96,7 @@ def stats(location: Location = "sample", table: Tables = None, as_json: AsJson =
     with show.notes.status(f"reading {label(location)}"):
         source = read(location, key_values(table, "--table"))
         figures = _statistics(source.dataset)
-    show.warnings(source.warnings)
+    show.warn(*source.warnings)
     if as_json:
         show.print_json(figures)
         return
@@ -182,9 +166,9 @@ def sample(
     if as_json:
         show.print_json({"files": [str(file) for file in files]})
     else:
-        show.out.print(show.described(shop), soft_wrap=True)
+        show.say(show.described(shop))
         names = ", ".join(file.name for file in files)
-        show.out.print(f"written to [bold]{show.plain(output)}[/]: {names}", soft_wrap=True)
+        show.say(f"written to [bold]{show.plain(output)}[/]: {names}")
 
 
 def get(
@@ -226,9 +210,18 @@ def get(
             }
         )
         return
-    _summary(data, folder, done)
+    unverified = sum(not file.verified for file in done)
+    result = "all verified" if not unverified else f"{unverified} not verified: no published checksum"
+    place = show.plain(folder / data.folder)
+    show.say(f"[bold]{data.name}[/]: {len(done)} files in [bold]{place}[/], {result}")
+    if data.note:
+        show.say(f"[yellow]note:[/] {show.plain(data.note)}")
+    for entry in data.by_hand:
+        show.say(f"by hand: {entry.what}: {entry.page}")
+        show.say(f"  {show.plain(_place(entry, folder))}")
+    show.say("next:")
     for step in next_steps:
-        show.out.print(f"  {show.plain(step)}", soft_wrap=True)
+        show.say(f"  {show.plain(step)}")
 
 
 def _watcher(console: Console, progress: Shown) -> FetchWatcher:
@@ -270,19 +263,6 @@ def _place(entry: ByHand, folder: Path) -> str:
     return f"put into {places}" if places else "not read here"
 
 
-def _summary(data: PublicData, folder: Path, done: list[Fetched]) -> None:
-    unverified = sum(not file.verified for file in done)
-    result = "all verified" if not unverified else f"{unverified} not verified: no published checksum"
-    place = show.plain(folder / data.folder)
-    show.out.print(f"[bold]{data.name}[/]: {len(done)} files in [bold]{place}[/], {result}", soft_wrap=True)
-    if data.note:
-        show.out.print(f"[yellow]note:[/] {show.plain(data.note)}", soft_wrap=True)
-    for entry in data.by_hand:
-        show.out.print(f"by hand: {entry.what}: {entry.page}", soft_wrap=True)
-        show.out.print(f"  {show.plain(_place(entry, folder))}", soft_wrap=True)
-    show.out.print("next:")
-
-
 def _list(as_json: bool) -> None:
     from bundlemage.downloads.public_data import PUBLIC_DATA
 
@@ -295,9 +275,7 @@ def _list(as_json: bool) -> None:
             listed.append({**asdict(data), "files": files})
         show.print_json({"data": listed})
         return
-    table = Table(title="Public data: bundlemage data get NAME", title_justify="left")
-    for column in ("name", "what", "to fetch", "checksums"):
-        table.add_column(column, justify="right" if column == "to fetch" else "left")
+    table = show.table("Public data: bundlemage data get NAME", "name", "what", ">to fetch", "checksums")
     for data in PUBLIC_DATA.values():
         size = sum(file.size or file.about or 0 for file in data.files)
         known = sum(file.sha256 is not None for file in data.files)
@@ -309,12 +287,12 @@ def _list(as_json: bool) -> None:
         )
     show.out.print(table)
     for data in PUBLIC_DATA.values():
-        show.out.print(f"[bold]{data.name}[/]: {data.publication}", soft_wrap=True)
-        show.out.print(f"  from {' and '.join(data.pages)}", soft_wrap=True)
+        show.say(f"[bold]{data.name}[/]: {data.publication}")
+        show.say(f"  from {' and '.join(data.pages)}")
         if data.note:
-            show.out.print(f"  note: {data.note}", soft_wrap=True)
+            show.say(f"  note: {data.note}")
         for entry in data.by_hand:
-            show.out.print(f"  by hand: {entry.what}: {entry.page}", soft_wrap=True)
+            show.say(f"  by hand: {entry.what}: {entry.page}")
 
 
 add(app, check, ingest, stats, sample, get)

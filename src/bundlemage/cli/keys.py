@@ -45,10 +45,9 @@ def create(role: str, db: Database = None, name: str = "", as_json: AsJson = Fal
         show.print_json({"key": text, **_described(key)})
         return
     print(text)  # alone on stdout, for a shell's $(…)
-    show.notes.print(
+    show.note(
         f"A key of role [bold]{role}[/]. It is shown only now: keep it where you keep secrets. It goes into "
-        f"the header 'Authorization: Bearer KEY'.\n'bundlemage keys revoke {key.id}' revokes it.",
-        soft_wrap=True,
+        f"the header 'Authorization: Bearer KEY'.\n'bundlemage keys revoke {key.id}' revokes it."
     )
 
 
@@ -83,10 +82,9 @@ def revoke(key_id: str, db: Database = None) -> None:
         last = not store.has_keys()
     show.out.print(f"{key_id} is revoked")
     if last:
-        show.notes.print(
-            "[yellow]warning:[/] that was the last key. A service that only this machine can reach is now "
-            "open to all its users; any other service refuses all requests until there is a new key",
-            soft_wrap=True,
+        show.warn(
+            "that was the last key. A service that only this machine can reach is now "
+            "open to all its users; any other service refuses all requests until there is a new key"
         )
 
 
@@ -98,10 +96,9 @@ def _opened(db: str | None) -> Iterator[Store]:
     """
     with closing(open_store(database_url(db, None))) as store:
         if store.is_empty() and not store.keys():
-            show.notes.print(
+            show.note(
                 f"[yellow]note:[/] {show.plain(store.url)} is a new database, without a shop and without "
-                "keys. If a service is already running, it uses another database: check --db",
-                soft_wrap=True,
+                "keys. If a service is already running, it uses another database: check --db"
             )
         yield store
 

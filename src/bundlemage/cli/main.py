@@ -13,16 +13,14 @@ from bundlemage import __version__
 from bundlemage.cli.ask import complete, recommend, recommend_all
 from bundlemage.cli.campaign import campaign
 from bundlemage.cli.commands import add
-from bundlemage.cli.compare import compare
+from bundlemage.cli.compare import compare, models
 from bundlemage.cli.data import app as data
 from bundlemage.cli.design import design, explain, score_bundle
-from bundlemage.cli.evaluate import evaluate
 from bundlemage.cli.keys import app as keys
-from bundlemage.cli.models import models
 from bundlemage.cli.reproduce import reproduce
 from bundlemage.cli.retrain import retrain
 from bundlemage.cli.serve import serve
-from bundlemage.cli.train import train
+from bundlemage.cli.train import evaluate, train
 from bundlemage.cli.tune import tune
 from bundlemage.errors import BundleMageError, ConfigError
 

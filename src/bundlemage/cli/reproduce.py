@@ -69,23 +69,23 @@ def reproduce(
         findings = gather(options, ComparisonProgress(shown))
     for missing in findings.missing:
         for problem in dict.fromkeys(missing.problems):
-            show.notes.print(f"[yellow]missing:[/] {show.plain(problem)}", soft_wrap=True)
+            show.note(f"[yellow]missing:[/] {show.plain(problem)}")
         where = missing.where.replace(data_folder(findings), str(data))
-        show.notes.print(f"  {show.plain(where)}", soft_wrap=True)
+        show.note(f"  {show.plain(where)}")
     report = None if output is None else write_report(findings, output)
     if as_json:
         show.print_json({"report": None if output is None else str(output), **results_of(findings)})
     else:
         for banner in banners(findings):
-            show.out.print(f"[yellow]{show.plain(banner)}[/]", soft_wrap=True)
+            show.say(f"[yellow]{show.plain(banner)}[/]")
         for line in summary(findings):
-            show.out.print(f"• {show.plain(line)}", soft_wrap=True)
+            show.say(f"• {show.plain(line)}")
         end = f"Kept in {show.plain(cache)}."
         if report is not None:
             drawn = len(report.figures())
             files = f"index.html, report.md, results.json and {drawn} figure{'s' * (drawn != 1)}"
             end = f"Written to [bold]{show.plain(output)}[/]: {files}."
-        show.out.print(end, soft_wrap=True)
+        show.say(end)
     if findings.nothing:
         raise ConfigError(
             f"{data} holds nothing of {dataset}: a report shows the paper's figures and what is missing"

@@ -87,17 +87,14 @@ def _on_split() -> Observer:
 
     class Announcing(RetrainingObserver):
         def on_split(self, split: Split, serving: str) -> None:
-            show.notes.print(show.described(split.dataset), soft_wrap=True)
+            show.note(show.described(split.dataset))
             cases = len(split.test) if split.test else 0
             compared = (
                 f"{cases:,} users have a bundle that is new to the serving model {serving}, to compare by"
                 if cases
                 else f"nothing is compared with the serving model {serving}"
             )
-            show.notes.print(
-                f"{compared}; learning from {split.train.user_bundle.nnz:,} user-bundle pairs",
-                soft_wrap=True,
-            )
+            show.note(f"{compared}; learning from {split.train.user_bundle.nnz:,} user-bundle pairs")
 
     return Announcing()
 
@@ -112,20 +109,16 @@ def _show(outcome: Retrained, decisive: str) -> None:
             for name, metrics in (("serving", comparison.serving), ("new", comparison.candidate))
         ]
         show.out.print(show.evaluations(rows))
-        show.out.print(
+        show.say(
             f"{decisive} differs by {comparison.difference:+.4f}, with a standard error of "
-            f"{comparison.standard_error:.4f}.",
-            soft_wrap=True,
+            f"{comparison.standard_error:.4f}."
         )
     if outcome.path is None:
-        show.out.print(
-            f"[bold]Not published[/], {outcome.serving} goes on serving: {outcome.reason}.", soft_wrap=True
-        )
+        show.say(f"[bold]Not published[/], {outcome.serving} goes on serving: {outcome.reason}.")
         return
     here = Path.cwd()
     path = outcome.path.relative_to(here) if outcome.path.is_relative_to(here) else outcome.path
-    show.out.print(
+    show.say(
         f"[bold]Published[/] {outcome.version} as {show.plain(path)}: {outcome.reason}.\n"
-        "A running service changes to it with its next questions.",
-        soft_wrap=True,
+        "A running service changes to it with its next questions."
     )

@@ -87,13 +87,12 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
     shown = f"[{host}]" if ":" in host else host
     serving = service.answerer.serving
     name = show.plain(serving.live.recommender.dataset.name)
-    show.out.print(
+    show.say(
         f"BundleMage serves {name} (model {serving.record.version}) at [bold]http://{shown}:{port}/[/]\n"
         f"  the page   http://{shown}:{port}/\n"
         f"  the API    http://{shown}:{port}/v1/users/USER/bundles?k=3   (all of it: /openapi.json)\n"
         f"  the store  {show.plain(store.url)}\n"
-        "Ctrl-C stops it. Everything that was acknowledged is on disk.",
-        soft_wrap=True,
+        "Ctrl-C stops it. Everything that was acknowledged is on disk."
     )
     logs.configure(debug=settings.debug)
     _allow_many_connections()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,12 @@ from rich.text import Text
 if TYPE_CHECKING:
     from bundlemage.core.shop import Recommendation
     from bundlemage.data.dataset import BundleDataset
-    from bundlemage.errors import Problem
     from bundlemage.evaluation.protocols import Evaluation
     from bundlemage.studies.standings import ResultTable
     from bundlemage.training.history import EpochRecord
 
 BARS = "▁▂▃▄▅▆▇█"
+RELATIONS = ("user_bundle", "user_item", "bundle_item")
 
 out = Console(highlight=False)
 notes = Console(stderr=True, highlight=False)
@@ -34,15 +34,33 @@ def print_json(value: Any) -> None:
     print()
 
 
+def say(line: str) -> None:
+    """Print a line on stdout. The terminal breaks it, so that it can be copied as a whole."""
+    out.print(line, soft_wrap=True)
+
+
+def note(line: str) -> None:
+    """Print a line on stderr, as `say` does."""
+    notes.print(line, soft_wrap=True)
+
+
+def table(title: str, *columns: str) -> Table:
+    """A table with these columns. A column whose name begins with ">" has its values at the right."""
+    empty = Table(title=title, title_justify="left")
+    for column in columns:
+        empty.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left")
+    return empty
+
+
 def plain(value: object) -> str:
     """Text of users or data, in which brackets must not be taken for colours."""
     return str(value).replace("[", "\\[")
 
 
-def warnings(problems: Iterable[Problem]) -> None:
-    """Print problems of data as warnings."""
+def warn(*problems: object) -> None:
+    """Print warnings, such as problems of data, on stderr."""
     for problem in problems:
-        notes.print(f"[yellow]warning:[/] {plain(problem)}", soft_wrap=True)
+        note(f"[yellow]warning:[/] {plain(problem)}")
 
 
 @contextmanager
@@ -51,23 +69,27 @@ def kept_when_interrupted() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        notes.print("What is done is kept: the same command goes on from here.")
+        note("What is done is kept: the same command goes on from here.")
         raise
+
+
+def sizes(name: str, counts: Mapping[str, int]) -> str:
+    """One line with the sizes of a data set: how many users, bundles and items, and pairs of them."""
+    things = ", ".join(f"{counts[each]:,} {each}" for each in ("users", "bundles", "items"))
+    pairs = (f"{counts[each]:,} {each.replace('_', '-')}" for each in RELATIONS)
+    return f"{plain(name)}: {things}; {', '.join(pairs)} pairs"
 
 
 def described(dataset: BundleDataset) -> str:
     """The sizes of a data set in one line."""
-    return (
-        f"{plain(dataset.name)}: {len(dataset.users):,} users, {len(dataset.bundles):,} bundles, "
-        f"{len(dataset.items):,} items; {dataset.user_bundle.nnz:,} user-bundle, {dataset.user_item.nnz:,} "
-        f"user-item, {dataset.bundle_item.nnz:,} bundle-item pairs"
-    )
+    counts = {name: len(getattr(dataset, name)) for name in ("users", "bundles", "items")}
+    return sizes(dataset.name, counts | {name: getattr(dataset, name).nnz for name in RELATIONS})
 
 
 def caveats(dataset: BundleDataset) -> None:
     """Print the notes of the data, which a reader of figures must know."""
-    for note in dataset.notes:
-        out.print(f"[yellow]note:[/] {plain(note)}")
+    for each in dataset.notes:
+        out.print(f"[yellow]note:[/] {plain(each)}")
 
 
 def evaluations(rows: Sequence[Evaluation]) -> RenderableType:
@@ -81,21 +103,17 @@ def evaluations(rows: Sequence[Evaluation]) -> RenderableType:
         if not measured:
             continue
         cases = getattr(rows[0], f"{task}_cases")
-        table = Table(title=f"{question}  ({task}, {cases:,} cases)", title_justify="left")
-        table.add_column("model")
         metrics = [f"{name}@{k}" for name in ("ndcg", "recall") for k in (5, 10, 20)]
-        best = {metric: max(values[metric] for _, values in measured) for metric in metrics}
-        for metric in metrics:
-            table.add_column(metric, justify="right")
+        shown = table(
+            f"{question}  ({task}, {cases:,} cases)", "model", *(f">{metric}" for metric in metrics)
+        )
         for model, values in measured:
-            cells = [
-                f"[bold]{values[metric]:.4f}[/]"
-                if values[metric] == best[metric]
-                else f"{values[metric]:.4f}"
-                for metric in metrics
-            ]
-            table.add_row(model, *cells)
-        tables.append(table)
+            cells = []
+            for metric in metrics:
+                best = max(others[metric] for _, others in measured)
+                cells.append(f"[bold]{best:.4f}[/]" if values[metric] == best else f"{values[metric]:.4f}")
+            shown.add_row(model, *cells)
+        tables.append(shown)
     return Group(*tables) if tables else Text("Nothing is held out to test on.")
 
 
@@ -103,32 +121,31 @@ def comparison_table(results: ResultTable, columns: Sequence[str]) -> Renderable
     """A table of a comparison, with a line below that says what its marks mean."""
     from bundlemage.studies import render
 
-    title = f"{plain(render.heading(results))}  ({results.cases:,} cases)"
-    table = Table(title=title, title_justify="left")
+    shown = table(f"{plain(render.heading(results))}  ({results.cases:,} cases)")
     longest = max((len(row.label) for row in results.rows), default=0) + 2  # room for a mark
-    table.add_column("model", overflow="fold", min_width=min(longest, 24))
+    shown.add_column("model", overflow="fold", min_width=min(longest, 24))
     # A narrow terminal shows fewer metrics rather than half of each.
     deviations = any(row.metrics and len(row.seeds) > 1 for row in results.rows)
     room = (out.width - min(longest, 24) - 24) // (15 if deviations else 12)
     columns = columns[: max(1, room)]
     for head in (*columns, "fit", "memory"):
-        table.add_column(head, justify="right", no_wrap=True)
+        shown.add_column(head, justify="right", no_wrap=True)
     for row in results.rows:
         name = plain(row.label) + f" {render.LIKE}" * (not row.distinguishable)
         if row.metrics is None:
-            table.add_row(name, "[red]failed[/]")
+            shown.add_row(name, "[red]failed[/]")
             continue
         cells = []
         for column in columns:
             spread = row.metrics[column]
             mean = render.figure(spread.mean)
-            shown = f"[bold]{mean}[/]" if column in row.best else mean
-            cells.append(f"{shown} {render.deviation(spread, row.seeds)}".strip())
-        table.add_row(name, *cells, render.duration(row.fit_seconds), render.size(row.memory))
+            mean = f"[bold]{mean}[/]" if column in row.best else mean
+            cells.append(f"{mean} {render.deviation(spread, row.seeds)}".strip())
+        shown.add_row(name, *cells, render.duration(row.fit_seconds), render.size(row.memory))
     failed = [
         f"[red]{plain(row.label)} failed:[/] {plain(row.failure)}" for row in results.rows if row.failure
     ]
-    return Group(table, *failed, f"[dim]{plain(render.legend(results))}[/]", "")
+    return Group(shown, *failed, f"[dim]{plain(render.legend(results))}[/]", "")
 
 
 def curve(history: Sequence[EpochRecord], metric: str) -> RenderableType:
@@ -189,25 +206,16 @@ def _bundle_card(dataset: BundleDataset, answer: Recommendation, new: Sequence[s
 
 def item_table(dataset: BundleDataset, answers: Sequence[Recommendation], title: str) -> Table:
     """Suggested items, best first."""
-    table = Table(title=title, title_justify="left")
-    for column, justify in (
-        ("rank", "right"),
-        ("item", "left"),
-        ("tags", "left"),
-        ("price", "right"),
-        ("score", "right"),
-    ):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    rows = table(title, ">rank", "item", "tags", ">price", ">score")
     for answer in answers:
-        tags, price = "", ""
+        tags, price = "", None
         if dataset.catalogue is not None:
             row = dataset.items.position(answer.id)
             tags = ", ".join((dataset.catalogue.items["tags"][row].as_py() or [])[:3])
-            amount = dataset.catalogue.items["price"][row].as_py()
-            price = "" if amount is None else f"{amount:,.2f}"
-        name = f"{plain(answer.title)} [dim]{plain(answer.id)}[/]" if answer.title else plain(answer.id)
-        table.add_row(str(answer.rank), name, plain(tags), price, f"{answer.score:.1%}")
-    return table
+            price = dataset.catalogue.items["price"][row].as_py()
+        thing = name(answer.title, answer.id)
+        rows.add_row(str(answer.rank), thing, plain(tags), amount(price).strip(), f"{answer.score:.1%}")
+    return rows
 
 
 def item_name(dataset: BundleDataset, position: int) -> str:

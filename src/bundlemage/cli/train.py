@@ -1,4 +1,4 @@
-"""`bundlemage train`: from data to a saved, measured model."""
+"""`bundlemage train` and `evaluate`: from data to a saved, measured model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import typer
 from bundlemage.cli import show
 from bundlemage.cli.options import (
     AsJson,
+    Device,
     EngineOptions,
     Location,
+    ModelFolder,
     OtherDevice,
     Tables,
     key_values,
@@ -87,6 +89,7 @@ def train(
     from bundlemage.models.registry import model_class
     from bundlemage.recipe import Recipe
     from bundlemage.recommender import evaluate_beside_popularity
+    from bundlemage.training.checkpoint import RunFolder
     from bundlemage.training.history import SELECTION_METRIC, TensorBoard
     from bundlemage.training.progress import EpochProgress
 
@@ -113,7 +116,7 @@ def train(
     engine.check(job)
     with show.notes.status(f"reading {label(location)}"):
         split = job.split
-    show.warnings(job.source.warnings)
+    show.warn(*job.source.warnings)
     _announce(split, f"{chosen.ensemble} × {chosen.model}" if chosen.ensemble > 1 else chosen.model)
     with Shown(show.notes) as progress:
         observers = [EpochProgress(progress), *([TensorBoard(tensorboard)] if tensorboard else [])]
@@ -123,13 +126,13 @@ def train(
     with show.notes.status("calibrating, and holding bundles out to find how new ones are to be ranked"):
         recommender.calibrate(split)
     if recommender.new_bundle_credit is not None:
-        show.notes.print(str(recommender.new_bundle_credit), soft_wrap=True)
+        show.note(str(recommender.new_bundle_credit))
     with show.notes.status("evaluating and saving"):
         rows = evaluate_beside_popularity(recommender, split)
         recommender.metrics = {"test": [row.to_json() for row in rows]}
         recommender.save(output, overwrite=overwrite or resume)
     if not training.interrupted:
-        _remove(checkpoints)
+        RunFolder(checkpoints).discard()
     if as_json:
         show.print_json({"model": str(output), **_summary(training), **recommender.metrics})
     else:
@@ -149,8 +152,42 @@ def train(
             f"in {training.seconds:.1f} s on {training.device}."
         )
     if training.interrupted:
-        show.notes.print("Interrupted: the best model so far is saved; --resume goes on from here.")
+        show.note("Interrupted: the best model so far is saved; --resume goes on from here.")
         raise typer.Exit(130)
+
+
+def evaluate(
+    folder: ModelFolder,
+    engine: EngineOptions,
+    location: str | None = None,
+    table: Tables = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Measure the model in DIR on what was held out of PATH when it was trained.
+
+    Options:
+        location PATH: The data that it was trained on.
+    """
+    from bundlemage.engines.evaluating import EvaluationJob
+
+    job = EvaluationJob(Path(folder), location, key_values(table, "--table"), device=device)
+    with Shown(show.notes, "evaluating") as progress:
+        progress("loading", 0, 0)
+        rows = engine.evaluate(job, progress)
+        changed = job.data_changed
+    show.warn(*job.source.warnings)
+    if changed:
+        show.warn(
+            "this is not the data that the model was trained on: its split differs, and "
+            "the figures may include cases that the model has seen"
+        )
+    if as_json:
+        show.print_json({"model": folder, "data_changed": changed, "test": [row.to_json() for row in rows]})
+        return
+    show.say(f"{show.described(job.split.dataset)}; protocol {job.split.protocol}")
+    show.out.print(show.evaluations(rows))
+    show.caveats(job.split.dataset)
 
 
 def _calibration(folder: str) -> Calibration:
@@ -193,21 +230,21 @@ def _check_output(output: Path, checkpoints: Path, resume: bool, overwrite: bool
         raise ArtifactError(
             f"{output} cannot be written: no permission to write in {output.parent.resolve()}"
         )
-    if resume and not output.exists() and not RunFolder(checkpoints).can_go_on():
-        show.notes.print("nothing to resume: starting from the beginning")
+    can_go_on = RunFolder(checkpoints).can_go_on()
     if resume or overwrite:
         check_replaceable(output)
-        if resume and output.exists() and not RunFolder(checkpoints).can_go_on():
+        if resume and output.exists() and not can_go_on:
             raise CheckpointError(
                 f"nothing to resume: {output} is a finished model. Use --overwrite to train again."
             )
-        return
-    if RunFolder(checkpoints).can_go_on():
+        if resume and not can_go_on:
+            show.note("nothing to resume: starting from the beginning")
+    elif can_go_on:
         raise CheckpointError(
             f"{checkpoints} holds a run that was cut off: "
             "add --resume to go on with it, or --overwrite to start over"
         )
-    if output.exists():
+    elif output.exists():
         raise ArtifactError(
             f"{output} exists already: add --overwrite to replace it, or choose another folder"
         )
@@ -215,20 +252,13 @@ def _check_output(output: Path, checkpoints: Path, resume: bool, overwrite: bool
 
 def _announce(split: Split, model: str) -> None:
     learned, known = split.train.user_bundle.nnz, split.dataset.user_bundle.nnz
-    show.notes.print(show.described(split.dataset), soft_wrap=True)
-    show.notes.print(
+    show.note(show.described(split.dataset))
+    show.note(
         f"protocol {split.protocol}: learning from {learned:,} of {known:,} user-bundle pairs, "
-        f"{'the rest is held out' if learned < known else 'none is held out'}; model {model}",
-        soft_wrap=True,
+        f"{'the rest is held out' if learned < known else 'none is held out'}; model {model}"
     )
     if not learned:
-        show.notes.print(
-            "[yellow]warning:[/] no user-bundle pair is left to learn from, so nothing will be learned of "
+        show.warn(
+            "no user-bundle pair is left to learn from, so nothing will be learned of "
             "who takes which bundle: bring more data, or use --protocol none, which holds nothing out"
         )
-
-
-def _remove(checkpoints: Path) -> None:
-    from bundlemage.training.checkpoint import RunFolder
-
-    RunFolder(checkpoints).discard()

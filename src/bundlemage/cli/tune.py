@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from bundlemage.cli import show
 from bundlemage.cli.options import (
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from bundlemage.models.config import Domain
-    from bundlemage.recipe import Recipe
-    from bundlemage.tuning.study import Search, Study
+    from bundlemage.tuning.study import Study
 
 BEST = 5
 """How many trials are shown at the end."""
@@ -79,12 +77,19 @@ def tune(
         --resume: Go on with a study.
     """
     from bundlemage.recipe import Recipe
+    from bundlemage.tuning.study import Search
 
-    search = _search(
-        Recipe.find(recipe) if recipe else Recipe(),
-        model,
-        {**settings(set_), **only_given({"seed": seed, "device": device})},
-        only_given({"protocol": protocol, "seed": split_seed}),
+    chosen = Recipe.find(recipe) if recipe else Recipe()
+    if chosen.ensemble != 1:
+        raise ConfigError("a study tries single models: leave 'ensemble' out of the recipe")
+    fixed = {**settings(set_), **only_given({"seed": seed, "device": device})}
+    start = dict(chosen.settings)
+    search = Search(
+        model=model or chosen.model,
+        settings=fixed,
+        seed=fixed.pop("seed", start.pop("seed", 0)),
+        start={name: value for name, value in start.items() if name not in fixed},
+        plan=chosen.changed({}, only_given({"protocol": protocol, "seed": split_seed})).plan(),
         location=location,
         output=output,
         space={name: _domain(name, text) for name, text in key_values(space, "--space").items()},
@@ -94,39 +99,20 @@ def tune(
         resume=resume,
     )
     if resume and not output.exists():
-        show.notes.print("nothing to resume: starting from the beginning")
+        show.note("nothing to resume: starting from the beginning")
     with Shown(show.notes, "tuning") as progress:
         study = engine.tune(search, progress)
-    show.warnings(study.warnings)
+    show.warn(*study.warnings)
     if as_json:
         show.print_json(study.to_json())
     else:
         for part in _summary(study, label(location)):
             show.out.print(part)
     if study.interrupted:
-        show.notes.print("Interrupted: every trial that ended is kept; --resume goes on from here.")
+        show.note("Interrupted: every trial that ended is kept; --resume goes on from here.")
         raise typer.Exit(130)
     if study.best is None:
         raise BundleMageError(f"every trial failed. The first one: {study.trials[0].reason}")
-
-
-def _search(
-    recipe: Recipe, model: str | None, fixed: dict[str, Any], split: dict[str, Any], **others: Any
-) -> Search:
-    from bundlemage.tuning.study import Search
-
-    if recipe.ensemble != 1:
-        raise ConfigError("a study tries single models: leave 'ensemble' out of the recipe")
-    start = dict(recipe.settings)
-    seed = fixed.pop("seed", start.pop("seed", 0))
-    return Search(
-        model=model or recipe.model,
-        settings=fixed,
-        start={name: value for name, value in start.items() if name not in fixed},
-        plan=recipe.changed({}, split).plan(),
-        seed=seed,
-        **others,
-    )
 
 
 def _domain(name: str, text: str) -> Domain:
@@ -155,11 +141,8 @@ def _summary(study: Study, location: str) -> Iterator[RenderableType]:
     """The best trials, what mattered, and what to do next."""
     states = [trial.state for trial in study.trials]
     counts = f"{len(states)} trials, {states.count('pruned')} stopped early, {states.count('failed')} failed"
-    table = Table(title=f"{show.plain(study.model)}: the best of {counts}", title_justify="left")
-    table.add_column("trial", justify="right")
-    table.add_column(f"validation {study.metric}", justify="right")
-    table.add_column("epochs", justify="right")
-    table.add_column("settings")
+    title = f"{show.plain(study.model)}: the best of {counts}"
+    table = show.table(title, ">trial", f">validation {study.metric}", ">epochs", "settings")
     for trial in study.ranked[:BEST]:
         chosen = "  ".join(f"{name}={_brief(value)}" for name, value in trial.settings.items())
         table.add_row(str(trial.number + 1), f"{trial.value:.4f}", str(trial.epochs), show.plain(chosen))
