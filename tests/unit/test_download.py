@@ -13,7 +13,6 @@ from bundlemage.downloads import download as module
 from bundlemage.downloads.download import (
     Download,
     DownloadError,
-    DownloadWatcher,
     check_address,
     download,
 )
@@ -46,16 +45,16 @@ def web() -> Iterator[Web]:
         yield found
 
 
-class Heard(DownloadWatcher):
+class Heard:
     def __init__(self) -> None:
-        self.bytes: list[tuple[int, int | None]] = []
-        self.pauses: list[tuple[str, float]] = []
+        self.bytes: list[tuple[float, float]] = []
+        self.pauses: list[str] = []
 
-    def on_bytes(self, done: int, total: int | None) -> None:
-        self.bytes.append((done, total))
-
-    def on_pause(self, reason: str, seconds: float) -> None:
-        self.pauses.append((reason, seconds))
+    def __call__(self, stage: str, done: float, of: float, note: str = "", /) -> None:
+        if stage == "bytes":
+            self.bytes.append((done, of))
+        else:
+            self.pauses.append(note)
 
 
 def wanted(web: Web, folder: Path, path: str = "/file", **known: object) -> Download:
@@ -103,7 +102,7 @@ def test_cut_connections_are_gone_on_from_at_once(web: Web, tmp_path: Path) -> N
     heard = Heard()
     assert download(wanted(web, tmp_path), heard, QUICK) == SUM
     assert [asked.range for asked in web.asked] == [None, "bytes=5000-", "bytes=75000-"]
-    assert ["broke after" in reason for reason, _ in heard.pauses] == [True, True]
+    assert ["broke after" in reason for reason in heard.pauses] == [True, True]
 
 
 def test_a_changed_file_is_not_glued_to_the_old_one(web: Web, tmp_path: Path) -> None:
@@ -232,9 +231,9 @@ def test_a_busy_server_is_asked_again_after_growing_pauses(web: Web, tmp_path: P
     heard = Heard()
     assert download(wanted(web, tmp_path), heard, (0.0, 0.01, 0.02)) == SUM
     assert heard.pauses == [
-        ("the server answered 503", 0.0),
-        ("the server answered 500", 0.01),
-        ("the server answered 429", 0.02),
+        "the server answered 503; trying again in 0 s",
+        "the server answered 500; trying again in 0.01 s",
+        "the server answered 429; trying again in 0.02 s",
     ]
     assert list(module.PAUSES) == sorted(set(module.PAUSES))
 

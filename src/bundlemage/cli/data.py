@@ -17,10 +17,8 @@ from bundlemage.errors import ConfigError
 from bundlemage.progress import Shown
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from bundlemage.data.dataset import BundleDataset
-    from bundlemage.downloads.public_data import ByHand, Fetched, FetchWatcher
+    from bundlemage.downloads.public_data import ByHand
 
 app = typer.Typer(no_args_is_help=True, help="Check, describe, shard, generate and fetch data.")
 
@@ -194,8 +192,12 @@ def get(
     data = public_data(name)
     folder = output or Path(name)
     with Shown(show.notes, "fetching") as progress:
-        watcher = _watcher(show.notes if as_json else show.out, progress)
-        done = fetch(data, folder, mirror, overwrite=overwrite, watcher=watcher)
+
+        def say(text: str) -> None:
+            progress.close()
+            (show.notes if as_json else show.out).print(show.plain(text), soft_wrap=True)
+
+        done = fetch(data, folder, mirror, overwrite=overwrite, say=say, progress=progress)
     quoted = shlex.quote(str(folder / data.folder))
     next_steps = [f"bundlemage data check {quoted}", f"bundlemage train {quoted} -o MODEL"]
     if as_json:
@@ -222,40 +224,6 @@ def get(
     show.say("next:")
     for step in next_steps:
         show.say(f"  {show.plain(step)}")
-
-
-def _watcher(console: Console, progress: Shown) -> FetchWatcher:
-    """Prints each file before it starts and when it is complete, and shows how much of it has come."""
-    from bundlemage.downloads.public_data import FetchWatcher, Order
-
-    def say(text: str) -> None:
-        console.print(show.plain(text), soft_wrap=True)
-
-    class Showing(FetchWatcher):
-        def on_order(self, order: Order) -> None:
-            if order.there:
-                say(f"{order.target}: {order.there.state} ({order.there.note})")
-                return
-            file = order.file
-            size = f"{file.size:,} bytes" if file.size is not None else f"about {file.about or 0:,} bytes"
-            say(f"{order.target}")
-            say(f"  from     {order.url}")
-            say(f"  size     {size}")
-            say(f"  SHA-256  {file.sha256 or 'not known'}")
-
-        def on_bytes(self, done: int, total: int | None) -> None:
-            progress("bytes", done, total or 0)
-
-        def on_pause(self, reason: str, seconds: float) -> None:
-            progress.close()
-            progress.say(f"  {reason}; trying again in {seconds:.0f} s")
-
-        def on_fetched(self, fetched: Fetched) -> None:
-            progress.close()
-            checksum = "" if fetched.verified else f"; its SHA-256 is {fetched.sha256}"
-            say(f"  fetched  {fetched.size:,} bytes, {fetched.note}{checksum}")
-
-    return Showing()
 
 
 def _place(entry: ByHand, folder: Path) -> str:

@@ -17,13 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from bundlemage.data.folders import into_place, write_whole
 from bundlemage.errors import BundleMageError
+from bundlemage.progress import Progress, in_silence
 
 PAUSES = (1.0, 2.0, 4.0, 8.0)
 """Seconds to wait before each further attempt."""
@@ -49,16 +50,6 @@ class _TemporaryError(Exception):
 
 class _UnreachableError(_TemporaryError):
     """No connection could be made."""
-
-
-class DownloadWatcher:
-    """Follows one download. Its methods do nothing; override those you need."""
-
-    def on_bytes(self, done: int, total: int | None) -> None:
-        """`done` of `total` bytes have been received; `total` is None if it is not known."""
-
-    def on_pause(self, reason: str, seconds: float) -> None:
-        """The download failed for `reason`; the next attempt starts in `seconds`."""
 
 
 @dataclass(frozen=True)
@@ -90,16 +81,17 @@ class Download:
         self.part_info.unlink(missing_ok=True)
 
 
-def download(file: Download, watcher: DownloadWatcher | None = None, pauses: Sequence[float] = PAUSES) -> str:
+def download(file: Download, progress: Progress = in_silence, pauses: Sequence[float] = PAUSES) -> str:
     """Download a file, or the rest of it, and put it in place.
 
-    An existing target is replaced only at the end. Returns the SHA-256 of the file; raises `DownloadError`.
+    `progress` counts bytes, and says why an attempt failed. An existing target is replaced only at the
+    end. Returns the SHA-256 of the file; raises `DownloadError`.
     """
     check_address(file.url, file.hosts)
     with _locked(file.target.parent):
         while True:
             resumed = _resumable_bytes(file) > 0
-            _receive_all(file, watcher or DownloadWatcher(), pauses)
+            _receive_all(file, progress, pauses)
             checksum = sha256_of(file.part)
             if file.sha256 in (None, checksum):
                 break
@@ -121,11 +113,11 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def _receive_all(file: Download, watcher: DownloadWatcher, pauses: Sequence[float]) -> None:
+def _receive_all(file: Download, progress: Progress, pauses: Sequence[float]) -> None:
     """Complete the part, with pauses between attempts."""
     for attempt, pause in enumerate((*pauses, None), start=1):
         try:
-            _receive(file, watcher, first=attempt == 1)
+            _receive(file, progress, first=attempt == 1)
         except _TemporaryError as failure:
             if pause is None:
                 raise DownloadError(
@@ -133,13 +125,13 @@ def _receive_all(file: Download, watcher: DownloadWatcher, pauses: Sequence[floa
                     "run the command again to resume"
                 ) from None
             seconds = min(max(pause, failure.wait), LONGEST_PAUSE)
-            watcher.on_pause(str(failure), seconds)
+            progress("waiting", 1, 1, f"{failure}; trying again in {seconds:g} s")
             time.sleep(seconds)
         else:
             return
 
 
-def _receive(file: Download, watcher: DownloadWatcher, *, first: bool) -> None:
+def _receive(file: Download, progress: Progress, *, first: bool) -> None:
     """One attempt to complete the part. Raises if the part is still incomplete afterwards."""
     done = _resumable_bytes(file)
     if done and done == file.size:
@@ -169,37 +161,31 @@ def _receive(file: Download, watcher: DownloadWatcher, *, first: bool) -> None:
         else:  # the whole file: the server has no ranges, or the file has changed
             done = 0
             _start_over(file, response)
-        total = _total(file, response, done)
-        watcher.on_bytes(done, total)
-        with file.part.open("ab") as part:
-            _store(response, part, done, total, watcher, file)
+        _store(file, response, done, progress)
 
 
-def _store(
-    response: HTTPResponse,
-    part: IO[bytes],
-    done: int,
-    total: int | None,
-    watcher: DownloadWatcher,
-    file: Download,
-) -> None:
+def _store(file: Download, response: HTTPResponse, done: int, progress: Progress) -> None:
     """Append the response to the part."""
-    while True:
-        try:
-            block = response.read1(_BLOCK)
-        except (OSError, HTTPException) as error:
-            raise _TemporaryError(f"the connection broke after {done:,} bytes ({_reason(error)})") from None
-        if not block:
-            break
-        done += len(block)
-        if done > (total if total is not None else LARGEST):
-            part.close()
-            file.forget()
-            raise DownloadError(
-                f"{file.url}: the server sent more than the {total or LARGEST:,} bytes expected"
-            )
-        part.write(block)
-        watcher.on_bytes(done, total)
+    total = _total(file, response, done)
+    progress("bytes", done, total or 0)
+    with file.part.open("ab") as part:
+        while True:
+            try:
+                block = response.read1(_BLOCK)
+            except (OSError, HTTPException) as error:
+                reason = f"the connection broke after {done:,} bytes ({_reason(error)})"
+                raise _TemporaryError(reason) from None
+            if not block:
+                break
+            done += len(block)
+            if done > (total if total is not None else LARGEST):
+                part.close()
+                file.forget()
+                raise DownloadError(
+                    f"{file.url}: the server sent more than the {total or LARGEST:,} bytes expected"
+                )
+            part.write(block)
+            progress("bytes", done, total or 0)
     if total is not None and done < total:
         raise _TemporaryError(f"the connection broke after {done:,} of {total:,} bytes")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import resources
@@ -15,15 +15,9 @@ from urllib.parse import urlsplit
 from pydantic import TypeAdapter
 
 from bundlemage.data.folders import write_whole
-from bundlemage.downloads.download import (
-    PAUSES,
-    Download,
-    DownloadError,
-    DownloadWatcher,
-    download,
-    sha256_of,
-)
+from bundlemage.downloads.download import PAUSES, Download, DownloadError, download, sha256_of
 from bundlemage.errors import ConfigError
+from bundlemage.progress import Progress, in_silence
 
 SOURCES = "SOURCES.json"
 """Records in the folder of the files where each of them came from."""
@@ -117,16 +111,6 @@ class Order:
     """None: it must be downloaded."""
 
 
-class FetchWatcher(DownloadWatcher):
-    """Follows the downloads of several files. Its methods do nothing; override those you need."""
-
-    def on_order(self, order: Order) -> None:
-        """This file is next. It may be in place already."""
-
-    def on_fetched(self, fetched: Fetched) -> None:
-        """This file has been downloaded."""
-
-
 def orders(
     data: PublicData, folder: Path, mirror: str | None = None, *, overwrite: bool = False
 ) -> list[Order]:
@@ -159,25 +143,31 @@ def fetch(
     mirror: str | None = None,
     *,
     overwrite: bool = False,
-    watcher: FetchWatcher | None = None,
+    say: Callable[[str], object] = lambda _text: None,
+    progress: Progress = in_silence,
     pauses: Sequence[float] = PAUSES,
 ) -> list[Fetched]:
     """Download the files of a data set that are not below `folder` yet. Returns all of its files.
 
-    `pauses` are the seconds to wait before each further attempt. The rest is as for `orders`.
+    `say` is called with a text about each file, for people to read. `pauses` are the seconds to wait before
+    each further attempt. The rest is as for `orders`.
     """
-    watcher = watcher or FetchWatcher()
     hosts = frozenset({urlsplit(mirror).hostname or ""}) if mirror else data.hosts
     done = []
     for order in orders(data, folder, mirror, overwrite=overwrite):
-        watcher.on_order(order)
         fetched, file = order.there, order.file
-        if fetched is None:
+        if fetched is not None:
+            say(f"{order.target}: {fetched.state} ({fetched.note})")
+        else:
+            size = f"{file.size:,} bytes" if file.size is not None else f"about {file.about or 0:,} bytes"
+            say(f"{order.target}\n  from     {order.url}\n  size     {size}")
+            say(f"  SHA-256  {file.sha256 or 'not known'}")
             wanted = Download(order.url, order.target, hosts, file.size, file.sha256)
-            checksum = download(wanted, watcher, pauses)
+            checksum = download(wanted, progress, pauses)
             fetched = _fetched(file, order.url, order.target, "fetched", checksum)
             _record(data, order.target.parent, fetched)
-            watcher.on_fetched(fetched)
+            known = "" if fetched.verified else f"; its SHA-256 is {checksum}"
+            say(f"  fetched  {fetched.size:,} bytes, {fetched.note}{known}")
         done.append(fetched)
     return done
 
