@@ -11,6 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
+
+from bundlemage.data.dataset import binary_matrix
 
 Random = np.random.Generator
 Integers = npt.NDArray[np.int64]
@@ -23,6 +26,11 @@ class Wheel:
 
     def __init__(self, weights: npt.ArrayLike) -> None:
         self._edges = np.concatenate([[0], np.cumsum(np.ravel(weights), dtype=np.int64)])
+        self.slots = len(self._edges) - 1
+
+    def spin_all(self, random: Random, size: int) -> Integers:
+        """Draw `size` slots from the whole wheel."""
+        return self.spin(random, np.zeros(size, np.int64), np.full(size, self.slots))
 
     def spin(self, random: Random, first: Integers, last: Integers) -> Integers:
         """Draw a slot from each run [first, last) in proportion to its weight; no run may weigh nothing."""
@@ -84,8 +92,8 @@ def spread(random: Random, total: int, lowest: Integers, highest: Integers) -> I
 
 def distinct_pairs(
     random: Random, counts: Integers, width: int, propose: Callable[[Integers], Integers]
-) -> tuple[Integers, Integers]:
-    """Draw `counts[row]` different columns below `width` for each row. Returns (rows, columns).
+) -> sparse.csr_matrix:
+    """Draw `counts[row]` different columns below `width` for each row. Returns the binary matrix.
 
     `propose` draws one column for each row in its argument. Columns that a row has already are dropped
     and drawn again.
@@ -106,4 +114,4 @@ def distinct_pairs(
         free = np.setdiff1d(np.arange(width), keys[begin:end] - row * width, assume_unique=True)
         extra = row * width + shuffled(random, free)[: missing[row]]
         keys = np.sort(np.concatenate([keys, extra]), kind="stable")
-    return keys // width, keys % width
+    return binary_matrix(keys // width, keys % width, (len(counts), width))

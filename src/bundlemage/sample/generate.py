@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 from scipy import sparse
 
-from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, Catalogue, binary_matrix
+from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, Catalogue, pairs_of
 from bundlemage.data.folders import beside
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import ConfigError
@@ -32,15 +33,24 @@ from bundlemage.sample.draws import (
     Wheel,
     distinct_pairs,
     pick,
+    popularity,
     shuffled,
     spread,
 )
-from bundlemage.sample.tastes import GENRE_PACK, Floats, Tastes, plant
-
-__all__ = ["GENRE_PACK", "SampleShop", "Tastes", "sample_shop", "write_shop"]
 
 TableFormat = Literal["csv", "tsv", "parquet"]
+Floats = npt.NDArray[np.float64]
 
+GENRE_PACK = -1
+"""The line of a bundle that is a pack of a whole genre."""
+
+_LINE_PER_BUNDLE = 2.5  # a line has this many games for each game of a bundle: room for several bundles
+_SMALLEST_LINE = 4
+_PACK_SHARE = 0.2
+# The weights of a user's three favourite genres (which may coincide), and the share spread evenly over all.
+_FAVOURITES, _CURIOSITY = (0.6, 0.22, 0.1), 0.08
+# Bundle taste equals item taste, is half of it, or is independent: the percentage of users for each.
+_SHIFTS = (35, 20, 45)
 _QUIET_SHARE = 0.06  # users with a single bundle or none
 # Percentages of games from the line, the genre and anywhere: in a bundle of a line, in a pack of a genre.
 _ORIGINS = ((85, 12, 3), (0, 92, 8))
@@ -48,6 +58,24 @@ _PRICES = np.array([299, 499, 499, 799, 999, 999, 1499, 1499, 1999, 1999, 2499, 
 _DISCOUNTS = np.array([10, 15, 20, 20, 25, 30, 30, 40, 50, 60])  # per cent
 _SOLD_OUT_SHARE = 0.06
 _MOST_STOCK = 500
+
+
+@dataclass(frozen=True, eq=False)
+class Tastes:
+    """The planted structure. A taste is a probability for each genre; popularity is a weight."""
+
+    genres: tuple[str, ...]
+    lines: tuple[str, ...]
+    """Series and studios."""
+    line_genre: Integers  # [lines], ascending
+    item_line: Integers  # [items]
+    item_genre: Integers  # [items]
+    item_popularity: Integers  # [items]
+    bundle_line: Integers  # [bundles], or GENRE_PACK
+    bundle_genre: Integers  # [bundles]
+    bundle_popularity: Integers  # [bundles]
+    user_item_taste: Floats  # [users, genres]
+    user_bundle_taste: Floats  # [users, genres]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,13 +118,21 @@ def sample_shop(
     planting, shopping, bundling, packing, labelling = (
         np.random.Generator(np.random.PCG64(child)) for child in children
     )
-    tastes = plant(planting, users, items, bundles, items_per_bundle)
+    tastes = _plant(planting, users, items, bundles, items_per_bundle)
     games = GroupedWheel(tastes.item_line, tastes.item_popularity)
+    packs = GroupedWheel(tastes.bundle_genre, tastes.bundle_popularity)
+    genre_edges = np.arange(len(tastes.genres) + 1)
+    line_edges = np.searchsorted(tastes.line_genre, genre_edges)
+    pairs = round(users * items_per_user)
+    item_counts = spread(shopping, pairs, np.ones(users, np.int64), _at_most(users, items, pairs))
+    bundle_counts = _bundle_counts(bundling, users, bundles, round(users * bundles_per_user))
     bundle_item = _bundle_items(packing, tastes, games, round(bundles * items_per_bundle))
     item_ids, bundle_ids = _ids("item", "g", items), _ids("bundle", "b", bundles)
     dataset = BundleDataset(
-        user_item=_user_items(shopping, tastes, games, round(users * items_per_user)),
-        user_bundle=_user_bundles(bundling, tastes, round(users * bundles_per_user)),
+        user_item=_purchases(shopping, tastes.user_item_taste, games, line_edges, item_counts, items),
+        user_bundle=_purchases(
+            bundling, tastes.user_bundle_taste, packs, genre_edges, bundle_counts, bundles
+        ),
         bundle_item=bundle_item,
         users=_ids("user", "u", users),
         items=item_ids,
@@ -113,31 +149,72 @@ def _ids(kind: str, letter: str, count: int) -> Vocabulary:
     return Vocabulary(kind, [f"{letter}{number:0{width}d}" for number in range(1, count + 1)])
 
 
-def _user_items(random: Random, tastes: Tastes, games: GroupedWheel, pairs: int) -> sparse.csr_matrix:
-    users, items = len(tastes.user_item_taste), len(tastes.item_line)
-    genres = len(tastes.genres)
-    first_line = np.searchsorted(tastes.line_genre, np.arange(genres + 1))
-    wheel = _taste_wheel(tastes.user_item_taste)
+def _plant(random: Random, users: int, items: int, bundles: int, items_per_bundle: float) -> Tastes:
+    """Draw the structure of a shop of this size."""
+    line_size = max(_SMALLEST_LINE, _LINE_PER_BUNDLE * items_per_bundle)
+    line_count = max(1, int(items / line_size))
+    # Every genre has a line and a bundle, so that users who like it find something.
+    genre_count = min(len(words.GENRES), line_count, bundles)
+    genre_wheel = Wheel(popularity(random, genre_count))
+
+    line_genre = np.sort(_cover(random, genre_wheel, line_count))
+    # Lines of different sizes, from half the mean to twice the mean.
+    mean = items // line_count
+    lowest, highest = np.full(line_count, max(1, mean // 2)), np.full(line_count, 2 * mean + 2)
+    sizes = spread(random, items, lowest, highest)
+    item_line = shuffled(random, np.repeat(np.arange(line_count), sizes))
+    bundle_genre = shuffled(random, _cover(random, genre_wheel, bundles))
+    item_taste, other_taste = (_favourites(random, genre_wheel, users) for _ in range(2))
+    shift = Wheel(_SHIFTS).spin_all(random, users)[:, None] / (len(_SHIFTS) - 1)
+    return Tastes(
+        genres=tuple(genre["name"] for genre in words.GENRES[:genre_count]),
+        line_genre=line_genre,
+        item_line=item_line,
+        item_genre=line_genre[item_line],
+        item_popularity=popularity(random, items),
+        bundle_line=_bundle_lines(random, bundle_genre, line_genre),
+        bundle_genre=bundle_genre,
+        bundle_popularity=popularity(random, bundles),
+        user_item_taste=item_taste,
+        user_bundle_taste=(1 - shift) * item_taste + shift * other_taste,
+        # Last, so that other words leave every number as it was.
+        lines=tuple(words.line_names(random, line_count)),
+    )
+
+
+def _cover(random: Random, wheel: Wheel, size: int) -> Integers:
+    """Draw from a wheel so that every slot comes up at least once."""
+    return np.concatenate([np.arange(wheel.slots), wheel.spin_all(random, size - wheel.slots)])
+
+
+def _bundle_lines(random: Random, bundle_genre: Integers, line_genre: Integers) -> Integers:
+    """For each bundle a line of its genre, or none."""
+    first, last = (np.searchsorted(line_genre, bundle_genre, side) for side in ("left", "right"))
+    line = Wheel(np.ones(len(line_genre))).spin(random, first, last)
+    return np.where(random.random(len(line)) < _PACK_SHARE, GENRE_PACK, line)
+
+
+def _favourites(random: Random, genre_wheel: Wheel, users: int) -> Floats:
+    taste = np.full((users, genre_wheel.slots), _CURIOSITY / genre_wheel.slots)
+    for weight in _FAVOURITES:
+        taste[np.arange(users), genre_wheel.spin_all(random, users)] += weight
+    return taste
+
+
+def _purchases(
+    random: Random, taste: Floats, things: GroupedWheel, edges: Integers, counts: Integers, width: int
+) -> sparse.csr_matrix:
+    """What users take: each draws a genre by its taste, then a thing of it, until there are enough.
+
+    `things` are in groups, and those of a genre begin at its place in `edges`.
+    """
+    genres = Wheel(np.rint(taste * (1 << 20)))
 
     def propose(rows: Integers) -> Integers:
-        genre = wheel.spin_row(random, rows, genres)
-        return games.draw(random, first_line[genre], first_line[genre + 1])
+        genre = genres.spin_row(random, rows, taste.shape[1])
+        return things.draw(random, edges[genre], edges[genre + 1])
 
-    counts = spread(random, pairs, np.ones(users, np.int64), _at_most(users, items, pairs))
-    return binary_matrix(*distinct_pairs(random, counts, items, propose), (users, items))
-
-
-def _user_bundles(random: Random, tastes: Tastes, pairs: int) -> sparse.csr_matrix:
-    users, bundles, genres = len(tastes.user_bundle_taste), len(tastes.bundle_genre), len(tastes.genres)
-    packs = GroupedWheel(tastes.bundle_genre, tastes.bundle_popularity)
-    wheel = _taste_wheel(tastes.user_bundle_taste)
-
-    def propose(rows: Integers) -> Integers:
-        genre = wheel.spin_row(random, rows, genres)
-        return packs.draw(random, genre, genre + 1)
-
-    counts = _bundle_counts(random, users, bundles, pairs)
-    return binary_matrix(*distinct_pairs(random, counts, bundles, propose), (users, bundles))
+    return distinct_pairs(random, counts, width, propose)
 
 
 def _bundle_counts(random: Random, users: int, bundles: int, pairs: int) -> Integers:
@@ -170,11 +247,7 @@ def _bundle_items(random: Random, tastes: Tastes, games: GroupedWheel, pairs: in
     # At most twice the mean: a line has no more games.
     highest = np.full(bundles, min(items, math.ceil(2 * pairs / bundles)))
     counts = spread(random, pairs, np.full(bundles, 2), highest)
-    return binary_matrix(*distinct_pairs(random, counts, items, propose), (bundles, items))
-
-
-def _taste_wheel(taste: Floats) -> Wheel:
-    return Wheel(np.rint(taste * (1 << 20)))
+    return distinct_pairs(random, counts, items, propose)
 
 
 def _at_most(rows: int, things: int, pairs: int, takers: int | None = None) -> Integers:
@@ -187,10 +260,8 @@ def _label(
 ) -> Catalogue:
     """Titles, tags, prices, stock and discounts."""
     cents = _PRICES[pick(random, len(_PRICES), len(items))]
-    return Catalogue(
-        items=_items(random, tastes, items, cents),
-        bundles=_bundles(random, tastes, bundles, bundle_item.astype(np.int64) @ cents),
-    )
+    item_table = _items(random, tastes, items, cents)
+    return Catalogue(item_table, _bundles(random, tastes, bundles, bundle_item.astype(np.int64) @ cents))
 
 
 def _items(random: Random, tastes: Tastes, ids: Vocabulary, cents: Integers) -> pa.Table:
@@ -257,16 +328,8 @@ def _tables(dataset: BundleDataset) -> Iterator[tuple[str, pa.Table]]:
         ("user_bundle", dataset.users, dataset.bundles),
         ("bundle_item", dataset.bundles, dataset.items),
     ):
-        pairs = getattr(dataset, name).tocoo()
-        yield (
-            name,
-            pa.table(
-                {
-                    f"{rows.kind}_id": rows.to_arrow().take(pa.array(pairs.row)),
-                    f"{columns.kind}_id": columns.to_arrow().take(pa.array(pairs.col)),
-                }
-            ),
-        )
+        positions = zip((rows, columns), pairs_of(getattr(dataset, name)), strict=True)
+        yield name, pa.table({f"{ids.kind}_id": ids.to_arrow().take(pa.array(at)) for ids, at in positions})
     if dataset.catalogue is not None:
         yield "items", dataset.catalogue.items
         yield "bundles", dataset.catalogue.bundles

@@ -14,13 +14,8 @@ from bundlemage.sample.draws import Random, pick, shuffled
 WORDS = tomllib.loads((resources.files("bundlemage.sample") / "words.toml").read_text(encoding="utf-8"))
 GENRES = WORDS["genres"]
 
-_ROMAN = dict(
-    zip(
-        ("M", "CM", "D", "CD", "C", "XC", "L", "XL", "X", "IX", "V", "IV", "I"),
-        (1000, 900, 500, 400, 100, 90, 50, 40, 10, 9, 5, 4, 1),
-        strict=True,
-    )
-)
+_ROMAN = {"M": 1000, "CM": 900, "D": 500, "CD": 400, "C": 100, "XC": 90, "L": 50, "XL": 40, "X": 10, "IX": 9}
+_ROMAN |= {"V": 5, "IV": 4, "I": 1}
 
 
 def line_names(random: Random, count: int) -> list[str]:
@@ -89,9 +84,8 @@ def _numbered(names: Iterable[str], form: str) -> list[str]:
     unique = []
     for name in names:
         seen[name] += 1
-        unique.append(
-            form.format(name, number=seen[name], roman=_roman(seen[name])) if seen[name] > 1 else name
-        )
+        numbered = form.format(name, number=seen[name], roman=_roman(seen[name]))
+        unique.append(numbered if seen[name] > 1 else name)
     return unique
 
 
