@@ -27,7 +27,6 @@ from bundlemage.data.dataset import (
     Catalogue,
     PartDigest,
     Positions,
-    empty_catalogue,
     frozen,
 )
 from bundlemage.data.folders import beside, write_whole
@@ -254,15 +253,12 @@ def write_layout(
 ) -> Layout:
     """Write a data set as a layout, and return the layout. The folder appears complete or not at all."""
     check_output(folder, shard_rows, overwrite=overwrite)
-    described = dataset.catalogue or Catalogue(
-        empty_catalogue(ITEM_SCHEMA, dataset.items), empty_catalogue(BUNDLE_SCHEMA, dataset.bundles)
-    )
 
     def columns(kind: str, start: int, stop: int) -> dict[str, Any]:
-        if kind == "users":
-            values: dict[str, Any] = {"user_id": dataset.users.to_arrow(start, stop)}
+        if kind == "users" or dataset.catalogue is None:
+            values: dict[str, Any] = {f"{kind[:-1]}_id": getattr(dataset, kind).to_arrow(start, stop)}
         else:
-            rows = getattr(described, kind).slice(start, stop - start)
+            rows = getattr(dataset.catalogue, kind).slice(start, stop - start)
             values = {name: rows[name] for name in rows.column_names}
         for name, column in matrices_of(kind).items():
             bounds = getattr(dataset, name).indptr[start : stop + 1]
@@ -295,7 +291,8 @@ def write_shards(
     """Write all files of a layout into a folder, and layout.json, which makes it complete, at the end.
 
     `sizes` are the numbers of users, items and bundles. `columns` returns the columns of the rows of each
-    file: of a kind, from a position to, but not including, another. It is called in order.
+    file: of a kind, from a position to, but not including, another. It is called in order. Columns that it
+    does not return are null.
     """
     total = sum(-(-sizes[kind] // shard_rows) for kind in KINDS)
     files: dict[str, dict[str, Any]] = {}
@@ -305,8 +302,9 @@ def write_shards(
         (building / kind).mkdir(exist_ok=True)
         for number, start in enumerate(range(0, sizes[kind], shard_rows)):
             progress("writing", len(files), total)
-            rows = columns(kind, start, min(start + shard_rows, sizes[kind]))
-            table = pa.table(rows, schema=SCHEMAS[kind]).combine_chunks()
+            stop = min(start + shard_rows, sizes[kind])
+            nulls = {column.name: pa.nulls(stop - start, column.type) for column in SCHEMAS[kind]}
+            table = pa.table(nulls | columns(kind, start, stop), schema=SCHEMAS[kind]).combine_chunks()
             part = f"{kind}/part-{number:05}.parquet"
             files[part] = {"rows": table.num_rows, **_write_file(building / part, table)}
             for chunk in table.column(0).chunks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from bundlemage.data.dataset import (
 )
 from bundlemage.data.splits import Source
 from bundlemage.data.vocabulary import Vocabulary
-from bundlemage.errors import DataError, Problem
+from bundlemage.errors import DataError, Problem, collected
 from bundlemage.readers.columns import REQUIRED, TABLES, resolve
 from bundlemage.readers.values import Coded, Locate, align, duplicates, encode, read_details, read_ids, shown
 
@@ -71,15 +71,21 @@ class TableData:
         return None if failed else replace(self, ids=ids, details=details), problems
 
 
-def assemble(tables: Mapping[str, TableData], name: str, problems: Iterable[Problem] = ()) -> Source:
-    """Build a data set from tables. `problems` are those that the reader has found already.
+def assemble(
+    tables: Iterable[str], read: Callable[[str], TableData], name: str, problems: Iterable[Problem] = ()
+) -> Source:
+    """Build a data set from tables. `read` reads one of them; `problems` are known already.
 
     Returns it with the warnings; raises one `DataError` with every problem if any of them is an error.
     """
     problems = list(problems)
+    data: dict[str, TableData] = {}
+    for table in tables:
+        with collected(problems):
+            data[table] = read(table)
     checked: dict[str, TableData] = {}
-    for table, data in tables.items():
-        good, faults = data.checked(table)
+    for table, values in data.items():
+        good, faults = values.checked(table)
         problems += faults
         if good is not None:
             checked[table] = good

@@ -190,34 +190,20 @@ def _unusable(path: Path, negatives: Negatives, positives: sparse.csr_matrix, ki
 
 
 def _dataset(name: str, files: Files) -> BundleDataset:
-    (users, bundles), items = files["train"].shape, files["bundle_item"].shape[1]
-    taken = [(files[part], 0) for part in ("train", "valid", "test")]
-    contents = [(files["bundle_item"], 0)]
+    user_bundle = files["train"] + files["valid"] + files["test"]
+    bundle_item = files["bundle_item"]
     notes: tuple[str, ...] = ()
     if "gen_neg" in files:  # the held-out bundles come after the others
-        taken.append((files["gen_user_bundle"], bundles))
-        contents += [(files[part], bundles) for part in ("gen_bundle_item_input", "gen_bundle_item_output")]
-        bundles += files["gen_bundle_item_input"].shape[0]
+        held_out = files["gen_bundle_item_input"] + files["gen_bundle_item_output"]
+        user_bundle = sparse.hstack([user_bundle, files["gen_user_bundle"]], "csr")
+        bundle_item = sparse.vstack([bundle_item, held_out], "csr")
         notes = (_NUMBERING_NOTE,)
-    user_bundle = _joined(taken, (users, bundles), axis=1)
-    bundle_item = _joined(contents, (bundles, items), axis=0)
     user_item = files.get("user_item")
     if user_item is None:
         user_item = pathak.items_of_bundles(user_bundle, bundle_item)
         name, notes = pathak.PARTIAL_NAME, (pathak.PARTIAL_NOTE, *notes)
-    vocabularies = numbered(users, items, bundles)
+    vocabularies = numbered(user_bundle.shape[0], *bundle_item.shape[::-1])
     return BundleDataset(user_item, user_bundle, bundle_item, *vocabularies, name=name, notes=notes)
-
-
-def _joined(
-    parts: list[tuple[sparse.csr_matrix, int]], shape: tuple[int, int], axis: int
-) -> sparse.csr_matrix:
-    """One matrix of all pairs. Each part is moved down (axis 0) or right (axis 1) by its offset."""
-    pairs = [np.stack(part.nonzero()).astype(np.int64) for part, _ in parts]
-    for moved, (_, offset) in zip(pairs, parts, strict=True):
-        moved[axis] += offset
-    rows, columns = np.concatenate(pairs, axis=1)
-    return binary_matrix(rows, columns, shape)
 
 
 def _with_catalogue(path: Path, dataset: BundleDataset) -> tuple[BundleDataset, tuple[Problem, ...]]:
@@ -238,8 +224,8 @@ def _with_catalogue(path: Path, dataset: BundleDataset) -> tuple[BundleDataset, 
 
 def _split(dataset: BundleDataset, files: Files, negatives: Negatives | None) -> Split:
     train = dataset.with_interactions(
-        user_bundle=_joined([(files["train"], 0)], dataset.user_bundle.shape, axis=1),
-        bundle_item=_joined([(files["bundle_item"], 0)], dataset.bundle_item.shape, axis=0),
+        user_bundle=binary_matrix(*pairs_of(files["train"]), dataset.user_bundle.shape),
+        bundle_item=binary_matrix(*pairs_of(files["bundle_item"]), dataset.bundle_item.shape),
     )
     random = np.random.default_rng(_SEED)
     validation, test = (

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from bundlemage.data.splits import Source
-from bundlemage.errors import DataError, Problem, collected
+from bundlemage.errors import DataError
 from bundlemage.readers.assemble import TableData, assemble
 from bundlemage.readers.columns import resolve
 
@@ -27,12 +27,9 @@ def read_frames(
     """
     frames = {"user_item": user_item, "user_bundle": user_bundle, "bundle_item": bundle_item}
     frames |= {table: frame for table, frame in (("items", items), ("bundles", bundles)) if frame is not None}
-    tables: dict[str, TableData] = {}
-    problems: list[Problem] = []
-    for table, frame in frames.items():
-        with collected(problems):
-            tables[table] = TableData.from_arrow(table, table, _arrow(table, frame))
-    return assemble(tables, name, problems)
+    return assemble(
+        frames, lambda table: TableData.from_arrow(table, table, _arrow(table, frames[table])), name
+    )
 
 
 def _arrow(table: str, frame: Any) -> pa.Table:

@@ -27,7 +27,6 @@ from bundlemage.data.dataset import fingerprint
 from bundlemage.data.folders import beside
 from bundlemage.data.shards import (
     KINDS,
-    SCHEMAS,
     SHARD_ROWS,
     Layout,
     check_output,
@@ -276,8 +275,6 @@ class _Shop:
             columns = {name: part[name] for name in part.column_names}
         else:
             columns = {f"{kind[:-1]}_id": self._ids(kind, start, stop)}
-            for detail in CATALOGUE_SCHEMAS.get(kind, pa.schema([])).names[1:]:
-                columns[detail] = pa.nulls(stop - start, SCHEMAS[kind].field(detail).type)
         return columns | {column: pairs.rows(start, stop) for column, pairs in self._pairs.items()}
 
     def _ids(self, kind: str, start: int = 0, stop: int = 2**62) -> pa.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,8 @@ import numpy as np
 import pyarrow as pa
 from scipy import sparse
 
-from bundlemage.data.dataset import (
-    BUNDLE_SCHEMA,
-    ITEM_SCHEMA,
-    BundleDataset,
-    Catalogue,
-    binary_matrix,
-    empty_catalogue,
-)
+from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, Catalogue, binary_matrix
 from bundlemage.data.splits import Source
-from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import DataError, Problem
 from bundlemage.readers.published import LARGEST, missing_files, numbered, too_large
 from bundlemage.readers.unpickle import safe_load
@@ -59,20 +52,18 @@ def read(path: Path) -> Source:
     catalogue = read_catalogue(path)
 
     users = max(user_bundles.owners, user_items.owners if user_items else 0)
-    items = max(
-        bundle_items.highest + 1, user_items.highest + 1 if user_items else 0, catalogue.items.num_rows
-    )
+    highest_item = max(bundle_items.highest, user_items.highest if user_items else -1)
+    items = max(highest_item + 1, catalogue.items.num_rows)
     bundles = max(bundle_items.owners, user_bundles.highest + 1, catalogue.bundles.num_rows)
     bundle_item = bundle_items.matrix((bundles, items))
     user_bundle = user_bundles.matrix((users, bundles))
-    vocabularies = numbered(users, items, bundles)
     dataset = BundleDataset(
         user_items.matrix((users, items)) if user_items else items_of_bundles(user_bundle, bundle_item),
         user_bundle,
         bundle_item,
-        *vocabularies,
+        *numbered(users, items, bundles),
         catalogue=Catalogue(
-            _longer(catalogue.items, vocabularies[1]), _longer(catalogue.bundles, vocabularies[2])
+            _in_order(catalogue.items, range(items)), _in_order(catalogue.bundles, range(bundles))
         ),
         name="steam" if user_items else PARTIAL_NAME,
         notes=() if user_items else (PARTIAL_NOTE,),
@@ -97,19 +88,23 @@ def read_catalogue(path: Path) -> Catalogue:
     apps = {n: app for n, app in _numbers(path, "item_id_lookup").items() if _is_position(app)}
     names, prices = _mapping(path, "item_name_map"), _numbers(path, "item_price_map")
     tags = _tags(path / "all_items")
-    items = Vocabulary.numbered("item", _size(path / "item_id_lookup", apps, prices))
-    titles = [names.get(apps.get(n)) for n in range(len(items))]
-    item_table = pa.table(
-        {
-            "item_id": items.to_arrow(),
-            "title": [title if isinstance(title, str) else None for title in titles],
-            "price": [_price(prices.get(n)) for n in range(len(items))],
-            "tags": [tags.get(str(apps.get(n))) for n in range(len(items))],
-            "stock": pa.nulls(len(items), pa.int64()),
-        },
-        schema=ITEM_SCHEMA,
+    item_rows = []
+    for n in range(_size(path / "item_id_lookup", apps, prices)):
+        title = names.get(apps.get(n))
+        described = {"title": title if isinstance(title, str) else None, "tags": tags.get(str(apps.get(n)))}
+        item_rows.append({"item_id": str(n), "price": _price(prices.get(n)), **described})
+    # These two maps count bundles from 1, all others from 0: key n + 1 describes bundle n. (Read this way,
+    # the list prices of a bundle's games add up to its list price in 96% of bundles; otherwise in 3%.)
+    finals, discounts = _numbers(path, "bundle_final_price_map"), _numbers(path, "bundle_discount_map")
+    bundle_rows = []
+    for n in range(_size(path / "bundle_final_price_map", finals, discounts) - 1):
+        percent = _price(discounts.get(n + 1))
+        discount = None if percent is None else percent / 100
+        bundle_rows.append({"bundle_id": str(n), "price": _price(finals.get(n + 1)), "discount": discount})
+    return Catalogue(
+        pa.Table.from_pylist(item_rows, schema=ITEM_SCHEMA),
+        pa.Table.from_pylist(bundle_rows, schema=BUNDLE_SCHEMA),
     )
-    return Catalogue(item_table, _bundle_table(path))
 
 
 def catalogue_for(path: Path, bundle_item: sparse.csr_matrix) -> Catalogue:
@@ -127,11 +122,14 @@ def catalogue_for(path: Path, bundle_item: sparse.csr_matrix) -> Catalogue:
             places.setdefault(games, []).append(position)
         candidates = [places.get(games, []) for games in wanted]
         order = [same[0] if len(same) == 1 else None for same in candidates]
-    described = catalogue.bundles.num_rows
-    order = [place if place is not None and place < described else None for place in order]
-    bundles = catalogue.bundles.take(pa.array(order, pa.int64()))
-    ids = Vocabulary.numbered("bundle", len(wanted)).to_arrow()
-    return Catalogue(catalogue.items, bundles.set_column(0, BUNDLE_SCHEMA.field(0), ids))
+    return Catalogue(catalogue.items, _in_order(catalogue.bundles, order))
+
+
+def _in_order(table: pa.Table, order: Iterable[int | None]) -> pa.Table:
+    """Returns the rows at these positions, numbered anew. A position without a description has nulls."""
+    places = [place if place is not None and place < table.num_rows else None for place in order]
+    ids = pa.array(map(str, range(len(places))), pa.string())
+    return table.take(pa.array(places, pa.int64())).set_column(0, table.schema.field(0), ids)
 
 
 class _Members:
@@ -212,27 +210,3 @@ def _price(value: Any) -> float | None:
         return 0.0
     amount = re.fullmatch(r"\$?(\d+(?:\.\d+)?)", value.strip())
     return float(amount[1]) if amount else None
-
-
-def _bundle_table(path: Path) -> pa.Table:
-    # These two maps count bundles from 1, all others from 0: key n + 1 describes bundle n. (Read this way,
-    # the list prices of a bundle's games add up to its list price in 96% of bundles; otherwise in 3%.)
-    prices, discounts = _numbers(path, "bundle_final_price_map"), _numbers(path, "bundle_discount_map")
-    size = max(_size(path / "bundle_final_price_map", prices, discounts) - 1, 0)
-    percents = [_price(discounts.get(n + 1)) for n in range(size)]
-    columns = {
-        "price": pa.array([_price(prices.get(n + 1)) for n in range(size)], pa.float64()),
-        "discount": pa.array([None if value is None else value / 100 for value in percents], pa.float64()),
-    }
-    table = empty_catalogue(BUNDLE_SCHEMA, Vocabulary.numbered("bundle", size))
-    for name, column in columns.items():
-        table = table.set_column(BUNDLE_SCHEMA.get_field_index(name), BUNDLE_SCHEMA.field(name), column)
-    return table
-
-
-def _longer(table: pa.Table, vocabulary: Vocabulary) -> pa.Table:
-    """Adds rows of nulls for ids without a description."""
-    whole = empty_catalogue(table.schema, vocabulary)
-    return (
-        pa.concat_tables([table, whole.slice(table.num_rows)]) if len(vocabulary) > table.num_rows else table
-    )

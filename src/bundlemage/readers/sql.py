@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from bundlemage.data.splits import Source
-from bundlemage.errors import DataError, MissingExtraError, Problem, collected
+from bundlemage.errors import DataError, MissingExtraError
 from bundlemage.readers.assemble import TableData, assemble
 from bundlemage.readers.columns import TABLES, resolve
 from bundlemage.readers.values import Codebook
@@ -47,16 +47,12 @@ def read_sql(
     places = {"user_item": user_item, "user_bundle": user_bundle, "bundle_item": bundle_item}
     optional = {"items": items, "bundles": bundles}
     address = _address(url)
-    tables: dict[str, TableData] = {}
-    problems: list[Problem] = []
+    name = Path(address.database or "database").stem
     with _connected(address) as (connection, inspector):
         for table, place in optional.items():
             if place or (place is None and inspector.has_table(table)):
                 places[table] = place or table
-        for table, place in places.items():
-            with collected(problems):
-                tables[table] = _read(connection, inspector, table, place)
-    return assemble(tables, Path(address.database or "database").stem, problems)
+        return assemble(places, lambda table: _read(connection, inspector, table, places[table]), name)
 
 
 def _address(url: str) -> URL:

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from bundlemage.data.splits import Source
-from bundlemage.errors import DataError, Problem, collected
+from bundlemage.errors import DataError, Problem
 from bundlemage.readers import parquet, text
 from bundlemage.readers.assemble import TableData, assemble
 from bundlemage.readers.columns import REQUIRED, TABLES
@@ -35,11 +35,7 @@ def read(path: Path | Place) -> Source:
     """Read the data; raises `DataError` with every problem of every table if any of them is an error."""
     where = path if isinstance(path, Place) else place(path)
     all_files, problems = find(where)
-    tables: dict[str, TableData] = {}
-    for table, files in all_files.items():
-        with collected(problems):
-            tables[table] = read_table(table, files)
-    return assemble(tables, where.name, problems)
+    return assemble(all_files, lambda table: read_table(table, all_files[table]), where.name, problems)
 
 
 def read_table(table: str, files: TableFiles) -> TableData:
