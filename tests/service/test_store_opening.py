@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sqlite3
 import stat
@@ -14,14 +15,13 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import create_engine, insert, inspect, make_url
+from sqlalchemy import Connection, create_engine, insert, inspect, make_url
 
 from bundlemage.errors import StoreError
 from bundlemage.store.connections import Database
-from bundlemage.store.migrate import VERSION_TABLE, upgrade
 from bundlemage.store.models import metadata, served
 from bundlemage.store.records import Bundle, InteractionRecord, Item, ModelRecord
-from bundlemage.store.repository import Store
+from bundlemage.store.repository import VERSION, Store
 from tests.service.test_store import NOON
 from tests.small_shop import dataset_of
 
@@ -31,27 +31,41 @@ def run(store: Store, statement: str) -> None:
         connection.exec_driver_sql(statement)
 
 
-def test_the_migrations_give_exactly_the_tables(store: Store) -> None:
+def create_released(connection: Connection, version: int) -> None:
+    """Create the tables of a released version, with the statements of that release."""
+    for number in range(1, version + 1):
+        file = Path(__file__).parent / "released" / f"{connection.dialect.name}-{number}.sql"
+        for statement in file.read_text().split(";\n")[:-1]:
+            connection.exec_driver_sql(statement)
+
+
+def assert_tables_are_up_to_date(store: Store) -> None:
     with store._database.read() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+        context = MigrationContext.configure(connection, opts={"version_table": VERSION.name})
         assert compare_metadata(context, metadata) == []
 
 
-def test_sqlite_gets_the_same_statements_from_migrations_and_tables(tmp_path: Path) -> None:
-    """Above is not told of row ids."""
-    engine = create_engine(f"sqlite:///{tmp_path}/other.db")
-    metadata.create_all(engine)
-    migrated = Store.open(f"sqlite:///{tmp_path}/store.db")
-    query = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"
-    with engine.connect() as wanted, migrated._database.read() as found:
-        # A column that was added later stands on the line of the one before.
-        statements = {
-            name: " ".join(sql.split()) for name, sql in found.exec_driver_sql(query) if name != VERSION_TABLE
-        }
-        assert statements == {row.name: " ".join(row.sql.split()) for row in wanted.exec_driver_sql(query)}
-    assert "WITHOUT ROWID" in statements["user_item"]
-    engine.dispose()
-    migrated.close()
+def test_a_new_store_has_exactly_the_tables(store: Store) -> None:
+    assert_tables_are_up_to_date(store)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_sqlite_gets_the_same_statements_from_updates_and_at_once(tmp_path: Path, version: int) -> None:
+    """The comparison above ignores row ids."""
+    old = Database(f"sqlite:///{tmp_path}/old.db")
+    with old.write() as connection:
+        create_released(connection, version)
+    old.close()
+    statements = []
+    for name in ("old", "new"):
+        store = Store.open(f"sqlite:///{tmp_path}/{name}.db")
+        with store._database.read() as connection:
+            rows = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
+            # A column that was added later stands on the line of the one before.
+            statements.append({row.name: re.sub(r"\s+", "", row.sql) for row in rows})
+        store.close()
+    assert statements[0] == statements[1]
+    assert "WITHOUTROWID" in statements[0]["user_item"]
 
 
 def test_a_store_is_there_when_it_is_opened_again(store: Store, store_url: str) -> None:
@@ -75,7 +89,7 @@ def test_many_open_a_new_store_at_once(store_url: str) -> None:
 def test_a_database_of_the_first_version_is_brought_up_to_date_with_all_it_holds(store_url: str) -> None:
     database = Database(store_url)
     with database.write() as connection:
-        upgrade(connection, "1")
+        create_released(connection, 1)
         assert "erased" not in inspect(connection).get_table_names()
     old = Store(database)  # not opened, which would bring it up to date
     old.import_dataset(dataset_of([[0]], [[0]], [[0, 1]], 2))
@@ -92,9 +106,7 @@ def test_a_database_of_the_first_version_is_brought_up_to_date_with_all_it_holds
     new = Store.open(store_url)
     assert (new.state(), new.dataset().fingerprint(), new.models(), new.served_since(NOON)) == before
     assert new.served_since(NOON).answers == 1
-    with new._database.read() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-        assert compare_metadata(context, metadata) == []
+    assert_tables_are_up_to_date(new)
     assert new.erase_user("ann")
     assert new.served_since(NOON).answers == 0
     new.close()
@@ -103,7 +115,7 @@ def test_a_database_of_the_first_version_is_brought_up_to_date_with_all_it_holds
 def test_a_database_that_knew_of_no_expected_sales_keeps_its_bundles(store_url: str) -> None:
     database = Database(store_url)
     with database.write() as connection:
-        upgrade(connection, "2")
+        create_released(connection, 2)
         columns = {column["name"] for column in inspect(connection).get_columns("bundles")}
         assert not columns & {"expected_sales", "sells_like"}
     old = Store(database)
@@ -117,14 +129,12 @@ def test_a_database_that_knew_of_no_expected_sales_keeps_its_bundles(store_url: 
         ("b1", None, None),
     ]
     assert new.put_bundle(Bundle("b2", ("i0",), sells_like="b1"))
-    with new._database.read() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-        assert compare_metadata(context, metadata) == []
+    assert_tables_are_up_to_date(new)
     new.close()
 
 
 def test_a_newer_database_is_refused(store: Store, store_url: str) -> None:
-    run(store, f"UPDATE {VERSION_TABLE} SET version_num = '99'")
+    run(store, f"UPDATE {VERSION.name} SET version_num = '99'")
     with pytest.raises(StoreError, match=r"have version 99, and this program knows 3 at most.* update"):
         Store.open(store_url)
 
@@ -140,7 +150,7 @@ def test_a_file_of_another_program_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_tables_of_others_are_left_alone(store: Store, store_url: str) -> None:
-    run(store, f"DROP TABLE {VERSION_TABLE}")
+    run(store, f"DROP TABLE {VERSION.name}")
     with pytest.raises(
         StoreError, match=r"another program has its tables.*bundle_item, bundles, .*of its own"
     ):

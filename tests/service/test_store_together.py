@@ -15,17 +15,15 @@ from sqlalchemy import func, select
 
 from bundlemage.errors import StoreError
 from bundlemage.store.connections import Database
-from bundlemage.store.migrate import LOCK_NUMBER
 from bundlemage.store.records import Bundle, InteractionRecord, Item, Owned, Recorded
-from bundlemage.store.repository import Store
+from bundlemage.store.repository import LOCK_NUMBER, Store
 from tests.small_shop import dataset_of, small_shop
 
 BEGINNING = """
 import sys, time
 from bundlemage.store.connections import Database
-from bundlemage.store.migrate import LOCK_NUMBER
 from bundlemage.store.records import Bundle, InteractionRecord, Item
-from bundlemage.store.repository import Store
+from bundlemage.store.repository import LOCK_NUMBER, Store
 
 def say(*words):
     print(*words, flush=True)

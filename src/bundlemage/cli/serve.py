@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bundlemage.store.repository import Store
 
 SAMPLE = Path("bundlemage-sample")
-_NEEDED = ("alembic", "fastapi", "prometheus_client", "sqlalchemy", "uvicorn")
+_NEEDED = ("fastapi", "prometheus_client", "sqlalchemy", "uvicorn")
 
 SETTINGS = FromModel(
     "bundlemage.service.settings",
