@@ -49,7 +49,7 @@ def test_a_database_that_is_new_is_said_to_be(db: str, tmp_path: Path) -> None:
 
 def test_a_shop_without_keys_is_no_new_database(db: str) -> None:
     store = Store.open(db)
-    store.put_item(Item("lamp"))
+    store.put(Item("lamp"))
     store.close()
     assert "new database" not in run("keys", "create", "--db", db, "--role", "admin").stderr
 

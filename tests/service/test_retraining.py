@@ -129,8 +129,8 @@ def test_more_purchases_make_a_better_model_and_it_is_published(
     store: Store, little_learned: Path, tmp_path: Path
 ) -> None:
     open_early(store, little_learned)
-    store.put_item(Item("new item"))
-    store.put_bundle(Bundle("new bundle", ("new item", "i0")))
+    store.put(Item("new item"))
+    store.put(Bundle("new bundle", ("new item", "i0")))
     store.add_interactions([InteractionRecord("someone new", "bundle", "new bundle")])
     sell(store)
 
@@ -419,7 +419,7 @@ def test_one_at_a_time(store: Store) -> None:
         with pytest.raises(BusyError, match="retrain is under way there already"), store.alone("retrain"):
             pass
         with store.alone("something else"):
-            store.put_item(Item("lamp"))  # nobody waits for it
+            store.put(Item("lamp"))  # nobody waits for it
     with pytest.raises(ZeroDivisionError), store.alone("retrain"):
         _ = 1 / 0
     with store.alone("retrain"):

@@ -46,9 +46,9 @@ ODD_IDS = ["", "   ", "a\nb", "a\x00b", "\ud800", "x" * 201]
 @pytest.fixture
 def shop(store: Store) -> Store:
     """A store with two items and a bundle of them."""
-    store.put_item(LAMP)
-    store.put_item(RUG)
-    store.put_bundle(ROOM)
+    store.put(LAMP)
+    store.put(RUG)
+    store.put(ROOM)
     return store
 
 
@@ -122,8 +122,8 @@ def test_what_came_later_is_training_data_too(shop: Store) -> None:
     with pytest.raises(DataError, match="user_item: there are column names but no rows"):
         shop.dataset()
     shop.add_interactions([took("ann", "lamp"), took("ann", "room")])
-    shop.withdraw_item("rug")
-    shop.withdraw_bundle("room")
+    shop.withdraw("item", "rug")
+    shop.withdraw("bundle", "room")
     found = shop.dataset()
     assert (found.users.ids, found.items.ids, found.bundles.ids) == (("ann",), ("lamp", "rug"), ("room",))
     assert found.catalogue is not None
@@ -151,9 +151,9 @@ def test_an_id_that_no_address_can_carry_is_not_imported(store: Store, odd: str)
 
 def test_an_item_is_put_and_put_again(store: Store) -> None:
     assert item_of(store, "lamp") is None
-    assert store.put_item(LAMP)
+    assert store.put(LAMP)
     assert item_of(store, "lamp") == LAMP
-    assert not store.put_item(Item("lamp", stock=2))
+    assert not store.put(Item("lamp", stock=2))
     assert item_of(store, "lamp") == Item("lamp", stock=2)  # all of it is what was given last
 
 
@@ -161,47 +161,47 @@ def test_a_bundle_keeps_the_order_of_its_items(shop: Store) -> None:
     assert bundle_of(shop, "room") == ROOM
     assert shop.catalogue().bundles == [ROOM]
     turned = Bundle("room", ("lamp", "rug"))
-    assert not shop.put_bundle(turned)
+    assert not shop.put(turned)
     assert bundle_of(shop, "room") == turned
-    assert not shop.put_bundle(Bundle("room", ("lamp",)))
+    assert not shop.put(Bundle("room", ("lamp",)))
     assert shop.catalogue().bundles == [Bundle("room", ("lamp",))]
 
 
 def test_a_bundle_of_unknown_items_is_refused(shop: Store) -> None:
     before = shop.state()
     with pytest.raises(UnknownThingsError, match="there are no items 'b', 'a' in the catalogue") as raised:
-        shop.put_bundle(Bundle("odd", ("b", "lamp", "a")))
+        shop.put(Bundle("odd", ("b", "lamp", "a")))
     assert (raised.value.kind, raised.value.ids) == ("item", ("b", "a"))
     assert bundle_of(shop, "odd") is None
     assert shop.state() == before
 
 
 def test_what_is_withdrawn_is_marked_and_can_come_back(shop: Store) -> None:
-    assert shop.withdraw_item("lamp")
-    assert shop.withdraw_bundle("room")
+    assert shop.withdraw("item", "lamp")
+    assert shop.withdraw("bundle", "room")
     item, bundle = item_of(shop, "lamp"), bundle_of(shop, "room")
     assert item is not None
     assert item.withdrawn
     assert bundle is not None
     assert bundle.withdrawn
     assert bundle.items == ROOM.items
-    assert not shop.put_item(LAMP)
+    assert not shop.put(LAMP)
     assert item_of(shop, "lamp") == LAMP
     before = shop.state()
-    assert not shop.withdraw_item("room")
-    assert not shop.withdraw_bundle("lamp")
+    assert not shop.withdraw("item", "room")
+    assert not shop.withdraw("bundle", "lamp")
     assert shop.state() == before
 
 
 def test_the_catalogue_tells_what_changed_since(shop: Store) -> None:
     before = shop.state().catalogue
     assert shop.catalogue(before) == CatalogueChange(before, [], [])
-    shop.withdraw_item("rug")
+    shop.withdraw("item", "rug")
     change = shop.catalogue(before)
     assert change.version == shop.state().catalogue == before + 1
     assert [item.id for item in change.items] == ["rug"]
     assert change.bundles == []
-    shop.put_bundle(ROOM)
+    shop.put(ROOM)
     assert shop.catalogue(change.version).bundles == [ROOM]
     assert shop.catalogue(change.version).items == []
 
@@ -209,9 +209,9 @@ def test_the_catalogue_tells_what_changed_since(shop: Store) -> None:
 @pytest.mark.parametrize("odd", ODD_IDS)
 def test_an_odd_id_is_never_kept_and_never_found(shop: Store, odd: str) -> None:
     for put in (
-        lambda: shop.put_item(Item(odd)),
-        lambda: shop.put_bundle(Bundle(odd, ("lamp",))),
-        lambda: shop.put_bundle(Bundle("b", (odd,))),
+        lambda: shop.put(Item(odd)),
+        lambda: shop.put(Bundle(odd, ("lamp",))),
+        lambda: shop.put(Bundle("b", (odd,))),
         lambda: shop.add_interactions([took(odd, "lamp")]),
         lambda: shop.add_interactions([took("ann", odd)]),
         lambda: shop.add_interactions([took("ann", "lamp")], idempotency_key=odd),
@@ -221,7 +221,7 @@ def test_an_odd_id_is_never_kept_and_never_found(shop: Store, odd: str) -> None:
     for find in (shop.key, shop.model):
         assert find(odd) is None
     assert shop.histories([odd]) == {odd: Owned()}
-    assert not shop.withdraw_item(odd)
+    assert not shop.withdraw("item", odd)
     assert not shop.erase_user(odd)
     assert shop.users(search=odd) == []
 
@@ -240,7 +240,7 @@ def test_an_odd_id_is_never_kept_and_never_found(shop: Store, odd: str) -> None:
 )
 def test_a_value_that_training_would_choke_on_is_refused(shop: Store, odd: Item | Bundle, words: str) -> None:
     with pytest.raises(UnstorableError, match=words):
-        shop.put_item(odd) if isinstance(odd, Item) else shop.put_bundle(odd)
+        shop.put(odd)
     assert item_of(shop, "i") is None
     assert bundle_of(shop, "b") is None
 
@@ -281,7 +281,7 @@ def test_interactions_are_recorded_all_or_not_at_all(shop: Store) -> None:
 
 
 def test_what_was_withdrawn_can_still_have_been_bought(shop: Store) -> None:
-    shop.withdraw_item("lamp")
+    shop.withdraw("item", "lamp")
     assert shop.add_interactions([took("ann", "lamp")]).new == 1
 
 
@@ -350,7 +350,7 @@ def test_sales_count_users(shop: Store) -> None:
 
 
 def test_answers_are_counted_and_attributed(shop: Store) -> None:
-    shop.put_bundle(Bundle("🛋 two", ("lamp",)))
+    shop.put(Bundle("🛋 two", ("lamp",)))
     hour = timedelta(hours=1)
     shop.add_served(
         [
@@ -462,44 +462,44 @@ def test_what_is_to_be_new_replaces_nothing(shop: Store) -> None:
     before, version = bundle_of(shop, "room"), shop.state().catalogue
     assert before is not None
     with pytest.raises(ExistsError, match="'room'"):
-        shop.put_bundle(replace(before, title="another"), only_new=True)
+        shop.put(replace(before, title="another"), only_new=True)
     with pytest.raises(ExistsError, match="'lamp'"):
-        shop.put_item(Item("lamp", "another"), only_new=True)
+        shop.put(Item("lamp", "another"), only_new=True)
     assert (bundle_of(shop, "room"), shop.state().catalogue) == (before, version)
-    assert shop.put_bundle(replace(before, id="other room"), only_new=True)
-    assert shop.withdraw_bundle("other room")
+    assert shop.put(replace(before, id="other room"), only_new=True)
+    assert shop.withdraw("bundle", "other room")
     with pytest.raises(ExistsError):
-        shop.put_bundle(replace(before, id="other room"), only_new=True)
+        shop.put(replace(before, id="other room"), only_new=True)
 
 
 def test_some_fields_are_changed_and_the_others_stay(shop: Store) -> None:
     before = shop.catalogue()
     lamp = next(item for item in before.items if item.id == "lamp")
-    assert shop.change_item("lamp", {"price": 3.5}) == replace(lamp, price=3.5)
+    assert shop.change("item", "lamp", {"price": 3.5}) == replace(lamp, price=3.5)
     room = next(bundle for bundle in before.bundles if bundle.id == "room")
-    assert shop.change_bundle("room", {"items": ("lamp",)}) == replace(room, items=("lamp",))
+    assert shop.change("bundle", "room", {"items": ("lamp",)}) == replace(room, items=("lamp",))
     since = shop.catalogue(before.version)
     assert list(since.items) == [replace(lamp, price=3.5)]
     assert list(since.bundles) == [replace(room, items=("lamp",))]
-    assert shop.change_item("nothing", {"price": 1.0}) is None
-    assert shop.change_bundle("nothing", {"price": 1.0}) is None
+    assert shop.change("item", "nothing", {"price": 1.0}) is None
+    assert shop.change("bundle", "nothing", {"price": 1.0}) is None
     with pytest.raises(UnknownThingsError):
-        shop.change_bundle("room", {"items": ("nothing",)})
+        shop.change("bundle", "room", {"items": ("nothing",)})
     assert shop.catalogue(before.version) == since
 
 
 def test_what_a_bundle_is_expected_to_sell_is_kept(store: Store) -> None:
-    store.put_item(Item("lamp"))
-    store.put_bundle(Bundle("old", ("lamp",)))
+    store.put(Item("lamp"))
+    store.put(Bundle("old", ("lamp",)))
     number, like = (
         Bundle("number", ("lamp",), expected_sales=12.5),
         Bundle("like", ("lamp",), sells_like="old"),
     )
     for bundle in (number, like):
-        store.put_bundle(bundle)
+        store.put(bundle)
     found = {bundle.id: bundle for bundle in store.catalogue().bundles}
     assert (found["number"], found["like"]) == (number, like)
-    assert store.change_bundle("like", {"sells_like": None, "expected_sales": 3.0}) == Bundle(
+    assert store.change("bundle", "like", {"sells_like": None, "expected_sales": 3.0}) == Bundle(
         "like", ("lamp",), expected_sales=3.0
     )
     for wrong, words in (
@@ -508,7 +508,7 @@ def test_what_a_bundle_is_expected_to_sell_is_kept(store: Store) -> None:
         (Bundle("x", ("lamp",), sells_like="x"), "sell like itself"),
     ):
         with pytest.raises(UnstorableError, match=words):
-            store.put_bundle(wrong)
+            store.put(wrong)
     with pytest.raises(UnknownThingsError, match="none"):
-        store.put_bundle(Bundle("x", ("lamp",), sells_like="none"))
+        store.put(Bundle("x", ("lamp",), sells_like="none"))
     assert "x" not in {bundle.id for bundle in store.catalogue().bundles}

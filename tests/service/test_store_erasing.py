@@ -63,7 +63,7 @@ def test_to_erase_waits_for_no_reader_and_the_files_are_tidied_later(
         reader.exec_driver_sql("SELECT count(*) FROM user_bundle").scalar()
         began = time.monotonic()
         assert file_store.erase_user(SOMEBODY)
-        file_store.put_item(Item("lamp"))
+        file_store.put(Item("lamp"))
         file_store.tidy()
         assert time.monotonic() - began < 1
         assert file_store.histories([SOMEBODY]) == {SOMEBODY: Owned()}
@@ -72,7 +72,7 @@ def test_to_erase_waits_for_no_reader_and_the_files_are_tidied_later(
     assert not is_in_a_file(tmp_path)
     log = tmp_path / "shop.db-wal"
     assert log.stat().st_size == 0
-    file_store.put_item(Item("rug"))
+    file_store.put(Item("rug"))
     size = log.stat().st_size
     file_store.tidy()  # nothing is left to do
     assert log.stat().st_size == size > 0

@@ -69,7 +69,7 @@ def test_sqlite_gets_the_same_statements_from_updates_and_at_once(tmp_path: Path
 
 
 def test_a_store_is_there_when_it_is_opened_again(store: Store, store_url: str) -> None:
-    store.put_item(Item("lamp"))
+    store.put(Item("lamp"))
     again = Store.open(store_url)
     assert again.catalogue().items == [Item("lamp")]
     again.close()
@@ -80,7 +80,7 @@ def test_many_open_a_new_store_at_once(store_url: str) -> None:
     with ThreadPoolExecutor(8) as pool:
         stores = list(pool.map(Store.open, [store_url] * 8))
     for number, store in enumerate(stores):
-        assert store.put_item(Item(f"item {number}"))
+        assert store.put(Item(f"item {number}"))
     assert len(stores[0].catalogue().items) == 8
     for store in stores:
         store.close()
@@ -128,7 +128,7 @@ def test_a_database_that_knew_of_no_expected_sales_keeps_its_bundles(store_url: 
         ("b0", None, None),
         ("b1", None, None),
     ]
-    assert new.put_bundle(Bundle("b2", ("i0",), sells_like="b1"))
+    assert new.put(Bundle("b2", ("i0",), sells_like="b1"))
     assert_tables_are_up_to_date(new)
     new.close()
 
@@ -208,7 +208,7 @@ def test_the_url_in_messages_has_no_password(store: Store, store_url: str) -> No
 
 def test_a_sqlite_file_is_for_its_owner_and_for_eyes_after_a_crash(tmp_path: Path) -> None:
     store = Store.open(f"sqlite:///{tmp_path}/store.db")
-    store.put_item(Item("lamp"))
+    store.put(Item("lamp"))
     assert {path.name for path in tmp_path.iterdir()} == {"store.db", "store.db-wal", "store.db-shm"}
     for path in tmp_path.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -233,7 +233,7 @@ def test_a_relative_path_stays_the_same_file(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     with ThreadPoolExecutor(4) as pool:  # each on a connection of its own
-        assert all(pool.map(lambda number: store.put_item(Item(str(number))), range(8)))
+        assert all(pool.map(lambda number: store.put(Item(str(number))), range(8)))
     assert not list((tmp_path / "elsewhere").iterdir())
     store.close()
 
@@ -318,18 +318,18 @@ def cut_in_the_middle(line: Wire, store: Store) -> None:
 def test_a_lost_connection_is_told_and_made_again(wire: tuple[Wire, str]) -> None:
     line, url = wire
     store = Store.open(url)
-    assert store.put_item(Item("lamp"))
+    assert store.put(Item("lamp"))
     line.cut()
-    for call in (store.state, store.sales, lambda: store.put_item(Item("rug"))):
+    for call in (store.state, store.sales, lambda: store.put(Item("rug"))):
         with pytest.raises(StoreError, match=r"postgresql://shop:\*\*\*@.*the server is running"):
             call()
     line.whole = True
-    assert store.put_item(Item("rug"))
+    assert store.put(Item("rug"))
     with pytest.raises(StoreError):
         cut_in_the_middle(line, store)
     line.whole = True
     assert store.catalogue().items == [Item("lamp"), Item("rug")]
     line.cut()  # while the connections lie idle
     line.whole = True
-    assert store.put_item(Item("bed"))
+    assert store.put(Item("bed"))
     store.close()

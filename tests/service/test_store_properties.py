@@ -61,8 +61,8 @@ def test_ids_titles_and_tags_come_back_as_they_were(
     emptied(store)
     item = Item(name, title, price, tags, stock)
     bundle = Bundle(name, (name,), title, price, None, tags)
-    store.put_item(item)
-    store.put_bundle(bundle)
+    store.put(item)
+    store.put(bundle)
     store.add_served([Served("r", "bundles", user, "m", (name,), NOON)])
     both = [InteractionRecord(user, "item", name), InteractionRecord(user, "bundle", name)]
     assert store.add_interactions(both, idempotency_key=name, caller=user) == Recorded(2, 0)
@@ -146,16 +146,16 @@ STEPS = st.one_of(
 def one_step(store: Store, model: Model, what: str, given: Any) -> None:
     known: dict[str, Mapping[str, Any]] = {"item": model.items, "bundle": model.bundles}
     if what == "item":
-        assert store.put_item(given) == model.put(model.items, given)
+        assert store.put(given) == model.put(model.items, given)
     elif what == "bundle" and set(given.items) <= set(model.items):
-        assert store.put_bundle(given) == model.put(model.bundles, given)
+        assert store.put(given) == model.put(model.bundles, given)
     elif what == "bundle":
         with pytest.raises(UnknownThingsError):
-            store.put_bundle(given)
+            store.put(given)
     elif what == "withdraw item":
-        assert store.withdraw_item(given) == model.withdraw(model.items, given)
+        assert store.withdraw("item", given) == model.withdraw(model.items, given)
     elif what == "withdraw bundle":
-        assert store.withdraw_bundle(given) == model.withdraw(model.bundles, given)
+        assert store.withdraw("bundle", given) == model.withdraw(model.bundles, given)
     elif what == "erase":
         assert store.erase_user(given) == any(model.owned.pop(given, ([], [])))
     elif all(one.thing_id in known[one.kind] for one in given):

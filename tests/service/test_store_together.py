@@ -53,8 +53,8 @@ def killed(process: subprocess.Popen[str]) -> None:
 
 def test_what_was_acknowledged_outlives_the_process(store_url: str) -> None:
     script = """
-store.put_item(Item("lamp", "A lamp"))
-store.put_bundle(Bundle("room", ("lamp",)))
+store.put(Item("lamp", "A lamp"))
+store.put(Bundle("room", ("lamp",)))
 store.add_interactions([InteractionRecord("ann", "bundle", "room")], idempotency_key="k")
 say("done")
 time.sleep(60)
@@ -95,7 +95,7 @@ store.import_dataset(small_shop(), progress)
 
 
 def test_processes_that_open_a_new_store_wait_for_the_one_that_makes_its_tables(store_url: str) -> None:
-    script = 'say("opened", store.put_item(Item(sys.stdin.readline().strip())))'
+    script = 'say("opened", store.put(Item(sys.stdin.readline().strip())))'
     database = Database(store_url)
     with database.write() as connection:  # as the one that makes them does
         if not database.is_sqlite:
@@ -117,14 +117,14 @@ def test_processes_that_open_a_new_store_wait_for_the_one_that_makes_its_tables(
 
 
 def test_processes_write_at_once(store: Store, store_url: str) -> None:
-    store.put_item(Item("lamp"))
+    store.put(Item("lamp"))
     script = """
 say("ready")
 name = sys.stdin.readline().strip()
 new = store.add_interactions([InteractionRecord("all", "item", "lamp")], idempotency_key="one").new
 for number in range(20):
     store.add_interactions([InteractionRecord(f"{name} {number}", "item", "lamp")])
-    store.put_item(Item(f"{name} {number}"))
+    store.put(Item(f"{name} {number}"))
 say(new)
 """
     processes = [started(store_url, script) for _ in range(2)]
@@ -146,7 +146,7 @@ say(new)
 
 
 def test_one_key_writes_once_however_many_send_it(store: Store) -> None:
-    store.put_item(Item("lamp"))
+    store.put(Item("lamp"))
     begin = threading.Barrier(8)
 
     def send(number: int) -> Recorded:
@@ -172,7 +172,7 @@ def test_threads_that_write_the_same_in_other_orders_do_not_block_each_other(sto
 
 
 def test_a_reader_of_changes_misses_none_and_sees_whole_bundles(store: Store) -> None:
-    store.put_item(Item("first"))
+    store.put(Item("first"))
     writing = threading.Event()
     writing.set()
     seen: dict[str, Bundle] = {}
@@ -197,9 +197,9 @@ def test_a_reader_of_changes_misses_none_and_sees_whole_bundles(store: Store) ->
     def write(writer: int) -> None:
         for number in range(25):
             name = f"{writer}-{number}"
-            store.put_item(Item(name))
-            store.put_bundle(Bundle(f"own {writer}", (name, "first"), f"{name} first"))
-            store.put_bundle(Bundle("shared", ("first", name), f"first {name}"))
+            store.put(Item(name))
+            store.put(Bundle(f"own {writer}", (name, "first"), f"{name} first"))
+            store.put(Bundle("shared", ("first", name), f"first {name}"))
 
     with ThreadPoolExecutor(5) as pool:
         follower = pool.submit(follow)

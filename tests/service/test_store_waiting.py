@@ -37,11 +37,11 @@ def hasty(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]
 def test_those_who_write_and_wait_leave_connections_to_those_who_read(
     hasty: Store, postgres_url: str
 ) -> None:
-    assert hasty.put_item(Item("lamp"))
+    assert hasty.put(Item("lamp"))
 
     def put(number: int) -> str:
         try:
-            hasty.put_item(Item(f"item {number}"))
+            hasty.put(Item(f"item {number}"))
         except StoreError as error:
             return str(error)
         return "put"
@@ -142,7 +142,7 @@ def test_others_write_while_old_answers_are_forgotten(store: Store, monkeypatch:
     left: list[int] = []
     work.start()
     while work.is_alive():
-        store.put_item(Item("lamp", stock=len(left)))
+        store.put(Item("lamp", stock=len(left)))
         left.append(store.served_since(OLD).answers)
     assert forgotten == [2000]
     assert store.served_since(OLD).answers == 1

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
-from functools import cache
 from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, Select, Table, delete, insert, select, update
 
 from bundlemage.errors import ExistsError, UnknownThingsError
-from bundlemage.store.checks import check_bundle, check_item, is_id
+from bundlemage.store.checks import check_thing, is_id
 from bundlemage.store.connections import StorePart
-from bundlemage.store.dialect import is_sqlite, listed, one_of
+from bundlemage.store.dialect import one_of
 from bundlemage.store.models import bundle_item, bundles, clock, items
 from bundlemage.store.records import Bundle, CatalogueChange, Item, State
 
@@ -26,6 +25,7 @@ _TICK = update(clock).values(catalogue=clock.c.catalogue + 1)
 # A record has the names of its table's columns; only a bundle's items are in a table of their own.
 _ITEM = select(*(items.c[field.name] for field in fields(Item)))
 _BUNDLE = select(*(bundles.c[field.name] for field in fields(Bundle) if field.name != "items"))
+_QUERIES: dict[Kind, Select[Any]] = {"item": _ITEM, "bundle": _BUNDLE}
 
 
 class CatalogueStore(StorePart):
@@ -56,48 +56,32 @@ class CatalogueStore(StorePart):
                 [_bundle(row, contents[row.id]) for row in bundle_rows],
             )
 
-    def put_item(self, item: Item, *, only_new: bool = False) -> bool:
-        """Write an item. Returns whether it is new; with `only_new` an old one raises `ExistsError`."""
+    def put(self, thing: Item | Bundle, *, only_new: bool = False) -> bool:
+        """Write an item or a bundle. Returns whether it is new; with `only_new` an old one raises
+        `ExistsError`, also a withdrawn one. Raises `UnknownThingsError` for items of a bundle that are not in
+        the catalogue."""
         with self._database.write() as connection:
-            return _put_item(connection, item, only_new)
+            return _put(connection, thing, only_new)
 
-    def put_bundle(self, bundle: Bundle, *, only_new: bool = False) -> bool:
-        """Write a bundle. Returns whether it is new; with `only_new` an old one raises `ExistsError`, also a
-        withdrawn one. Raises `UnknownThingsError` for items that are not in the catalogue."""
+    def change(self, kind: Kind, thing_id: str, changes: Mapping[str, Any]) -> Item | Bundle | None:
+        """Write some fields of an item or a bundle and return it; None if there is no such thing."""
+        if not is_id(thing_id):
+            return None
+        query, of_bundle = _QUERIES[kind], bundle_item.c.bundle_id == thing_id
         with self._database.write() as connection:
-            return _put_bundle(connection, bundle, only_new)
-
-    def change_item(self, item_id: str, changes: Mapping[str, Any]) -> Item | None:
-        """Write some fields of an item and return it; None if there is no such item."""
-        with self._database.write() as connection:
-            row = _locked(connection, _ITEM, items, item_id)
+            connection.execute(_LOCK)
+            row = connection.execute(query.where(_TABLES[kind].c.id == thing_id)).one_or_none()
             if row is None:
                 return None
-            after = replace(_item(row), **changes)
-            _put_item(connection, after, only_new=False)
+            contents = select(bundle_item.c.item_id).where(of_bundle).order_by(bundle_item.c.position)
+            before = _item(row) if kind == "item" else _bundle(row, connection.scalars(contents))
+            after = replace(before, **changes)
+            _put(connection, after)
             return after
 
-    def change_bundle(self, bundle_id: str, changes: Mapping[str, Any]) -> Bundle | None:
-        """Write some fields of a bundle and return it; None if there is no such bundle."""
-        with self._database.write() as connection:
-            row = _locked(connection, _BUNDLE, bundles, bundle_id)
-            if row is None:
-                return None
-            contents = select(bundle_item.c.item_id).where(bundle_item.c.bundle_id == bundle_id)
-            in_order = connection.scalars(contents.order_by(bundle_item.c.position))
-            after = replace(_bundle(row, in_order), **changes)
-            _put_bundle(connection, after, only_new=False)
-            return after
-
-    def withdraw_item(self, item_id: str) -> bool:
-        """Withdraw an item. Returns False if there is no such item."""
-        return self._withdraw(items, item_id)
-
-    def withdraw_bundle(self, bundle_id: str) -> bool:
-        """Withdraw a bundle. Returns False if there is no such bundle."""
-        return self._withdraw(bundles, bundle_id)
-
-    def _withdraw(self, table: Table, thing_id: str) -> bool:
+    def withdraw(self, kind: Kind, thing_id: str) -> bool:
+        """Withdraw an item or a bundle. Returns False if there is no such thing."""
+        table = _TABLES[kind]
         this_one = table.c.id == thing_id
         with self._database.write() as connection:
             if not is_id(thing_id) or connection.execute(select(table.c.id).where(this_one)).first() is None:
@@ -122,62 +106,39 @@ def check_known(connection: Connection, kind: Kind, ids: Iterable[str]) -> None:
     """Raise `UnknownThingsError` for ids that are not in the catalogue."""
     wanted = list(dict.fromkeys(ids))
     if wanted:
-        sqlite = is_sqlite(connection)
-        known = connection.scalars(_among(kind, sqlite), {"ids": listed(wanted, sqlite)})
+        column = _TABLES[kind].c.id
+        known = connection.scalars(select(column).where(one_of(column, "ids")), {"ids": wanted})
         missing = set(wanted).difference(known)
         if missing:
             raise UnknownThingsError(kind, [name for name in wanted if name in missing])
-
-
-@cache
-def _among(kind: Kind, sqlite: bool) -> Select[Any]:
-    column = _TABLES[kind].c.id
-    return select(column).where(one_of(column, "ids", sqlite))
 
 
 def _state(connection: Connection) -> State:
     return State(*connection.execute(_STATE).one())
 
 
-def _locked(connection: Connection, query: Select[Any], table: Table, name: str) -> Row[Any] | None:
-    """The row of an item or bundle that is about to change; None if there is none."""
-    if not is_id(name):
-        return None
-    connection.execute(_LOCK)
-    return connection.execute(query.where(table.c.id == name)).one_or_none()
-
-
-def _put_item(connection: Connection, item: Item, only_new: bool) -> bool:
-    check_item(item)
-    return _put(connection, "item", dict(vars(item)), only_new)
-
-
-def _put_bundle(connection: Connection, bundle: Bundle, only_new: bool) -> bool:
-    check_bundle(bundle)
-    check_known(connection, "item", bundle.items)
-    if bundle.sells_like is not None:
-        check_known(connection, "bundle", [bundle.sells_like])
-    values = dict(vars(bundle))
-    del values["items"]
-    new = _put(connection, "bundle", values, only_new)
-    connection.execute(delete(bundle_item).where(bundle_item.c.bundle_id == bundle.id))
-    contents = [
-        {"bundle_id": bundle.id, "position": position, "item_id": item_id}
-        for position, item_id in enumerate(bundle.items)
-    ]
-    if contents:
-        connection.execute(insert(bundle_item), contents)
-    return new
-
-
-def _put(connection: Connection, kind: Kind, values: dict[str, Any], only_new: bool) -> bool:
+def _put(connection: Connection, thing: Item | Bundle, only_new: bool = False) -> bool:
+    kind: Kind = "item" if isinstance(thing, Item) else "bundle"
+    check_thing(thing)
+    values = dict(vars(thing))
+    if isinstance(thing, Bundle):
+        check_known(connection, "item", values.pop("items"))
+        check_known(connection, "bundle", [thing.sells_like] if thing.sells_like is not None else [])
     table = _TABLES[kind]
     values["version"] = next_version(connection)
-    changed = connection.execute(update(table).where(table.c.id == values["id"]).values(values)).rowcount
+    changed = connection.execute(update(table).where(table.c.id == thing.id).values(values)).rowcount
     if changed and only_new:
-        raise ExistsError(kind, values["id"])  # which rolls the change back
+        raise ExistsError(kind, thing.id)  # which rolls the change back
     if not changed:
         connection.execute(insert(table).values(values))
+    if isinstance(thing, Bundle):
+        connection.execute(delete(bundle_item).where(bundle_item.c.bundle_id == thing.id))
+        contents = [
+            {"bundle_id": thing.id, "position": position, "item_id": item_id}
+            for position, item_id in enumerate(thing.items)
+        ]
+        if contents:
+            connection.execute(insert(bundle_item), contents)
     return not changed
 
 

@@ -27,31 +27,30 @@ def check_ids(kind: str, names: Iterable[str]) -> None:
             raise UnstorableError(f"the {kind} id {name[:60]!r} {fault}. Give the {kind} another id")
 
 
-def check_item(item: Item) -> None:
-    check_ids("item", [item.id])
-    _check_texts(f"item {item.id!r}", item.title, item.tags)
-    _check_number(f"the price of item {item.id!r}", item.price)
-    _check_number(f"the stock of item {item.id!r}", item.stock, LARGEST_STOCK)
-
-
-def check_bundle(bundle: Bundle) -> None:
-    check_ids("bundle", [bundle.id])
-    _check_texts(f"bundle {bundle.id!r}", bundle.title, bundle.tags)
-    _check_number(f"the price of bundle {bundle.id!r}", bundle.price)
-    check_ids("item", bundle.items)
-    _check_number(f"the discount of bundle {bundle.id!r}", bundle.discount, 1)
-    _check_number(f"the expected sales of bundle {bundle.id!r}", bundle.expected_sales)
-    if bundle.sells_like is not None:
-        check_ids("bundle", [bundle.sells_like])
-        if bundle.sells_like == bundle.id:
-            raise UnstorableError(f"bundle {bundle.id!r} must not sell like itself. Name another bundle")
-        if bundle.expected_sales is not None:
+def check_thing(thing: Item | Bundle) -> None:
+    """Raises `UnstorableError` if a field of an item or a bundle cannot be stored."""
+    kind = "item" if isinstance(thing, Item) else "bundle"
+    named = f"{kind} {thing.id!r}"
+    check_ids(kind, [thing.id])
+    _check_texts(named, thing.title, thing.tags)
+    _check_number(f"the price of {named}", thing.price)
+    if isinstance(thing, Item):
+        _check_number(f"the stock of {named}", thing.stock, LARGEST_STOCK)
+        return
+    check_ids("item", thing.items)
+    _check_number(f"the discount of {named}", thing.discount, 1)
+    _check_number(f"the expected sales of {named}", thing.expected_sales)
+    if thing.sells_like is not None:
+        check_ids("bundle", [thing.sells_like])
+        if thing.sells_like == thing.id:
+            raise UnstorableError(f"{named} must not sell like itself. Name another bundle")
+        if thing.expected_sales is not None:
             raise UnstorableError(
-                f"bundle {bundle.id!r} has both 'expected_sales' and 'sells_like'. Give only one of them"
+                f"{named} has both 'expected_sales' and 'sells_like'. Give only one of them"
             )
-    if len(set(bundle.items)) < len(bundle.items):
-        twice = next(item for item in bundle.items if bundle.items.count(item) > 1)
-        raise UnstorableError(f"bundle {bundle.id!r} has the item {twice!r} twice. List each item once")
+    if len(set(thing.items)) < len(thing.items):
+        twice = next(item for item in thing.items if thing.items.count(item) > 1)
+        raise UnstorableError(f"{named} has the item {twice!r} twice. List each item once")
 
 
 def check_interactions(interactions: Iterable[InteractionRecord]) -> None:

@@ -7,23 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from sqlalchemy import (
-    ARRAY,
-    JSON,
-    Column,
-    ColumnElement,
-    Connection,
-    Table,
-    Text,
-    any_,
-    bindparam,
-    cast,
-    func,
-    select,
-    type_coerce,
-)
+import sqlalchemy as sa
+from sqlalchemy import Column, Connection, Dialect, Table, Text, func
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import TableValuedAlias
+from sqlalchemy.types import TypeDecorator, TypeEngine
 
 _INSERTED_AT_ONCE: Final = 20_000
 
@@ -32,25 +22,47 @@ def is_sqlite(connection: Connection) -> bool:
     return connection.dialect.name == "sqlite"
 
 
-def one_of(column: Column[Any], parameter: str, for_sqlite: bool) -> ColumnElement[bool]:
+class _Texts(TypeDecorator[Any]):
+    """Texts as one parameter: a list for PostgreSQL, JSON for SQLite."""
+
+    impl = Text
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        return sa.ARRAY(Text()) if dialect.name == "postgresql" else Text()
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        return list(value) if dialect.name == "postgresql" else json.dumps(list(value))
+
+
+class one_of(FunctionElement[bool]):  # noqa: N801  (it is used like a function)
     """Whether a column is one of many values. These are one parameter, so that the statement is cached."""
-    if for_sqlite:
-        values = func.json_each(bindparam(parameter, type_=Text)).table_valued("value")
-        return column.in_(select(values.c.value))
-    return column == any_(bindparam(parameter, type_=ARRAY(Text)))
+
+    type = sa.Boolean()
+    inherit_cache = True
+
+    def __init__(self, column: Column[Any], parameter: str) -> None:
+        super().__init__(column, sa.bindparam(parameter, type_=_Texts))
 
 
-def listed(values: Iterable[str], for_sqlite: bool) -> str | list[str]:
-    """Values as a parameter for `one_of`."""
-    return json.dumps(list(values)) if for_sqlite else list(values)
+@compiles(one_of, "sqlite")
+def _one_of_in_sqlite(element: one_of, compiler: Any, **more: Any) -> str:
+    column, values = (compiler.process(clause, **more) for clause in element.clauses)
+    return f"{column} IN (SELECT value FROM json_each({values}))"
+
+
+@compiles(one_of, "postgresql")
+def _one_of_in_postgresql(element: one_of, compiler: Any, **more: Any) -> str:
+    column, values = (compiler.process(clause, **more) for clause in element.clauses)
+    return f"{column} = ANY ({values})"
 
 
 def elements(column: Column[Any], for_sqlite: bool) -> TableValuedAlias:
     """The texts of a JSON list, as rows with the column `value`, for a lateral join."""
-    text = type_coerce(column, Text)
+    text = sa.type_coerce(column, Text)
     if for_sqlite:
         return func.json_each(text).table_valued("value", joins_implicitly=True)
-    return func.json_array_elements_text(cast(text, JSON)).table_valued("value", joins_implicitly=True)
+    return func.json_array_elements_text(sa.cast(text, sa.JSON)).table_valued("value", joins_implicitly=True)
 
 
 def insert_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> int:

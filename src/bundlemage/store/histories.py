@@ -11,32 +11,15 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    ColumnElement,
-    Connection,
-    Select,
-    Table,
-    Text,
-    and_,
-    cast,
-    delete,
-    func,
-    literal,
-    select,
-    type_coerce,
-    union,
-    union_all,
-    update,
-)
+import sqlalchemy as sa
+from sqlalchemy import ColumnElement, Connection, Select, Table, Text, delete, func, select, update
 from sqlalchemy.sql.selectable import CompoundSelect
 
 from bundlemage.errors import IdempotencyError
 from bundlemage.store.catalogue import Kind, check_known
 from bundlemage.store.checks import check_ids, check_interactions, is_id
 from bundlemage.store.connections import Database, StorePart
-from bundlemage.store.dialect import insert_new, is_sqlite, listed, one_of
+from bundlemage.store.dialect import insert_new, one_of
 from bundlemage.store.models import idempotency, user_bundle, user_item
 from bundlemage.store.records import InteractionRecord, Owned, Recorded, Sales
 from bundlemage.wire.answers import UserLine
@@ -47,7 +30,7 @@ _SECONDS_BETWEEN_FORGETTING: Final = 3600
 _SEPARATOR: Final = "\x1f"  # a control character, which no id contains
 _LONG_AGO: Final = -(2**63)  # imported interactions have no time
 _LAST_LETTER: Final = 0x10FFFF
-_TABLES: dict[Kind, tuple[Table, Column[str]]] = {
+_TABLES: dict[Kind, tuple[Table, sa.Column[str]]] = {
     "item": (user_item, user_item.c.item_id),
     "bundle": (user_bundle, user_bundle.c.bundle_id),
 }
@@ -60,10 +43,9 @@ class HistoryStore(StorePart):
 
     def histories(self, user_ids: Sequence[str]) -> dict[str, Owned]:
         """The histories of users, with one query. A user without a history has `Owned()`."""
-        sqlite = self._database.is_sqlite
-        names = listed(filter(is_id, dict.fromkeys(user_ids)), sqlite)
+        names = list(filter(is_id, dict.fromkeys(user_ids)))
         with self._database.read() as connection:
-            rows = connection.execute(_histories(sqlite), {"users": names})
+            rows = connection.execute(_histories(), {"users": names})
             owned = {(user_id, kind): _oldest_first(things, times) for user_id, kind, things, times in rows}
         return {
             user_id: Owned(owned.get((user_id, "item"), ()), owned.get((user_id, "bundle"), ()))
@@ -86,10 +68,10 @@ class HistoryStore(StorePart):
         with self._database.write() as connection:
             if idempotency_key is None:
                 return _add(connection, interactions)
+            this_key = (idempotency.c.caller == caller, idempotency.c.key == idempotency_key)
             recorded = _claim(connection, caller, idempotency_key, _digest(interactions))
             if recorded is None:
                 recorded = _add(connection, interactions)
-                this_key = (idempotency.c.caller == caller, idempotency.c.key == idempotency_key)
                 outcome = update(idempotency).where(*this_key)
                 connection.execute(outcome.values(new=recorded.new, known=recorded.known))
             if self._is_time_to_forget():
@@ -133,17 +115,16 @@ def _oldest_first(things: str, times: str) -> tuple[str, ...]:
 
 
 @cache
-def _histories(sqlite: bool) -> CompoundSelect[Any]:
+def _histories() -> CompoundSelect[Any]:
     """One row for each user and kind: Python would need longer for thousands of rows than the database."""
     parts = []
     for kind, (table, thing) in _TABLES.items():
-        at = func.coalesce(cast(type_coerce(table.c.at, BigInteger), Text), "")
+        at = func.coalesce(sa.cast(sa.type_coerce(table.c.at, sa.BigInteger), Text), "")
         names, moments = (func.aggregate_strings(one, _SEPARATOR) for one in (thing, at))
-        columns = (table.c.user_id, literal(kind), names, moments)
-        parts.append(
-            select(*columns).where(one_of(table.c.user_id, "users", sqlite)).group_by(table.c.user_id)
-        )
-    return union_all(*parts)
+        user_id = table.c.user_id
+        columns = (user_id, sa.literal(kind), names, moments)
+        parts.append(select(*columns).where(one_of(user_id, "users")).group_by(user_id))
+    return sa.union_all(*parts)
 
 
 def _add(connection: Connection, interactions: Sequence[InteractionRecord]) -> Recorded:
@@ -155,16 +136,9 @@ def _add(connection: Connection, interactions: Sequence[InteractionRecord]) -> R
         check_known(connection, kind, (interaction.thing_id for interaction in of_kind))
         # Always in this order, so that two transactions never wait for each other's rows.
         of_kind.sort(key=lambda interaction: (interaction.user_id, interaction.thing_id))
-        rows = [
-            {
-                "user_id": one.user_id,
-                thing.name: one.thing_id,
-                "at": one.at or now,
-                "request_id": one.request_id,
-            }
-            for one in of_kind
-        ]
-        new += insert_new(connection, table, rows)
+        columns = ("user_id", thing.name, "at", "request_id")
+        rows = ((one.user_id, one.thing_id, one.at or now, one.request_id) for one in of_kind)
+        new += insert_new(connection, table, [dict(zip(columns, row, strict=True)) for row in rows])
     return Recorded(new, len(interactions) - new)
 
 
@@ -203,16 +177,15 @@ def _page(search: str, limit: int, after: str) -> CompoundSelect[Any]:
         if end is not None:
             conditions.append(user_id < end)
         # Each table gives its first ids in the order of its key, so neither is read completely.
-        first = select(user_id).where(and_(*conditions)).distinct().order_by(user_id).limit(limit)
+        first = select(user_id).where(*conditions).distinct().order_by(user_id).limit(limit)
         parts.append(select(first.subquery().c.user_id))
-    return union(*parts).order_by("user_id").limit(limit)
+    return sa.union(*parts).order_by("user_id").limit(limit)
 
 
 def _counts(connection: Connection, table: Table, names: Sequence[str]) -> Counter[str]:
-    sqlite = is_sqlite(connection)
     user_id = table.c.user_id
-    query = select(user_id, func.count().label("things")).where(one_of(user_id, "users", sqlite))
-    rows = connection.execute(query.group_by(user_id), {"users": listed(names, sqlite)})
+    query = select(user_id, func.count().label("things")).where(one_of(user_id, "users"))
+    rows = connection.execute(query.group_by(user_id), {"users": names})
     return Counter({row.user_id: row.things for row in rows})
 
 

@@ -1,4 +1,4 @@
-"""The tables. The scripts in `migrations` create them; a test checks that the two agree."""
+"""The tables. `Store.open` creates them, and adds what a database of an earlier version lacks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from sqlalchemy import (
     Dialect,
     Double,
     ForeignKey,
-    Index,
     Integer,
     LargeBinary,
     MetaData,
@@ -55,11 +54,6 @@ class Json(TypeDecorator[Any]):
 def name_type() -> TypeEngine[str]:
     """The type of an id. PostgreSQL sorts ids by code point too, like SQLite and Python."""
     return String().with_variant(String(collation="C"), "postgresql")
-
-
-def serial_type() -> TypeEngine[int]:
-    """The type of a number that the database counts up. SQLite does so only for an INTEGER."""
-    return BigInteger().with_variant(Integer(), "sqlite")
 
 
 metadata = MetaData(
@@ -114,31 +108,27 @@ bundle_item = Table(
     sqlite_with_rowid=False,
 )
 
-# Without row ids SQLite sorts these two tables by their keys, so that the rows of a user lie together.
-user_item = Table(
-    "user_item",
-    metadata,
-    Column("user_id", name_type(), primary_key=True),
-    Column("item_id", name_type(), ForeignKey("items.id"), primary_key=True, index=True),
-    Column("at", Moment),  # null: imported with a dataset
-    Column("request_id", Text),
-    sqlite_with_rowid=False,
-)
 
-user_bundle = Table(
-    "user_bundle",
-    metadata,
-    Column("user_id", name_type(), primary_key=True),
-    Column("bundle_id", name_type(), ForeignKey("bundles.id"), primary_key=True, index=True),
-    Column("at", Moment),
-    Column("request_id", Text),
-    sqlite_with_rowid=False,
-)
+def _history_table(thing: str) -> Table:
+    """Without row ids SQLite sorts the table by its key, so that the rows of a user lie together."""
+    return Table(
+        f"user_{thing}",
+        metadata,
+        Column("user_id", name_type(), primary_key=True),
+        Column(f"{thing}_id", name_type(), ForeignKey(f"{thing}s.id"), primary_key=True, index=True),
+        Column("at", Moment),  # null: imported with a dataset
+        Column("request_id", Text),
+        sqlite_with_rowid=False,
+    )
+
+
+user_item, user_bundle = _history_table("item"), _history_table("bundle")
 
 served = Table(
     "served",
     metadata,
-    Column("number", serial_type(), primary_key=True),  # callers choose request ids, and may repeat them
+    # Callers choose request ids, and may repeat them. SQLite counts up only an INTEGER.
+    Column("number", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True),
     Column("request_id", Text, nullable=False),
     Column("kind", Text, nullable=False),
     Column("user_id", name_type(), index=True),
@@ -193,5 +183,3 @@ idempotency = Table(
     Column("known", Integer, nullable=False),
     Column("at", Moment, nullable=False, index=True),
 )
-
-SALES_INDEXES: tuple[Index, ...] = (*user_item.indexes, *user_bundle.indexes)

@@ -6,14 +6,13 @@ import hashlib
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from functools import cache
-from typing import Any, Final
+from typing import Final
 
-from sqlalchemy import Connection, Select, delete, func, insert, select
+from sqlalchemy import Connection, delete, func, insert, select
 
 from bundlemage.store.checks import check_served, check_time, is_id
 from bundlemage.store.connections import Database, StorePart
-from bundlemage.store.dialect import elements, insert_or_replace, is_sqlite, listed, one_of
+from bundlemage.store.dialect import elements, insert_or_replace, is_sqlite, one_of
 from bundlemage.store.models import erased, served, user_bundle, user_item
 from bundlemage.store.records import Served, ServedSummary
 
@@ -24,6 +23,7 @@ CLOCKS_DIFFER_BY: Final = timedelta(seconds=5)
 """The process that gave an answer dates it, perhaps on another machine than the one that erases."""
 _LOCK_NUMBER: Final = 6_235_118_048
 _LONGEST_PAUSE: Final = 1.0
+_ERASED_AMONG: Final = select(erased.c.digest, erased.c.at).where(one_of(erased.c.digest, "digests"))
 
 
 class ServedStore(StorePart):
@@ -106,12 +106,11 @@ def erase_user(connection: Connection, user_id: str) -> bool:
 
 def _without_erased(connection: Connection, answers: Sequence[Served]) -> list[Served]:
     """The answers whose user was not erased after the answer. Until they are written, nobody is erased."""
-    sqlite = is_sqlite(connection)
-    if not sqlite:
+    if not is_sqlite(connection):
         connection.execute(select(func.pg_advisory_xact_lock_shared(_LOCK_NUMBER)))
     users = {answer.user_id for answer in answers if answer.user_id is not None}
     digests = {user_id: _digest(user_id) for user_id in users}
-    rows = connection.execute(_among(sqlite), {"digests": listed(digests.values(), sqlite)})
+    rows = connection.execute(_ERASED_AMONG, {"digests": digests.values()})
     erased_at: dict[str, datetime] = {row.digest: row.at for row in rows}
 
     def is_erased(answer: Served) -> bool:
@@ -119,11 +118,6 @@ def _without_erased(connection: Connection, answers: Sequence[Served]) -> list[S
         return at is not None and answer.at <= at + CLOCKS_DIFFER_BY
 
     return [answer for answer in answers if not is_erased(answer)]
-
-
-@cache
-def _among(sqlite: bool) -> Select[Any]:
-    return select(erased.c.digest, erased.c.at).where(one_of(erased.c.digest, "digests", sqlite))
 
 
 def _forget_erased(connection: Connection) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 from sqlalchemy import Connection, Select, Table, select
@@ -18,7 +18,7 @@ from bundlemage.store.catalogue import has_no_items, next_version
 from bundlemage.store.checks import check_ids
 from bundlemage.store.connections import StorePart
 from bundlemage.store.dialect import count_rows, insert_many
-from bundlemage.store.models import SALES_INDEXES, bundle_item, bundles, items, user_bundle, user_item
+from bundlemage.store.models import bundle_item, bundles, items, user_bundle, user_item
 
 _READ_AT_ONCE: Final = 100_000
 
@@ -34,9 +34,8 @@ class DatasetStore(StorePart):
                 raise StoreError(
                     "the store already has a catalogue; a dataset needs an empty store. Give another URL"
                 )
-            for (
-                index
-            ) in SALES_INDEXES:  # rebuilding them at the end is faster than updating them for each row
+            indexes = [*user_item.indexes, *user_bundle.indexes]
+            for index in indexes:  # creating them at the end is faster than updating them for each row
                 index.drop(connection)
             tables = _tables(dataset, version)
             total, done = sum(size for _, _, size, _ in tables), 0
@@ -44,7 +43,7 @@ class DatasetStore(StorePart):
                 for count in insert_many(connection, table, columns, rows):
                     done += count
                     progress("rows", done, total)
-            for index in SALES_INDEXES:
+            for index in indexes:
                 index.create(connection)
             count_rows(connection, [table for table, *_ in tables])
 
@@ -64,82 +63,65 @@ class DatasetStore(StorePart):
             ).dataset
 
 
-def _tables(
-    dataset: BundleDataset, version: int
-) -> list[tuple[Table, tuple[str, ...], int, Iterator[tuple[Any, ...]]]]:
-    """Each table with its columns, its number of rows and its rows, in an order that foreign keys allow."""
-    known = dataset.catalogue
+_Rows: TypeAlias = tuple[Table, Sequence[str], int, Iterable[tuple[Any, ...]]]
+"""A table with the names of its columns, its number of rows and its rows."""
+
+
+def _tables(dataset: BundleDataset, version: int) -> list[_Rows]:
+    """All tables, in an order that foreign keys allow."""
+    known, users = dataset.catalogue, dataset.users
     of_items = known.items if known else empty_catalogue(ITEM_SCHEMA, dataset.items)
     of_bundles = known.bundles if known else empty_catalogue(BUNDLE_SCHEMA, dataset.bundles)
+    contents = (
+        (bundle, place, item)
+        for bundle, inside in _lists(dataset.bundle_item, dataset.bundles, dataset.items)
+        for place, item in enumerate(inside)
+    )
     return [
-        (items, (*_details(ITEM_SCHEMA), *_STAMP), len(of_items), _things(of_items, version)),
-        (bundles, (*_details(BUNDLE_SCHEMA), *_STAMP), len(of_bundles), _things(of_bundles, version)),
-        (
-            bundle_item,
-            ("bundle_id", "item_id", "position"),
-            dataset.bundle_item.nnz,
-            _contents(dataset.bundle_item, dataset.bundles, dataset.items),
-        ),
-        (
-            user_item,
-            ("user_id", "item_id"),
-            dataset.user_item.nnz,
-            _pairs(dataset.user_item, dataset.users, dataset.items),
-        ),
-        (
-            user_bundle,
-            ("user_id", "bundle_id"),
-            dataset.user_bundle.nnz,
-            _pairs(dataset.user_bundle, dataset.users, dataset.bundles),
-        ),
+        _things(items, of_items, version),
+        _things(bundles, of_bundles, version),
+        (bundle_item, bundle_item.c.keys(), dataset.bundle_item.nnz, contents),
+        _pairs(user_item, dataset.user_item, users, dataset.items),
+        _pairs(user_bundle, dataset.user_bundle, users, dataset.bundles),
     ]
-
-
-_STAMP: Final = ("withdrawn", "version")
 
 
 def _details(schema: pa.Schema) -> list[str]:
     return ["id", *schema.names[1:]]
 
 
-def _things(table: pa.Table, version: int) -> Iterator[tuple[Any, ...]]:
-    columns = [table[name].to_pylist() for name in table.column_names]
-    tags = table.column_names.index("tags")
+def _things(table: Table, rows: pa.Table, version: int) -> _Rows:
+    columns = [rows[name].to_pylist() for name in rows.column_names]
+    tags = rows.column_names.index("tags")
     columns[tags] = [json.dumps(names or []) for names in columns[tags]]
-    for row in zip(*columns, strict=True):
-        yield (*row, False, version)
+    stamped = ((*row, False, version) for row in zip(*columns, strict=True))
+    return table, [*_details(rows.schema), "withdrawn", "version"], len(rows), stamped
 
 
-def _pairs(matrix: Any, rows: Vocabulary, columns: Vocabulary) -> Iterator[tuple[str, str]]:
+def _pairs(table: Table, matrix: Any, users: Vocabulary, things: Vocabulary) -> _Rows:
     """Pairs in the order of the table's key, so that the database always writes at the end."""
-    ids, edges, indices = columns.ids, matrix.indptr.tolist(), matrix.indices
-    for position in sorted(range(len(rows)), key=rows.ids.__getitem__):
-        name = rows[position]
-        for column in sorted(
-            [ids[place] for place in indices[edges[position] : edges[position + 1]].tolist()]
-        ):
-            yield name, column
+    pairs = ((user, thing) for user, names in _lists(matrix, users, things) for thing in sorted(names))
+    return table, table.c.keys()[:2], matrix.nnz, pairs
 
 
-def _contents(matrix: Any, rows: Vocabulary, columns: Vocabulary) -> Iterator[tuple[str, str, int]]:
+def _lists(matrix: Any, rows: Vocabulary, columns: Vocabulary) -> Iterator[tuple[str, list[str]]]:
+    """The rows of a matrix by id: the id, and the ids of the row's entries in their order."""
     ids, edges = columns.ids, matrix.indptr.tolist()
     for position in sorted(range(len(rows)), key=rows.ids.__getitem__):
-        for place, column in enumerate(matrix.indices[edges[position] : edges[position + 1]].tolist()):
-            yield rows[position], ids[column], place
+        entries = matrix.indices[edges[position] : edges[position + 1]].tolist()
+        yield rows[position], [ids[entry] for entry in entries]
 
 
 def _arrow(connection: Connection, query: Select[Any]) -> pa.Table:
     """Ids as dictionary arrays, batch by batch, so that memory holds each id only once per batch."""
     result = connection.execute(query, execution_options={"stream_results": True})
     names = list(result.keys())
-    batches = []
-    for batch in result.yield_per(_READ_AT_ONCE).partitions():
-        columns = zip(*batch, strict=True)
-        batches.append(
-            pa.table([pa.array(column, pa.string()).dictionary_encode() for column in columns], names)
-        )
-    empty = pa.table([pa.array([], pa.string()).dictionary_encode() for _ in names], names)
-    return pa.concat_tables([empty, *batches])
+
+    def table(columns: Iterable[Sequence[str]]) -> pa.Table:
+        return pa.table([pa.array(column, pa.string()).dictionary_encode() for column in columns], names)
+
+    batches = result.yield_per(_READ_AT_ONCE).partitions()
+    return pa.concat_tables([table([()] * len(names)), *(table(zip(*rows, strict=True)) for rows in batches)])
 
 
 def _described(connection: Connection, table: Table, schema: pa.Schema) -> pa.Table:

@@ -95,7 +95,7 @@ async def put_item(
 ) -> ItemOut:
     """Add an item, or replace all its fields. A withdrawn item is on sale again."""
     record = Item(item_id, **_stored(body.model_dump()))
-    new = await service.in_thread(service.store.put_item, record, only_new=if_none_match is not None)
+    new = await service.in_thread(service.store.put, record, only_new=if_none_match is not None)
     response.status_code = 201 if new else 200
     return await item(item_id, service)
 
@@ -104,7 +104,7 @@ async def put_item(
 async def change_item(item_id: ItemId, body: ItemChange, service: TheService) -> ItemOut:
     """Change some fields of an item, such as its price or stock. The other fields stay as they are."""
     changes = _stored(body.model_dump(exclude_unset=True))
-    if await service.in_thread(service.store.change_item, item_id, changes) is None:
+    if await service.in_thread(service.store.change, "item", item_id, changes) is None:
         raise unknown("item", item_id)
     return await item(item_id, service)
 
@@ -112,7 +112,7 @@ async def change_item(item_id: ItemId, body: ItemChange, service: TheService) ->
 @router.delete("/items/{item_id:id}", status_code=204, **allow("write", 404))
 def withdraw_item(item_id: ItemId, service: TheService) -> None:
     """Stop selling an item and all bundles that contain it. Histories keep it; PUT restores it."""
-    if not service.store.withdraw_item(item_id):
+    if not service.store.withdraw("item", item_id):
         raise unknown("item", item_id)
 
 
@@ -133,7 +133,7 @@ async def put_bundle(
 ) -> BundleOut:
     """Add a bundle of items in the catalogue, or replace one. The next answer may already contain it."""
     record = Bundle(bundle_id, **_stored(body.model_dump()))
-    new = await service.in_thread(service.store.put_bundle, record, only_new=if_none_match is not None)
+    new = await service.in_thread(service.store.put, record, only_new=if_none_match is not None)
     response.status_code = 201 if new else 200
     return await bundle(bundle_id, service)
 
@@ -142,7 +142,7 @@ async def put_bundle(
 async def change_bundle(bundle_id: BundleId, body: BundleChange, service: TheService) -> BundleOut:
     """Change some fields of a bundle, such as its price or title. The other fields stay as they are."""
     changes = _stored(body.model_dump(exclude_unset=True))
-    if await service.in_thread(service.store.change_bundle, bundle_id, changes) is None:
+    if await service.in_thread(service.store.change, "bundle", bundle_id, changes) is None:
         raise unknown("bundle", bundle_id)
     return await bundle(bundle_id, service)
 
@@ -150,7 +150,7 @@ async def change_bundle(bundle_id: BundleId, body: BundleChange, service: TheSer
 @router.delete("/bundles/{bundle_id:id}", status_code=204, **allow("write", 404))
 def withdraw_bundle(bundle_id: BundleId, service: TheService) -> None:
     """Stop recommending a bundle. Histories keep it; PUT restores it."""
-    if not service.store.withdraw_bundle(bundle_id):
+    if not service.store.withdraw("bundle", bundle_id):
         raise unknown("bundle", bundle_id)
 
 
