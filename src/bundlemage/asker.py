@@ -19,7 +19,7 @@ from bundlemage.core.ranking import Ranking
 from bundlemage.core.shop import Candidates, Recommendation, Shop
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.designer.design import design
-from bundlemage.designer.explain import explain_bundles, explain_item
+from bundlemage.designer.explain import Explainer
 from bundlemage.errors import BundleMageError, ConfigError, UnsupportedError
 from bundlemage.models.base import Completer, Embedder, Gated, Histories, Matcher, Model, require
 from bundlemage.models.ragged import Ragged
@@ -201,13 +201,13 @@ class Asker:
             return self.explain_bundles(user, [bundle])[0]
         require(self.model, Completer)
         place, partial = self.dataset.items.position(str(item)), tuple(self.shop.item_positions(items))
-        return explain_item(self.model, self.shop, *self._encode([user]), place, partial)
+        return Explainer(self.model, self.shop, *self._encode([user])).item(place, partial)
 
     def explain_bundles(self, user: User, bundles: Sequence[Id]) -> list[Explanation]:
         """Why each of these bundles is recommended to a user, in the same order."""
         require(self.model, Matcher)
         places = [self.shop.bundle_position(bundle) for bundle in bundles]
-        return explain_bundles(self.model, self.shop, *self._encode([user]), places)
+        return Explainer(self.model, self.shop, *self._encode([user])).bundles(places)
 
     def score_bundle(
         self,

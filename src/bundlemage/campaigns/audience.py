@@ -12,13 +12,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bundlemage.campaigns.chances import Calibration, new_log_probabilities, normaliser
+from bundlemage.campaigns.chances import Calibration, chances_of, new_log_probabilities, normaliser
 from bundlemage.core.answering import nearest
 from bundlemage.core.filters import Filter, Shelf
 from bundlemage.core.history import Id
 from bundlemage.core.ranking import top
 from bundlemage.core.shop import Shop
-from bundlemage.designer.constraints import to_pay, units_of
+from bundlemage.designer.constraints import price_of
 from bundlemage.errors import ConfigError, UnsupportedError
 from bundlemage.models.base import Completer, Embedder, Histories, Model, can, require
 from bundlemage.models.ragged import Ragged
@@ -71,7 +71,7 @@ def forecast(
         name, title = shop.dataset.items[inside[place]], shop.item_shelf.title(inside[place])
         weakest = ForecastWeakest(id=name, title=title, without=without)
         replacement = _replacement(crowd, shorter[place], inside, audience, notes)
-    expected = crowd.expected(audience.totals[0])
+    expected, best = crowd.expected(audience.totals[0]), audience.best
     return BundleForecast(
         items=tuple(ForecastItem(**_named(shop.item_shelf, n)) for n in inside),
         price=price,
@@ -82,7 +82,10 @@ def forecast(
         above=audience.above if calibration else None,
         threshold=calibration.threshold if calibration else None,
         expected_takings=None if expected is None or price is None else expected * price,
-        people=audience.best.people(k, calibrated=calibration is not None),
+        people=tuple(
+            ForecastPerson(id=name, chance=chance if calibration else None, score=score)
+            for name, chance, score in zip(best.ids, best.chances.tolist(), best.scores.tolist(), strict=True)
+        )[:k],
         nearest=near,
         weakest=weakest,
         replacement=replacement,
@@ -121,8 +124,8 @@ def _prices(
     if discount is not None and not (_is_number(discount) and 0 <= discount <= MOST_OFF):
         raise ConfigError(f"the discount is {discount!r}; it should be a fraction from 0 to {MOST_OFF}")
     prices = [shop.item_shelf.facts(item).price for item in inside]
-    known = [amount for amount in prices if amount is not None]
-    if len(known) < len(prices):
+    list_price = price_of(prices)
+    if list_price is None:
         if discount is not None:
             name = shop.dataset.items[inside[prices.index(None)]]
             raise ConfigError(
@@ -130,9 +133,8 @@ def _prices(
                 "price instead"
             )
         return price, None, None
-    list_price = to_pay(units_of(known), 0.0)
     if price is None:
-        return to_pay(units_of(known), discount or 0.0), list_price, discount or 0.0
+        return price_of(prices, discount or 0.0), list_price, discount or 0.0
     return price, list_price, 1 - price / list_price if list_price else None
 
 
@@ -156,62 +158,38 @@ def _nearest(
     except UnsupportedError as error:
         notes.append(f"{error}.")
         return ()
-    places = shop.dataset.bundles.known_positions
-    return tuple(
-        ForecastNeighbour(
-            id=each.id,
-            title=each.title,
-            score=each.score,
-            price=shop.bundle_shelf.facts(places[each.id]).price,
-        )
-        for each in similar
-    )
+    shelf, places = shop.bundle_shelf, shop.dataset.bundles.known_positions
+    return tuple(ForecastNeighbour(**_named(shelf, places[each.id]), score=each.score) for each in similar)
 
 
 # ── The users ────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
-class _Best:
-    """The users who like the first of some bundles best, the best first."""
+class _Users:
+    """Some users, and how much they like the first of some bundles."""
 
     ids: list[str]
     chances: Tensor  # [users]
     scores: Tensor  # [users]
     histories: Histories
 
-    def with_more(self, other: _Best, most: int) -> _Best:
-        ids = self.ids + other.ids
-        joined = _Best(
-            ids,
+    def with_more(self, other: _Users) -> _Users:
+        one, two = self.histories, other.histories
+        users = None if one.users is None or two.users is None else torch.cat([one.users, two.users])
+        return _Users(
+            self.ids + other.ids,
             torch.cat([self.chances, other.chances]),
             torch.cat([self.scores, other.scores]),
-            _joined(self.histories, other.histories),
+            Histories(one.items.append(two.items), one.bundles.append(two.bundles), users),
         )
-        return joined.first(most)
 
-    def first(self, most: int) -> _Best:
-        """The first `most` of them, without those whose chance is below 0: they do not count."""
+    def best(self, most: int) -> _Users:
+        """At most `most` of them, the best first, without those whose chance is below 0."""
         values, places = top(self.chances[None], min(most, len(self.ids)))
         chosen = places[0][values[0] >= 0]
-        return _Best(
-            [self.ids[place] for place in chosen.tolist()],
-            self.chances[chosen],
-            self.scores[chosen],
-            self.histories.rows(chosen),
-        )
-
-    def people(self, k: int, *, calibrated: bool) -> tuple[ForecastPerson, ...]:
-        rows = zip(self.ids[:k], self.chances[:k].tolist(), self.scores[:k].tolist(), strict=True)
-        return tuple(
-            ForecastPerson(id=name, chance=chance if calibrated else None, score=score)
-            for name, chance, score in rows
-        )
-
-
-def _joined(one: Histories, other: Histories) -> Histories:
-    users = None if one.users is None or other.users is None else torch.cat([one.users, other.users])
-    return Histories(one.items.append(other.items), one.bundles.append(other.bundles), users)
+        ids = [self.ids[place] for place in chosen.tolist()]
+        return _Users(ids, self.chances[chosen], self.scores[chosen], self.histories.rows(chosen))
 
 
 @dataclass(frozen=True)
@@ -219,7 +197,7 @@ class _CrowdAnswer:
     totals: npt.NDArray[np.float64]  # [bundles], of the chances, or of the probabilities
     above: int
     asked: int
-    best: _Best
+    best: _Users
 
 
 class _Crowd:
@@ -248,7 +226,7 @@ class _Crowd:
             with torch.inference_mode():
                 less = self._normaliser(number, ids, histories)
                 logs = new_log_probabilities(self.model, histories, contents, new, less)
-                chances = self._chances(logs, histories)
+                chances = chances_of(self.calibration, logs, histories)
                 theirs = owners.have_all(histories)
                 chances = chances.masked_fill(theirs, 0.0)
                 totals += chances.cpu().double().sum(0)
@@ -256,8 +234,8 @@ class _Crowd:
                 if self.calibration is not None:
                     above += int((first > self.calibration.threshold).sum())
                 asked += len(ids)
-                batch = _Best(list(ids), first, logs[:, 0].exp(), histories)
-                leading = batch.first(best) if leading is None else leading.with_more(batch.first(best), best)
+                batch = _Users(list(ids), first, logs[:, 0].exp(), histories).best(best)
+                leading = batch if leading is None else leading.with_more(batch).best(best)
         if leading is None:
             raise ConfigError("the shop has no users, so a bundle has no audience")
         return _CrowdAnswer(totals.numpy(), above, asked, leading)
@@ -269,11 +247,6 @@ class _Crowd:
             less = normaliser(self.model, histories, self.shop.interactions.bundle_item)
             kept = self._normalisers[number] = (users, less)
         return kept[1]
-
-    def _chances(self, logs: Tensor, histories: Histories) -> Tensor:
-        if self.calibration is None:
-            return logs.exp()
-        return self.calibration.chances(logs, histories.bundles.lengths)
 
 
 class _Owners:
@@ -334,8 +307,4 @@ def _candidates(
         liked = scores.softmax(1).mean(0) + sold.hidden
         liked[list(inside)] = -torch.inf
         values, places = top(liked[None], min(TRIED, len(liked)))
-    return [
-        place
-        for place, value in zip(places[0].tolist(), values[0].tolist(), strict=True)
-        if value > -math.inf
-    ]
+        return places[0][values[0] > -torch.inf].tolist()

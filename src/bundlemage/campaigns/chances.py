@@ -56,6 +56,11 @@ class Calibration:
         return torch.sigmoid(self.intercept + self.fit * log_probability + activity[:, None])
 
 
+def chances_of(calibration: Calibration | None, logs: Tensor, histories: Histories) -> Tensor:
+    """The chances [rows, n] from log-probabilities; without a calibration these probabilities themselves."""
+    return logs.exp() if calibration is None else calibration.chances(logs, histories.bundles.lengths)
+
+
 def normaliser(model: Model, histories: Histories, contents: Ragged) -> Tensor:
     """The number that turns a score into a log-probability among the shop's bundles when subtracted."""
     scores = require(model, Matcher).bundle_scores(histories, contents)
@@ -157,10 +162,8 @@ class _Cases:
         validation, shape = split.validation, split.dataset.user_bundle.shape
         case, bundles = validation.positives.nonzero()
         bought = binary_matrix(validation.users[case], bundles, shape)
-        self.bought, self.has = (
-            Ragged.from_csr(bought, device),
-            Ragged.from_csr(split.dataset.user_bundle, device),
-        )
+        self.bought = Ragged.from_csr(bought, device)
+        self.has = Ragged.from_csr(split.dataset.user_bundle, device)
         sizes = np.diff(split.train.bundle_item.indptr)
         candidates = np.flatnonzero(sizes)  # a bundle without items has a score that says nothing
         self.new: Ragged | None = None

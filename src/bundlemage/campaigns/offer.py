@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from bundlemage.campaigns.chances import Calibration
+from bundlemage.campaigns.chances import Calibration, chances_of
 from bundlemage.campaigns.limits import MONEY, Block, Floats, Limits, Whole, highest
 from bundlemage.campaigns.settings import Campaign
 from bundlemage.core.answering import rows_at_a_time
@@ -109,10 +109,7 @@ class Offer:
         logs = scores.float().log_softmax(1)
         nothing = (histories.items.lengths == 0) & (histories.bundles.lengths == 0)
         logs[nothing] = self.shop.bundles().shares.clamp(min=1e-30).log()
-        if self.calibration is None:
-            chances = logs.exp()
-        else:
-            chances = self.calibration.chances(logs, histories.bundles.lengths)
+        chances = chances_of(self.calibration, logs, histories)
         chances[histories.bundles.row_of_entry(), histories.bundles.values] = 0.0
         return chances[:, torch.from_numpy(self.wanted).to(chances.device)], int(nothing.sum())
 

@@ -85,13 +85,12 @@ class Planner:
         limits, per_user = self.offer.limits, self.offer.settings.per_user
         sample = self._sample(self._drawn, None)
         room = limits.room / limits.units * (len(sample) / len(self.users))
-        nothing = np.zeros(len(limits))
-        any_bundle = learn(Demand(sample, limits, per_user), room, nothing)
+        any_bundle = learn(Demand(sample, limits, per_user), room)
         most = self.offer.settings.different_at_most
         if most is None or most >= len(self.offer.bundles):
             return Plan(any_bundle)
         chosen = self._choice(most)
-        prices = learn(Demand(self._sample(self._drawn, chosen), limits, per_user), room, nothing)
+        prices = learn(Demand(self._sample(self._drawn, chosen), limits, per_user), room)
         return Plan(_own_limits(sample, limits, prices, room, chosen), chosen, any_bundle)
 
     def prices(self, plan: Plan, served: int, room: Whole) -> Floats:
@@ -102,16 +101,11 @@ class Planner:
         if len(users) <= self.sample_users:
             sample = self._sample(users, plan.chosen)  # the very ones
         else:
-            sample = self._standing_for_all(plan)
+            sample = self._kept = self._kept or self._sample(self._drawn, plan.chosen)
         limits = self.offer.limits
         scaled = room / limits.units * (len(sample) / len(users))
-        return learn(
-            Demand(sample, limits, self.offer.settings.per_user),
-            scaled,
-            plan.prices,
-            STEPS_AGAIN,
-            SOFTNESS_AGAIN,
-        )
+        demand = Demand(sample, limits, self.offer.settings.per_user)
+        return learn(demand, scaled, plan.prices, STEPS_AGAIN, SOFTNESS_AGAIN)
 
     def blocks(self, users: Whole) -> Iterator[Whole]:
         for start in range(0, len(users), self.block_users):
@@ -125,14 +119,8 @@ class Planner:
         places = random.choice(len(self.users), self.sample_users, replace=False)
         return self.users[np.sort(places)]
 
-    def _standing_for_all(self, plan: Plan) -> UserSample:
-        if self._kept is None:
-            self._kept = self._sample(self._drawn, plan.chosen)
-        return self._kept
-
     def _sample(self, users: Whole, among: Whole | None) -> UserSample:
-        blocks = (self.offer.scored(part).block for part in self.blocks(users))
-        return UserSample.joined([UserSample.of(block, among) for block in blocks])
+        return UserSample.of((self.offer.scored(part).block for part in self.blocks(users)), among)
 
     def _choice(self, most: int) -> Whole:
         count = min(len(self._drawn), self.block_users)
@@ -163,7 +151,7 @@ def _own_limits(sample: UserSample, limits: Limits, prices: Floats, room: Floats
     more = reduced - own[:, None]
     for number, (kind, bundle) in enumerate(limits.names):
         if kind == "shown" and not in_plan[bundle]:
-            gains = np.sort(more[sample.bundles == bundle])[::-1]
+            gains = np.sort(more[np.broadcast_to(sample.bundles == bundle, more.shape)])[::-1]
             place = int(room[number])
             prices[number] = max(0.0, float(gains[place])) if place < len(gains) else 0.0
     return prices
@@ -188,8 +176,8 @@ class Choice:
 
     def best(self) -> Whole:
         """Chooses by greedy gains, then exchanges single bundles as long as that is better."""
-        demand = Demand(UserSample.of(self.block), self.limits, self.per_user)
-        prices = learn(demand, self.room, np.zeros(len(self.limits)), CHOICE_STEPS)
+        demand = Demand(UserSample.of([self.block]), self.limits, self.per_user)
+        prices = learn(demand, self.room, steps=CHOICE_STEPS)
         starts = [self._in_demand(prices), *(self._greedy(prices * factor) for factor in (0.0, 1.0))]
         worths = [self._worth(start) for start in starts]
         chosen, worth = max(zip(starts, worths, strict=True), key=lambda pair: pair[1])
@@ -209,8 +197,8 @@ class Choice:
     def _worth(self, chosen: Whole) -> float:
         """The value of a plan with these bundles; on a sample, an upper bound of it."""
         block, limits = self.block.of(chosen), self.limits.restricted(chosen)
-        demand = Demand(UserSample.of(block), limits, self.per_user)
-        prices = learn(demand, self.room, np.zeros(len(limits)), CHOICE_STEPS)
+        demand = Demand(UserSample.of([block]), limits, self.per_user)
+        prices = learn(demand, self.room, steps=CHOICE_STEPS)
         self.left -= block.values.size * (CHOICE_STEPS + 1)
         if not self.whole:
             return demand.at(prices, self.room)[0]
@@ -219,14 +207,14 @@ class Choice:
 
     def _exchanges(self, chosen: Whole) -> list[tuple[int, int]]:
         """Pairs of a chosen bundle and another one, the most promising first."""
-        gains = _Gains(self.block, self.limits, self.room, self.per_user, self.whole)
+        gains = _Gains(self, self.block.values)
         worth_alone = []
         for bundle in chosen:  # what each adds to the ones before it
             gain, fraction = gains.of(int(bundle))
             gains.take(int(bundle), fraction)
             worth_alone.append(gain)
         inside = chosen[np.argsort(worth_alone, kind="stable")]
-        gains.have_limits_back(self.room)
+        gains.room = self.room.copy()  # for a bundle that replaces another
         outside = np.setdiff1d(np.arange(self.limits.takes.shape[0]), chosen)
         promise = np.array([gains.of(int(bundle))[0] for bundle in outside])
         outside = outside[np.argsort(-promise, kind="stable")]
@@ -249,7 +237,7 @@ class Choice:
         """
         reduced = self.limits.reduced(prices, self.block.values, self.block.shares)
         reduced[self.block.values <= 0] = 0.0
-        gains = _Gains(Block(reduced, self.block.shares), self.limits, self.room, self.per_user, self.whole)
+        gains = _Gains(self, reduced)
         waiting = [(-gains.of(bundle)[0], bundle) for bundle in range(self.limits.takes.shape[0])]
         heapq.heapify(waiting)
         chosen: list[int] = []
@@ -268,13 +256,13 @@ class Choice:
 class _Gains:
     """What users have so far, and the gain of one more bundle."""
 
-    def __init__(self, block: Block, limits: Limits, room: Floats, per_user: int, whole: bool) -> None:
-        self.limits, self.room, self.whole = limits, room.copy(), whole
-        self.have = np.zeros((len(block), per_user))  # the values of the bundles that each user has
-        bundles, self.user = np.nonzero(block.values.T > 0)
-        self.value = block.values[self.user, bundles]
-        self.share = np.ones(len(bundles)) if block.shares is None else block.shares[self.user, bundles]
-        self.edges = np.searchsorted(bundles, np.arange(limits.takes.shape[0] + 1))
+    def __init__(self, choice: Choice, values: Floats) -> None:
+        self.limits, self.room, self.whole = choice.limits, choice.room.copy(), choice.whole
+        self.have = np.zeros((len(values), choice.per_user))  # the values of the bundles that each user has
+        bundles, self.user = np.nonzero(values.T > 0)
+        self.value, shares = values[self.user, bundles], choice.block.shares
+        self.share = np.ones(len(bundles)) if shares is None else shares[self.user, bundles]
+        self.edges = np.searchsorted(bundles, np.arange(self.limits.takes.shape[0] + 1))
 
     def of(self, bundle: int) -> tuple[float, Floats]:
         """The gain, and the fraction of the bundle that each user gets, from 0 to 1."""
@@ -309,7 +297,3 @@ class _Gains:
         got = fraction >= 0.5
         users = self.user[inside][got]
         self.have[users, self.have[users].argmin(1)] = self.value[inside][got]
-
-    def have_limits_back(self, room: Floats) -> None:
-        """Restores the room, for a bundle that replaces another."""
-        self.room = room.copy()

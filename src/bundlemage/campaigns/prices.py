@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,7 @@ _FINEST = 1e-7
 class UserSample:
     """Users, and for each the most valuable bundles."""
 
-    bundles: Whole  # [users, candidates]
+    bundles: Whole  # [candidates] if they are the same for all users, else [users, candidates]
     values: Floats  # [users, candidates]
     shares: Floats | None  # [users, candidates]
 
@@ -30,30 +31,23 @@ class UserSample:
         return len(self.values)
 
     @classmethod
-    def of(cls, block: Block, among: Whole | None = None) -> UserSample:
-        """The users of a block. If `among` is given, only these bundles count."""
-        names = np.arange(block.values.shape[1]) if among is None else among
-        block = block if among is None else block.of(among)
-        if len(names) <= CANDIDATES:
-            return cls(np.broadcast_to(names, block.values.shape), block.values, block.shares)
-        best = np.argpartition(block.values, -CANDIDATES, axis=1)[:, -CANDIDATES:]
-        shares = None if block.shares is None else np.take_along_axis(block.shares, best, 1)
-        return cls(names[best], np.take_along_axis(block.values, best, 1), shares)
-
-    @classmethod
-    def joined(cls, parts: list[UserSample]) -> UserSample:
-        if len(parts) == 1:
-            return parts[0]
-        names = [part.bundles for part in parts]
-        if all(each.strides[0] == 0 for each in names):  # everyone has the same ones
-            bundles = np.broadcast_to(names[0][0], (sum(map(len, names)), names[0].shape[1]))
-        else:
-            bundles = np.concatenate(names)
-        shares = [part.shares for part in parts if part.shares is not None]
+    def of(cls, blocks: Iterable[Block], among: Whole | None = None) -> UserSample:
+        """The users of some blocks. If `among` is given, only these bundles count."""
+        parts = []
+        for whole in blocks:
+            names = np.arange(whole.values.shape[1]) if among is None else among
+            block = whole if among is None else whole.of(among)
+            if len(names) > CANDIDATES:
+                best = np.argpartition(block.values, -CANDIDATES, axis=1)[:, -CANDIDATES:]
+                shares = None if block.shares is None else np.take_along_axis(block.shares, best, 1)
+                names, block = names[best], Block(np.take_along_axis(block.values, best, 1), shares)
+            parts.append((names, block))
+        bundles = [names for names, _ in parts]
+        shares_of_all = [block.shares for _, block in parts if block.shares is not None]
         return cls(
-            bundles,
-            np.concatenate([part.values for part in parts]),
-            np.concatenate(shares) if shares else None,
+            bundles[0] if bundles[0].ndim == 1 else np.concatenate(bundles),
+            np.concatenate([block.values for _, block in parts]),
+            np.concatenate(shares_of_all) if shares_of_all else None,
         )
 
 
@@ -66,8 +60,7 @@ class Demand:
     def __init__(self, sample: UserSample, limits: Limits, per_user: int) -> None:
         self.limits = limits
         self.per_user = min(per_user, sample.values.shape[1])
-        self.alike = sample.bundles.strides[0] == 0  # the same bundles for every user
-        self.bundles = sample.bundles[0] if self.alike else sample.bundles
+        self.bundles = sample.bundles
         best = sample.values.max(1, initial=0.0)
         self.typical = float(best.mean()) if len(best) else 0.0
         # In typical values, so that single precision does for any currency.
@@ -118,7 +111,7 @@ class Demand:
 
     def _by_bundle(self, taken: npt.NDArray[np.float32]) -> Floats:
         bundles = self.limits.takes.shape[0]
-        if self.alike:
+        if self.bundles.ndim == 1:
             sums = np.zeros(bundles)
             sums[self.bundles] = taken.sum(0, dtype=np.float64)
             return sums
@@ -126,13 +119,16 @@ class Demand:
 
 
 def learn(
-    demand: Demand, room: Floats, begin: Floats, steps: int = STEPS, softness: float = SOFTNESS
+    demand: Demand, room: Floats, begin: Floats | None = None, steps: int = STEPS, softness: float = SOFTNESS
 ) -> Floats:
     """Prices at which demand equals the room. Returns the prices on the way that prove the lowest bound.
+
+    The search begins at the prices `begin`, or at 0.
 
     Each price has its own step, which grows while the price moves in one direction and shrinks when it turns:
     prices of limits differ by orders of magnitude. Users decide more and more sharply.
     """
+    begin = np.zeros(len(room)) if begin is None else begin
     if not len(room) or not demand.typical:
         return begin
     per_bundle = demand.limits.by_share + demand.limits.flat

@@ -8,22 +8,24 @@ prove a bound in the same pass: a value that no plan within the limits exceeds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from bundlemage.campaigns.chances import Calibration
-from bundlemage.campaigns.files import SCHEMA, CampaignFolder
 from bundlemage.campaigns.limits import Block, Floats, Limits, Whole, highest, serve, serve_best
 from bundlemage.campaigns.offer import Offer, Scored
 from bundlemage.campaigns.plan import Plan, Planner
-from bundlemage.campaigns.settings import Campaign, CampaignSummary
+from bundlemage.campaigns.settings import Campaign, CampaignSummary, Format
 from bundlemage.core.history import Id
 from bundlemage.core.shop import Shop
-from bundlemage.errors import ConfigError
+from bundlemage.data.folders import ResumableFolder, json_bytes, whole_file, write_whole
+from bundlemage.errors import CheckpointError, ConfigError
 from bundlemage.models.base import Model
 from bundlemage.progress import Progress, in_silence
 
@@ -31,6 +33,17 @@ Ask: TypeAlias = Callable[[Iterable[Whole]], Iterable[Scored]]
 """Returns `Offer.scored` of each block of users, in their order; it may work ahead."""
 Tally: TypeAlias = dict[str, Any]
 """Numbers and lists of numbers that are added up over all users."""
+SCHEMA = pa.schema(
+    [
+        ("user_id", pa.string()),
+        ("rank", pa.int32()),
+        ("bundle_id", pa.string()),
+        ("chance", pa.float32()),
+        ("value", pa.float64()),
+        ("price", pa.float64()),
+    ]
+)
+SUMMARY = "campaign.json"
 TIGHTEST = 10
 """How many of the most used stocks the summary names."""
 BETWEEN = (0.0, 0.5, 1.0)
@@ -118,7 +131,7 @@ class _Work:
             shares = chances if self.settings.reserve == "expected" else None
             self.room -= self.offer.limits.used(bundles, shares)
             self.times += np.bincount(bundles, minlength=len(self.times))
-            self.tallies.append(self.folder.read_tally(number))
+            self.tallies.append(self.folder.read(self.folder.tally(number)))
 
     def _blocks(self, number: int) -> Iterator[Whole]:
         """The users of a part, as many at a time as the model scores together."""
@@ -240,6 +253,88 @@ class _Work:
 
 def _added(tallies: Sequence[Tally]) -> Tally:
     return {name: np.sum([each[name] for each in tallies], axis=0).tolist() for name in tallies[0]}
+
+
+# ── The folder ───────────────────────────────────────────────────────────────────────────────────
+
+
+class CampaignFolder(ResumableFolder):
+    """A campaign on disk, which continues after a kill as if there had been none.
+
+    `plan.json` says what is done and how, `parts/part-00000.parquet` (or `.jsonl`) and so on hold which user
+    is shown which bundles, and `campaign.json` holds the summary as soon as all parts are finished. Until
+    then, `tallies/` holds what the parts add to the summary.
+    """
+
+    kind = "campaign"
+    file = "plan.json"
+    others = ("tallies/part-*.json", SUMMARY)
+    checksums = frozenset({"model", "catalogue", "users"})
+
+    def __init__(self, path: Path, form: Format) -> None:
+        super().__init__(path)
+        self.part_name = f"parts/part-{{:05d}}.{form}"
+        self.lines = form == "jsonl"
+
+    def begin(self, identity: Mapping[str, Any], **more: Any) -> None:
+        (self.path / "tallies").mkdir(parents=True, exist_ok=True)
+        super().begin(identity, **more)
+
+    def write_part(self, number: int, rows: pa.Table, tally: Mapping[str, Any]) -> None:
+        """Write a part and what it adds to the summary: this first, so that every part has its tally."""
+        write_whole(self.tally(number), json_bytes(tally))
+        with whole_file(self.part(number)) as file:
+            if self.lines:
+                lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows.to_pylist())
+                file.write_text("".join(lines), encoding="utf-8", newline="\n")
+            else:
+                pq.write_table(rows, file, compression="zstd")
+
+    def parts_done(self) -> int:
+        """The number of finished parts. They are written in order, so a gap is an error."""
+        finished = self.finished_parts()
+        for number, file in enumerate(finished):
+            if file != self.part(number):
+                raise CheckpointError(
+                    f"{file.parent} lacks {self.part(number).name} but holds later parts, so it was removed; "
+                    f"{self.anew}"
+                )
+        return len(finished)
+
+    def read_part(self, number: int) -> pa.Table:
+        """The rows of a part, with the columns of `SCHEMA`."""
+        file = self.part(number)
+        try:
+            if self.lines:
+                rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:-1]]
+                return pa.Table.from_pylist(rows, SCHEMA)
+            return pq.read_table(file, schema=SCHEMA)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise self.damaged(file, error) from None
+
+    def summary(self) -> dict[str, Any] | None:
+        """The summary of a finished campaign, without what served only to continue it; None if unfinished."""
+        if not (self.path / SUMMARY).exists():
+            return None
+        self._remove_tallies()
+        return self.read(self.path / SUMMARY)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary and remove what served only to continue the campaign."""
+        write_whole(self.path / SUMMARY, json_bytes(summary))
+        self._remove_tallies()
+
+    def _remove_tallies(self) -> None:
+        self.tidy()
+        tallies = self.path / "tallies"
+        for file in tallies.glob("part-*.json"):
+            file.unlink(missing_ok=True)
+        if tallies.is_dir():
+            tallies.rmdir()
+
+    def tally(self, number: int) -> Path:
+        """The file of what a part adds to the summary."""
+        return self.path / f"tallies/part-{number:05d}.json"
 
 
 # ── A bound that no plan within the limits exceeds ───────────────────────────────────────────────

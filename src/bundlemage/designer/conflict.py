@@ -14,19 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bundlemage.designer.constraints import NO_LIMIT, Lists, Rules, Sum
-from bundlemage.designer.solver import cp, new_solver, signatures
+from bundlemage.designer.constraints import Integers, Rules
+from bundlemage.designer.solver import BundleModel, cp, new_solver, signatures
 from bundlemage.designer.waiting import Deadline
 from bundlemage.errors import ConfigError, OutOfTimeError
 from bundlemage.wire.design import Change, ImpossibleDesignError, Step
-from bundlemage.wire.requests import MOST_ITEMS
-
-if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
 
 SECONDS = 3.0
 """The least time for finding out why no bundle is possible."""
@@ -164,42 +159,38 @@ def _change(possible: Possible, everything: frozenset[int], numbers: Sequence[in
 class _Kinds:
     """Items that all rules treat alike: one of each kind, and how many there are."""
 
-    alike: list[tuple[int, int]]
-    groups: Lists
-    """For each group of the rules the kinds that are in it."""
+    items: Integers
+    counts: Integers
     counted: frozenset[int]
     """The groups that count. With fewer groups, a question is easier, and more is possible."""
 
     @classmethod
-    def of(cls, rules: Rules, counted: Iterable[int] | None = None) -> _Kinds:
-        groups = frozenset(range(len(rules.groups)) if counted is None else counted)
-        places = np.flatnonzero(rules.sold)
+    def of(cls, rules: Rules, counted: Iterable[int]) -> _Kinds:
+        groups, places = frozenset(counted), np.flatnonzero(rules.sold)
         banned = np.stack([mask[places] for mask in rules.bans.values()] or [np.zeros(len(places), bool)])
         weights = 1 << np.arange(len(banned), dtype=np.int64)
         must = np.where(np.isin(places, rules.must), places + 1, 0)
         sums = [each.weights[places] for each in rules.sums]
-        keys = [signatures(rules, places, (), groups), weights @ banned, *sums, must]
+        keys = [signatures(rules, places, groups), weights @ banned, *sums, must]
         _, first, counts = np.unique(np.stack(keys), axis=1, return_index=True, return_counts=True)
-        items = places[first]
-        alike = list(zip(items.tolist(), counts.tolist(), strict=True))
-        return cls(alike, rules.inside(items), groups)
+        return cls(places[first], counts, groups)
 
     def some(self, rules: Rules) -> _Kinds:
         """A few kinds, among which there is nearly always a bundle if there is one at all."""
-        random = np.random.default_rng(0)
-        items, _ = np.array(self.alike, np.int64).T
-        free = rules.allowed[items]
-        chosen = set(np.flatnonzero(np.isin(items, rules.must)).tolist())
-        wanted = [self.groups[group] for group in np.flatnonzero(rules.least).tolist()]
-        for inside in [np.arange(len(self.alike)), *wanted]:
+        random, items = np.random.default_rng(0), self.items
+        free, members = rules.allowed[items], rules.inside(items)
+        chosen = [np.flatnonzero(np.isin(items, rules.must))]
+        for inside in [
+            np.arange(len(items)),
+            *(members[group] for group in np.flatnonzero(rules.least).tolist()),
+        ]:
             order = random.permutation(inside[free[inside]])
-            parts = [order[:SOME]]
+            chosen.append(order[:SOME])
             for each in rules.sums:
                 ordered = order[np.argsort(each.weights[items[order]], kind="stable")]
-                parts += [ordered[:SOME], ordered[-SOME:]]
-            chosen.update(np.concatenate(parts).tolist())
-        alike = [self.alike[number] for number in sorted(chosen)]
-        return _Kinds(alike, rules.inside(np.array([item for item, _ in alike], np.int64)), self.counted)
+                chosen += [ordered[:SOME], ordered[-SOME:]]
+        some = np.unique(np.concatenate(chosen))
+        return _Kinds(items[some], self.counts[some], self.counted)
 
 
 class Possible:
@@ -215,12 +206,12 @@ class Possible:
 
     @cached_property
     def all(self) -> _Kinds:
-        return _Kinds.of(self.rules)
+        return _Kinds.of(self.rules, range(len(self.rules.groups)))
 
     @cached_property
     def easier(self) -> tuple[_Kinds, _Kinds] | None:
         """Kinds with which more is possible, and kinds with which less is possible."""
-        if len(self.all.alike) <= MANY:
+        if len(self.all.items) <= MANY:
             return None
         rules = self.rules
         sizes = [(-len(group.members), number) for number, group in enumerate(rules.groups)]
@@ -228,8 +219,7 @@ class Possible:
         counted |= set(np.flatnonzero((rules.least > 0) | (rules.counts(rules.fixed) > 0)).tolist())
         for number in np.flatnonzero(rules.least).tolist():  # and those that share much with a wanted one
             members = rules.membership[number]
-            common = np.bincount(rules.groups_of.all_of(members.tolist()), minlength=len(rules.groups))
-            counted |= set(np.flatnonzero(2 * common > len(members)).tolist())
+            counted |= set(np.flatnonzero(2 * rules.counts(members.tolist()) > len(members)).tolist())
         return _Kinds.of(rules, counted), self.all.some(rules)
 
     def together(self, active: frozenset[int]) -> bool:
@@ -245,112 +235,64 @@ class Possible:
     def _ask(self, active: frozenset[int]) -> bool:
         if self.easier is not None:
             more, less = self.easier
-            if self._problem(less, active).solve() is not None:
+            if self._solve(less, active) is not None:
                 return True
-            if self._problem(more, active).solve() is None:
+            if self._solve(more, active) is None:
                 return False
-        return self._problem(self.all, active).solve() is not None
+        return self._solve(self.all, active) is not None
 
-    def extreme(self, number: int, active: frozenset[int], values: Mapping[int, int]) -> int | None:
+    def extreme(self, number: int, others: frozenset[int], values: Mapping[int, int]) -> int | None:
         """The value nearest to a rule's own with which the others can be kept; None if no value will do.
 
         (For example, an item without a price fits into no budget.)
         """
-        ends = [self._extreme(kinds, number, active | {number}, values) for kinds in self.easier or ()]
+        active = others | {number}
+        ends = [self._solve(kinds, active, values, free=number) for kinds in self.easier or ()]
         if ends and ends[0] == ends[1]:
             return ends[0]
         try:
-            return self._extreme(self.all, number, active | {number}, values)
+            return self._solve(self.all, active, values, free=number)
         except OutOfTimeError:
             if ends and ends[1] is not None:
                 return ends[1]  # enough, though not proven to be the nearest
             raise
 
-    def _problem(
+    def _solve(
         self,
         kinds: _Kinds,
         active: frozenset[int],
         values: Mapping[int, int] | None = None,
         free: int | None = None,
-    ) -> _Problem:
-        return _Problem(self.rules, kinds, active, self.deadline, values or {}, free)
-
-    def _extreme(
-        self, kinds: _Kinds, number: int, active: frozenset[int], values: Mapping[int, int]
     ) -> int | None:
-        problem = self._problem(kinds, active, values, free=number)
-        return problem.solve(problem.amount(number), downwards=self.rules.numbers[number].upper)
-
-
-class _Problem:
-    """One question to the solver: how many items of each kind are added."""
-
-    def __init__(
-        self,
-        rules: Rules,
-        kinds: _Kinds,
-        active: frozenset[int],
-        deadline: Deadline,
-        values: Mapping[int, int],
-        free: int | None,
-    ) -> None:
-        """`values` replace the numbers of some rules; the rule `free` holds with any number."""
-        self.rules, self.alike, self.groups = rules, kinds.alike, kinds.groups
-        self.deadline, self.values = deadline, values
-        bans = [mask for number, mask in rules.bans.items() if number in active]
-        self.refused = any(mask[list(rules.start)].any() for mask in bans)  # these cannot be taken out
-        self.model: cp_model.CpModel = cp().CpModel()
-        self.counts = [
-            self.model.new_int_var(0, 0 if any(mask[item] for mask in bans) else count, "")
-            for item, count in self.alike
-        ]
-        self._of_start = rules.counts(rules.start)
-        added = self._total(rules.size) - len(rules.start)
-        self.model.add(added >= 1)
-        self.model.add(added <= MOST_ITEMS - len(rules.start))
-        places = {item: number for number, (item, _) in enumerate(self.alike)}
+        """None if the active rules cannot hold together, with `values` in place of their numbers. Else 0; or
+        the amount nearest to the number of the rule `free`, which need not be kept."""
+        rules = self.rules
+        banned = np.zeros(rules.items, bool)
+        for number, mask in rules.bans.items():
+            if number in active:
+                banned |= mask
+        if banned[list(rules.start)].any():
+            return None  # these cannot be taken out
+        most = np.where(banned[kinds.items], 0, kinds.counts)
+        question = BundleModel(
+            rules,
+            rules.start,
+            kinds.items,
+            most,
+            active=active - {free},
+            counted=kinds.counted,
+            values=values,
+        )
         for item, number in rules.must_rules.items():
             if number in active:
-                self.model.add(self.counts[places[item]] == 1)
-        holding = active - {free}
-        for each in (rules.size, *rules.sums):
-            least, most = (rule if rule in holding else None for rule in each.rules)
-            if least is not None:
-                self.model.add(self._total(each) >= values.get(least, each.least))
-            if most is not None:
-                self.model.add(self._total(each) <= values.get(most, each.most))
-        for place in sorted(kinds.counted):
-            group = rules.groups[place]
-            if group.rule in holding:
-                if group.least:
-                    self.model.add(self._in_group(place) >= values.get(group.rule, group.least))
-                if group.most < NO_LIMIT:
-                    self.model.add(self._in_group(place) <= values.get(group.rule, group.most))
-
-    def amount(self, number: int) -> Any:
-        """The sum that a rule limits: items, money, or items of a group."""
-        for each in (self.rules.size, *self.rules.sums):
-            if number in each.rules:
-                return self._total(each)
-        (group,) = (place for place, group in enumerate(self.rules.groups) if group.rule == number)
-        return self._in_group(group)
-
-    def _total(self, each: Sum) -> Any:
-        weights = [int(each.weights[item]) for item, _ in self.alike]
-        return cp().LinearExpr.weighted_sum(self.counts, weights) + each.of(self.rules.start)
-
-    def _in_group(self, group: int) -> Any:
-        inside = [self.counts[number] for number in self.groups[group].tolist()]
-        return cp().LinearExpr.weighted_sum(inside, [1] * len(inside)) + int(self._of_start[group])
-
-    def solve(self, amount: Any = None, *, downwards: bool = True) -> int | None:
-        """None if it is impossible; else the lowest or highest possible amount."""
-        if self.refused:
-            return None
-        if amount is not None:
-            self.model.minimize(amount) if downwards else self.model.maximize(amount)
+                (place,) = np.flatnonzero(kinds.items == item)
+                question.model.add(question.counts[place] == 1)
+        amount = None if free is None else question.amount(free)
+        if free is not None:
+            upper = rules.numbers[free].upper
+            question.model.minimize(amount) if upper else question.model.maximize(amount)
         solver = new_solver(0, self.deadline.left)
-        status = solver.solve(self.model)
+        status = solver.solve(question.model)
         if status == cp().INFEASIBLE:
             return None
         if status != cp().OPTIMAL:

@@ -25,14 +25,15 @@ UNITS = 10_000
 """Parts of a unit of money in which prices are added up, exactly."""
 
 
-def units_of(prices: Iterable[float]) -> int:
-    """The sum of some prices, in parts of a unit of money."""
-    return sum(round(price * UNITS) for price in prices)
-
-
 def to_pay(units: int, discount: float) -> float:
     """A list price less the discount, in whole cents; half a cent counts as one."""
     return round(units / UNITS * (1 - discount) + 1e-9, 2)
+
+
+def price_of(prices: Iterable[float | None], discount: float = 0.0) -> float | None:
+    """What items with these prices cost together, less the discount; None if a price is unknown."""
+    units = [None if price is None else round(price * UNITS) for price in prices]
+    return None if None in units else to_pay(sum(filter(None, units)), discount)
 
 
 @dataclass(frozen=True)
@@ -63,30 +64,30 @@ class Lists:
 
 
 @dataclass(frozen=True)
-class Sum:
-    """A sum over the items of a bundle, such as their prices, and the numbers that it lies between.
+class Limit:
+    """The least and the most of something in a bundle, as whole numbers, so that they are exact."""
 
-    Sums are whole numbers, so they are exact. The size of a bundle is such a sum, too.
-    """
-
-    weights: Integers  # [items]
-    least: int
-    most: int
     rules: tuple[int | None, int | None]
     """The rules that name the least and the most; None where the request names none."""
+    least: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Sum(Limit):
+    """A limit of a sum over the items of a bundle, such as their prices, or their number."""
+
+    weights: Integers  # [items]
 
     def of(self, items: Sequence[int]) -> int:
         return int(self.weights[list(items)].sum())
 
 
 @dataclass(frozen=True)
-class TagLimit:
-    """Items of which a bundle has at least and at most some number."""
+class TagLimit(Limit):
+    """A limit of the number of items that are in a group, such as those with a tag."""
 
-    rule: int
     members: Integers
-    least: int
-    most: int
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,8 @@ class Rules:
         """The numbers of those rules that have one."""
         self.bans: dict[int, Mask] = {}
         """The items that a rule keeps out, by the number of the rule."""
+        self.earlier: list[frozenset[int]] = []
+        """The chosen items of bundles that are designed already. A bundle must differ enough from each."""
         self.start: Items = tuple(shelf.ids.positions(request.start).tolist())
         must = [name for name in request.must if name not in request.start]
         self.must: Items = tuple(shelf.ids.positions(must).tolist())
@@ -185,19 +188,18 @@ class Rules:
         `words` has {} for "at least" or "at most", and {{}} for the number. `of_sum` never falls.
         """
         rules: list[int | None] = []
-        for limit, end, upper in zip(limits, ("min", "max"), (False, True), strict=True):
-            said = words.format("at most" if upper else "at least")
+        for limit, end, says in zip(limits, ("min", "max"), ("at least", "at most"), strict=True):
             rule = None
             if limit is not None:
-                number = Number(limit, upper, said, form, of_sum)
+                number = Number(limit, end == "max", words.format(says), form, of_sum)
                 rule = self._rule(f"{name}_{end}", None, number.said(limit), number)
             rules.append(rule)
         least, most = limits
         return Sum(
-            weights,
+            (rules[0], rules[1]),
             0 if least is None else bisect_left(range(NO_LIMIT), least - 1e-9, key=of_sum),
             NO_LIMIT if most is None else bisect_right(range(NO_LIMIT), most + 1e-9, key=of_sum) - 1,
-            (rules[0], rules[1]),
+            weights,
         )
 
     def _sums(self, shelf: Shelf) -> list[Sum]:
@@ -221,8 +223,9 @@ class Rules:
                 number = Number(count, upper, f"{kind.replace('_', ' ')} {{}} items with the tag {escaped}")
                 text = f"nothing with the tag {tag!r}" if upper and not count else number.said(count)
                 rule = self._rule(kind, tag, text, number)
-                least, most = (0, count) if upper else (count, NO_LIMIT)
-                groups.append(TagLimit(rule, _tagged(shelf, tag), least, most))
+                members = _tagged(shelf, tag)
+                group = TagLimit((rule, None), count, NO_LIMIT, members)
+                groups.append(TagLimit((None, rule), 0, count, members) if upper else group)
         return groups
 
     def _groups_of_one(self, shelf: Shelf) -> list[TagLimit]:
@@ -234,7 +237,7 @@ class Rules:
                 tags = [tag for tag in shelf.tagged if tag.startswith(name[:-1])]
             if not tags:
                 raise ConfigError(f"'one_per' is {name!r}, but no tag of an item begins with {name[:-1]!r}")
-            groups += [TagLimit(rule, _tagged(shelf, tag), 0, 1) for tag in tags]
+            groups += [TagLimit((None, rule), 0, 1, _tagged(shelf, tag)) for tag in tags]
         return groups
 
     def _finish(self) -> None:
@@ -262,7 +265,7 @@ class Rules:
         here = Lists.of([self.groups_of[place] for place in places.tolist()])
         return here.turned(len(self.groups))
 
-    def hold(self, added: Items, earlier: Sequence[Items] = ()) -> bool:
+    def hold(self, added: Items) -> bool:
         """Whether a bundle keeps every rule, and differs enough from earlier ones."""
         items, chosen = self.start + added, self.chosen(added)
         if not added or len(set(items)) < len(items):
@@ -277,8 +280,8 @@ class Rules:
         if not all(each.least <= each.of(items) <= each.most for each in (self.size, *self.sums)):
             return False
         return all(
-            len(set(chosen) & set(other)) <= self.most_common(min(len(chosen), len(other)))
-            for other in earlier
+            len(other.intersection(chosen)) <= self.most_common(min(len(chosen), len(other)))
+            for other in self.earlier
         )
 
     def most_common(self, smaller: int) -> int:
@@ -291,9 +294,8 @@ class Rules:
 
 
 def _tagged(shelf: Shelf, tag: str) -> Integers:
-    members = shelf.tagged.get(tag)
-    if members is None:
+    if tag not in shelf.tagged:
         close = get_close_matches(tag, list(shelf.tagged), n=3)
         hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
         raise ConfigError(f"no item has the tag {tag!r}.{hint}")
-    return np.unique(members)  # an item may have a tag twice
+    return np.unique(shelf.tagged[tag])  # an item may have a tag twice

@@ -10,8 +10,8 @@ import torch
 
 from bundlemage.core.shop import Shop
 from bundlemage.designer.conflict import refuse_impossible
-from bundlemage.designer.constraints import Items, Rules, to_pay, units_of
-from bundlemage.designer.explain import explain_added
+from bundlemage.designer.constraints import Items, Rules, price_of
+from bundlemage.designer.explain import Explainer
 from bundlemage.designer.growing import WIDTH, grow
 from bundlemage.designer.objective import Objective, Worth
 from bundlemage.designer.pairs import Fits, neighbours, shortlist
@@ -47,7 +47,7 @@ def design(
     why: list[list[Explanation | None]] = [[None for _ in worth.added] for worth in worths]
     if request.reasons:
         added, until = [worth.added for worth in worths], Deadline(max(REASONS, deadline.left))
-        why = explain_added(model, shop, histories, contents, rules.start, added, until)
+        why = Explainer(model, shop, histories, contents).added(rules.start, added, until)
         complete &= all(reason is not None for reasons in why for reason in reasons)
     bundles = tuple(
         _named(rank, worth, reasons, rules, shop)
@@ -72,78 +72,71 @@ class _Search:
     def bundles(self) -> list[Worth]:
         request, chosen = self.rules.request, list[Worth]()
         while len(chosen) < request.n and not (chosen and self._out_of_time()):
-            earlier = [self.rules.chosen(worth.added) for worth in chosen]
-            if not all(earlier):
+            if not all(self.rules.earlier):
                 break  # nothing was left to choose
-            best = self._next(earlier, Deadline(self.deadline.share(request.n - len(chosen))))
+            best = self._next(Deadline(self.deadline.share(request.n - len(chosen))))
             if best is None:
                 break
             chosen.append(best)
+            self.rules.earlier.append(frozenset(self.rules.chosen(best.added)))
         return sorted(chosen, key=lambda worth: -worth.value)
 
     def _out_of_time(self) -> bool:
         self.complete &= not self.deadline.passed
         return self.deadline.passed
 
-    def _next(self, earlier: Sequence[Items], share: Deadline) -> Worth | None:
-        """`share` is the time of the exact search for this bundle."""
-        grown = self._grown(earlier)
+    def _next(self, share: Deadline) -> Worth | None:
+        """The next bundle. `share` is the time of the exact search for it."""
+        grown = self._grown() or self._anything()
         if not grown:
             return None
-        best = max(self.objective.worth(grown), key=_order)
-        if self.rules.request.method != "exact":
-            return best
-        return self._exact(best, earlier, grown, share)
+        best = self._best(grown)
+        return self._exact(best, grown, share) if self.rules.request.method == "exact" else best
 
-    def _grown(self, earlier: Sequence[Items]) -> list[Items]:
-        """Bundles that grow item by item; if there are none, any bundle that keeps the rules."""
+    def _best(self, bundles: Sequence[Items], *others: Worth) -> Worth:
+        """The best of these; of equal values always the same one."""
+        worths = [*others, *self.objective.worth(bundles)]
+        return max(worths, key=lambda worth: (worth.value, tuple(-item for item in sorted(worth.added))))
+
+    def _grown(self) -> list[Items]:
+        """Bundles that grow item by item."""
         method, bundles = self.rules.request.method, dict[Items, Items]()
         for width in (1,) if method == "greedy" else (1, WIDTH):  # a wide beam may lose what one path finds
-            grown = grow(self.objective, self.rules, earlier, self.deadline, width)
+            grown = grow(self.objective, self.rules, self.deadline, width)
             self.complete &= not self.deadline.passed
             bundles |= {tuple(sorted(added)): added for added in grown[:LOOKED_AT]}
-        return list(bundles.values()) or self._anything(earlier, self.deadline)
+        return list(bundles.values())
 
-    def _anything(self, earlier: Sequence[Items], deadline: Deadline) -> list[Items]:
-        if not earlier:
-            refuse_impossible(self.rules, deadline)
-        scores = self.objective.chances_after([self.rules.fixed])[0]
+    def _anything(self) -> list[Items]:
+        """Any bundle that keeps the rules, if there is one."""
+        if not self.rules.earlier:
+            refuse_impossible(self.rules, self.deadline)
         try:
-            some = any_bundle(self.rules, scores, earlier, self.rules.request.seed, deadline)
+            scores = self.objective.chances_after([self.rules.fixed])[0]
+            some = any_bundle(self.rules, scores, self.deadline)
         except OutOfTimeError:
-            if not earlier:
+            if not self.rules.earlier:
                 raise
             self.complete, some = False, None
         return [some] if some else []
 
-    def _exact(
-        self, best: Worth, earlier: Sequence[Items], known: Sequence[Items], deadline: Deadline
-    ) -> Worth:
+    def _exact(self, best: Worth, known: Sequence[Items], deadline: Deadline) -> Worth:
         """The best bundle by pairs of items, improved as long as the model prefers a neighbour."""
-        seed = self.rules.request.seed
-        few = every_bundle(self.rules, earlier, seed, deadline)
+        few = every_bundle(self.rules, deadline)
         if few is not None:
-            self.proven = self.proven or not earlier
-            return max([best, *self.objective.worth(few)], key=_order)
-        fits = Fits.of(self.objective, self.rules, earlier, known)
-        until = Deadline(deadline.left * 0.8)
-        bundles, finished = shortlist(fits, self.rules, earlier, known, seed, until)
+            self.proven = self.proven or not self.rules.earlier
+            return self._best(few, best)
+        fits = Fits.of(self.objective, self.rules, known)
+        bundles, finished = shortlist(fits, self.rules, known, Deadline(deadline.left * 0.8))
         self.complete &= finished
-        kept = [added for added in bundles if self.rules.hold(added, earlier)]
-        best = max([best, *self.objective.worth(kept)], key=_order)
+        best = self._best([added for added in bundles if self.rules.hold(added)], best)
         while not deadline.passed:
-            around = neighbours(fits, self.rules, earlier, best.added, AROUND)
-            better = max([best, *self.objective.worth(around)], key=_order)
+            better = self._best(neighbours(fits, self.rules, best.added, AROUND), best)
             if better.value <= best.value + 1e-9:
                 return best
             best = better
         self.complete = False
         return best
-
-
-def _order(worth: Worth) -> tuple[float, Items]:
-    """Orders by value, and equal values always in the same way."""
-    return (worth.value, tuple(-item for item in sorted(worth.added)))
 
 
 def _named(rank: int, worth: Worth, why: Sequence[Explanation | None], rules: Rules, shop: Shop) -> Design:
@@ -160,15 +153,12 @@ def _named(rank: int, worth: Worth, why: Sequence[Explanation | None], rules: Ru
         )
         for item in rules.start + worth.added
     )
-    prices = [item.price for item in items]
-    known = [price for price in prices if price is not None]
-    units = units_of(known) if len(known) == len(prices) else None
-    discount = rules.request.discount
+    prices, discount = [item.price for item in items], rules.request.discount
     return Design(
         rank=rank,
         items=items,
-        price=None if units is None else to_pay(units, discount),
-        list_price=None if units is None else to_pay(units, 0.0),
+        price=price_of(prices, discount),
+        list_price=price_of(prices),
         discount=discount,
         score=math.exp(worth.likelihood),
         value=worth.value,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any, Literal
 
 import torch
@@ -21,35 +21,120 @@ MOST_LEFT_OUT = 2000
 ROWS = 4096
 """About how many scores are computed at once."""
 
-
 Kind = Literal["item", "bundle", "partial"]
 
 
-@dataclass(frozen=True)
-class _LeftOut:
-    """One user several times: the whole history in the first row, then without one thing each."""
+class Explainer:
+    """Explains answers to one user, whose history is the only row of `one`.
 
-    users: Histories
-    what: list[tuple[Kind, int]]
-    not_asked: int
+    The model scores the user several times: with the whole history in the first row, then without one thing
+    each. A model that knows users by id alone has only the first row.
+    """
 
-    @classmethod
-    def of(cls, one: Histories, *, history: bool = True) -> _LeftOut:
-        """Without `history` only the whole: for a model that knows users by id alone."""
+    def __init__(self, model: Model, shop: Shop, one: Histories, contents: Ragged) -> None:
+        self.model, self.shop, self.contents = model, shop, contents
+        most = MOST_LEFT_OUT if model.knows_new_users else 0
         items, bundles = one.items.values.tolist(), one.bundles.values.tolist()
-        most = MOST_LEFT_OUT if history else 0
-        some_items, some_bundles = items[:most], bundles[:most]
-        rows = 1 + len(some_items) + len(some_bundles)
-        device = one.items.device
-        again = one.rows(torch.zeros(rows, dtype=torch.int64, device=device))
+        self.what: list[tuple[Kind, int]] = [("item", item) for item in items[:most]]
+        middle = 1 + len(self.what)
+        self.what += [("bundle", bundle) for bundle in bundles[:most]]
+        self.rows = 1 + len(self.what)
+        self.not_asked = len(items) + len(bundles) - len(self.what)
+        again = one.rows(torch.zeros(self.rows, dtype=torch.int64, device=one.items.device))
         users = Histories(
-            _without_one(again.items, len(items), range(1, 1 + len(some_items))),
-            _without_one(again.bundles, len(bundles), range(1 + len(some_items), rows)),
+            _without_one(again.items, len(items), range(1, middle)),
+            _without_one(again.bundles, len(bundles), range(middle, self.rows)),
             again.users,
         )
-        what: list[tuple[Kind, int]] = [("item", item) for item in some_items]
-        what += [("bundle", bundle) for bundle in some_bundles]
-        return cls(users, what, len(items) + len(bundles) - len(what))
+        with torch.inference_mode():
+            self.users = model.encoded(users, contents)
+            self.gate = float(model.item_share(one, contents)[0]) if can(model, Gated) else None
+
+    def bundles(self, bundles: Sequence[int]) -> list[Explanation]:
+        """Explains why the user is recommended each of these bundles."""
+        if not self.model.knows_new_users:
+            raise UnsupportedError(
+                f"{self.model.title} knows users by id and not by history, so it cannot explain a bundle: "
+                "'bundlemage models' lists those that can, under 'new users'"
+            )
+        device, among = self.shop.device, len(self.shop.dataset.bundles)  # not those of the history
+        with torch.inference_mode():
+            which = torch.arange(self.rows, device=device).repeat(len(bundles))
+            candidates = torch.tensor(bundles, device=device).repeat_interleave(self.rows)
+            matcher = require(self.model, Matcher)
+            fits = matcher.bundle_fit(self.users, which, candidates, self.contents, among)
+        return [self._explained(row) for row in fits.view(len(bundles), self.rows).tolist()]
+
+    def item(self, item: int, partial: Items) -> Explanation:
+        """Explains why an item completes a partial bundle for the user."""
+        if item in partial:
+            name = self.shop.dataset.items[item]
+            raise ConfigError(f"the item {name!r} is in the partial bundle already: leave it out there")
+        return next(self._items([(item, partial)]))
+
+    def added(
+        self, start: Items, bundles: Sequence[Items], deadline: Deadline
+    ) -> list[list[Explanation | None]]:
+        """Explains each added item of designed bundles, beside all the others; None if time ran out."""
+        cases = [
+            (item, tuple(other for other in start + added if other != item))
+            for added in bundles
+            for item in added
+        ]
+        explanations: list[Explanation | None] = []
+        for explanation in self._items(cases):
+            explanations.append(explanation)
+            if deadline.passed:
+                break
+        each = chain(explanations, repeat(None))
+        return [[next(each) for _ in added] for added in bundles]
+
+    def _items(self, cases: Sequence[tuple[int, Items]]) -> Iterator[Explanation]:
+        """Explains items beside the others of their bundles, some at a time."""
+        device, at_once = self.shop.device, max(1, ROWS // self.rows)
+        for first in range(0, len(cases), at_once):
+            some = cases[first : first + at_once]
+            which: list[int] = []
+            partials: list[Items] = []
+            for _, partial in some:
+                which += [*range(self.rows), *[0] * len(partial)]
+                partials += [partial] * self.rows
+                partials += [partial[:number] + partial[number + 1 :] for number in range(len(partial))]
+            lengths = [self.rows + len(partial) for _, partial in some]
+            with torch.inference_mode():
+                candidates = torch.tensor([item for item, _ in some], device=device)
+                fits = require(self.model, Completer).item_fit(
+                    self.users,
+                    torch.tensor(which, device=device),
+                    Ragged.from_lists(partials, device),
+                    candidates.repeat_interleave(torch.tensor(lengths, device=device)),
+                    self.contents,
+                )
+            for (_, partial), row in zip(some, torch.split(fits, lengths), strict=True):
+                yield self._explained(row.tolist(), partial)
+
+    def _explained(self, fits: list[float], partial: Items = ()) -> Explanation:
+        whole, *without = fits
+        what = [*self.what, *(("partial", item) for item in partial)]
+        reasons = [
+            Reason(kind=kind, **self._named(kind, place), effect=whole - fit, without=fit)
+            for (kind, place), fit in zip(what, without, strict=True)
+        ]
+        reasons.sort(key=lambda reason: (-reason.effect, reason.kind, reason.id))
+        return Explanation(
+            fit=whole,
+            gate=self.gate,
+            words=in_words(reasons),
+            reasons=tuple(reasons),
+            not_asked=self.not_asked,
+        )
+
+    def _named(self, kind: Kind, place: int) -> dict[str, Any]:
+        """The id and title. A bundle that only the history has is named by its number there."""
+        shelf = self.shop.bundle_shelf if kind == "bundle" else self.shop.item_shelf
+        if place >= len(shelf.ids):
+            return {"id": f"bundle {place - len(shelf.ids) + 1} of the history", "title": None}
+        return {"id": shelf.ids[place], "title": shelf.title(place)}
 
 
 def _without_one(same: Ragged, length: int, rows: range) -> Ragged:
@@ -57,120 +142,3 @@ def _without_one(same: Ragged, length: int, rows: range) -> Ragged:
     keep = torch.ones(len(same.values), dtype=torch.bool, device=same.device)
     keep[[row * length + number for number, row in enumerate(rows)]] = False
     return same.keep(keep)
-
-
-def explain_bundles(
-    model: Model, shop: Shop, one: Histories, contents: Ragged, bundles: Sequence[int]
-) -> list[Explanation]:
-    """Explains why a user is recommended each of these bundles."""
-    if not model.knows_new_users:
-        raise UnsupportedError(
-            f"{model.title} knows users by id and not by history, so it cannot explain a bundle: "
-            "'bundlemage models' lists those that can, under 'new users'"
-        )
-    matcher, left_out = require(model, Matcher), _LeftOut.of(one)
-    rows = len(left_out.users)
-    with torch.inference_mode():
-        which = torch.arange(rows, device=shop.device).repeat(len(bundles))
-        candidates = torch.tensor(bundles, device=shop.device).repeat_interleave(rows)
-        among = len(shop.dataset.bundles)  # not those that the history brought along
-        users = matcher.encoded(left_out.users, contents)
-        fits = matcher.bundle_fit(users, which, candidates, contents, among).view(len(bundles), rows)
-    gate = _gate(model, one, contents)
-    return [_explained(row.tolist(), left_out.what, gate, left_out.not_asked, shop) for row in fits]
-
-
-def explain_item(
-    model: Model, shop: Shop, one: Histories, contents: Ragged, item: int, partial: Items
-) -> Explanation:
-    """Explains why an item completes a partial bundle for a user."""
-    if item in partial:
-        name = shop.dataset.items[item]
-        raise ConfigError(f"the item {name!r} is in the partial bundle already: leave it out there")
-    return next(_explain_items(model, shop, one, contents, [(item, partial)]))
-
-
-def explain_added(
-    model: Model,
-    shop: Shop,
-    one: Histories,
-    contents: Ragged,
-    start: Items,
-    bundles: Sequence[Items],
-    deadline: Deadline,
-) -> list[list[Explanation | None]]:
-    """Explains each added item of designed bundles, beside all the others; None if time ran out."""
-    cases = [
-        (item, tuple(other for other in start + added if other != item))
-        for added in bundles
-        for item in added
-    ]
-    explanations: list[Explanation | None] = []
-    for explanation in _explain_items(model, shop, one, contents, cases):
-        explanations.append(explanation)
-        if deadline.passed:
-            break
-    explanations += [None] * (len(cases) - len(explanations))
-    each = iter(explanations)
-    return [[next(each) for _ in added] for added in bundles]
-
-
-def _explain_items(
-    model: Model, shop: Shop, one: Histories, contents: Ragged, cases: Sequence[tuple[int, Items]]
-) -> Iterator[Explanation]:
-    left_out = _LeftOut.of(one, history=model.knows_new_users)
-    gate = _gate(model, one, contents)
-    rows = len(left_out.users)
-    with torch.inference_mode():
-        users = model.encoded(left_out.users, contents)
-    at_once = max(1, ROWS // rows)
-    for first in range(0, len(cases), at_once):
-        some = cases[first : first + at_once]
-        which: list[int] = []
-        partials: list[Items] = []
-        for _, partial in some:
-            which += [*range(rows), *[0] * len(partial)]
-            partials += [partial] * rows
-            partials += [partial[:number] + partial[number + 1 :] for number in range(len(partial))]
-        lengths = [rows + len(partial) for _, partial in some]
-        with torch.inference_mode():
-            candidates = torch.tensor([item for item, _ in some], device=shop.device)
-            fits = require(model, Completer).item_fit(
-                users,
-                torch.tensor(which, device=shop.device),
-                Ragged.from_lists(partials, shop.device),
-                candidates.repeat_interleave(torch.tensor(lengths, device=shop.device)),
-                contents,
-            )
-        for (_, partial), row in zip(some, torch.split(fits, lengths), strict=True):
-            inside: list[tuple[Kind, int]] = [("partial", item) for item in partial]
-            yield _explained(row.tolist(), left_out.what + inside, gate, left_out.not_asked, shop)
-
-
-def _gate(model: Model, one: Histories, contents: Ragged) -> float | None:
-    if not can(model, Gated):
-        return None
-    with torch.inference_mode():
-        return float(model.item_share(one, contents)[0])
-
-
-def _explained(
-    fits: list[float], what: list[tuple[Kind, int]], gate: float | None, not_asked: int, shop: Shop
-) -> Explanation:
-    whole, *without = fits
-    reasons = [
-        Reason(kind=kind, **_named(shop, kind, place), effect=whole - fit, without=fit)
-        for (kind, place), fit in zip(what, without, strict=True)
-    ]
-    reasons.sort(key=lambda reason: (-reason.effect, reason.kind, reason.id))
-    words = in_words(reasons)
-    return Explanation(fit=whole, gate=gate, words=words, reasons=tuple(reasons), not_asked=not_asked)
-
-
-def _named(shop: Shop, kind: Kind, place: int) -> dict[str, Any]:
-    """The id and title. A bundle that only the history has is named by its number there."""
-    ids = shop.dataset.bundles if kind == "bundle" else shop.dataset.items
-    if place >= len(ids):
-        return {"id": f"bundle {place - len(ids) + 1} of the history", "title": None}
-    shelf = shop.bundle_shelf if kind == "bundle" else shop.item_shelf
-    return {"id": ids[place], "title": shelf.title(place)}

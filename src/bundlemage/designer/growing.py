@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +22,7 @@ class _State:
     """An unfinished bundle."""
 
     added: Items
+    value: float
     total: float
     """The sum of logarithms and earnings of the chosen items."""
     pairs: float
@@ -43,8 +43,8 @@ class Lookahead:
     What it refuses is impossible. What it lets through may still turn out to be impossible.
     """
 
-    def __init__(self, rules: Rules, earlier: Sequence[Items]) -> None:
-        self.rules, self.earlier = rules, [frozenset(items) for items in earlier]
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
         self._wanted = [number for number, least in enumerate(rules.least) if least > 0]
         self._members = np.zeros((len(self._wanted), rules.items), bool)  # [wanted, items]
         for row, number in enumerate(self._wanted):
@@ -75,7 +75,7 @@ class Lookahead:
             if each.least > 0:
                 mask &= total + reach.highest[min(room, len(reach.highest) - 1)] >= each.least
         chosen = set(rules.chosen(state.added))
-        for other in self.earlier:
+        for other in rules.earlier:
             if len(chosen & other) >= rules.most_common(len(other)):
                 mask &= ~np.isin(items, list(other))
         return mask
@@ -117,24 +117,23 @@ def _least(sums: Integers, count: Integers) -> Integers:
     return np.where(enough, sums[np.where(enough, count, 0)], NO_LIMIT)
 
 
-def grow(
-    objective: Objective, rules: Rules, earlier: Sequence[Items], deadline: Deadline, width: int
-) -> list[Items]:
+def grow(objective: Objective, rules: Rules, deadline: Deadline, width: int) -> list[Items]:
     """Whole bundles that keep every rule, the most promising first: the added items of each."""
-    ahead = Lookahead(rules, earlier)
-    first = rules.fixed
+    ahead, first = Lookahead(rules), rules.fixed
     sums = np.array([each.of(first) for each in rules.sums], np.int64)
-    states = [_State(rules.must, 0.0, _pairs(objective, first), rules.counts(first), sums)]
-    whole: dict[Items, tuple[float, Items]] = {}
-    _keep(whole, rules, earlier, states)
-    while states and len(rules.start) + len(states[0].added) < rules.size.most:
+    variety = objective.variety(first)
+    states = [_State(rules.must, variety, 0.0, variety * _couples(len(first)), rules.counts(first), sums)]
+    whole: dict[Items, _State] = {}
+    while True:
+        whole |= {each.key: each for each in states if each.key not in whole and rules.hold(each.added)}
+        if not states or len(rules.start) + len(states[0].added) >= rules.size.most:
+            break
         if deadline.passed:
             if whole:
                 break
             width = 1  # the shortest way to something
         states = _step(objective, rules, ahead, states[:width], width)
-        _keep(whole, rules, earlier, states)
-    return [added for _, added in sorted(whole.values(), key=lambda each: (-each[0], each[1]))]
+    return [state.added for state in sorted(whole.values(), key=lambda each: (-each.value, each.added))]
 
 
 def _step(
@@ -148,8 +147,8 @@ def _step(
         mask = ahead.open(state, items)
         if np.count_nonzero(mask) < width and len(items) < rules.items:
             # Open items are less likely ones.
-            items, log = np.flatnonzero(rules.allowed), objective.chances_after([bundles[number]])[0]
-            log = log[items]
+            items = np.flatnonzero(rules.allowed)
+            log = objective.chances_after([bundles[number]])[0][items]
             mask = ahead.open(state, items)
         items, log = items[mask], log[mask]
         values = _values(objective, rules, state, items, log)
@@ -157,8 +156,17 @@ def _step(
         options += [(float(values[b]), number, int(items[b]), float(log[b])) for b in best]
     options.sort(key=lambda each: (-each[0], each[1], each[2]))
     following: dict[Items, _State] = {}
-    for _, number, item, log_chance in options:
-        state = _with(objective, rules, states[number], item, log_chance)
+    for value, number, item, log_chance in options:
+        before, inside = states[number], bundles[number]
+        apart = objective.apart(inside, [item]).sum() if objective.asks_for_variety else 0.0
+        state = _State(
+            (*before.added, item),
+            value,
+            before.total + log_chance + float(objective.earns[item]),
+            before.pairs + float(apart),
+            before.counts + rules.counts([item]),
+            before.sums + np.array([each.weights[item] for each in rules.sums], np.int64),
+        )
         following.setdefault(state.key, state)
         if len(following) == width:
             break
@@ -176,35 +184,5 @@ def _values(objective: Objective, rules: Rules, state: _State, items: Integers, 
     return np.asarray(values)
 
 
-def _with(objective: Objective, rules: Rules, state: _State, item: int, log: float) -> _State:
-    pairs = state.pairs
-    if objective.asks_for_variety:
-        pairs += float(objective.apart(rules.start + state.added, [item]).sum())
-    return _State(
-        (*state.added, item),
-        state.total + log + float(objective.earns[item]),
-        pairs,
-        state.counts + rules.counts([item]),
-        state.sums + np.array([each.weights[item] for each in rules.sums], np.int64),
-    )
-
-
-def _pairs(objective: Objective, items: Items) -> float:
-    return objective.variety(items) * _couples(len(items)) if objective.asks_for_variety else 0.0
-
-
 def _couples(items: int) -> int:
     return items * (items - 1) // 2
-
-
-def _keep(
-    whole: dict[Items, tuple[float, Items]],
-    rules: Rules,
-    earlier: Sequence[Items],
-    states: Sequence[_State],
-) -> None:
-    for state in states:
-        if state.key not in whole and rules.hold(state.added, earlier):
-            chosen = max(1, len(state.added) - len(rules.must))
-            worth = state.total / chosen + state.pairs / max(1, _couples(len(rules.start + state.added)))
-            whole[state.key] = (worth, state.added)

@@ -21,6 +21,7 @@ from bundlemage.models.ragged import Ragged
 from bundlemage.wire.design import DesignRequest
 
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
+_NOTHING = (np.zeros(0, np.int64), np.zeros(0))
 
 
 @dataclass(frozen=True)
@@ -59,19 +60,16 @@ class Objective:
         self.model, self.contents, self.start = require(model, Completer), contents, start
         self._one = histories
         self._weight = request.diversity
+        self.asks_for_variety = self._weight > 0
         self._hidden: Tensor | None = None
         self._seen: dict[Items, tuple[Integers, Floats]] = {}
         self.earns = _earnings(request, shelf)  # [items]
 
-    def log_chances(self, bundles: Sequence[Items]) -> Iterator[tuple[slice, Floats]]:
+    def log_chances(self, bundles: Sequence[Items]) -> Iterator[tuple[slice, Tensor]]:
         """The logarithm of each item's probability as the next one; -∞ for items of the bundle.
 
         Yields some bundles at a time, so that memory is bounded: which of them, and a row for each.
         """
-        for where, rows in self._log_chances(bundles):
-            yield where, rows.cpu().numpy()
-
-    def _log_chances(self, bundles: Sequence[Items]) -> Iterator[tuple[slice, Tensor]]:
         items, device = self.model.sizes.items, self.contents.device
         rows = rows_at_a_time(items, device)
         for first in range(0, len(bundles), rows):
@@ -86,7 +84,7 @@ class Objective:
 
     def chances_after(self, bundles: Sequence[Items]) -> Floats:
         """All rows of `log_chances`, for a few bundles."""
-        return np.concatenate([rows for _, rows in self.log_chances(bundles)])
+        return np.concatenate([rows.cpu().numpy() for _, rows in self.log_chances(bundles)])
 
     def likeliest(self, bundles: Sequence[Items], allowed: Mask, most: int) -> list[tuple[Integers, Floats]]:
         """For each bundle the allowed items that would add most to it, and the logarithms of their
@@ -96,7 +94,7 @@ class Objective:
             self._hidden = torch.from_numpy(hidden).to(self.contents.device)
         keys = [tuple(sorted(bundle)) for bundle in bundles]
         new = [key for key in dict.fromkeys(keys) if key not in self._seen]
-        for where, rows in self._log_chances(new):
+        for where, rows in self.log_chances(new):
             with torch.inference_mode():
                 _, places = top(rows + self._hidden, min(most, rows.shape[1]))
                 likeliest = zip(places.cpu().numpy(), rows.gather(1, places).cpu().numpy(), strict=True)
@@ -128,31 +126,20 @@ class Objective:
         items_next, unseen = [], []
         for context, numbers in contexts.items():
             left = {number: [i for i in bundles[number] if i not in orders[number]] for number in numbers}
-            logs = self._logs_seen(context)
-            if logs is not None and all(item in logs for items in left.values() for item in items):
+            logs = dict(zip(*(seen.tolist() for seen in self._seen.get(context, _NOTHING)), strict=True))
+            if all(item in logs for items in left.values() for item in items):
                 items_next += [_likeliest_of(items, logs, number) for number, items in left.items()]
             else:
                 unseen.append((context, left))
         for where, rows in self.log_chances([context for context, _ in unseen]):
-            for (_, left), row in zip(unseen[where], rows, strict=True):
+            for (_, left), row in zip(unseen[where], rows.cpu().numpy(), strict=True):
                 items_next += [_likeliest_of(items, row, number) for number, items in left.items()]
         return items_next
 
-    def _logs_seen(self, context: Items) -> dict[int, float] | None:
-        if context not in self._seen:
-            return None
-        items, logs = self._seen[context]
-        return dict(zip(items.tolist(), logs.tolist(), strict=True))
-
     def _put_together(self, added: Items, logs: tuple[float, ...]) -> Worth:
         count = max(1, len(added))
-        return Worth(
-            added,
-            logs,
-            likelihood=sum(logs) / count,
-            margin=float(self.earns[list(added)].sum()) / count,
-            diversity=self.variety(self.start + added),
-        )
+        likelihood, margin = sum(logs) / count, float(self.earns[list(added)].sum()) / count
+        return Worth(added, logs, likelihood, margin, self.variety(self.start + added))
 
     # ── The stated terms ─────────────────────────────────────────────────────────────────────────
 
@@ -162,10 +149,6 @@ class Objective:
             return 0.0
         between = self.apart(items, items)
         return float(between[np.triu_indices(len(items), 1)].mean())
-
-    @property
-    def asks_for_variety(self) -> bool:
-        return self._weight > 0
 
     def apart(self, some: Sequence[int] | Integers, others: Sequence[int] | Integers) -> Floats:
         """The weighted distances (1 - cosine) of some items from others."""  # [some, others]
@@ -186,13 +169,10 @@ def _likeliest_of(items: Sequence[int], logs: Any, number: int) -> tuple[int, in
 
 def _earnings(request: DesignRequest, shelf: Shelf) -> Floats:
     """What each item earns in the bundle, in units of the shop's mean price, times the weight."""
-    earns = np.zeros(len(shelf.ids))
-    costs = np.zeros(len(earns))
+    costs = np.zeros(len(shelf.ids))
     costs[shelf.ids.positions(request.costs)] = list(request.costs.values())
     if not request.margin:
-        return earns
-    prices = shelf.prices
-    known = ~np.isnan(prices)
-    mean = float(prices[known].mean()) or 1.0
-    earns = (np.where(known, prices, 0.0) * (1 - request.discount) - costs) / mean
+        return np.zeros(len(costs))
+    mean = float(np.nanmean(shelf.prices)) or 1.0
+    earns = (np.nan_to_num(shelf.prices) * (1 - request.discount) - costs) / mean
     return np.asarray(request.margin * earns)

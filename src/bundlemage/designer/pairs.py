@@ -15,7 +15,7 @@ import numpy as np
 
 from bundlemage.designer.constraints import NO_LIMIT, Integers, Items, Rules
 from bundlemage.designer.objective import Floats, Objective
-from bundlemage.designer.solver import BundleChoice, cp, new_solver, representatives, sizes
+from bundlemage.designer.solver import BundleModel, cp, new_solver, representatives, sizes
 from bundlemage.designer.waiting import Deadline
 
 POOL = 200
@@ -25,12 +25,7 @@ FINE = 20
 
 
 def shortlist(
-    fits: Fits,
-    rules: Rules,
-    earlier: Sequence[Items],
-    known: Sequence[Items],
-    seed: int,
-    deadline: Deadline,
+    fits: Fits, rules: Rules, known: Sequence[Items], deadline: Deadline
 ) -> tuple[list[Items], bool]:
     """The best bundle of each size by pairs, starting from `known` ones, and whether the search finished."""
     all_sizes = sizes(rules)
@@ -40,8 +35,7 @@ def shortlist(
         if deadline.passed:
             return bundles, False
         same = [added for added in known if len(rules.start) + len(added) == size]
-        seconds = deadline.share(len(all_sizes) - number)
-        best, proved = best_of_size(fits, rules, earlier, size, same, seed, seconds)
+        best, proved = _best_of_size(fits, rules, size, same, deadline.share(len(all_sizes) - number))
         bundles += [best] if best else []
         finished &= proved
     return bundles, finished
@@ -59,12 +53,12 @@ class Fits:
     from_fixed: Floats  # [pool]: the sum of distances from what is in in any case
 
     @classmethod
-    def of(cls, objective: Objective, rules: Rules, earlier: Sequence[Items], known: Sequence[Items]) -> Fits:
+    def of(cls, objective: Objective, rules: Rules, known: Sequence[Items]) -> Fits:
         scores = objective.chances_after([rules.fixed])[0]
-        places = _pool(rules, scores, earlier, known)
+        places = _pool(rules, scores, known)
         after = np.zeros((len(places), len(places)))
         for where, rows in objective.log_chances([(*rules.fixed, int(item)) for item in places]):
-            after[where] = rows[:, places]
+            after[where] = rows.cpu().numpy()[:, places]
         np.fill_diagonal(after, 0)
         apart: Floats = np.zeros_like(after)
         from_fixed = np.zeros(len(places))
@@ -86,13 +80,11 @@ class Fits:
         return alone, self.beside / free / counted + self.apart / couples
 
 
-def _pool(rules: Rules, scores: Floats, earlier: Sequence[Items], known: Sequence[Items]) -> Integers:
-    best = np.flatnonzero(rules.allowed)
-    best = best[np.argsort(-scores[best], kind="stable")[:POOL]]
-    needed = representatives(rules, scores, earlier)
-    needed = needed[np.argsort(-scores[needed], kind="stable")[:POOL]]
-    chosen = [item for added in known for item in rules.chosen(added)]
-    return np.unique(np.concatenate([best, needed, np.array(chosen, np.int64)]))
+def _pool(rules: Rules, scores: Floats, known: Sequence[Items]) -> Integers:
+    chosen = np.array([item for added in known for item in rules.chosen(added)], np.int64)
+    pools = (np.flatnonzero(rules.allowed), representatives(rules, scores))
+    best = [pool[np.argsort(-scores[pool], kind="stable")[:POOL]] for pool in pools]
+    return np.unique(np.concatenate([chosen, *best]))
 
 
 class TwoByTwo:
@@ -151,52 +143,43 @@ class TwoByTwo:
             highest = np.minimum(highest, with_it + worth)
         return np.asarray(np.flatnonzero(highest >= at_least - 1e-6), np.int64)
 
-    def add_to(self, choice: BundleChoice, index: Integers) -> None:
+    def add_to(self, choice: BundleModel, index: Integers) -> None:
         """The sum to be maximised, over the items that `choice` is of."""
         total = []
-        for row, place in enumerate(index):
+        for chosen, place in zip(choice.counts, index, strict=True):
             limit = int(self.limits[place])
             part = choice.model.new_int_var(0, limit, "")
-            weights = self.together[place, index].tolist()
-            beside = cp().LinearExpr.weighted_sum(choice.chosen, weights)
-            choice.model.add(part <= int(self.alone[place]) + beside)
-            choice.model.add(part <= limit * choice.chosen[row])
+            choice.model.add(part <= int(self.alone[place]) + choice.weighted(self.together[place, index]))
+            choice.model.add(part <= limit * chosen)
             total.append(part)
         choice.model.maximize(sum(total))
 
 
-def best_of_size(
-    fits: Fits,
-    rules: Rules,
-    earlier: Sequence[Items],
-    size: int,
-    known: Sequence[Items],
-    seed: int,
-    seconds: float,
+def _best_of_size(
+    fits: Fits, rules: Rules, size: int, known: Sequence[Items], seconds: float
 ) -> tuple[Items | None, bool]:
     """The best bundle of one size by pairs of items, and whether that is proven."""
     if size == len(rules.fixed):
-        return (rules.must if rules.hold(rules.must, earlier) else None), True
+        return (rules.must if rules.hold(rules.must) else None), True
     if len(fits.places) < size - len(rules.fixed):
         return None, True
     problem = TwoByTwo(fits, rules, size)
-    ranked = sorted(known, key=lambda added: -problem.value(rules.chosen(added)))
-    index = np.arange(len(fits.places))
-    if ranked:
-        index = problem.promising(problem.value(rules.chosen(ranked[0])))
-    choice = BundleChoice(rules, fits.places[index], earlier, (size, size))
+    best = max(map(rules.chosen, known), key=problem.value, default=None)
+    index = np.arange(len(fits.places)) if best is None else problem.promising(problem.value(best))
+    exactly = {rule: size for rule in rules.size.rules if rule is not None}
+    choice = BundleModel(rules, rules.fixed, fits.places[index], values=exactly)
     problem.add_to(choice, index)
-    for var, place in zip(choice.chosen, choice.places, strict=True):
-        choice.model.add_hint(var, bool(ranked) and int(place) in ranked[0])
-    solver = new_solver(seed, seconds)
+    for var, place in zip(choice.counts, choice.kinds.tolist(), strict=True):
+        choice.model.add_hint(var, place in (best or ()))
+    solver = new_solver(rules.request.seed, seconds)
     solver.parameters.linearization_level = 2
     status = solver.solve(choice.model)
     if status in (cp().OPTIMAL, cp().FEASIBLE):
-        return choice.items(solver.boolean_value), status == cp().OPTIMAL
+        return choice.items(solver.value), status == cp().OPTIMAL
     return None, status == cp().INFEASIBLE
 
 
-def neighbours(fits: Fits, rules: Rules, earlier: Sequence[Items], added: Items, most: int) -> list[Items]:
+def neighbours(fits: Fits, rules: Rules, added: Items, most: int) -> list[Items]:
     """Bundles with one item exchanged, the best by pairs first."""
     chosen = rules.chosen(added)
     if not chosen:
@@ -215,7 +198,7 @@ def neighbours(fits: Fits, rules: Rules, earlier: Sequence[Items], added: Items,
         if gains[out, into] == -np.inf:
             break
         other = (*(item for item in added if item != chosen[out]), int(fits.places[into]))
-        if rules.hold(other, earlier):
+        if rules.hold(other):
             bundles.append(other)
             if len(bundles) == most:
                 break

@@ -1,8 +1,8 @@
-"""CP-SAT: any bundle that keeps the rules, or all of them if they are few."""
+"""CP-SAT: the rules as a model for the solver; any bundle that keeps them, or all bundles if they are few."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import cache
 from math import comb
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bundlemage.designer.constraints import NO_LIMIT, Integers, Items, Rules
+from bundlemage.designer.constraints import NO_LIMIT, Integers, Items, Limit, Rules, Sum
 from bundlemage.designer.objective import Floats
 from bundlemage.designer.waiting import Deadline
 from bundlemage.errors import MissingExtraError, OutOfTimeError
+from bundlemage.wire.requests import MOST_ITEMS
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -46,7 +47,7 @@ def new_solver(seed: int, seconds: float) -> cp_model.CpSolver:
 # ── What there is to choose from ─────────────────────────────────────────────────────────────────
 
 
-def representatives(rules: Rules, scores: Floats, earlier: Sequence[Items]) -> Integers:
+def representatives(rules: Rules, scores: Floats) -> Integers:
     """Items among which there is a bundle that keeps the rules if there is one at all.
 
     Items are alike if every rule treats them alike, but for sums such as the price. Of those that are alike
@@ -54,7 +55,7 @@ def representatives(rules: Rules, scores: Floats, earlier: Sequence[Items]) -> I
     more limits, some of each price.
     """
     places = np.flatnonzero(rules.allowed)
-    kinds = signatures(rules, places, earlier)
+    kinds = signatures(rules, places)
     most = max(1, rules.size.most - len(rules.fixed))
     weights = [each.weights[places] for each in rules.sums]
     ends = [end for each in rules.sums for end in (each.least > 0, each.most < NO_LIMIT)]
@@ -66,17 +67,18 @@ def representatives(rules: Rules, scores: Floats, earlier: Sequence[Items]) -> I
     return np.asarray(places[keep], np.int64)
 
 
-def signatures(
-    rules: Rules, places: Integers, earlier: Sequence[Items], counted: Collection[int] | None = None
-) -> Integers:
-    """A number for each item, the same for those that are in the same groups and earlier bundles."""
-    random = np.random.default_rng(0).integers(1, 2**62, len(rules.groups) + len(earlier))
+def signatures(rules: Rules, places: Integers, counted: Collection[int] | None = None) -> Integers:
+    """A number for each item, the same for those that are in the same groups and earlier bundles.
+
+    Only the groups `counted` matter; by default all.
+    """
+    random = np.random.default_rng(0).integers(1, 2**62, len(rules.groups) + len(rules.earlier))
     kinds = np.zeros(rules.items, np.int64)
     for group in range(len(rules.groups)) if counted is None else counted:
         kinds[rules.groups[group].members] += random[group]
     kinds = kinds[places]
-    for number, other in zip(random[len(rules.groups) :], earlier, strict=True):
-        kinds = kinds + np.isin(places, other) * number
+    for number, other in zip(random[len(rules.groups) :], rules.earlier, strict=True):
+        kinds = kinds + np.isin(places, list(other)) * number
     return np.unique(kinds, return_inverse=True)[1].ravel()
 
 
@@ -90,100 +92,126 @@ def _first_of_each(kinds: Integers, order: npt.NDArray[Any], most: int) -> npt.N
     return keep
 
 
-# ── Rules for the solver ─────────────────────────────────────────────────────────────────────────
+# ── The rules, for the solver ────────────────────────────────────────────────────────────────────
 
 
-class BundleChoice:
-    """A CP-SAT model in which items are chosen and every rule holds."""
+class BundleModel:
+    """A CP-SAT model of the rules: how many items of each kind a bundle has, besides the items `inside`.
+
+    `kinds` has one item of each kind, and `most` the number of items of that kind (by default 1). Only the
+    rules `active` hold, and only the groups `counted` count; by default all. `values` replace the numbers of
+    some rules.
+    """
 
     def __init__(
-        self, rules: Rules, places: Integers, earlier: Sequence[Items], sizes: tuple[int, int]
+        self,
+        rules: Rules,
+        inside: Items,
+        kinds: Integers,
+        most: Integers | None = None,
+        *,
+        active: Collection[int] | None = None,
+        counted: Collection[int] | None = None,
+        values: Mapping[int, int] | None = None,
     ) -> None:
-        self.rules, self.places = rules, places
-        self.model = cp().CpModel()
-        self.chosen = [self.model.new_bool_var("") for _ in places]
-        self._sum = cp().LinearExpr.weighted_sum
-        least, most = (size - len(rules.fixed) for size in sizes)
-        self._sizes: dict[int, Any] = {}
-        self._count = self.model.new_int_var(0, max(0, most), "")
-        self.model.add(self._count == self._sum(self.chosen, [1] * len(self.chosen)))
-        self.within(np.ones(len(places), np.int64), max(least, 0 if rules.must else 1), most)
-        fixed = rules.counts(rules.fixed)
-        inside = rules.inside(places)
-        for number in range(len(rules.groups)):
-            low, high = (int(limit[number] - fixed[number]) for limit in (rules.least, rules.most))
-            self._some(inside[number].tolist(), low, high)
-        for each in rules.sums:
-            so_far = each.of(rules.fixed)
-            self.within(each.weights[places], each.least - so_far, each.most - so_far)
-        for other in earlier:
-            shared = np.flatnonzero(np.isin(places, other)).tolist()
-            largest = min(most, len(other))
-            self._some(shared, 0, rules.most_common(largest))
-            for size in range(max(1, least), largest):
-                self._some(shared, 0, rules.most_common(size), if_size=size)
+        self.rules, self.inside, self.kinds = rules, inside, kinds
+        most = np.ones(len(kinds), np.int64) if most is None else most
+        self.model: cp_model.CpModel = cp().CpModel()
+        self.counts = [self.model.new_int_var(0, count, "") for count in most.tolist()]
+        self._members, self._so_far = rules.inside(kinds), rules.counts(inside)
+        holding = range(len(rules.rules)) if active is None else active
+        new = values or {}
 
-    def maximise(self, weights: Integers) -> None:
-        self.model.maximize(self._sum(self.chosen, weights.tolist()))
+        def bounds(limit: Limit) -> tuple[int, int]:
+            lower, upper = (rule if rule in holding else None for rule in limit.rules)
+            return (
+                0 if lower is None else new.get(lower, limit.least),
+                NO_LIMIT if upper is None else new.get(upper, limit.most),
+            )
 
-    def within(self, weights: Integers, least: int, most: int) -> None:
-        self._between(self._sum(self.chosen, weights.tolist()), least, most)
+        self._keep(self.total(rules.size), len(rules.start) + 1, MOST_ITEMS)
+        for each in (rules.size, *rules.sums):
+            self._keep(self.total(each), *bounds(each))
+        group_of_entry = np.repeat(np.arange(len(rules.groups)), np.diff(self._members.edges))
+        reach = self._so_far + np.bincount(group_of_entry, most[self._members.values], len(rules.groups))
+        binding = np.flatnonzero((rules.least > self._so_far) | (rules.most < reach)).tolist()
+        for number in binding if counted is None else sorted(set(binding) & set(counted)):
+            self._keep(self.in_group(number), *bounds(rules.groups[number]))
+        if rules.earlier:
+            self._keep_apart(*bounds(rules.size))
 
-    def _some(self, index: Sequence[int], least: int, most: int, if_size: int | None = None) -> None:
-        if least <= 0 and most >= len(index):
-            return
-        total = self._sum([self.chosen[i] for i in index], [1] * len(index))
-        if if_size is None:
-            self._between(total, least, most)
-        else:  # of bundles of different sizes: those of this size, or smaller ones
-            self.model.add(total <= most).only_enforce_if(~self._larger(if_size))
+    def total(self, each: Sum) -> Any:
+        """A sum over the items of the bundle."""
+        return self.weighted(each.weights[self.kinds]) + each.of(self.inside)
 
-    def _larger(self, size: int) -> Any:
-        """Whether more items are chosen than that."""
-        if size not in self._sizes:
-            larger = self._sizes[size] = self.model.new_bool_var("")
-            self.model.add(self._count > size).only_enforce_if(larger)
-            self.model.add(self._count <= size).only_enforce_if(~larger)
-        return self._sizes[size]
+    def in_group(self, group: int) -> Any:
+        """The number of items in a group."""
+        members = [self.counts[number] for number in self._members[group].tolist()]
+        return cp().LinearExpr.sum(members) + int(self._so_far[group])
 
-    def _between(self, total: Any, least: int, most: int) -> None:
-        if most < NO_LIMIT // 2:
-            self.model.add(total <= int(most))
+    def amount(self, rule: int) -> Any:
+        """The sum, or the number of items, that a rule limits."""
+        for each in (self.rules.size, *self.rules.sums):
+            if rule in each.rules:
+                return self.total(each)
+        (group,) = (number for number, group in enumerate(self.rules.groups) if rule in group.rules)
+        return self.in_group(group)
+
+    def weighted(self, weights: Integers) -> Any:
+        """The sum of weights of the items that are added."""
+        return cp().LinearExpr.weighted_sum(self.counts, weights.tolist())
+
+    def _keep(self, total: Any, least: int, most: int) -> None:
+        if most < NO_LIMIT:
+            self.model.add(total <= most)
         if least > 0:
-            self.model.add(total >= int(least))
+            self.model.add(total >= least)
 
-    def items(self, value: Any) -> Items:
-        """What a solution adds: `must`, and what it chose."""
-        chosen = [int(place) for place, var in zip(self.places, self.chosen, strict=True) if value(var)]
+    def _keep_apart(self, least: int, most: int) -> None:
+        """Lets the bundle differ from earlier ones: the smaller of two bundles decides how much."""
+        added, larger = self.weighted(np.ones(len(self.kinds), np.int64)), dict[int, Any]()
+        for other in self.rules.earlier:
+            shared = self.weighted(np.isin(self.kinds, list(other)).astype(np.int64))
+            largest = min(most - len(self.inside), len(other))
+            self.model.add(shared <= self.rules.most_common(largest))
+            for size in range(max(1, least - len(self.inside)), largest):
+                if size not in larger:  # whether more items than that are added
+                    larger[size] = self.model.new_bool_var("")
+                    self.model.add(added > size).only_enforce_if(larger[size])
+                    self.model.add(added <= size).only_enforce_if(~larger[size])
+                self.model.add(shared <= self.rules.most_common(size)).only_enforce_if(~larger[size])
+
+    def items(self, value: Callable[[Any], int]) -> Items:
+        """What a solution adds to `start`: `must`, and what it chose."""
+        chosen = [int(item) for item, count in zip(self.kinds, self.counts, strict=True) if value(count)]
         return (*self.rules.must, *chosen)
 
 
-def any_bundle(
-    rules: Rules, scores: Floats, earlier: Sequence[Items], seed: int, deadline: Deadline
-) -> Items | None:
+# ── Any bundle, and all of them ──────────────────────────────────────────────────────────────────
+
+
+def any_bundle(rules: Rules, scores: Floats, deadline: Deadline) -> Items | None:
     """A bundle that keeps the rules, of likely items; None if there is none."""
     if any(mask[list(rules.fixed)].any() for mask in rules.bans.values()):
         return None
-    places = representatives(rules, scores, earlier)
+    places = representatives(rules, scores)
     if len(places) > TRIED:  # a few that are likely, or cheap, or expensive, are nearly always enough
         best = [np.argsort(-scores[places], kind="stable")[: TRIED // 2]]
         for each in rules.sums:
             order = np.argsort(each.weights[places], kind="stable")
             best += [order[: TRIED // 4], order[-TRIED // 4 :]]
         with suppress(OutOfTimeError):
-            bundle = _any_of(rules, scores, np.unique(places[np.concatenate(best)]), earlier, seed, deadline)
+            bundle = _any_of(rules, scores, np.unique(places[np.concatenate(best)]), deadline)
             if bundle is not None:
                 return bundle
-    return _any_of(rules, scores, places, earlier, seed, deadline)
+    return _any_of(rules, scores, places, deadline)
 
 
-def _any_of(
-    rules: Rules, scores: Floats, places: Integers, earlier: Sequence[Items], seed: int, deadline: Deadline
-) -> Items | None:
-    choice = BundleChoice(rules, places, earlier, (rules.size.least, rules.size.most))
-    weights = np.rint(100 * np.maximum(scores[choice.places], -50)).astype(np.int64) + 5000
-    choice.maximise(weights)
-    solver = new_solver(seed, max(1.0, deadline.left))
+def _any_of(rules: Rules, scores: Floats, places: Integers, deadline: Deadline) -> Items | None:
+    choice = BundleModel(rules, rules.fixed, places)
+    likely = np.rint(100 * np.maximum(scores[places], -50)).astype(np.int64) + 5000
+    choice.model.maximize(choice.weighted(likely))
+    solver = new_solver(rules.request.seed, max(1.0, deadline.left))
     status = solver.solve(choice.model)
     if status == cp().INFEASIBLE:
         return None
@@ -192,24 +220,22 @@ def _any_of(
             "the search found no bundle that keeps these rules in time: give a longer time limit, or fewer "
             "rules"
         )
-    return choice.items(solver.boolean_value)
-
-
-# ── All of them ──────────────────────────────────────────────────────────────────────────────────
+    return choice.items(solver.value)
 
 
 def sizes(rules: Rules) -> range:
+    """The sizes that a bundle may have."""
     return range(max(rules.size.least, len(rules.fixed), len(rules.start) + 1), rules.size.most + 1)
 
 
-def every_bundle(rules: Rules, earlier: Sequence[Items], seed: int, deadline: Deadline) -> list[Items] | None:
+def every_bundle(rules: Rules, deadline: Deadline) -> list[Items] | None:
     """All bundles that keep the rules if they are few; else None."""
     free = np.flatnonzero(rules.allowed)
     if sum(comb(len(free), size - len(rules.fixed)) for size in sizes(rules)) > 20 * LISTED:
         return None
-    choice = BundleChoice(rules, free, earlier, (rules.size.least, rules.size.most))
+    choice = BundleModel(rules, rules.fixed, free)
     collected = _callback()(choice)
-    solver = new_solver(seed, deadline.left)
+    solver = new_solver(rules.request.seed, deadline.left)
     solver.parameters.enumerate_all_solutions = True
     status = solver.solve(choice.model, collected)
     if len(collected.bundles) >= LISTED or status not in (cp().OPTIMAL, cp().INFEASIBLE):
@@ -222,13 +248,13 @@ def _callback() -> Any:
     """Created once, because a class for each search would stay in memory until the next collection."""
 
     class Callback(cp().CpSolverSolutionCallback):  # type: ignore[misc]
-        def __init__(self, choice: BundleChoice) -> None:
+        def __init__(self, choice: BundleModel) -> None:
             super().__init__()
             self.choice = choice
             self.bundles: dict[Items, None] = {}
 
         def on_solution_callback(self) -> None:
-            self.bundles[self.choice.items(self.boolean_value)] = None
+            self.bundles[self.choice.items(self.value)] = None
             if len(self.bundles) >= LISTED:
                 self.stop_search()
 
