@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
 
-from bundlemage.client.asking import Id, conditions, ids, listed, someone
 from bundlemage.client.transport import ServiceError, Transport
 from bundlemage.errors import ConfigError
 from bundlemage.wire.answers import (
@@ -34,15 +32,18 @@ from bundlemage.wire.answers import (
 )
 from bundlemage.wire.design import SERVED_SECONDS, DesignRequest
 from bundlemage.wire.design_answers import DesignsFor, ExplanationsFor, ForecastOut
-from bundlemage.wire.requests import HistoryOf, Where
+from bundlemage.wire.requests import Body, HistoryOf, Where
 
-User: TypeAlias = str | int | HistoryOf | Mapping[str, Any]
+Id: TypeAlias = str | int
+User: TypeAlias = Id | HistoryOf | Mapping[str, Any]
 """The id of a user, or a history: `{"items": […], "bundles": […]}`."""
 Conditions: TypeAlias = Where | Mapping[str, Any] | None
 """Which items or bundles an answer may contain, such as `{"max_price": 40}`. `Where` lists the conditions."""
 Answer = TypeVar("Answer", bound=Out)
 _USER_ROUTES: Final = ("/bundles", "/gate")
 _BUNDLE_ROUTES: Final = ("/similar",)
+_IDS: Final = {"user_id", "item", "item_id", "bundle_id", "sells_like"}
+_LISTS: Final = {"items", "bundles", "exclude", "among", "tags"}
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -105,10 +104,8 @@ class Client:
         details: bool = False,
     ) -> BundlesFor:
         """Return the `k` bundles that fit a user best. With `details` each bundle lists its items."""
-        options = {"k": k, "include_owned": include_owned, "details": details}
-        return self._post(
-            BundlesFor, "/v1/recommend", {**someone(user), **options, "where": conditions(where)}
-        )
+        body = {**_user(user), **_where(where), "k": k, "include_owned": include_owned, "details": details}
+        return self._post(BundlesFor, "/v1/recommend", body)
 
     def complete(
         self,
@@ -120,17 +117,16 @@ class Client:
         include_owned: bool = False,
     ) -> ItemsFor:
         """Return the `k` items that best complete a bundle for a user; without items, first items."""
-        options = {"k": k, "include_owned": include_owned, "items": ids("items", items)}
-        return self._post(ItemsFor, "/v1/complete", {**someone(user), **options, "where": conditions(where)})
+        body = {**_user(user), **_where(where), "k": k, "include_owned": include_owned, "items": items}
+        return self._post(ItemsFor, "/v1/complete", body)
 
     def similar(
         self, bundle: Id, k: int = 10, *, where: Conditions = None, details: bool = False
     ) -> SimilarBundles:
         """Return the `k` bundles that are most similar to one. `where` must not contain `among`."""
-        query = conditions(where)
+        query = {**_where(where)["where"], "k": k, "details": details}
         if "among" in query:
             raise ConfigError("'among' does not work for similar bundles; leave it out")
-        query |= {"k": k, "details": details}
         return self._ask(SimilarBundles, "GET", f"{_path('bundles', bundle)}/similar", query=query)
 
     def gate(self, user: Id) -> Gate:
@@ -148,7 +144,7 @@ class Client:
         and its `changes` say what would make a bundle possible.
         """
         body = DesignRequest.of(**wishes).model_dump(mode="json", exclude_unset=True)
-        return self._post(DesignsFor, "/v1/design", {**someone(user), **body}, work=SERVED_SECONDS)
+        return self._post(DesignsFor, "/v1/design", {**_user(user), **body}, work=SERVED_SECONDS)
 
     def explain(
         self,
@@ -159,13 +155,7 @@ class Client:
         items: Sequence[Id] = (),
     ) -> ExplanationsFor:
         """Explain why bundles fit a user; or why an item does, as an addition to `items`."""
-        body = someone(user)
-        if bundles is not None:
-            body["bundles"] = ids("bundles", bundles)
-        if item is not None:
-            body["item"] = str(item)
-        if items:
-            body["items"] = ids("items", items)
+        body = {**_user(user), "bundles": bundles, "item": item, "items": items}
         return self._post(ExplanationsFor, "/v1/explain", body, work=SERVED_SECONDS)
 
     def score_bundle(
@@ -175,7 +165,7 @@ class Client:
 
         The model ignores prices: a price, or a discount on the items' prices, turns buyers into takings.
         """
-        body = {"items": ids("items", items), "price": price, "discount": discount, "k": k}
+        body = {"items": items, "price": price, "discount": discount, "k": k}
         return self._post(ForecastOut, "/v1/bundles:score", body, work=SERVED_SECONDS)
 
     # ── Users ────────────────────────────────────────────────────────────────────────────────────
@@ -206,7 +196,7 @@ class Client:
         key = uuid4().hex if idempotency_key is None else idempotency_key
         if not (key.isascii() and key.isprintable() and key.strip() == key != ""):
             raise ConfigError(f"an idempotency key has only printable ASCII characters; found {key[:40]!r}")
-        body = {"interactions": [_to_json(interaction) for interaction in interactions]}
+        body = {"interactions": [_interaction(interaction) for interaction in interactions]}
         return self._post(Written, "/v1/interactions", body, headers={"Idempotency-Key": key})
 
     def user(self, user: Id) -> UserOut:
@@ -238,20 +228,13 @@ class Client:
         self, search: str = "", *, tag: str | None = None, limit: int = 50, offset: int = 0
     ) -> ItemPage:
         """Return the items on sale, ordered by title; `search` is a part of the title or id."""
-        return self._ask(ItemPage, "GET", "/v1/items", query=_page(search, tag, limit, offset))
+        query = {"search": search, "tag": tag, "limit": limit, "offset": offset}
+        return self._ask(ItemPage, "GET", "/v1/items", query=query)
 
-    def put_item(
-        self,
-        item: Id,
-        *,
-        title: str | None = None,
-        price: float | None = None,
-        tags: Sequence[str] = (),
-        stock: int | None = None,
-    ) -> ItemOut:
-        """Add an item, or replace all its fields. A withdrawn item is on sale again."""
-        body = {"title": title, "price": price, "tags": listed("tags", tags), "stock": stock}
-        return self._ask(ItemOut, "PUT", _path("items", item), body=body)
+    def put_item(self, item: Id, **fields: Any) -> ItemOut:
+        """Add an item with `title`, `price`, `tags` and `stock`, or replace all its fields. Each field may be
+        left out. A withdrawn item is on sale again."""
+        return self._ask(ItemOut, "PUT", _path("items", item), body=fields)
 
     def change_item(self, item: Id, **changes: Any) -> ItemOut:
         """Change some of `title`, `price`, `tags` and `stock`. The other fields stay as they are."""
@@ -269,35 +252,17 @@ class Client:
         self, search: str = "", *, tag: str | None = None, limit: int = 50, offset: int = 0
     ) -> BundlePage:
         """Return the bundles on sale, ordered by title; `search` is a part of the title or id."""
-        return self._ask(BundlePage, "GET", "/v1/bundles", query=_page(search, tag, limit, offset))
+        query = {"search": search, "tag": tag, "limit": limit, "offset": offset}
+        return self._ask(BundlePage, "GET", "/v1/bundles", query=query)
 
-    def put_bundle(
-        self,
-        bundle: Id,
-        items: Sequence[Id],
-        *,
-        title: str | None = None,
-        price: float | None = None,
-        discount: float | None = None,
-        tags: Sequence[str] = (),
-        expected_sales: float | None = None,
-        sells_like: Id | None = None,
-    ) -> BundleOut:
+    def put_bundle(self, bundle: Id, items: Sequence[Id], **fields: Any) -> BundleOut:
         """Add a bundle of items in the catalogue, or replace one. The next answer may already contain it.
 
-        A model that is older than the bundle ranks it as if it had sold `expected_sales` times, or as often
-        as the bundle that it `sells_like`. Without either, the model uses its number for new bundles.
+        Its other fields are `title`, `price`, `discount`, `tags`, `expected_sales` and `sells_like`. A model
+        that is older than the bundle ranks it as if it had sold `expected_sales` times, or as often as the
+        bundle that it `sells_like`. Without either, the model uses its number for new bundles.
         """
-        body = {
-            "items": ids("items", items),
-            "title": title,
-            "price": price,
-            "discount": discount,
-            "tags": listed("tags", tags),
-            "expected_sales": expected_sales,
-            "sells_like": None if sells_like is None else str(sells_like),
-        }
-        return self._ask(BundleOut, "PUT", _path("bundles", bundle), body=body)
+        return self._ask(BundleOut, "PUT", _path("bundles", bundle), body={"items": items, **fields})
 
     def change_bundle(self, bundle: Id, **changes: Any) -> BundleOut:
         """Change some of `items`, `title`, `price`, `discount`, `tags`, `expected_sales` and `sells_like`."""
@@ -319,7 +284,7 @@ class Client:
 
     def reload(self, version: str | None = None) -> Reloaded:
         """Serve the model that is now in the served folder, or an earlier version."""
-        return self._post(Reloaded, "/v1/models/reload", {} if version is None else {"version": version})
+        return self._post(Reloaded, "/v1/models/reload", {"version": version})
 
     def insights(self) -> Insights:
         """Return the model's quality, each bundle's share of sales and of answers, and the response times."""
@@ -340,12 +305,22 @@ class Client:
             return False
         return True
 
-    def _post(self, kind: type[Answer], path: str, body: Any, **options: Any) -> Answer:
-        return self._ask(kind, "POST", path, body=body, **options)
+    def _post(self, kind: type[Answer], path: str, body: Mapping[str, Any], **options: Any) -> Answer:
+        """Send a request. A field without a value is left out."""
+        fields = {name: value for name, value in body.items() if value is not None}
+        return self._ask(kind, "POST", path, body=fields, **options)
 
-    def _ask(self, kind: type[Answer], method: str, path: str, **options: Any) -> Answer:
+    def _ask(
+        self,
+        kind: type[Answer],
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Answer:
         """Send a request and parse the answer. `options` are those of `Transport.ask`."""
-        response = self._transport.ask(method, path, **options)
+        sent = None if body is None else _to_json(body)
+        response = self._transport.ask(method, path, body=sent, **options)
         try:
             return kind.model_validate_json(response.body)
         except ValueError as error:
@@ -373,16 +348,51 @@ def _path(kind: str, name: Id, routes: tuple[str, ...] = ()) -> str:
         raise ConfigError(f"the id {text!r} is not valid text: it has half of a character") from None
 
 
-def _page(search: str, tag: str | None, limit: int, offset: int) -> dict[str, Any]:
-    return {"search": search, "limit": limit, "offset": offset} | ({} if tag is None else {"tag": tag})
+def _user(user: User) -> dict[str, Any]:
+    """The part of a request that says whom the answer is for: a user id or a history."""
+    if isinstance(user, str | int):
+        return {"user_id": user}
+    return {"history": _fields(user, "a user is an id or {'items': […], 'bundles': […]}")}
 
 
-def _to_json(interaction: Interaction) -> dict[str, Any]:
+def _where(where: Conditions) -> dict[str, Any]:
+    """The filter of a request. A condition without a value is left out."""
+    conditions = _fields(where or {}, "where is a dict such as {'max_price': 40}")
+    return {"where": {name: value for name, value in conditions.items() if value is not None}}
+
+
+def _fields(part: object, expected: str) -> dict[str, Any]:
+    """The fields of a part of a request, which may be a dict or a model."""
+    if isinstance(part, Body):
+        part = part.model_dump(exclude_unset=True)
+    if not isinstance(part, Mapping):
+        raise ConfigError(f"{expected}, and not {type(part).__name__}")
+    return _to_json(part)
+
+
+def _to_json(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields as JSON has them: ids are texts, and sequences are lists."""
+    return {name: _value(name, value) for name, value in fields.items()}
+
+
+def _value(name: str, value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if name in _IDS and isinstance(value, int):
+        return str(value)
+    if name not in _LISTS or value is None or isinstance(value, Mapping):
+        return value
+    if isinstance(value, str):  # it would be taken for a list of letters
+        raise ConfigError(f"{name} is a list, not one text: write [{value!r}]")
+    return [str(entry) for entry in value]
+
+
+def _interaction(interaction: Interaction) -> dict[str, Any]:
     fields = {
-        "user_id": str(interaction.user),
-        "item_id": None if interaction.item is None else str(interaction.item),
-        "bundle_id": None if interaction.bundle is None else str(interaction.bundle),
-        "at": None if interaction.at is None else interaction.at.isoformat(),
+        "user_id": interaction.user,
+        "item_id": interaction.item,
+        "bundle_id": interaction.bundle,
+        "at": interaction.at,
         "request_id": interaction.request_id,
     }
-    return {name: value for name, value in fields.items() if value is not None}
+    return _to_json({name: value for name, value in fields.items() if value is not None})

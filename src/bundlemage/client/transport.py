@@ -10,9 +10,12 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from email.message import Message
+from functools import partial
+from typing import Any, Final, TypeAlias
 from urllib.parse import urlencode, urlsplit
 
 from bundlemage.errors import BundleMageError, ConfigError
@@ -64,18 +67,13 @@ class ServiceError(BundleMageError):
 class Response:
     status: int
     reason: str
-    headers: Mapping[str, str]
-    """The names are in lower case."""
+    headers: Message
+    """The names are read without regard to case."""
     body: bytes
 
 
-@dataclass(frozen=True)
-class _Request:
-    method: str
-    target: str
-    body: bytes | None
-    headers: Mapping[str, str]
-    timeout: float
+_Request: TypeAlias = tuple[str, str, bytes | None, dict[str, str]]
+"""The method, the path with the query, the body and the headers."""
 
 
 class Transport:
@@ -102,12 +100,21 @@ class Transport:
                 f"timeout={timeout} and retries={retries}: timeout must be above 0 s, and retries not below 0"
             )
         self.address = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
-        self._host, self._port = parts.hostname, _port(url)
         self._prefix = parts.path.rstrip("/")
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        try:
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            raise ConfigError(f"{url!r}: a port is a number from 0 to 65535") from None
+        self._connect: Callable[[], http.client.HTTPConnection] = partial(
+            http.client.HTTPConnection, host, port
+        )
+        if parts.scheme == "https":
+            tls = ssl.create_default_context()
+            self._connect = partial(http.client.HTTPSConnection, host, port, context=tls)
         self._timeout = timeout
         self._retries = retries
         self._headers = {"Accept": "application/json", "User-Agent": "bundlemage-client"}
+        self._headers["Content-Type"] = "application/json"
         if key is not None:
             self._headers["Authorization"] = f"Bearer {key}"
         self._lock = threading.Lock()
@@ -136,26 +143,24 @@ class Transport:
 
         `work` is the number of seconds that the service may work on the request, in addition to the timeout.
         """
-        target = self._prefix + path + (f"?{urlencode(query, doseq=True)}" if query else "")
-        sent = None if body is None else json.dumps(body).encode("ascii")
-        all_headers = {**self._headers, **(headers or {})}
-        if sent is not None:
-            all_headers["Content-Type"] = "application/json"
-        request = _Request(method, target, sent, all_headers, self._timeout + work)
-        response = self._with_retries(request)
+        parameters = {name: value for name, value in (query or {}).items() if value is not None}
+        target = self._prefix + path + (f"?{urlencode(parameters, doseq=True)}" if parameters else "")
+        content = None if body is None else json.dumps(body).encode("ascii")
+        request = (method, target, content, {**self._headers, **(headers or {})})
+        response = self._with_retries(request, self._timeout + work)
         if not 200 <= response.status < 300:
             raise self._refusal(response)
         return response
 
-    def _with_retries(self, request: _Request) -> Response:
+    def _with_retries(self, request: _Request, timeout: float) -> Response:
         """Send a request, with retries, and return the response whatever its status is."""
         for retry in range(self._retries + 1):
             last = retry == self._retries
             wait = min(_FIRST_WAIT * 2**retry, _LONGEST_WAIT) * random.uniform(0.5, 1)
             try:
-                response = self._once(request)
+                response = self._once(request, timeout)
             except TimeoutError as error:  # not tried again: the caller wants to go on after the timeout
-                raise self._silence(f"no answer within {request.timeout:g} s", request.method) from error
+                raise self._silence(f"no answer within {timeout:g} s", request[0]) from error
             except ssl.SSLCertVerificationError as error:
                 raise ServiceError(
                     f"{self.address}: its certificate is not trusted ({error.verify_message}). If it is from "
@@ -164,7 +169,7 @@ class Transport:
             except (*_LOST, OSError) as error:
                 if last:
                     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                    raise self._silence(reason, request.method, tries=retry + 1) from error
+                    raise self._silence(reason, request[0], tries=retry + 1) from error
             else:
                 if response.status not in _TRY_AGAIN or last:
                     return response
@@ -175,22 +180,20 @@ class Transport:
             time.sleep(wait)
         raise AssertionError("unreachable")
 
-    def _once(self, request: _Request) -> Response:
+    def _once(self, request: _Request, timeout: float) -> Response:
         """Send a request over an idle connection; if the service has closed it, at once over a new one."""
         idle = self._take_idle()
         if idle is not None:
-            try:
-                return self._over(idle, request)
-            except _LOST:
-                pass
-        return self._over(self._new(), request)
+            with suppress(*_LOST):
+                return self._over(idle, request, timeout)
+        return self._over(self._connect(), request, timeout)
 
-    def _over(self, connection: http.client.HTTPConnection, request: _Request) -> Response:
-        connection.timeout = request.timeout  # for a connection that is not open yet
+    def _over(self, connection: http.client.HTTPConnection, request: _Request, timeout: float) -> Response:
+        connection.timeout = timeout  # for a connection that is not open yet
         if connection.sock is not None:
-            connection.sock.settimeout(request.timeout)
+            connection.sock.settimeout(timeout)
         try:
-            connection.request(request.method, request.target, request.body, dict(request.headers))
+            connection.request(*request)
             answer = connection.getresponse()
             content = answer.read()
         except BaseException:
@@ -200,8 +203,7 @@ class Transport:
             connection.close()
         else:
             self._keep(connection)
-        headers = {name.lower(): value for name, value in answer.getheaders()}
-        return Response(answer.status, answer.reason, headers, content)
+        return Response(answer.status, answer.reason, answer.headers, content)
 
     def _take_idle(self) -> http.client.HTTPConnection | None:
         with self._lock:
@@ -217,11 +219,6 @@ class Transport:
                 self._idle.append(connection)
                 return
         connection.close()
-
-    def _new(self) -> http.client.HTTPConnection:
-        if self._tls is None:
-            return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
-        return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout, context=self._tls)
 
     def _silence(self, reason: str, method: str, tries: int = 1) -> ServiceError:
         tried = f" ({tries} tries)" if tries > 1 else ""
@@ -251,13 +248,6 @@ class Transport:
             status=response.status,
             problem=problem,
         )
-
-
-def _port(url: str) -> int | None:
-    try:
-        return urlsplit(url).port
-    except ValueError:
-        raise ConfigError(f"{url!r}: a port is a number from 0 to 65535") from None
 
 
 def _seconds(header: str | None) -> float | None:
