@@ -9,6 +9,7 @@ from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from bundlemage.recipe import recipe_names
 from bundlemage.studies import findings, paper, plan, report
 from bundlemage.studies.cells import Cell, Contender
 from bundlemage.studies.findings import Findings, ReproduceOptions, gather
-from bundlemage.studies.render import rendered
+from bundlemage.studies.render import Grid, rendered
 from bundlemage.studies.report import banners, summary
 from bundlemage.studies.sections import signed, tone_of
 from bundlemage.training.history import EpochRecord, Observer
@@ -40,7 +41,13 @@ def skipped(dataset: str, *more: str) -> tuple[str, ...]:
 
 
 def markdown(measured: Findings) -> str:
-    return rendered("report", "markdown", report=report.build(measured))
+    return rendered("report", "markdown", **report.content(measured))
+
+
+def grids(content: dict[str, Any]) -> list[Grid]:
+    """The tables of numbers of a report."""
+    every = [content["statistics"], content["bias"], *(part["grid"] for part in content["tables"])]
+    return [grid for grid in every if grid]
 
 
 def options(
@@ -145,11 +152,11 @@ def test_the_page_is_sound_and_every_table_is_there(youshu_report: Path) -> None
 def test_page_and_markdown_say_the_same(youshu_report: Path, youshu: Findings) -> None:
     page = " ".join(Checker((youshu_report / "index.html").read_text(encoding="utf-8")).words)
     text = (youshu_report / "report.md").read_text(encoding="utf-8")
-    made = report.build(youshu)
-    assert len(made.grids()) == text.count("\n| ---") == 9
+    tables = grids(report.content(youshu))
+    assert len(tables) == text.count("\n| ---") == 9
     figures = [
         part
-        for grid in made.grids()
+        for grid in tables
         for row in grid.rows
         for cell in row
         for part in (cell.text, cell.spread, cell.beside, cell.difference)
@@ -158,9 +165,9 @@ def test_page_and_markdown_say_the_same(youshu_report: Path, youshu: Findings) -
     assert len(figures) > 100
     flat = unescape(text.replace("\\", ""))
     assert [part for part in figures if part not in page or part not in flat] == []
-    for section in made.sections:
-        assert f"## {section.title}" in text
-        assert section.title in page
+    titles = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert {one.plan.title for one in youshu.tables} | {"Figures", "How it was made"} <= set(titles)
+    assert all(title in page for title in titles)
 
 
 def test_every_number_of_the_paper_is_beside_ours(youshu_report: Path) -> None:
@@ -201,15 +208,16 @@ def test_the_summary_is_made_from_the_numbers(youshu: Findings) -> None:
 
 
 def test_the_sample_has_cases_and_figures(sample: Findings, tmp_path: Path) -> None:
-    made = report.write_report(sample, tmp_path / "report")
-    assert {figure.name for figure in made.figures()} == {"ndcg", "similarity", "time"}
+    drawn = report.write_report(sample, tmp_path / "report")
+    assert set(drawn) == {"ndcg", "similarity", "time"}
     assert [found.dataset for found in sample.cases] == [SAMPLE]
     assert sample.cases[0].study is not None
     names = {path.name for path in (tmp_path / "report" / "figures").iterdir()}
     assert names == {f"{name}.{kind}" for name in ("ndcg", "similarity", "time") for kind in ("svg", "png")}
     page = Checker((tmp_path / "report" / "index.html").read_text(encoding="utf-8"))
     assert len(page.ids) == len(set(page.ids))
-    assert "the paper" not in made.grids()[0].head, "there is no figure of the paper to stand beside"
+    head = report.content(sample)["statistics"].head
+    assert "the paper" not in head, "there is no figure of the paper to stand beside"
 
 
 def test_what_is_known_is_not_run_again(sample: Findings, cache: Path) -> None:
@@ -237,7 +245,7 @@ def test_validation_curves_are_kept_with_the_results(youshu_data: Path, tmp_path
     again = replace(asked, only_cached=True)
     kept = gather(again)
     assert next(one for one in kept.outcomes if one.label == "bundlemage").curve == outcome.curve
-    assert "curves" in {figure.name for figure in report.build(kept).figures()}
+    assert "curves" in {figure.name for figure, _ in report.content(kept)["figures"]}
 
 
 # ── What is missing ──────────────────────────────────────────────────────────────────────────────
@@ -287,12 +295,12 @@ def test_steam_without_its_items_is_called_partial_and_never_beside_the_paper(
     assert all(not entry.paper for entry in tables["partial-matching"].plan.entries)
     assert "user_item_pairs" not in found.statistics
     assert (found.bias, found.cosines) == (None, None)
-    made = report.build(found)
-    assert any(pathak.PARTIAL_NAME in banner for banner in made.banners)
-    grid = next(grid for grid in made.grids() if grid.key == "partial-matching")
+    made = report.content(found)
+    assert any(pathak.PARTIAL_NAME in banner for banner in made["banners"])
+    grid = next(grid for grid in grids(made) if grid.key == "partial-matching")
     assert not any(cell.beside for row in grid.rows for cell in row)
     assert "user_item.pkl is missing" in found.missing[0].problems[0]
-    assert all("on Steam" not in figure.title for figure in made.figures())
+    assert all("on Steam" not in figure.title for figure, _ in made["figures"])
 
 
 def test_named_games_beside_the_data_make_a_case(tmp_path: Path, cache: Path) -> None:
@@ -375,17 +383,17 @@ def test_text_that_is_not_ours_stays_text(youshu: Findings) -> None:
         failures={evil: evil},
         missing=(plan.MissingFiles(evil, (evil,), evil),),
     )
-    made = report.build(poisoned)
-    page = rendered("report", "html", report=made)
+    made = report.content(poisoned)
+    page = rendered("report", "html", **made)
     checked = Checker(page)
     assert page.count("<script>") == 1, "ours"
     assert " ".join(checked.words).count(evil) > 20
-    text = rendered("report", "markdown", report=made)
+    text = rendered("report", "markdown", **made)
     assert "<script>" not in text
-    for grid in made.grids():
+    for grid in grids(made):
         assert text.count(f"| {' | '.join(grid.head)} |") >= 1
     tables_of_text = [line for line in text.splitlines() if line.startswith("| ")]
-    widths = {len(grid.head) + 1 for grid in made.grids()}
+    widths = {len(grid.head) + 1 for grid in grids(made)}
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in tables_of_text} == widths
 
 

@@ -72,7 +72,7 @@ def reproduce(
             show.note(f"[yellow]missing:[/] {show.plain(problem)}")
         where = missing.where.replace(data_folder(findings), str(data))
         show.note(f"  {show.plain(where)}")
-    report = None if output is None else write_report(findings, output)
+    drawn = [] if output is None else write_report(findings, output)
     if as_json:
         show.print_json({"report": None if output is None else str(output), **results_of(findings)})
     else:
@@ -81,9 +81,8 @@ def reproduce(
         for line in summary(findings):
             show.say(f"• {show.plain(line)}")
         end = f"Kept in {show.plain(cache)}."
-        if report is not None:
-            drawn = len(report.figures())
-            files = f"index.html, report.md, results.json and {drawn} figure{'s' * (drawn != 1)}"
+        if output is not None:
+            files = f"index.html, report.md, results.json and {len(drawn)} figure{'s' * (len(drawn) != 1)}"
             end = f"Written to [bold]{show.plain(output)}[/]: {files}."
         show.say(end)
     if findings.nothing:

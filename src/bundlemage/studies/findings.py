@@ -156,7 +156,7 @@ def gather(options: ReproduceOptions, observer: CompareObserver | None = None) -
         missing=plan.missing_files(options.dataset, parts, shown),
         outcomes=outcomes,
         facts=tuple(facts.values()),
-        failures={f"{one.label} on {one.dataset}, {one.protocol}": one.message for one in failures},
+        failures={one.name: one.message for one in failures},
     )
 
 

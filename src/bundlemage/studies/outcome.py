@@ -117,6 +117,14 @@ class Missing:
     split: str
     message: str
 
+    @property
+    def name(self) -> str:
+        """The contender and the split."""
+        return f"{self.label} on {self.dataset}, {self.protocol}"
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.message}"
+
 
 # ── The cache ────────────────────────────────────────────────────────────────────────────────────
 

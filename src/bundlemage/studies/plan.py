@@ -169,6 +169,9 @@ class MissingFiles:
     where: str
     """Where they are published, and how to get them."""
 
+    def __str__(self) -> str:
+        return f"{self.part}: {'; '.join(dict.fromkeys(self.problems))} — {self.where}"
+
 
 def read_parts(dataset: str, folder: Path | None) -> dict[str, DataPart]:
     """Read every part of a dataset. A part that is missing or damaged has its problems instead of a split."""

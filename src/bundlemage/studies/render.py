@@ -6,12 +6,12 @@ from data is escaped in both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -22,11 +22,6 @@ from bundlemage.studies.standings import LEVEL, DataFacts, ResultTable, Row, Spr
 
 Form = Literal["html", "markdown"]
 COLUMNS = ("ndcg@5", "ndcg@10", "ndcg@20", "recall@5", "recall@10", "recall@20")
-QUESTIONS = {
-    "matching": "Which bundle did the user take next?",
-    "generation": "Which items complete the bundle?",
-}
-HOW_TO_READ = "Bars begin at 0, with one standard deviation to each side dark. Select a head to sort by it."
 LIKE = "†"
 """Marks a row that is not significantly different from the best one."""
 
@@ -163,17 +158,8 @@ class Grid:
     legend: str = ""
 
 
-class Section(NamedTuple):
-    """A section of a page; `kind` chooses how the template writes its `content`."""
-
-    kind: str
-    key: str
-    title: str
-    content: Mapping[str, Any]
-
-
 def rendered(template: str, form: Form, **context: Any) -> str:
-    """A template as HTML or Markdown. The HTML loads nothing from elsewhere."""
+    """A template as HTML or Markdown, which shows the values of `context`. The HTML loads no other file."""
     text = _environment(form).get_template(f"{template}.j2").render(form=f"{form}.j2", **context)
     lines = [line.rstrip() for line in text.strip().splitlines()]
     kept = [line for number, line in enumerate(lines) if line or (form == "markdown" and lines[number - 1])]
@@ -191,7 +177,9 @@ def _environment(form: Form) -> Environment:
         finalize=_markdown if form == "markdown" else None,
     )
     environment.filters |= {
+        "dates": dates,
         "described": described,
+        "heading": heading,
         "in_backticks": lambda text: Markup(text.replace("`", "'").replace("|", "\\|")),
         "one_line": lambda text: Markup(" ".join(text.split())),
         "words": words,
@@ -215,24 +203,11 @@ def comparison_page(
     comparison: Comparison, form: Form, command: str = "", columns: Sequence[str] = COLUMNS
 ) -> str:
     """A whole comparison as one page; `command` is the command that made it."""
-    sections = []
-    for number, table in enumerate(comparison.tables):
-        content = {
-            "question": f"{QUESTIONS[table.task]} {table.cases:,} cases.",
-            "grid": comparison_grid(f"{number}", table.ranked(), columns),
-        }
-        sections.append(Section("table", f"result-{number}", heading(table), content))
-    sections.append(Section("data", "data", "Data", {"facts": comparison.data}))
-    if comparison.skipped:
-        lines = [f"{one.label} on {one.dataset}, {one.protocol}: {one.message}" for one in comparison.skipped]
-        sections.append(Section("list", "skipped", "Not asked", {"lines": lines}))
-    settings = {one.label: one.settings_text() for one in comparison.outcomes}
-    machines = dict.fromkeys(one.machine for one in comparison.outcomes)
-    sections.append(Section("settings", "settings", "Settings", {"settings": settings}))
-    sections.append(Section("list", "hardware", "Hardware", {"lines": list(machines)}))
-    measured = f"Measured {dates([one.date for one in comparison.outcomes])}. " if comparison.outcomes else ""
-    subtitle = measured + HOW_TO_READ * (form == "html")
-    return rendered("comparison", form, subtitle=subtitle, sections=sections, command=command)
+    tables = [
+        (table, comparison_grid(f"{number}", table.ranked(), columns))
+        for number, table in enumerate(comparison.tables)
+    ]
+    return rendered("comparison", form, comparison=comparison, tables=tables, command=command)
 
 
 def comparison_grid(key: str, table: ResultTable, columns: Sequence[str] = COLUMNS) -> Grid:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,10 @@ from bundlemage.data.folders import beside
 from bundlemage.errors import ConfigError
 from bundlemage.readers import pathak
 from bundlemage.readers.load import SAMPLE
-from bundlemage.studies.figures import Figure
+from bundlemage.studies import cases, sections
 from bundlemage.studies.findings import Findings, TableResult
-from bundlemage.studies.render import Grid, Section, figure, rendered, words
-from bundlemage.studies.sections import (
-    DATASET_TITLES,
-    compare_command,
-    metric_title,
-    reproduce_command,
-    sections,
-    signed,
-    tone_of,
-)
+from bundlemage.studies.render import figure, rendered, words
+from bundlemage.studies.sections import compare_command, metric_title, reproduce_command, signed, tone_of
 
 FORMAT = "bundlemage-report"
 FORMAT_VERSION = 1
@@ -54,61 +46,52 @@ def check_writable(folder: Path) -> None:
         raise ConfigError(f"{folder} cannot be written: {parent}: {error.strerror}") from None
 
 
-@dataclass(frozen=True)
-class Report:
-    """The content of a report, before it is written as a page and as Markdown."""
-
-    title: str
-    subtitle: str
-    banners: tuple[str, ...]
-    summary: tuple[str, ...]
-    sections: tuple[Section, ...]
-
-    def grids(self) -> list[Grid]:
-        """The tables of numbers."""
-        return [section.content["grid"] for section in self.sections if section.content.get("grid")]
-
-    def figures(self) -> list[Figure]:
-        """The drawn figures."""
-        return [drawn for section in self.sections for drawn, _ in section.content.get("figures", ())]
-
-
-def build(findings: Findings) -> Report:
-    """The content of a report on some findings."""
+def content(findings: Findings) -> dict[str, Any]:
+    """What a report on some findings shows, before it is written as a page and as Markdown."""
     dataset = findings.options.dataset
     what = "BundleMage and its rivals on" if dataset == SAMPLE else "BundleMage rebuilt on"
-    return Report(
-        title=f"{what} {DATASET_TITLES[dataset]}",
-        subtitle=(
-            "Every table and figure of “Accurate Bundle Matching and Generation via Multitask Learning with "
-            "Partially Shared Parameters” (PLoS ONE 2023), rebuilt. "
-            f"Written {datetime.now(UTC):%Y-%m-%d} by bundlemage {__version__}."
-        ),
-        banners=banners(findings),
-        summary=summary(findings),
-        sections=sections(findings),
-    )
+    data = sections.data_place(findings, findings.statistics_part) if findings.statistics else ""
+    settings = {
+        f"[{one.label} on {one.dataset}, {one.protocol}]": one.settings_text() for one in findings.outcomes
+    }
+    return {
+        "title": f"{what} {sections.DATASET_TITLES[dataset]}",
+        "written": f"Written {datetime.now(UTC):%Y-%m-%d} by bundlemage {__version__}.",
+        "findings": findings,
+        "banners": banners(findings),
+        "summary": summary(findings),
+        "data": data,
+        "place": "the built-in shop" if data == SAMPLE else data,
+        "statistics": sections.statistics_grid(findings),
+        "bias": sections.bias_grid(findings),
+        "tables": [sections.table_part(result, findings) for result in findings.tables],
+        "figures": sections.drawn_figures(findings),
+        "taste_rule": cases.TASTE_RULE,
+        "unpopular_rule": cases.UNPOPULAR_RULE,
+        "how": sections.how_it_was_made(findings),
+        "command": sections.reproduce_command(findings),
+        "settings": "\n\n".join(f"{title}\n{text}" for title, text in settings.items()),
+    }
 
 
-def write_report(findings: Findings, folder: Path) -> Report:
-    """Write the folder beside its place, then give it its name: it is there whole, or as it was."""
+def write_report(findings: Findings, folder: Path) -> list[str]:
+    """Write a report, which replaces an earlier one as a whole, and return the names of its figures."""
     check_writable(folder)
-    report = build(findings)
-    folder = folder.absolute()
-    with beside(folder) as building:
-        _write(report, findings, building)
-    return report
-
-
-def _write(report: Report, findings: Findings, folder: Path) -> None:
-    (folder / "figures").mkdir()
-    for drawn in report.figures():
-        (folder / "figures" / f"{drawn.name}.svg").write_text(drawn.file, encoding="utf-8")
-        (folder / "figures" / f"{drawn.name}.png").write_bytes(drawn.png)
-    (folder / "index.html").write_text(rendered("report", "html", report=report), encoding="utf-8")
-    (folder / "report.md").write_text(rendered("report", "markdown", report=report), encoding="utf-8")
+    shown = content(findings)
     results = json.dumps(results_of(findings), ensure_ascii=False, indent=1, allow_nan=False)
-    (folder / RESULTS).write_text(results + "\n", encoding="utf-8")
+    files = {
+        "index.html": rendered("report", "html", **shown),
+        "report.md": rendered("report", "markdown", **shown),
+        RESULTS: results + "\n",
+        **{f"figures/{drawn.name}.svg": drawn.file for drawn, _ in shown["figures"]},
+    }
+    with beside(folder.absolute()) as building:
+        (building / "figures").mkdir()
+        for name, text in files.items():
+            (building / name).write_text(text, encoding="utf-8")
+        for drawn, _ in shown["figures"]:
+            (building / "figures" / f"{drawn.name}.png").write_bytes(drawn.png)
+    return [drawn.name for drawn, _ in shown["figures"]]
 
 
 def results_of(findings: Findings) -> dict[str, Any]:

@@ -1,18 +1,18 @@
-"""The sections of a reproduction's report: every number beside the paper's, with its command."""
+"""The parts of a reproduction's report: every number beside the paper's, with its command."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from bundlemage.readers import pathak
 from bundlemage.readers.load import SAMPLE
-from bundlemage.studies import cases, figures, paper, plan
+from bundlemage.studies import figures, paper, plan
 from bundlemage.studies.findings import Findings, TableResult
 from bundlemage.studies.render import (
     LIKE,
     Grid,
     GridCell,
-    Section,
     dates,
     described,
     duration,
@@ -45,45 +45,18 @@ def tone_of(ours: float, theirs: float) -> str:
     return "above" if difference > 0 else "below"
 
 
-def sections(findings: Findings) -> tuple[Section, ...]:
-    """All sections in the paper's order, without those that are empty."""
-    tables = [_table_section(result, findings) for result in findings.tables]
-    before = next((place for place, one in enumerate(tables) if one.key == "full-ranking"), len(tables))
-    parts = [_statistics(findings), *tables[:before], _bias(findings), *tables[before:]]
-    if pictures := [] if findings.nothing else _figures(findings):
-        parts.append(Section("figures", "figures", "Figures", {"figures": pictures}))
-    if findings.cases:
-        rules = {"taste_rule": cases.TASTE_RULE, "unpopular_rule": cases.UNPOPULAR_RULE}
-        parts.append(Section("cases", "cases", "Case studies", {"cases": findings.cases, **rules}))
-    if findings.missing:
-        lines = [
-            f"{missing.part}: {'; '.join(dict.fromkeys(missing.problems))} — {missing.where}"
-            for missing in findings.missing
-        ]
-        parts.append(Section("missing", "missing", "Missing files", {"lines": lines}))
-    return (*parts, _how(findings))
-
-
 # ── Statistics ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _statistics(findings: Findings) -> Section:
+def statistics_grid(findings: Findings) -> Grid:
+    """The statistics of the data, beside the paper's."""
     printed = paper.STATISTICS.get(findings.options.dataset, {})
     rows = []
     for name, title in paper.STATISTICS_TITLES.items():
         ours, theirs = findings.statistics.get(name), printed.get(name)
-        rows.append(
-            (title, _statistic(name, ours), _statistic(name, theirs), _difference(name, ours, theirs))
-        )
-    part = findings.statistics_part
-    place = data_place(findings, part) if findings.statistics else ""
-    content = {
-        "place": "the built-in shop" if place == SAMPLE else place,
-        "printed": bool(printed),
-        "grid": _beside_the_paper("statistics", rows, bool(printed)),
-        "command": f"bundlemage data stats {place}",
-    }
-    return Section("statistics", "statistics", "Dataset statistics", content)
+        difference = _difference(name, ours, theirs)
+        rows.append((title, _statistic(name, ours), _statistic(name, theirs), difference))
+    return _beside_the_paper("statistics", rows, bool(printed))
 
 
 def _beside_the_paper(key: str, rows: Sequence[Sequence[str]], printed: bool) -> Grid:
@@ -111,21 +84,22 @@ def _difference(name: str, ours: float | None, theirs: float | None) -> str:
     return ("−" if difference < 0 else "+") + _statistic(name, abs(difference))
 
 
-def _bias(findings: Findings) -> Section:
+def bias_grid(findings: Findings) -> Grid:
+    """The popularity bias of the data, beside the paper's."""
     ours, printed = findings.bias, paper.POPULARITY_BIAS.get(findings.options.dataset)
     difference = NONE
     if ours is not None and printed is not None:
         difference = f"{ours - printed:+.2%}".replace("-", "−")
     shares = [NONE if share is None else f"{share:.2%}" for share in (ours, printed)]
     row = ("mean rank of the items in bundles", *shares, difference)
-    grid = _beside_the_paper("bias", [row], printed is not None)
-    return Section("bias", "bias", "Popularity bias", {"known": ours is not None, "grid": grid})
+    return _beside_the_paper("bias", [row], printed is not None)
 
 
 # ── Tables ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _table_section(result: TableResult, findings: Findings) -> Section:
+def table_part(result: TableResult, findings: Findings) -> dict[str, Any]:
+    """What the report shows of a table: its grid, sources, remarks, and the command that makes it."""
     one, entries = result.plan, result.plan.entries
     if result.reason is not None:  # only the paper's figures are known
         own = ("bundlemage", plan.ENSEMBLE)
@@ -147,15 +121,13 @@ def _table_section(result: TableResult, findings: Findings) -> Section:
         if not times:
             head, rows = head[:-1], [row[:-1] for row in rows]
         grid = Grid(one.key, head, tuple(rows), tuple(groups), _legend(result, times))
-    content = {
-        "intro": one.intro,
-        "reason": result.reason,
+    return {
+        "result": result,
         "grid": grid,
         "sources": sources,
         "remarks": [f"{entry.title}: {entry.remark}." for entry in entries if entry.remark and grid],
         "command": compare_command(result, findings) if result.table else "",
     }
-    return Section("table", one.key, one.title, content)
 
 
 def metric_title(metric: str) -> str:
@@ -237,8 +209,10 @@ def _seeds(findings: Findings) -> str:
 # ── Figures ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _figures(findings: Findings) -> list[tuple[figures.Figure, str]]:
+def drawn_figures(findings: Findings) -> list[tuple[figures.Figure, str]]:
     """The figures of a report, each with its caption."""
+    if findings.nothing:
+        return []
     name = pathak.PARTIAL_NAME if findings.partial else DATASET_TITLES[findings.options.dataset]
     tables = [one for one in findings.tables if one.plan.section in ("matching", "generation") and one.table]
     pictures = []
@@ -293,7 +267,8 @@ def _plotted(result: TableResult, findings: Findings) -> list[figures.Plotted]:
 # ── How it was made ──────────────────────────────────────────────────────────────────────────────
 
 
-def _how(findings: Findings) -> Section:
+def how_it_was_made(findings: Findings) -> list[str]:
+    """The machines, the seeds and the data of a report, and what failed."""
     lines = [f"Ran on {machine}." for machine in sorted({one.machine for one in findings.outcomes})]
     if findings.options.note:
         lines.append(findings.options.note)
@@ -303,16 +278,7 @@ def _how(findings: Findings) -> Section:
     lines += [f"{facts.name}, {facts.protocol}: {described(facts)}" for facts in findings.facts]
     notes = dict.fromkeys(note for facts in findings.facts for note in facts.notes)
     lines += [f"Note: {note}" for note in notes]
-    lines += [f"Failed: {what}: {message}" for what, message in findings.failures.items()]
-    settings = {
-        f"[{one.label} on {one.dataset}, {one.protocol}]": one.settings_text() for one in findings.outcomes
-    }
-    content = {
-        "command": reproduce_command(findings),
-        "lines": lines,
-        "settings": "\n\n".join(f"{title}\n{text}" for title, text in settings.items()),
-    }
-    return Section("how", "how", "How it was made", content)
+    return lines + [f"Failed: {what}: {message}" for what, message in findings.failures.items()]
 
 
 def reproduce_command(findings: Findings) -> str:
