@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from typer.main import get_command
+
+from bundlemage.cli.main import app
 from tests.cli.run import TINY, run
 
 MOST_MODULES = 450
@@ -58,3 +63,15 @@ def test_a_model_that_learned_nothing_is_said_to_be_no_better_than_popularity(tm
         "item_popularity_weight=0",
     ]
     assert "not better than popularity" in run("train", "-o", tmp_path / "model", *TINY, *nothing).stdout
+
+
+def test_every_option_of_every_command_is_described() -> None:
+    def options(command: Any, path: list[str]) -> Iterator[tuple[str, str | None]]:
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from options(inner, [*path, name])
+        for option in command.make_context("bundlemage", [], resilient_parsing=True).command.params:
+            yield " ".join([*path, option.name]), getattr(option, "help", None)
+
+    described = dict(options(get_command(app), []))
+    assert len(described) > 200
+    assert [name for name, text in described.items() if not text] == []

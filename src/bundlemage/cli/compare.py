@@ -103,7 +103,7 @@ def compare(
             show.out.print(show.comparison_table(one.ranked(), columns or TERMINAL_COLUMNS))
         for missing in comparison.skipped:
             where = f"{show.plain(missing.dataset)}, {missing.protocol}"
-            show.out.print(f"{show.plain(missing.label)} is not asked on {where}: {missing.message}")
+            show.out.print(f"{show.plain(missing.label)} is not compared on {where}: {missing.message}")
         for split in splits:
             show.caveats(split.dataset)
     for file in output or []:
@@ -147,13 +147,17 @@ def _run(
 def _contenders(
     names: Sequence[str] | None, setting: Sequence[str] | None, epochs: int | None
 ) -> list[Contender]:
+    from bundlemage.studies.abilities import every_model
     from bundlemage.studies.cells import Contender
 
     wanted = list(DEFAULT_MODELS) if names is None else ids(names)
     if not wanted:
         raise ConfigError("--model: no model is named; 'bundlemage models' lists them")
     if "all" in wanted:
-        wanted = [name for name in dict.fromkeys([*_sound_models(), *wanted]) if name != "all"]
+        models = every_model()
+        show.warn(*(f"left out: {facts.error}" for facts in models if facts.error is not None))
+        sound = (facts.name for facts in models if facts.error is None)
+        wanted = [name for name in (*sound, *wanted) if name != "all"]
     contenders = [Contender.parse(name) for name in dict.fromkeys(wanted)]
     if epochs is not None:
         contenders = [
@@ -163,16 +167,6 @@ def _contenders(
     for name, value in settings(setting).items():
         contenders = _changed(contenders, name, value)
     return contenders
-
-
-def _sound_models() -> list[str]:
-    from bundlemage.studies.abilities import every_model
-
-    models = every_model()
-    for facts in models:
-        if facts.error is not None:
-            show.warn(f"left out: {facts.error}")
-    return [facts.name for facts in models if facts.error is None]
 
 
 def _changed(contenders: Sequence[Contender], name: str, value: Any) -> list[Contender]:
@@ -273,15 +267,11 @@ def models(name: str | None = None, as_json: AsJson = False) -> None:
     Options:
         name NAME: A model whose settings are to be shown.
     """
-    if name is None:
-        _list(as_json)
-    else:
-        _settings(name, as_json)
-
-
-def _list(as_json: bool) -> None:
     from bundlemage.studies.abilities import every_model
 
+    if name is not None:
+        _settings(name, as_json)
+        return
     every = every_model()
     if as_json:
         show.print_json([asdict(facts) for facts in every])

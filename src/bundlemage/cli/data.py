@@ -17,7 +17,6 @@ from bundlemage.errors import ConfigError
 from bundlemage.progress import Shown
 
 if TYPE_CHECKING:
-    from bundlemage.data.dataset import BundleDataset
     from bundlemage.downloads.public_data import ByHand
 
 app = typer.Typer(no_args_is_help=True, help="Check, describe, shard, generate and fetch data.")
@@ -89,42 +88,37 @@ def ingest(
 
 def stats(location: Location = "sample", table: Tables = None, as_json: AsJson = False) -> None:
     """The paper's dataset table, its popularity-bias figure, and how alike item and bundle tastes are."""
+    import numpy as np
+
+    from bundlemage.data.statistics import dataset_table, dissimilarity, popularity_bias
     from bundlemage.readers.load import read
 
     with show.notes.status(f"reading {label(location)}"):
         source = read(location, key_values(table, "--table"))
-        figures = _statistics(source.dataset)
+        data = source.dataset
+        similar = dissimilarity(data)
+        similar = similar[~np.isnan(similar)]
+        figures = {
+            "dataset": data.name,
+            **dataset_table(data),
+            "popularity_bias": popularity_bias(data),
+            "taste_similarity_median": float(np.median(similar)) if len(similar) else None,
+            "notes": list(data.notes),
+        }
     show.warn(*source.warnings)
     if as_json:
         show.print_json(figures)
         return
-    show.out.print(_table(figures))
-    show.caveats(source.dataset)
+    show.out.print(_statistics(figures))
+    show.caveats(data)
 
 
-def _statistics(dataset: BundleDataset) -> dict[str, Any]:
-    import numpy as np
-
-    from bundlemage.data.statistics import dataset_table, dissimilarity, popularity_bias
-
-    similar = dissimilarity(dataset)
-    similar = similar[~np.isnan(similar)]
-    return {
-        "dataset": dataset.name,
-        **dataset_table(dataset),
-        "popularity_bias": popularity_bias(dataset),
-        "taste_similarity_median": float(np.median(similar)) if len(similar) else None,
-        "notes": list(dataset.notes),
-    }
-
-
-def _table(figures: dict[str, Any]) -> Table:
-    table = Table(title=figures["dataset"], title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
+def _statistics(figures: dict[str, Any]) -> Table:
+    table = show.table(figures["dataset"], "", ">")
+    table.show_header = False
     for name in ("users", "bundles", "items"):
         table.add_row(name, f"{figures[name]:,}")
-    for name in ("user_bundle", "user_item", "bundle_item"):
+    for name in show.RELATIONS:
         label = name.replace("_", "-") + " pairs (density)"
         table.add_row(label, f"{figures[name + '_pairs']:,} ({figures[name + '_density']:.2%})")
     table.add_row("items per bundle, mean", f"{figures['items_per_bundle']:.2f}")

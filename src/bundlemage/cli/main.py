@@ -25,12 +25,9 @@ from bundlemage.cli.tune import tune
 from bundlemage.errors import BundleMageError, ConfigError
 
 MOVED = {
-    ("recommend", "--all"): "'recommend' answers for one user. For all users, use 'bundlemage recommend-all "
-    "DIR --output PATH'",
-    (
-        "data",
-        "--engine",
-    ): "data is checked and ingested on this machine, in bounded memory: leave --engine out",
+    "recommend --all": "'recommend' answers for one user. For all users, use 'bundlemage recommend-all DIR "
+    "--output PATH'",
+    "data --engine": "data is checked and ingested on this machine, in bounded memory: leave --engine out",
 }
 """Options that are now elsewhere, by their command, and what to use instead."""
 
@@ -39,33 +36,26 @@ class _Commands(TyperGroup):
     """Runs a command. An error is one clear message on stderr, with a traceback only for --debug."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        for (command, option), hint in MOVED.items():
+        for moved, hint in MOVED.items():
+            command, option = moved.split()
             if args[:1] == [command] and option in args:
                 raise ConfigError(hint)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        debug = bool(ctx.params.get("debug"))
         try:
             return super().invoke(ctx)
-        except BundleMageError as error:
-            if debug:
+        except (BundleMageError, OSError, KeyboardInterrupt) as error:
+            if ctx.params.get("debug") or isinstance(error, BrokenPipeError):
                 raise
-            _fail(ctx, str(error), 2)
-        except OSError as error:
-            if debug or isinstance(error, BrokenPipeError):
-                raise
-            _fail(ctx, f"{error.filename or 'the system'}: {error.strerror or error}", 2)
-        except KeyboardInterrupt:
-            if debug:
-                raise
-            _fail(ctx, "interrupted", 130)
-
-
-def _fail(ctx: Any, message: str, code: int) -> None:
-    for line in message.splitlines():
-        print(f"error: {line}", file=sys.stderr)
-    ctx.exit(code)
+            message, code = str(error), 2
+            if isinstance(error, OSError):
+                message = f"{error.filename or 'the system'}: {error.strerror or error}"
+            elif isinstance(error, KeyboardInterrupt):
+                message, code = "interrupted", 130
+            for line in message.splitlines():
+                print(f"error: {line}", file=sys.stderr)
+            ctx.exit(code)
 
 
 app = typer.Typer(

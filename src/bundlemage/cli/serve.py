@@ -168,10 +168,8 @@ def _bound(host: str, port: int) -> socket.socket:
     try:
         listening.bind((host, port))
         listening.listen(2048)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         listening.close()
-        if isinstance(error, OverflowError):
-            raise ConfigError(f"--port {port}: a port is a number from 0 to 65535") from None
         in_use = error.errno == errno.EADDRINUSE
         reason = "it is in use already; choose another with --port" if in_use else error.strerror
         raise ConfigError(f"cannot listen on {host}, port {port}: {reason}") from None

@@ -56,7 +56,7 @@ def tune(
     """Search for the best settings of a model on PATH.
 
     Each trial trains on the training part of the split and is judged by validation nDCG@5; the test cases are
-    not there to be seen. Trials that are worse than half of the others are stopped early. A study can be
+    not used. Trials that are worse than half of the others are stopped early. A study can be
     killed at any time: the same command with --resume continues it. Ctrl-C ends early and keeps all trials.
 
     Options:
