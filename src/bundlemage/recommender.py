@@ -253,7 +253,9 @@ class Recommender(Asker):
             ) from None
         model.to(on_device).eval()
         trade = Trade.of(dataset)
-        loaded._fitted = (model, Shop(dataset, on_device, trade if sales is None else trade.selling(*sales)))
+        if sales is not None:
+            trade = replace(trade, item_sales=sales[0], bundle_sales=sales[1])
+        loaded._fitted = (model, Shop(dataset, on_device, trade))
         return loaded
 
 

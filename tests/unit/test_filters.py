@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +9,6 @@ import pytest
 
 from bundlemage import History, Recommender, SplitPlan
 from bundlemage.core.filters import Filter, Shelf
-from bundlemage.core.shop import RecentlyUsed
 from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, Catalogue
 from bundlemage.errors import ConfigError, UnknownIdError
 from tests.small_shop import dataset_of
@@ -193,18 +191,6 @@ class TestKept:
         ]
         assert found[1] is found[0]
         assert found[2] is found[0]
-
-    def test_the_last_few_are_kept(self) -> None:
-        kept: RecentlyUsed[int] = RecentlyUsed(2)
-        made: list[int] = []
-
-        def make(key: int) -> int:
-            made.append(key)
-            return key
-
-        for key in (1, 2, 1, 3, 1, 2):
-            assert kept.get(key, partial(make, key)) == key
-        assert made == [1, 2, 3, 2]  # asked for again, 1 was younger than 2
 
     def test_numbers_are_ids_as_well(self) -> None:
         assert Filter(exclude=[1, 2]) == Filter(exclude=["2", "1"])

@@ -9,9 +9,8 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -81,14 +80,15 @@ def artifact_version(path: Path) -> str:
         raise ArtifactError(f"{path} is not a saved model: {why}") from None
 
 
-def describe_artifact(path: Path) -> tuple[str, str, dict[str, Any]]:
-    """The version, the model's name and its metrics. Nothing else is read."""
+def describe_artifact(path: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """The version, the content of config.json, and the metrics. Nothing else is read."""
     version = artifact_version(path)
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        return version, config["model"], json.loads((path / "metrics.json").read_text(encoding="utf-8"))
+        config, metrics = (json.loads((path / f"{name}.json").read_bytes()) for name in ("config", "metrics"))
+        _ = config["model"], config["dataset"]
     except (OSError, ValueError, KeyError) as error:
         raise ArtifactError(f"{path} is damaged: its config.json or metrics.json cannot be read") from error
+    return version, config, metrics
 
 
 def check_replaceable(path: Path) -> None:
@@ -147,7 +147,8 @@ def _seal(file: Path) -> dict[str, Any]:
 
 def load_artifact(path: Path) -> Artifact:
     """Read a folder, and check the checksum of each file."""
-    return _artifact(_verified_files(path), users=True)
+    files = {name: _checked(path / name, *saved) for name, saved in _listed(path).items()}
+    return _artifact(files, users=True)
 
 
 def load_without_users(path: Path) -> Artifact:
@@ -200,40 +201,23 @@ def _artifact(files: dict[str, bytes], *, users: bool) -> Artifact:
 def verify_artifact(path: Path, progress: Progress = in_silence) -> str:
     """Check every file without holding any in memory, and return the version of the model."""
     listed, done = _listed(path), 0
-    total = sum(each.size for each in listed.values())
+    total = sum(size for size, _ in listed.values())
     for name, saved in listed.items():
         progress("bytes checked", done, total)
-        done += saved.size
-        with _opened(path / name) as handle:
-            digest = hashlib.file_digest(handle, "sha256")
-            _check(path / name, saved, os.fstat(handle.fileno()).st_size, digest.hexdigest())
+        _checked(path / name, *saved, keep=False)
+        done += saved[0]
     progress("bytes checked", total, total)
     return artifact_version(path)
 
 
-def _verified_files(path: Path) -> dict[str, bytes]:
-    """The contents of every file in the manifest, each checked."""
-    files = {}
-    for name, saved in _listed(path).items():
-        with _opened(path / name) as handle:
-            content = files[name] = handle.read()
-        _check(path / name, saved, len(content), hashlib.sha256(content).hexdigest())
-    return files
-
-
-class _Saved(NamedTuple):
-    size: int
-    checksum: str
-
-
-def _listed(path: Path) -> dict[str, _Saved]:
-    """The size and checksum of each file, by the manifest."""
+def _listed(path: Path) -> dict[str, tuple[int, str]]:
+    """The size and the checksum of each file, by the manifest."""
     if not path.is_dir():
         raise ArtifactError(f"no saved model at {path}: there is no such folder")
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         form, version, files = manifest["format"], manifest["version"], manifest["files"]
-        listed = {name: _Saved(files[name]["bytes"], files[name]["sha256"]) for name in FILES}
+        listed = {name: (files[name]["bytes"], files[name]["sha256"]) for name in FILES}
     except FileNotFoundError:
         raise ArtifactError(f"{path} is not a saved model: it has no {MANIFEST}") from None
     except (ValueError, KeyError, TypeError):
@@ -248,20 +232,20 @@ def _listed(path: Path) -> dict[str, _Saved]:
     return listed
 
 
-def _opened(file: Path) -> BufferedReader:
+def _checked(file: Path, size: int, checksum: str, *, keep: bool = True) -> bytes:
+    """Check the size and the checksum of a file. Returns its content, or nothing unless `keep`."""
     try:
-        return file.open("rb")
+        with file.open("rb") as handle:
+            content = handle.read() if keep else b""
+            digest = hashlib.sha256(content) if keep else hashlib.file_digest(handle, "sha256")
+            length = handle.tell()
     except OSError as error:
         raise ArtifactError(f"{file} cannot be read ({error.strerror}); copy the folder again") from None
-
-
-def _check(file: Path, saved: _Saved, size: int, checksum: str) -> None:
-    if size != saved.size:
-        raise ArtifactError(
-            f"{file} has {size:,} bytes where {saved.size:,} were saved; copy the folder again"
-        )
-    if checksum != saved.checksum:
+    if length != size:
+        raise ArtifactError(f"{file} has {length:,} bytes where {size:,} were saved; copy the folder again")
+    if digest.hexdigest() != checksum:
         raise ArtifactError(f"{file} was altered after it was saved; copy the folder again")
+    return content
 
 
 def _table(content: bytes) -> pa.Table:

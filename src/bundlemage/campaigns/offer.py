@@ -157,9 +157,7 @@ def _bytes(table: pa.Table) -> bytes:
 
 def stock_of(shop: Shop) -> Whole:
     """The stock of each item; 0 if it is unknown, as for a filter."""
-    _ = shop.item_shelf.in_stock  # raises an error if the catalogue has no stock
-    assert shop.item_shelf.catalogue is not None
-    stock: Whole = shop.item_shelf.catalogue["stock"].fill_null(0).to_numpy().astype(np.int64)
+    stock: Whole = shop.item_shelf.column("stock").fill_null(0).to_numpy().astype(np.int64)
     return np.maximum(stock, 0)
 
 

@@ -139,20 +139,20 @@ class Shelf:
 
     @cached_property
     def titles(self) -> Sequence[str | None]:
-        """The titles, by position; empty where there is no catalogue."""
+        """The titles, by position; empty if there is no catalogue."""
         titles: Sequence[str | None] = [] if self.catalogue is None else self.catalogue["title"].to_pylist()
         return titles
 
     @cached_property
     def prices(self) -> npt.NDArray[np.float64]:
         """The prices, by position; nan where a price is not known."""
-        prices: npt.NDArray[np.float64] = self._column("price").to_numpy(zero_copy_only=False)
+        prices: npt.NDArray[np.float64] = self.column("price").to_numpy(zero_copy_only=False)
         return prices
 
     @cached_property
     def tagged(self) -> dict[str, npt.NDArray[np.int64]]:
         """For each tag, the positions of the items or bundles that have it."""
-        column = self._column("tags")
+        column = self.column("tags")
         row = pc.list_parent_indices(column).to_numpy()
         coded = column.flatten().dictionary_encode(null_encoding="encode")
         codes = coded.indices.to_numpy(zero_copy_only=False)
@@ -166,7 +166,7 @@ class Shelf:
     @cached_property
     def in_stock(self) -> Mask:
         """True for each item or bundle that is in stock."""
-        stock = self._column("stock").fill_null(0).to_numpy(zero_copy_only=False)
+        stock = self.column("stock").fill_null(0).to_numpy(zero_copy_only=False)
         return np.asarray(stock > 0)
 
     def all_in_stock(self, items: Collection[int]) -> bool:
@@ -189,24 +189,25 @@ class Shelf:
         """Whether any stock is known."""
         return self._has("stock")
 
-    def lacks(self, name: str) -> ConfigError:
-        """The error for a filter on a column that has no value at all."""
-        kind = "item" if name == "stock" else self.ids.kind  # a bundle is in stock if all its items are
-        return ConfigError(
-            f"cannot filter by {name}: no {kind} has {_A[name]}. Put a column {name!r} into the "
-            f"table of {kind}s (see 'bundlemage data check') and train again, or send it to the service: "
-            f"PUT /v1/{kind}s/ID"
-        )
+    def column(self, name: str) -> Any:
+        """A column of the catalogue as an Arrow array; raises `ConfigError` if it has no value at all."""
+        if not self._has(name):
+            kind = "item" if name == "stock" else self.ids.kind  # a bundle is in stock if all its items are
+            raise ConfigError(
+                f"cannot filter by {name}: no {kind} has {_A[name]}. Put a column {name!r} into the "
+                f"table of {kind}s (see 'bundlemage data check') and train again, or send it to the service: "
+                f"PUT /v1/{kind}s/ID"
+            )
+        return self._values(name)
 
     def _has(self, name: str) -> bool:
-        table = self.catalogue
-        return table is not None and name in table.column_names and table[name].null_count < len(table)
+        values = self._values(name)
+        return values is not None and values.null_count < len(values)
 
-    def _column(self, name: str) -> Any:
-        if not self._has(name):
-            raise self.lacks(name)
-        assert self.catalogue is not None
-        return self.catalogue[name].combine_chunks()
+    def _values(self, name: str) -> Any:
+        """A column as an Arrow array; None if the catalogue does not have it."""
+        table = self.catalogue
+        return table[name].combine_chunks() if table is not None and name in table.column_names else None
 
 
 class _BundleShelf(Shelf):

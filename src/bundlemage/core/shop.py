@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
+from functools import cached_property, lru_cache, partial
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from bundlemage.core.filters import Filter, Shelf
+from bundlemage.core.filters import Filter, Mask, Shelf
 from bundlemage.core.history import History, Id, NewBundles, User
 from bundlemage.core.ranking import Ranker, Ranking
 from bundlemage.data.dataset import BundleDataset
@@ -22,7 +22,6 @@ from bundlemage.errors import ConfigError
 from bundlemage.models.base import Histories, Interactions, Model, SalesScorer, require
 from bundlemage.models.ragged import Contents, Ragged
 
-T = TypeVar("T")
 ExpectedSales: TypeAlias = Mapping[str, float]
 """How often new bundles are expected to sell, by their ids."""
 
@@ -48,8 +47,8 @@ class Candidates:
     """The items or bundles that an answer may contain."""
 
     ids: tuple[str, ...]
-    titles: Sequence[str | None]
-    """May be shorter than `ids`: the rest have no title."""
+    title: Callable[[int], str | None]
+    """The title at a position, or None."""
     shares: Tensor  # [candidates], the share of each in all sales
     hidden: Tensor  # [candidates]: 0, or -∞ for a candidate that must not be shown
 
@@ -59,8 +58,8 @@ class Candidates:
 
     def answer(self, position: int, score: float, rank: int, popular: bool) -> Recommendation:
         """The candidate at a position, as an answer."""
-        title = self.titles[position] if position < len(self.titles) else None
-        return Recommendation(self.ids[position], title, score, rank, "popular" if popular else "model")
+        source: Literal["model", "popular"] = "popular" if popular else "model"
+        return Recommendation(self.ids[position], self.title(position), score, rank, source)
 
     def answers(self, ranking: Ranking) -> list[list[Recommendation]]:
         """The answers of each row of a ranking, with ids and titles."""
@@ -82,24 +81,6 @@ class Candidates:
         ]
 
 
-class RecentlyUsed(Generic[T]):
-    """Keeps the results that were used last, at most `most` of them."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._results: dict[Any, T] = {}
-
-    def get(self, key: Any, make: Callable[[], T]) -> T:
-        """The result for a key; `make` computes it if it is not kept."""
-        result = self._results.pop(key, None)
-        if result is None:
-            result = make()
-            for oldest in list(self._results)[: len(self._results) + 1 - self._most]:
-                self._results.pop(oldest, None)
-        self._results[key] = result  # at the end: it was used last
-        return result
-
-
 @dataclass(frozen=True)
 class Trade:
     """How often things sell, and which are no longer sold."""
@@ -119,10 +100,6 @@ class Trade:
             np.zeros(items, bool),
             np.zeros(bundles, bool),
         )
-
-    def selling(self, items: npt.NDArray[np.int64], bundles: npt.NDArray[np.int64]) -> Trade:
-        """The same with other numbers of sales."""
-        return replace(self, item_sales=items, bundle_sales=bundles)
 
     def with_more_bundles(self, count: int) -> Trade:
         """A copy, with room for bundles that nobody has bought yet."""
@@ -150,28 +127,32 @@ class Shop:
         self.trade = trade or Trade.of(dataset)
         self.item_shelf, self.bundle_shelf = shelves or Shelf.of(dataset)
         self.interactions = interactions or Interactions.of(dataset, device)
-
+        # A bundle without items cannot be sold, and its score would mean nothing.
+        filled = np.diff(dataset.bundle_item.indptr) > 0
         # Nothing in here refers back to the shop, so that it is freed as soon as the shop is.
-        self._hidden: RecentlyUsed[Tensor] = RecentlyUsed(FILTERS_KEPT)
-        self._with_more: RecentlyUsed[Ragged] = RecentlyUsed(CONTENTS_KEPT)
+        self._hide_items = partial(_hidden, self.item_shelf, ~self.trade.items_gone, device)
+        self._hide_bundles = partial(_hidden, self.bundle_shelf, ~self.trade.bundles_gone & filled, device)
+        self._hidden_items = lru_cache(FILTERS_KEPT)(self._hide_items)
+        self._hidden_bundles = lru_cache(FILTERS_KEPT)(self._hide_bundles)
+        self._contents = lru_cache(CONTENTS_KEPT)(partial(_contents, self.interactions.bundle_item))
 
     def items(self, where: Filter | None = None) -> Candidates:
         """All items; those that the filter `where` excludes are hidden."""
-        return replace(self._all_items, hidden=self._hidden_of("item", where))
+        return replace(self._all_items, hidden=self._hidden_items(where))
 
     def bundles(self, where: Filter | None = None, new: NewBundles | None = None) -> Candidates:
         """The shop's bundles and the new ones, which nobody has bought yet; those that cannot be sold are
         hidden, as are those that the filter `where` excludes."""
         if not new:
-            return replace(self._all_bundles, hidden=self._hidden_of("bundle", where))
+            return replace(self._all_bundles, hidden=self._hidden_bundles(where))
         for name in new:
             if name in self.dataset.bundles:
                 raise ConfigError(f"new bundle {name!r} has the id of a bundle that the shop has already")
         known = self._all_bundles
         shares = torch.cat([known.shares, known.shares.new_zeros(len(new))])
         items = [self.item_positions(inside) for inside in new.values()]
-        hidden = self._never(self.bundle_shelf, where, list(zip(new, items, strict=True)))
-        return Candidates(known.ids + tuple(new), known.titles, shares, hidden)
+        hidden = self._hide_bundles(where, list(zip(new, items, strict=True)))
+        return Candidates(known.ids + tuple(new), known.title, shares, hidden)
 
     @cached_property
     def _all_items(self) -> Candidates:
@@ -183,22 +164,7 @@ class Shop:
 
     def _all(self, shelf: Shelf, sales: npt.NDArray[np.int64]) -> Candidates:
         shares = torch.from_numpy((sales / max(1, sales.sum())).astype(np.float32)).to(self.device)
-        return Candidates(shelf.ids.ids, shelf.titles, shares, torch.zeros_like(shares))
-
-    def _hidden_of(self, kind: Literal["item", "bundle"], where: Filter | None) -> Tensor:
-        shelf = self.item_shelf if kind == "item" else self.bundle_shelf
-        return self._hidden.get((kind, where), lambda: self._never(shelf, where, []))
-
-    def _never(self, shelf: Shelf, where: Filter | None, later: list[tuple[str, list[int]]]) -> Tensor:
-        """-∞ for each candidate that must not be shown."""
-        allowed = shelf.allowed(where or Filter(), later)
-        gone = self.trade.bundles_gone if shelf is self.bundle_shelf else self.trade.items_gone
-        allowed[: len(gone)] &= ~gone
-        if shelf is self.bundle_shelf:
-            # A bundle without items cannot be sold, and its score would mean nothing.
-            sizes = np.diff(self.dataset.bundle_item.indptr)
-            allowed &= np.concatenate([sizes, np.array([len(items) for _, items in later], sizes.dtype)]) > 0
-        return torch.from_numpy(np.where(allowed, 0.0, -np.inf).astype(np.float32)).to(self.device)
+        return Candidates(shelf.ids.ids, shelf.title, shares, torch.zeros_like(shares))
 
     @cached_property
     def user_ids(self) -> pa.Array:
@@ -325,22 +291,32 @@ class Shop:
             torch.tensor(positions, dtype=torch.int64, device=self.device),
         )
         sales = tuple(expected.get(name) for name in new) if expected else ()
-        return histories, self._contents_with(tuple(added), sales)
+        return histories, self._contents(tuple(added), sales)
 
-    def _contents_with(self, more: tuple[tuple[int, ...], ...], expected: tuple[float | None, ...]) -> Ragged:
-        """The contents of the shop's bundles and of more; `expected` has the sales of the first of those."""
 
-        def together() -> Ragged:
-            later = Ragged.from_lists(more, self.device)
-            if expected:
-                sales = torch.full((len(more),), torch.nan, device=self.device)
-                for place, count in enumerate(expected):
-                    sales[place] = math.nan if count is None else count
-                later = Contents.of(later, sales)
-            return self.interactions.bundle_item.append(later)
+def _hidden(
+    shelf: Shelf,
+    sold: Mask,
+    device: torch.device,
+    where: Filter | None = None,
+    later: Sequence[tuple[str, Sequence[int]]] = (),
+) -> Tensor:
+    """0 for each candidate that may be shown, and -∞ for the others. `later` are the new bundles."""
+    sold = np.concatenate([sold, np.array([len(items) > 0 for _, items in later], bool)])
+    allowed = shelf.allowed(where or Filter(), later) & sold
+    return torch.from_numpy(np.where(allowed, 0.0, -np.inf).astype(np.float32)).to(device)
 
-        contents = self.interactions.bundle_item
-        return self._with_more.get((more, expected), together) if more else contents
+
+def _contents(known: Ragged, more: tuple[tuple[int, ...], ...], expected: tuple[float | None, ...]) -> Ragged:
+    """The contents of the shop's bundles and of more; `expected` has the sales of the first of those."""
+    if not more:
+        return known
+    later = Ragged.from_lists(more, known.values.device)
+    if expected:
+        sales = [math.nan if count is None else count for count in expected]
+        sales += [math.nan] * (len(more) - len(sales))
+        later = Contents.of(later, torch.tensor(sales, device=known.values.device))
+    return known.append(later)
 
 
 def _row(matrix: Any, row: int) -> list[int]:

@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 
+from bundlemage.artifact.files import describe_artifact
 from bundlemage.data.splits import GenerationCases, MatchingCases, Source, Split
 from bundlemage.engines.base import ModelJob, Workers
-from bundlemage.engines.people import trained_on
 from bundlemage.errors import ConfigError
 from bundlemage.evaluation.protocols import Evaluation, PerCase, case_metrics, cases_at_a_time, evaluation_of
 from bundlemage.models.base import Completer, Interactions, Matcher, can
@@ -33,7 +33,7 @@ class EvaluationJob(ModelJob):
     @cached_property
     def source(self) -> Source:
         """The data, read when it is first needed."""
-        if self.location is None and (name := trained_on(self.model)["name"]) != SAMPLE:
+        if self.location is None and (name := describe_artifact(self.model)[1]["dataset"]["name"]) != SAMPLE:
             raise ConfigError(
                 f"on what data? This model was trained on {name!r}: "
                 "give its location, as in 'bundlemage evaluate DIR PATH'"

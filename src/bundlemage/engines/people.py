@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +12,6 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from bundlemage.artifact.files import artifact_version
 from bundlemage.data.shards import Layout, Part, read_part, rows_of
 from bundlemage.errors import ArtifactError
 from bundlemage.models.base import Histories, Interactions
@@ -95,7 +92,11 @@ class LayoutPeople:
 
 def _ragged(column: pa.ChunkedArray) -> Ragged:
     counts, positions = rows_of(column)
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return _of_lengths(positions, counts)
+
+
+def _of_lengths(positions: np.ndarray, lengths: np.ndarray) -> Ragged:
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     return Ragged(torch.from_numpy(positions.astype(np.int64)), torch.from_numpy(offsets))
 
 
@@ -126,38 +127,19 @@ class _PairsFile:
     """A Parquet table of `row` and `column`, sorted by both."""
 
     def __init__(self, file: Path) -> None:
-        self._file = _open(file)
-
-    @cached_property
-    def _edges(self) -> np.ndarray:  # [groups, 2]: the first and the last row of each group
-        groups = (self._file.metadata.row_group(n) for n in range(self._file.num_row_groups))
-        statistics = [group.column(0).statistics for group in groups]
-        return np.array([(each.min, each.max) for each in statistics], np.int64).reshape(-1, 2)
+        self._path, self._file = file, _open(file)
 
     def rows(self, start: int, end: int) -> Ragged:
-        inside = np.flatnonzero((self._edges[:, 1] >= start) & (self._edges[:, 0] < end))
-        table = self._file.read_row_groups(inside.tolist())
-        row, column = table["row"].to_numpy(), table["column"].to_numpy()
-        first, last = np.searchsorted(row, [start, end])
-        lengths = np.bincount(row[first:last] - start, minlength=end - start)
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        return Ragged(torch.from_numpy(column[first:last].astype(np.int64)), torch.from_numpy(offsets))
+        """The columns of some rows. Only the row groups that contain them are read."""
+        table = pq.read_table(self._path, filters=[("row", ">=", start), ("row", "<", end)])
+        lengths = np.bincount(table["row"].to_numpy() - start, minlength=end - start)
+        return _of_lengths(table["column"].to_numpy(), lengths)
 
     def counts(self, columns: int) -> np.ndarray:
         counts = np.zeros(columns, np.int64)
         for batch in self._file.iter_batches(2**20, columns=["column"]):
             counts += np.bincount(batch["column"].to_numpy(), minlength=columns)
         return counts
-
-
-def trained_on(model: Path) -> dict[str, Any]:
-    """What a saved model says about its data, such as name and fingerprint."""
-    artifact_version(model)  # raises an error if there is no model
-    try:
-        described: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))["dataset"]
-    except (OSError, ValueError, KeyError) as error:
-        raise ArtifactError(f"{model} is damaged: its config.json cannot be read") from error
-    return described
 
 
 def rows_in(file: Path) -> int:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bundlemage.artifact.files import artifact_version, load_without_users, verify_artifact
+from bundlemage.artifact.files import artifact_version, describe_artifact, load_without_users, verify_artifact
 from bundlemage.core.bulk import joined, record_batches, write_parquet
 from bundlemage.core.filters import Filter
 from bundlemage.data.dataset import fingerprint
@@ -28,7 +28,6 @@ from bundlemage.engines.people import (
     Sample,
     rows_in,
     spread,
-    trained_on,
 )
 from bundlemage.errors import ArtifactError, BundleMageError, ClusterError, ConfigError
 from bundlemage.progress import Progress
@@ -247,6 +246,7 @@ class PartScorer:
         layout = Layout.open(job.users)
         if fingerprint(layout.digests) != self.ready.users_from:
             raise ConfigError(f"{job.users} was replaced by other data meanwhile; start again")
+        trained = describe_artifact(job.model)[1]["dataset"]
         mine = load_without_users(job.model).dataset.digests()
         for kind in ("items", "bundles", "bundle_item"):
             if layout.digests[kind] != mine[kind]:
@@ -255,7 +255,7 @@ class PartScorer:
                     f"{job.users} does not fit the model in {job.model}: the {what} are others. Give users "
                     "of the very shop that the model was trained on"
                 )
-        return LayoutPeople(layout, known=trained_on(job.model)["fingerprint"] == self.ready.users_from)
+        return LayoutPeople(layout, known=trained["fingerprint"] == self.ready.users_from)
 
     def __call__(self, number: int) -> PartDone:
         """Answer for the users of a part; write the answers to the folder, or return them."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import pyarrow as pa
 
 from bundlemage.core.filters import Facts, Mask, Shelf
 from bundlemage.data.vocabulary import Vocabulary
@@ -71,20 +69,7 @@ class Stock:
 
 
 EMPTY = Stock(0, {}, {})
-
-
-class _Titles(Sequence[str | None]):
-    """Titles that are looked up one by one: an answer needs only a few of them."""
-
-    def __init__(self, ids: Vocabulary, records: Mapping[str, Item | Bundle]) -> None:
-        self._ids, self._records = ids, records
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def __getitem__(self, place: Any) -> Any:
-        record = self._records.get(self._ids[place])
-        return record.title if record else None
+_TYPES = {"price": pa.float64(), "tags": pa.list_(pa.string()), "stock": pa.int64()}
 
 
 class RecordShelf(Shelf):
@@ -92,53 +77,36 @@ class RecordShelf(Shelf):
     the catalogue is cheap. What the model knows and the shop does not has no title, price or tag."""
 
     def __init__(
-        self, ids: Vocabulary, records: Mapping[str, Item | Bundle], in_stock: Callable[[], Mask | None]
+        self,
+        ids: Vocabulary,
+        records: Mapping[str, Item | Bundle],
+        stock: Callable[[], pa.Array | None] | None = None,
     ) -> None:
+        """`stock` returns the column `stock` of bundles, whose records have none."""
         super().__init__(ids, None)
-        self._records, self._in_stock = records, in_stock
+        self._records, self._stock = records, stock
+        self._columns: dict[str, pa.Array | None] = {}
 
-    @cached_property
-    def titles(self) -> Sequence[str | None]:
-        """The titles, by position."""
-        return _Titles(self.ids, self._records)
+    def _values(self, name: str) -> Any:
+        if name not in self._columns:
+            records = map(self._records.get, self.ids)
+            if name == "stock" and self._stock is not None:
+                self._columns[name] = self._stock()
+            else:
+                values = (getattr(record, name, None) for record in records)
+                known = [None if value == () else value for value in values]
+                self._columns[name] = pa.array(known, _TYPES[name])
+        return self._columns[name]
 
-    @cached_property
-    def prices(self) -> npt.NDArray[np.float64]:
-        """The prices, by position; nan where a price is not known."""
-        records = map(self._records.get, self.ids)
-        prices = np.array([record.price if record else None for record in records], np.float64)
-        if np.isnan(prices).all():
-            raise self.lacks("price")
-        return prices
-
-    @cached_property
-    def tagged(self) -> dict[str, npt.NDArray[np.int64]]:
-        """For each tag, the positions of the items or bundles that have it."""
-        places: defaultdict[str, list[int]] = defaultdict(list)
-        for place, record in enumerate(map(self._records.get, self.ids)):
-            for tag in record.tags if record else ():
-                places[tag].append(place)
-        if not places:
-            raise self.lacks("tags")
-        return {tag: np.array(positions, np.int64) for tag, positions in places.items()}
-
-    @cached_property
-    def in_stock(self) -> Mask:
-        """True for each item or bundle that is in stock."""
-        in_stock = self._in_stock()
-        if in_stock is None:
-            raise self.lacks("stock")
-        return in_stock
+    def title(self, place: int) -> str | None:
+        """The title at a position, or None."""
+        record = self._records.get(self.ids[place])
+        return record.title if record else None
 
     def facts(self, place: int) -> Facts:
         """What the catalogue says about the item or bundle at a position."""
         record = self._records.get(self.ids[place])
         return Facts(record.title, record.price, tuple(record.tags)) if record else Facts()
-
-    @property
-    def tells_stock(self) -> bool:
-        """Whether any stock is known."""
-        return self._in_stock() is not None
 
 
 def shelves(
@@ -146,11 +114,7 @@ def shelves(
 ) -> tuple[Shelf, Shelf]:
     """The shelves of items and of bundles, of which `bundles_in_stock` says which are in stock."""
 
-    def items_in_stock() -> Mask | None:
-        known = [item.stock if item else None for item in map(stock.items.get, items)]
-        return None if all(count is None for count in known) else np.array(list(map(bool, known)), bool)
+    def bundle_stock() -> pa.Array | None:
+        return pa.array(bundles_in_stock.astype(np.int64)) if stock.tells_stock else None
 
-    return (
-        RecordShelf(items, stock.items, items_in_stock),
-        RecordShelf(bundles, stock.bundles, lambda: bundles_in_stock if stock.tells_stock else None),
-    )
+    return RecordShelf(items, stock.items), RecordShelf(bundles, stock.bundles, bundle_stock)

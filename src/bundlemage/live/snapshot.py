@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -135,9 +135,10 @@ class Live(Asker):
         dataset = self._rows.dataset
         items, bundles = dataset.items.known_positions, dataset.bundles.known_positions
         if sales is not None:
-            trade = trade.selling(
-                np.array([sales.items.get(name, 0) for name in dataset.items], np.int64),
-                np.array([sales.bundles.get(name, 0) for name in dataset.bundles], np.int64),
+            trade = replace(
+                trade,
+                item_sales=np.array([sales.items.get(name, 0) for name in dataset.items], np.int64),
+                bundle_sales=np.array([sales.bundles.get(name, 0) for name in dataset.bundles], np.int64),
             )
         for item in change.items:
             if item.id in items:
@@ -206,8 +207,8 @@ class Live(Asker):
 
 def record_of(path: Path) -> ModelRecord:
     """The record of a saved model for the store."""
-    version, name, metrics = describe_artifact(path)
-    return ModelRecord(version, str(path.resolve()), name, metrics)
+    version, config, metrics = describe_artifact(path)
+    return ModelRecord(version, str(path.resolve()), config["model"], metrics)
 
 
 def load_published(record: ModelRecord, device: str = "auto") -> Recommender:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from bundlemage.core.answering import Batch, exact_ranking, rows_at_a_time
 from bundlemage.core.ranking import Ranker, Ranking, top
-from bundlemage.core.shop import FILTERS_KEPT, RecentlyUsed, Shop
+from bundlemage.core.shop import FILTERS_KEPT, Shop
 from bundlemage.errors import MissingExtraError
 from bundlemage.models.base import Factors, Histories, Indexable
 from bundlemage.models.ragged import Ragged
@@ -66,7 +67,7 @@ class BundleIndex:
         self.shop = shop
         self.factors = factors
         self._hidden = shop.bundles().hidden  # bundles that are never shown are not in the index
-        self._views: RecentlyUsed[_View] = RecentlyUsed(FILTERS_KEPT)
+        self._views = lru_cache(FILTERS_KEPT)(self._seen)
         members = (self._hidden == 0).nonzero()[:, 0].cpu()
         self.size = len(members)
         self.cells = max(1, min(self.size, round(2 * math.sqrt(self.size))))
@@ -183,8 +184,7 @@ class BundleIndex:
         """The bundles that are left where `hidden` says so."""
         if len(hidden) > len(self._hidden):  # with new bundles, the tensor is another one each time
             return self._seen(hidden)
-        # A view keeps its tensor, so that no other tensor can have the same id.
-        return self._views.get(id(hidden), lambda: self._seen(hidden))
+        return self._views(hidden)
 
     def _seen(self, hidden: Tensor) -> _View:
         known = hidden[: len(self._hidden)]
