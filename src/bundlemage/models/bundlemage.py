@@ -31,6 +31,7 @@ from bundlemage.models.base import (
 )
 from bundlemage.models.bipartite import Bipartite
 from bundlemage.models.config import BundleMageConfig, ModelConfig
+from bundlemage.models.division import LossRows
 from bundlemage.models.kept_tables import KeptTables, VectorTable
 from bundlemage.models.losses import Prior, fitted_weight
 from bundlemage.models.premix import PreMix, feed_forward
@@ -231,9 +232,8 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
         # Eq. bundle_rep: q_u = E¹XD⁻¹r̈_u / ‖r̈_u‖₁
         q = mean_of_rows(data.user_bundle, users, bundle_table, self._hidden(self.config.mask_bundles))
         z = self.query(self.user_vectors(p, q), "matching")
-        weights = self.row_weights(users, data)
-        factors, positives = self.factors(bundle_table), (data.user_bundle, users)
-        return self.division.loss_over("bundles", z, factors, positives, users, weights, self.bundle_prior)
+        rows = LossRows(z, users, self.row_weights(users, data), data.user_bundle, users)
+        return self.division.loss_over("bundles", rows, self.factors(bundle_table), self.bundle_prior)
 
     def generation_loss(self, pairs: Tensor, data: Interactions) -> Tensor:
         """Eq. generation_loss, for a batch of pairs of a user and a bundle."""
@@ -248,9 +248,8 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
         # Eq. incomplete_bundle_rep: z_b = E²ẍ_b / ‖ẍ_b‖₁
         partial = self.division.mean_of_contents(data, targets, table, self._hidden(self.config.mask_items))
         z = self.query(self.pair_vectors(self.user_vectors(p, q), partial), "generation")
-        weights = self.row_weights(users, data, targets)
-        factors, positives = self.factors(table), (data.bundle_item, targets)
-        return self.division.loss_over("items", z, factors, positives, users, weights, self.item_prior)
+        rows = LossRows(z, users, self.row_weights(users, data, targets), data.bundle_item, targets)
+        return self.division.loss_over("items", rows, self.factors(table), self.item_prior)
 
     def row_weights(self, users: Tensor, data: Interactions, targets: Tensor | None = None) -> Tensor:
         """The weight of each row of a loss: of users in matching, of users with targets in generation."""

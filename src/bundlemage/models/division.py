@@ -4,7 +4,7 @@ and sums over items and bundles go through here."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,18 @@ if TYPE_CHECKING:
     from bundlemage.models.base import Divisible, Histories, Interactions
 
 ItemTables = Literal["replicated", "sharded"]
+Catalogue = Literal["bundles", "items"]
+
+
+class LossRows(NamedTuple):
+    """The rows of a batch whose loss is wanted."""
+
+    z: Tensor
+    users: Tensor
+    weights: Tensor
+    positives: Ragged
+    places: Tensor
+    """Each row's place in `positives`."""
 
 
 class Division(Unchanging):
@@ -76,21 +88,9 @@ class Division(Unchanging):
         """Scores of some items in each row, where `scores` has those of this process's items."""
         return scores.gather(1, candidates)  # [rows, candidates]
 
-    def loss_over(
-        self,
-        catalogue: Literal["bundles", "items"],
-        z: Tensor,
-        table: Tensor,
-        positives: tuple[Ragged, Tensor],
-        users: Tensor,
-        weights: Tensor,
-        prior: Prior | None,
-    ) -> Tensor:
-        """−log of the softmax over all bundles, or items, at the positives of each row.
-
-        `positives` are a table of positives and each row's place in it. `users` are the users of the rows.
-        """
-        return multinomial_loss(z, table, positives[0], weights, positives[1], prior)
+    def loss_over(self, catalogue: Catalogue, rows: LossRows, table: Tensor, prior: Prior | None) -> Tensor:
+        """−log of the softmax over all bundles, or items, at the positives of each row."""
+        return multinomial_loss(rows.z, table, rows.positives, rows.weights, rows.places, prior)
 
     def add_gradients(self, model: torch.nn.Module) -> None:
         """Adds up the gradients of the processes' parts of a loss."""
@@ -133,19 +133,10 @@ class DividedUsers(Division):
     # Vectors are computed for the whole batch, which is cheap, so that masks and dropout are drawn as one
     # process would draw them. The rows of other users are then wrong, and the loss leaves them out.
 
-    def loss_over(
-        self,
-        catalogue: Literal["bundles", "items"],
-        z: Tensor,
-        table: Tensor,
-        positives: tuple[Ragged, Tensor],
-        users: Tensor,
-        weights: Tensor,
-        prior: Prior | None,
-    ) -> Tensor:
-        mine = self._mine(users)
-        loss = multinomial_loss(z[mine], table, positives[0], weights[mine], positives[1][mine], prior)
-        return loss * (len(mine) / len(z))
+    def loss_over(self, catalogue: Catalogue, rows: LossRows, table: Tensor, prior: Prior | None) -> Tensor:
+        mine = self._mine(rows.users)
+        z, weights, places = rows.z[mine], rows.weights[mine], rows.places[mine]
+        return multinomial_loss(z, table, rows.positives, weights, places, prior) * (len(mine) / len(rows.z))
 
     def add_gradients(self, model: torch.nn.Module) -> None:
         self._group.add_gradients(model.parameters())
@@ -244,23 +235,15 @@ class DividedItems(Division):
     def total(self, part: Tensor) -> Tensor:
         return self._group.total(part)
 
-    def loss_over(
-        self,
-        catalogue: Literal["bundles", "items"],
-        z: Tensor,
-        table: Tensor,
-        positives: tuple[Ragged, Tensor],
-        users: Tensor,
-        weights: Tensor,
-        prior: Prior | None,
-    ) -> Tensor:
+    def loss_over(self, catalogue: Catalogue, rows: LossRows, table: Tensor, prior: Prior | None) -> Tensor:
         here = self.items
         if catalogue == "bundles":  # every process has all bundles' vectors
             here, own = self.bundles, slice(self.bundles.start, self.bundles.stop)
             table = self._group.read_in_parts(table)[own]
             prior = None if prior is None else prior.part(own)
-        rows = positives[0].rows(positives[1])
-        return divided_loss(z, table, _within(rows, here), rows.lengths, weights, prior, self._group)
+        positives = rows.positives.rows(rows.places)
+        mine, counts = _within(positives, here), positives.lengths
+        return divided_loss(rows.z, table, mine, counts, rows.weights, prior, self._group)
 
     def keep_alike(self, *models: Divisible) -> None:
         for model in models:
