@@ -69,9 +69,9 @@ class FromFunction(OptionGroup):
         for name, parameter in self._signature().items():
             group = _mark(parameter, OptionGroup)
             parameters |= group.parameters() if group else {name: parameter}
-        for name, describe in _documentation(self.function)[1].items():
+        for name, attributes in _documentation(self.function)[1].items():
             known = name if name in parameters else f"{name}_"  # `set_`, as Python itself has a `set`
-            parameters[known] = describe(parameters[known])
+            parameters[known] = _described(parameters[known], attributes)
         kind = inspect.Parameter.KEYWORD_ONLY
         return {name: parameter.replace(kind=kind) for name, parameter in parameters.items()}
 
@@ -91,11 +91,8 @@ def _mark(parameter: inspect.Parameter, kind: type) -> Any:
     return next((mark for mark in marks if isinstance(mark, kind)), None)
 
 
-Describe = Callable[[inspect.Parameter], inspect.Parameter]
-
-
-def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, Describe]]:
-    """The text of a docstring, and what describes each option, by the name of its parameter."""
+def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The text of a docstring, and attributes of a `typer.Option` by the name of its parameter."""
     text, *sections = re.split(r"\n\n(?=[^\n]+:\n    )", inspect.cleandoc(function.__doc__ or ""))
     described = {}
     for section in sections:
@@ -105,21 +102,21 @@ def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, Describ
             first, last = names.split()[0], names.split()[-1]
             flags = re.findall(r"(?<!\S)--[^\s,]+", names) + re.findall(r"(?<!\S)-\w", names)
             parameter = flags[0].split("/")[0].removeprefix("--").replace("-", "_") if flags else first
-            described[parameter] = _describing(
-                flags,
-                metavar=None if last in flags else last,
-                help=words,
-                rich_help_panel=None if title == "Options" else title,
-            )
+            described[parameter] = {
+                "param_decls": tuple(flags) or None,
+                "metavar": None if last in flags else last,
+                "help": words,
+                "rich_help_panel": None if title == "Options" else title,
+            }
     return text, described
 
 
-def _describing(flags: list[str], **attributes: str | None) -> Describe:
-    def describe(parameter: inspect.Parameter) -> inspect.Parameter:
-        info = copy(_mark(parameter, ParameterInfo)) or (typer.Option() if flags else typer.Argument())
-        vars(info).update(attributes, default=..., param_decls=tuple(flags) or None)
-        kind = parameter.annotation
-        kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-        return parameter.replace(annotation=Annotated[kind, info])
-
-    return describe
+def _described(parameter: inspect.Parameter, attributes: dict[str, Any]) -> inspect.Parameter:
+    """The parameter with these attributes of its option, or of its argument if it has no option names."""
+    kind = parameter.annotation
+    info = copy(_mark(parameter, ParameterInfo))
+    if info is None:
+        info = typer.Option() if attributes["param_decls"] else typer.Argument()
+    vars(info).update(attributes, default=...)
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    return parameter.replace(annotation=Annotated[kind, info])

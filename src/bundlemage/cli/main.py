@@ -16,10 +16,9 @@ from bundlemage.cli.commands import add
 from bundlemage.cli.compare import compare, models
 from bundlemage.cli.data import app as data
 from bundlemage.cli.design import design, explain, score_bundle
-from bundlemage.cli.keys import app as keys
 from bundlemage.cli.reproduce import reproduce
 from bundlemage.cli.retrain import retrain
-from bundlemage.cli.serve import serve
+from bundlemage.cli.serve import keys, serve
 from bundlemage.cli.train import evaluate, train
 from bundlemage.cli.tune import tune
 from bundlemage.errors import BundleMageError, ConfigError
