@@ -119,7 +119,7 @@ def test_steps_of_no_fixed_size_are_not_replayed(
 
 def test_a_gpu_learns_what_a_cpu_learns(split: Split) -> None:
     """With nothing left to chance but the order, which is drawn on the CPU for both."""
-    plain: dict[str, Any] = {"dropout": 0.0, "mask_bundles": 0.0, "mask_items": 0.0}
+    plain: dict[str, Any] = dict.fromkeys(("dropout", "item_dropout", "mask_bundles", "mask_items"), 0.0)
     gpu, cpu = (fitted(split, device=device, **plain) for device in ("cuda", "cpu"))
     assert losses_of(gpu) == pytest.approx(losses_of(cpu), rel=2e-2)
     assert losses_of(gpu)[-2] < losses_of(gpu)[0]
@@ -221,7 +221,14 @@ def test_an_epochs_readings_are_as_many_for_few_steps_as_for_many(
                 return _method(self, *args)
 
             monkeypatch.setattr(torch.Tensor, name, noted)
-        fitted(split, batch_size=batch_size, tasks="generation", observers=[epochs], epochs=4)
+        fitted(
+            split,
+            batch_size=batch_size,
+            tasks="generation",
+            select_by="matching",
+            observers=[epochs],
+            epochs=4,
+        )
         monkeypatch.undo()
         counts.append(seen.count("tolist"))
         assert set(seen) == {"tolist"}
