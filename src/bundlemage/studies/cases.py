@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -138,10 +139,8 @@ def fair_split(split: Split) -> Split:
         return split
     train = split.train
     known = pathak.items_of_bundles(train.user_bundle, train.bundle_item)
-    notes = (*split.dataset.notes, NO_LEAK_NOTE)
-    return replace(
-        split, train=train.with_interactions(user_item=known), dataset=replace(split.dataset, notes=notes)
-    )
+    dataset = replace(split.dataset, notes=(*split.dataset.notes, NO_LEAK_NOTE))
+    return replace(split, train=train.with_interactions(user_item=known), dataset=dataset)
 
 
 def case_study(model: Model, split: Split, label: str) -> CaseStudy:
@@ -162,6 +161,8 @@ class _Chooser:
         self.interactions = Interactions.of(split.train, self.device)
         self.partial = Ragged.from_csr(cases.partial, self.device)
         self.data: BundleDataset = split.train
+        self.owned = partial(_row, self.data.user_item)
+        self.shown, self.hidden = partial(_row, cases.partial), partial(_row, cases.positives)
         self.sales = np.bincount(self.data.user_item.indices, minlength=len(self.data.items))
         self.top = rankdata(-self.sales, method="max") / max(1, len(self.sales))
         catalogue = self.data.catalogue
@@ -184,9 +185,6 @@ class _Chooser:
     def cards(self, items: Sequence[int]) -> tuple[ItemCard, ...]:
         return tuple(map(self.card, items))
 
-    def owned(self, user: int) -> list[int]:
-        return _row(self.data.user_item, user)
-
     def shares(self, user: int) -> npt.NDArray[np.float64]:
         """The share of the user's tagged items that has each tag; zeros without tagged items."""
         rows = self.has_tag[self.owned(user)]
@@ -203,12 +201,6 @@ class _Chooser:
         )
 
     # ── The questions ────────────────────────────────────────────────────────────────────────────
-
-    def shown(self, row: int) -> list[int]:
-        return _row(self.cases.partial, row)
-
-    def hidden(self, row: int) -> list[int]:
-        return _row(self.cases.positives, row)
 
     def bundle_name(self, row: int) -> str:
         """The name of the shop's bundle with these items; a number if several have them."""

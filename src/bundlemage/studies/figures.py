@@ -36,9 +36,11 @@ _GROUPS: Mapping[Group, tuple[str, str]] = {
     "paper": ("rival", "rivals of the paper"),
     "beyond": ("beyond", "beyond the paper"),
 }
+_LIGHT = {name: light for name, (light, _) in COLOURS.items()}
 _FONT = "system-ui, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
 _SVG = "http://www.w3.org/2000/svg"
 _DOTS_PER_INCH = 160
+_HEADING: Mapping[str, Any] = {"loc": "left", "fontsize": 10.5, "fontweight": "bold"}
 
 
 @dataclass(frozen=True)
@@ -93,36 +95,48 @@ def colour_variables(dark: bool = False) -> str:
 def accuracy_bars(name: str, title: str, panels: Mapping[str, Sequence[Plotted]]) -> Figure:
     """A bar for each model, a panel for each task (the paper's Fig. 1a), the paper's figure as a mark."""
     rows = max(len(bars) for bars in panels.values())
-    figure, axes = _canvas(1, len(panels), width=9.6, height=1.1 + 0.29 * rows)
+    figure, axes = _canvas(1, len(panels), 1.1 + 0.29 * rows)
     for axis, (heading, bars) in zip(axes, panels.items(), strict=True):
         ordered = sorted(bars, key=lambda bar: bar.paper or 0 if bar.value is None else bar.value)
         for row, bar in enumerate(ordered):
             _draw_bar(axis, row, bar)
         axis.set_yticks(range(len(ordered)), [bar.label for bar in ordered])
-        axis.set_ylim(len(ordered) - rows - 0.7, len(ordered) - 0.3)  # bars of one height in all panels
         top = max((max(bar.value or 0, bar.paper or 0) for bar in bars), default=1)
-        axis.set_xlim(0, (top or 1) * 1.16)
-        axis.set_title(heading, loc="left", fontsize=10.5, fontweight="bold")
-        axis.set_xlabel("nDCG@5")
+        heights = (len(ordered) - rows - 0.7, len(ordered) - 0.3)  # bars of one height in all panels
+        axis.set(ylim=heights, xlim=(0, (top or 1) * 1.16), xlabel="nDCG@5")
+        axis.set_title(heading, **_HEADING)
         axis.grid(axis="x")
-    used = {bar.group for bars in panels.values() for bar in bars}
-    handles = [_patch(colour, label) for group, (colour, label) in _GROUPS.items() if group in used]
-    if any(bar.paper is not None for bars in panels.values() for bar in bars):
-        handles.append(_line("mark", "the paper's figure", marker="D"))
-    figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False)
+    every = [bar for bars in panels.values() for bar in bars]
+    figure.legend(handles=_signs(every), loc="outside upper center", ncols=4, frameon=False)
     return _finished(figure, name, title, _bars_in_words(panels))
+
+
+def _signs(bars: Sequence[Plotted]) -> list[Any]:
+    """The entries of a legend of bars."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[Any] = []
+    for group, (colour, label) in _GROUPS.items():
+        if group in {bar.group for bar in bars}:
+            style: Any = {"hatch": "///" if group == "beyond" else None, "edgecolor": _LIGHT["rule"]}
+            handles.append(Patch(facecolor=_LIGHT[colour], label=label, linewidth=0, **style))
+    if any(bar.paper is not None for bar in bars):
+        mark: Any = {"marker": "D", "color": _LIGHT["mark"], "markersize": 5}
+        handles.append(Line2D([], [], linestyle="", label="the paper's figure", **mark))
+    return handles
 
 
 def _draw_bar(axis: Any, row: int, bar: Plotted) -> None:
     if bar.value is not None:
-        colour = _light(_GROUPS[bar.group][0])
-        hatched = {"hatch": "///", "edgecolor": _light("rule")} if bar.group == "beyond" else {}
+        colour = _LIGHT[_GROUPS[bar.group][0]]
+        hatched = {"hatch": "///", "edgecolor": _LIGHT["rule"]} if bar.group == "beyond" else {}
         axis.barh(row, bar.value, height=0.62, color=colour, linewidth=0, **hatched)
         if bar.spread:
-            axis.errorbar(bar.value, row, xerr=bar.spread, color=_light("ink"), capsize=2, linewidth=1)
+            axis.errorbar(bar.value, row, xerr=bar.spread, color=_LIGHT["ink"], capsize=2, linewidth=1)
     if bar.paper is not None:
-        axis.plot(bar.paper, row, marker="D", markersize=5.6, color=_light("mark"), markeredgewidth=0.9,
-                  markeredgecolor=_light("ground"))  # fmt: skip
+        axis.plot(bar.paper, row, marker="D", markersize=5.6, color=_LIGHT["mark"], markeredgewidth=0.9,
+                  markeredgecolor=_LIGHT["ground"])  # fmt: skip
     at = max(bar.value or 0, (bar.value or 0) + (bar.spread or 0), bar.paper or 0)
     text = "not run" if bar.value is None else f"{bar.value:.3f}".lstrip("0")
     axis.annotate(text, (at, row), (5, 0), textcoords="offset points", va="center", fontsize=8)
@@ -133,35 +147,28 @@ def _bars_in_words(panels: Mapping[str, Sequence[Plotted]]) -> str:
     for heading, bars in panels.items():
         measured = sorted((bar for bar in bars if bar.value is not None), key=lambda bar: -(bar.value or 0))
         best = ", ".join(f"{bar.label} {bar.value:.4f}" for bar in measured[:3])
-        parts.append(
-            f"{heading}: {len(measured)} models measured" + (f", the best are {best}" if best else "")
-        )
+        parts.append(f"{heading}: {len(measured)} models measured{', the best are ' * bool(best)}{best}")
     return "Bar chart of nDCG@5. " + ". ".join(parts) + "."
 
 
 def similarity(name: str, title: str, cosines: npt.NDArray[np.float64]) -> Figure:
     """How alike a user's items and bundles are: over users, and as the paper sorts it ("dissimilarity")."""
     known = np.sort(cosines[~np.isnan(cosines)])[::-1]
-    figure, (left, right) = _canvas(1, 2, width=9.6, height=3.3)
-    left.hist(known, bins=np.linspace(0, 1, 21), color=_light("ours"), rwidth=0.92)
-    left.set_xlabel("cosine similarity of item and bundle preference")
-    left.set_ylabel("users")
-    left.set_title("How many users", loc="left", fontsize=10.5, fontweight="bold")
-    right.plot(np.arange(len(known)), known, color=_light("ours"), linewidth=1.8)
-    right.set_xlabel("users, the most alike first")
-    right.set_ylabel("cosine similarity")
-    right.set_title("User by user, as in the paper", loc="left", fontsize=10.5, fontweight="bold")
-    for axis in (left, right):
+    figure, (left, right) = _canvas(1, 2, 3.3)
+    left.hist(known, bins=np.linspace(0, 1, 21), color=_LIGHT["ours"], rwidth=0.92)
+    left.set(xlabel="cosine similarity of item and bundle preference", ylabel="users", xlim=(0, 1))
+    right.plot(np.arange(len(known)), known, color=_LIGHT["ours"], linewidth=1.8)
+    right.set(xlabel="users, the most alike first", ylabel="cosine similarity", ylim=(0, 1.02))
+    for axis, heading in ((left, "How many users"), (right, "User by user, as in the paper")):
+        axis.set_title(heading, **_HEADING)
         axis.grid(axis="y")
-    left.set_xlim(0, 1)
-    right.set_ylim(0, 1.02)
-    middle = float(np.median(known)) if len(known) else float("nan")
+    middle = below = float("nan")
     if len(known):
+        middle, below = float(np.median(known)), float((known < 0.5).mean())
         left.set_ylim(0, left.get_ylim()[1] * 1.12)
-        left.axvline(middle, color=_light("mark"), linewidth=1.4, linestyle=(0, (4, 2)))
+        left.axvline(middle, color=_LIGHT["mark"], linewidth=1.4, linestyle=(0, (4, 2)))
         left.annotate(f"median {middle:.2f}", (middle, 1), (4, -10), xycoords=("data", "axes fraction"),
                       textcoords="offset points", fontsize=8.5)  # fmt: skip
-    below = float((known < 0.5).mean()) if len(known) else float("nan")
     alt = (
         f"Histogram and sorted curve of the cosine similarity of {len(known):,} users: median {middle:.3f}, "
         f"below one half for {below:.0%} of them."
@@ -173,7 +180,7 @@ def training_curves(name: str, title: str, curves: Sequence[Plotted]) -> Figure:
     """Validation nDCG@5 over the epochs: a small panel for each model, the others faint behind it."""
     columns = min(4, len(curves))
     rows = -(-len(curves) // columns)
-    figure, axes = _canvas(rows, columns, width=9.6, height=0.5 + 1.65 * rows, share=True)
+    figure, axes = _canvas(rows, columns, 0.5 + 1.65 * rows, share=True)
     highest = max(max(one.curve) for one in curves)
     for number, axis in enumerate(axes):
         if number >= len(curves):
@@ -182,12 +189,12 @@ def training_curves(name: str, title: str, curves: Sequence[Plotted]) -> Figure:
         for other in curves:
             thin = max(1, len(other.curve) // 40)  # drawn in every panel: all points would fill megabytes
             epochs = range(1, len(other.curve) + 1, thin)
-            axis.plot(epochs, other.curve[::thin], color=_light("rule"), linewidth=0.8)
+            axis.plot(epochs, other.curve[::thin], color=_LIGHT["rule"], linewidth=0.8)
         own = curves[number]
         epochs = range(1, len(own.curve) + 1)
-        axis.plot(epochs, own.curve, color=_light(_GROUPS[own.group][0]), linewidth=1.8)
+        axis.plot(epochs, own.curve, color=_LIGHT[_GROUPS[own.group][0]], linewidth=1.8)
         at = own.best_epoch if own.best_epoch in epochs else int(np.argmax(own.curve)) + 1
-        axis.plot(at, own.curve[at - 1], "o", markersize=4, color=_light("mark"))
+        axis.plot(at, own.curve[at - 1], "o", markersize=4, color=_LIGHT["mark"])
         axis.set_title(f"{own.label}  {max(own.curve):.3f}", loc="left", fontsize=9)
         axis.set_ylim(0, highest * 1.08)
         axis.grid(axis="y")
@@ -200,17 +207,16 @@ def training_curves(name: str, title: str, curves: Sequence[Plotted]) -> Figure:
 
 def time_and_accuracy(name: str, title: str, points: Sequence[Plotted]) -> Figure:
     """What a model's accuracy costs in training time."""
-    figure, (axis,) = _canvas(1, 1, width=9.6, height=4.6)
+    figure, (axis,) = _canvas(1, 1, 4.6)
     for group, (colour, label) in _GROUPS.items():
         chosen = [point for point in points if point.group == group]
         if chosen:
             marker = {"ours": "o", "paper": "s", "beyond": "^"}[group]
             axis.plot([point.seconds for point in chosen], [point.value for point in chosen], marker,
-                      color=_light(colour), label=label, markersize=7, markeredgewidth=0)  # fmt: skip
-    axis.set_xscale("log")
+                      color=_LIGHT[colour], label=label, markersize=7, markeredgewidth=0)  # fmt: skip
+    axis.set(xscale="log", xlabel="seconds of training (logarithmic), mean over the seeds")
+    axis.set(ylabel="test nDCG@5, matching")
     axis.margins(0.12)
-    axis.set_xlabel("seconds of training (logarithmic), mean over the seeds")
-    axis.set_ylabel("test nDCG@5, matching")
     axis.grid()
     _label_points(figure, axis, points)
     figure.legend(loc="outside upper center", ncols=3, frameon=False)
@@ -239,39 +245,20 @@ def _label_points(figure: Any, axis: Any, points: Sequence[Plotted]) -> None:
 # ── Drawing ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _light(name: str) -> str:
-    return COLOURS[name][0]
-
-
-def _canvas(
-    rows: int, columns: int, *, width: float, height: float, share: bool = False
-) -> tuple[Any, list[Any]]:
+def _canvas(rows: int, columns: int, height: float, *, share: bool = False) -> tuple[Any, list[Any]]:
     require_plots()
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
-    ink, rule = _light("ink"), _light("rule")
+    ink, rule = _LIGHT["ink"], _LIGHT["rule"]
     inked = ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
     colours = {**dict.fromkeys(inked, ink), "axes.edgecolor": rule, "grid.color": rule}
     with rc_context(colours, Path(__file__).with_name("figures.mplstyle")):  # type: ignore[arg-type]
-        figure = Canvas(figsize=(width, height), layout="constrained")
+        figure = Canvas(figsize=(9.6, height), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(rows, columns, squeeze=False, sharex=share, sharey=share)
     return figure, list(axes.ravel())
-
-
-def _patch(colour: str, label: str) -> Any:
-    from matplotlib.patches import Patch
-
-    hatch = "///" if colour == "beyond" else None
-    return Patch(facecolor=_light(colour), label=label, hatch=hatch, edgecolor=_light("rule"), linewidth=0)
-
-
-def _line(colour: str, label: str, marker: str) -> Any:
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], linestyle="", marker=marker, color=_light(colour), label=label, markersize=5)
 
 
 def _finished(figure: Any, name: str, title: str, alt: str) -> Figure:
@@ -279,7 +266,7 @@ def _finished(figure: Any, name: str, title: str, alt: str) -> Figure:
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
-        text.set_color(_light("ink"))
+        text.set_color(_LIGHT["ink"])
     picture, vector = io.BytesIO(), io.StringIO()
     # Text stays text, and the same figures make the same file.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
@@ -289,13 +276,16 @@ def _finished(figure: Any, name: str, title: str, alt: str) -> Figure:
         figure.savefig(vector, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     root = _described(vector.getvalue(), name, title, alt)
     inline = ElementTree.tostring(root, encoding="unicode")
-    style = ElementTree.Element(f"{{{_SVG}}}style")
-    style.text = (
-        f":root{{{colour_variables()}}}@media(prefers-color-scheme:dark){{:root{{{colour_variables(True)}}}}}"
-    )
-    root.insert(2, style)
+    dark = f"@media(prefers-color-scheme:dark){{:root{{{colour_variables(True)}}}}}"
+    root.insert(2, _element("style", f":root{{{colour_variables()}}}{dark}"))
     whole = '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
     return Figure(name, title, alt, inline, whole, picture.getvalue())
+
+
+def _element(tag: str, content: str, **attributes: str) -> ElementTree.Element:
+    element = ElementTree.Element(f"{{{_SVG}}}{tag}", attributes)
+    element.text = content
+    return element
 
 
 def _described(text: str, name: str, title: str, alt: str) -> ElementTree.Element:
@@ -311,9 +301,7 @@ def _described(text: str, name: str, title: str, alt: str) -> ElementTree.Elemen
     ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
     root = ElementTree.fromstring(text)
     for tag, content in (("desc", alt), ("title", title)):
-        element = ElementTree.Element(f"{{{_SVG}}}{tag}", {"id": f"{name}-{tag}"})
-        element.text = content
-        root.insert(0, element)
+        root.insert(0, _element(tag, content, id=f"{name}-{tag}"))
     root.set("role", "img")
     root.set("aria-labelledby", f"{name}-title {name}-desc")
     width, height = (root.attrib.pop(side).removesuffix("pt") for side in ("width", "height"))

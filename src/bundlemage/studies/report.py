@@ -104,24 +104,17 @@ def results_of(findings: Findings) -> dict[str, Any]:
         "dataset": findings.options.dataset,
         "command": reproduce_command(findings),
         "bundlemage": __version__,
-        "seeds": list(findings.options.seeds),
+        "seeds": findings.options.seeds,
         "epochs": findings.options.epochs,
-        "summary": list(summary(findings)),
-        "statistics": dict(findings.statistics),
+        "summary": summary(findings),
+        "statistics": findings.statistics,
         "popularity_bias": None if findings.bias is None or math.isnan(findings.bias) else findings.bias,
         "similarity": None if known is None else {"users": len(known), "mean": float(known.mean())},
         "tables": [_table(result, findings) for result in findings.tables],
-        "cases": [
-            {
-                "dataset": result.dataset,
-                "study": asdict(result.study) if result.study else None,
-                "reason": result.reason,
-            }
-            for result in findings.cases
-        ],
+        "cases": [asdict(result) for result in findings.cases],
         "missing": [asdict(missing) for missing in findings.missing],
         "outcomes": [outcome.to_json() for outcome in findings.outcomes],
-        "failures": dict(findings.failures),
+        "failures": findings.failures,
     }
 
 
@@ -137,16 +130,13 @@ def _table(result: TableResult, findings: Findings) -> dict[str, Any]:
                 "title": entry.title,
                 "ours": ours,
                 "paper": {name: entry.paper.get(name) for name in one.metrics},
-                "seeds": list(row.seeds) if row else [],
-                "p": row.p if row else None,
-                "failure": row.failure if row else None,
+                "seeds": row.seeds if row else [],
+                "p": row and row.p,
+                "failure": row and row.failure,
             }
         )
     return {
-        "key": one.key,
-        "title": one.title,
-        "part": one.part,
-        "task": one.task,
+        **{name: getattr(one, name) for name in ("key", "title", "part", "task")},
         "reason": result.reason,
         "cases": result.table.cases if result.table else None,
         "command": compare_command(result, findings) if result.table else None,
