@@ -42,14 +42,10 @@ class DownloadError(BundleMageError):
 class _TemporaryError(Exception):
     """A failure after which another attempt may succeed."""
 
-    def __init__(self, reason: str, wait: float = 0.0) -> None:
+    def __init__(self, reason: str, wait: float = 0.0, *, unreachable: bool = False) -> None:
+        """`wait` are the seconds that the server asks to wait; `unreachable` means no connection was made."""
         super().__init__(reason)
-        self.wait = wait
-        """Seconds that the server asks to wait."""
-
-
-class _UnreachableError(_TemporaryError):
-    """No connection could be made."""
+        self.wait, self.unreachable = wait, unreachable
 
 
 @dataclass(frozen=True)
@@ -117,8 +113,14 @@ def _receive_all(file: Download, progress: Progress, pauses: Sequence[float]) ->
     """Complete the part, with pauses between attempts."""
     for attempt, pause in enumerate((*pauses, None), start=1):
         try:
-            _receive(file, progress, first=attempt == 1)
+            _receive(file, progress)
         except _TemporaryError as failure:
+            # A host that cannot be reached at first stays unreachable; one that was reached may come back.
+            if failure.unreachable and attempt == 1:
+                raise DownloadError(
+                    f"no network: {urlsplit(file.url).hostname} could not be reached ({failure}); "
+                    f"fetch it by hand from {file.url} and put it into {file.target.parent}"
+                ) from None
             if pause is None:
                 raise DownloadError(
                     f"{file.url}: {failure}; tried {attempt} times. The bytes received so far are kept: "
@@ -131,7 +133,7 @@ def _receive_all(file: Download, progress: Progress, pauses: Sequence[float]) ->
             return
 
 
-def _receive(file: Download, progress: Progress, *, first: bool) -> None:
+def _receive(file: Download, progress: Progress) -> None:
     """One attempt to complete the part. Raises if the part is still incomplete afterwards."""
     done = _resumable_bytes(file)
     if done and done == file.size:
@@ -140,17 +142,9 @@ def _receive(file: Download, progress: Progress, *, first: bool) -> None:
     resume = {"Range": f"bytes={done}-", "If-Range": _part_info(file)["version"]} if done else {}
     try:
         response = _request(file, resume)
-    except _UnreachableError as error:
-        # A host that cannot be reached at first stays unreachable; one that was reached may come back.
-        if not first:
-            raise
-        raise DownloadError(
-            f"no network: {urlsplit(file.url).hostname} could not be reached ({error}); "
-            f"fetch it by hand from {file.url} and put it into {file.target.parent}"
-        ) from None
     except HTTPError as error:
         with error:
-            if error.code == 416 and _whole_length(error.headers) == done:
+            if error.code == 416 and _range(error.headers)[1] == done:
                 return
             if error.code == 416:
                 file.forget()
@@ -217,16 +211,15 @@ def _start_over(file: Download, response: HTTPResponse) -> None:
 
 
 def _check_range(file: Download, response: HTTPResponse, done: int) -> None:
-    sent = re.fullmatch(r"bytes (\d+)-\d+/(?:\d+|\*)", response.headers.get("Content-Range", "").strip())
     same_version = _version(response.headers) in ("", _part_info(file)["version"])
-    if not done or sent is None or int(sent[1]) != done or not same_version:
+    if not done or _range(response.headers)[0] != done or not same_version:
         file.forget()
         raise _TemporaryError("the server sent another part of the file than requested")
 
 
 def _total(file: Download, response: HTTPResponse, done: int) -> int | None:
     """The length of the whole file; None for a chunked response, which marks its own end."""
-    total = _whole_length(response.headers) if response.status == 206 else None
+    total = _range(response.headers)[1] if response.status == 206 else None
     if total is None and response.length is not None:
         total = done + response.length
     if file.size is not None and total not in (None, file.size):
@@ -279,7 +272,7 @@ def _request(file: Download, headers: dict[str, str]) -> HTTPResponse:
     except HTTPError:
         raise
     except URLError as error:
-        raise _UnreachableError(_reason(error.reason)) from None
+        raise _TemporaryError(_reason(error.reason), unreachable=True) from None
     except (OSError, HTTPException) as error:
         raise _TemporaryError(f"the connection failed ({_reason(error)})") from None
     if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":
@@ -299,9 +292,11 @@ def _version(headers: Any) -> str:
     return str(headers.get("Last-Modified", "") if not tag or tag.startswith("W/") else tag)
 
 
-def _whole_length(headers: Any) -> int | None:
-    length = re.search(r"/(\d+)$", headers.get("Content-Range", "").strip())
-    return int(length[1]) if length else None
+def _range(headers: Any) -> tuple[int | None, int | None]:
+    """The first byte and the whole length in Content-Range; None where it does not say."""
+    parts = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(?:(\d+)|\*)", headers.get("Content-Range", "").strip())
+    start, whole = parts.groups() if parts else (None, None)
+    return int(start) if start else None, int(whole) if whole else None
 
 
 def _refusal(url: str, error: HTTPError) -> Exception:

@@ -126,38 +126,31 @@ class PickleMachine:
         if isinstance(value, Unbuilt):
             value.remembered_at.append(index)
 
-    # Containers
+    def take(self, count: int) -> list[Any]:
+        """The last values, in the order in which they came."""
+        if len(self.stack) < count:
+            raise BrokenError("an instruction in it lacks its values")
+        values = self.stack[-count:]
+        del self.stack[-count:]
+        return values
 
-    def append(self) -> None:
-        value = self.stack.pop()
-        self.top(list).append(value)
+    # Containers: the values are taken off the stack before the container is looked at.
 
-    def extend(self) -> None:
-        values = self.since_mark()
+    def extend(self, values: list[Any]) -> None:
         self.top(list).extend(values)
 
-    def add(self) -> None:
-        members = self.since_mark()
+    def add(self, members: list[Any]) -> None:
         self.top(set).update(map(pickled.hashable, members))
 
-    def set_item(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self.top(dict)[pickled.hashable(key)] = value
-
-    def set_items(self) -> None:
-        pairs = self.since_mark()
+    def set_items(self, pairs: list[Any]) -> None:
         target = self.top(dict)
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
             target[pickled.hashable(key)] = value
 
-    def tuple_of(self, count: int) -> None:
-        if len(self.stack) < count:
-            raise BrokenError("a tuple in it lacks members")
-        self.stack[-count:] = [tuple(self.stack[-count:])]
-
     def new_dict(self) -> None:
-        self.below[-1].append({})  # the dict goes below the pairs, as the instruction u expects it
-        self.set_items()
+        pairs = self.since_mark()
+        self.push({})
+        self.set_items(pairs)
 
     # Objects
 
@@ -169,25 +162,17 @@ class PickleMachine:
             raise RefusedError("it copies its own content again and again")
 
     def reduce(self) -> None:
-        arguments, name = self.stack.pop(), self.stack.pop()
+        name, arguments = self.take(2)
         self.spend(arguments)
         self.push(pickled.call(name, arguments))
 
-    def make(self) -> None:
-        arguments, name = self.stack.pop(), self.stack.pop()
-        self.push(pickled.new(name, arguments))
-
     def build(self) -> None:
-        state, target = self.stack.pop(), self.stack.pop()
+        target, state = self.take(2)
         self.spend(state)
         built = pickled.build(target, state)
         for index in target.remembered_at:
             self.memo[index] = built
         self.push(built)
-
-    def name_on_stack(self) -> None:
-        name, module = self.stack.pop(), self.stack.pop()
-        self.push(pickled.lookup(module, name))
 
     def old_instance(self, name: tuple[str, str]) -> None:
         pickled.lookup(*name)
@@ -233,26 +218,26 @@ _INSTRUCTIONS: dict[str, Callable[[PickleMachine, Any], object]] = {
     "NEWFALSE": lambda m, _: m.push(False),
     # Containers
     "EMPTY_TUPLE": lambda m, _: m.push(()),
-    "TUPLE1": lambda m, _: m.tuple_of(1),
-    "TUPLE2": lambda m, _: m.tuple_of(2),
-    "TUPLE3": lambda m, _: m.tuple_of(3),
+    "TUPLE1": lambda m, _: m.push(tuple(m.take(1))),
+    "TUPLE2": lambda m, _: m.push(tuple(m.take(2))),
+    "TUPLE3": lambda m, _: m.push(tuple(m.take(3))),
     "TUPLE": lambda m, _: m.push(tuple(m.since_mark())),
     "EMPTY_LIST": lambda m, _: m.push([]),
     "LIST": lambda m, _: m.push(m.since_mark()),
-    "APPEND": lambda m, _: m.append(),
-    "APPENDS": lambda m, _: m.extend(),
+    "APPEND": lambda m, _: m.extend(m.take(1)),
+    "APPENDS": lambda m, _: m.extend(m.since_mark()),
     "EMPTY_DICT": lambda m, _: m.push({}),
     "DICT": lambda m, _: m.new_dict(),
-    "SETITEM": lambda m, _: m.set_item(),
-    "SETITEMS": lambda m, _: m.set_items(),
+    "SETITEM": lambda m, _: m.set_items(m.take(2)),
+    "SETITEMS": lambda m, _: m.set_items(m.since_mark()),
     "EMPTY_SET": lambda m, _: m.push(set()),
-    "ADDITEMS": lambda m, _: m.add(),
+    "ADDITEMS": lambda m, _: m.add(m.since_mark()),
     # Names, and the objects built from them
     "GLOBAL": lambda m, name: m.push(pickled.lookup(*name)),
-    "STACK_GLOBAL": lambda m, _: m.name_on_stack(),
+    "STACK_GLOBAL": lambda m, _: m.push(pickled.lookup(*m.take(2))),
     "INST": lambda m, name: m.old_instance(name),
     "REDUCE": lambda m, _: m.reduce(),
-    "NEWOBJ": lambda m, _: m.make(),
+    "NEWOBJ": lambda m, _: m.push(pickled.new(*m.take(2))),
     "BUILD": lambda m, _: m.build(),
 }
 """What each of the other instructions does."""
