@@ -91,7 +91,7 @@ class ConfigError(BundleMageError):
 def config_error(error: ValidationError, values: Mapping[str, Any], known: Mapping[str, Any]) -> ConfigError:
     """Turns pydantic's error into one of ours, with a message that names every wrong value.
 
-    `values` are what the caller wrote, by name; `known` has the names that there are.
+    `values` are what the caller wrote, by name; the keys of `known` are the valid names.
     """
     lines = []
     for fault in error.errors():

@@ -66,12 +66,11 @@ def pairs_of(matrix: sparse.csr_matrix) -> tuple[Positions, Positions]:
     return rows, matrix.indices
 
 
-def _as_binary(matrix: Any, shape: tuple[int, int]) -> sparse.csr_matrix:
+def as_binary(matrix: Any) -> sparse.csr_matrix:
+    """Returns a matrix of any kind as `binary_matrix` does, with ones where it is not zero."""
     coo = sparse.coo_matrix(matrix)
-    if coo.shape != shape:
-        raise ValueError(f"matrix of shape {coo.shape} where the vocabularies say {shape}")
     stored = coo.data != 0
-    return binary_matrix(coo.row[stored], coo.col[stored], shape)
+    return binary_matrix(coo.row[stored], coo.col[stored], coo.shape)
 
 
 class PartDigest:
@@ -165,27 +164,24 @@ class BundleDataset:
         }
         for attribute, shape in shapes.items():
             matrix = getattr(self, attribute)
+            if matrix.shape != shape:
+                raise ValueError(f"matrix of shape {matrix.shape} where the vocabularies say {shape}")
             already = (
                 isinstance(matrix, sparse.csr_matrix)
-                and matrix.shape == shape
                 and matrix.dtype == np.float32
                 and not matrix.data.flags.writeable
                 and matrix.has_canonical_format
                 and bool((matrix.data == 1).all())
             )
             if not already:
-                object.__setattr__(self, attribute, _as_binary(matrix, shape))
+                object.__setattr__(self, attribute, as_binary(matrix))
         if self.catalogue is not None:
-            self._check_catalogue(self.catalogue.items, self.items)
-            self._check_catalogue(self.catalogue.bundles, self.bundles)
-
-    @staticmethod
-    def _check_catalogue(table: pa.Table, vocabulary: Vocabulary) -> None:
-        ids = table.column(0).combine_chunks()
-        if not ids.equals(vocabulary.to_arrow()):
-            raise ValueError(
-                f"the catalogue's {vocabulary.kind} ids are not those of the data, in that order"
-            )
+            catalogue = self.catalogue
+            for table, ids in ((catalogue.items, self.items), (catalogue.bundles, self.bundles)):
+                if not table.column(0).combine_chunks().equals(ids.to_arrow()):
+                    raise ValueError(
+                        f"the catalogue's {ids.kind} ids are not those of the data, in that order"
+                    )
 
     def with_interactions(self, **matrices: sparse.csr_matrix) -> BundleDataset:
         """Returns the same vocabularies and catalogue with other matrices, as a split needs."""

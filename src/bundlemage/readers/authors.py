@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from bundlemage.data.dataset import BundleDataset, binary_matrix, pairs_of
+from bundlemage.data.dataset import BundleDataset, as_binary, binary_matrix, pairs_of
 from bundlemage.data.splits import GenerationCases, MatchingCases, Source, Split, leave_one_out, padded
 from bundlemage.errors import DataError, Problem, collected
 from bundlemage.readers import pathak
@@ -118,9 +118,7 @@ def _checked(path: Path, value: Any) -> Any:
         raise DataError.of("wrong-content", str(path), message, _AGAIN)
     if max(value.shape) > LARGEST:
         raise DataError(too_large(path, max(value.shape), "ids"))
-    pairs = value.tocoo()
-    stored = pairs.data != 0
-    return binary_matrix(pairs.row[stored], pairs.col[stored], value.shape)
+    return as_binary(value)
 
 
 def _disagreements(folder: Path, loaded: Files) -> list[Problem]:

@@ -61,7 +61,7 @@ def _means(table: str, column: str, name: str) -> bool:
 
 
 def resolve(table: str, names: Sequence[str], where: str) -> dict[str, int]:
-    """Returns the position in `names` of each column of `table` that is there.
+    """Returns the position in `names` of each column of `table` that exists.
 
     Raises `DataError` for every column that is missing or that several names fit.
     """

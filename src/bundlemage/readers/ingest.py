@@ -1,8 +1,8 @@
 """Tables to the sharded layout on one machine, within bounded memory.
 
 Arrow reads the files a few hundred thousand rows at a time. DuckDB holds the ids and the pairs, sorts them,
-and moves to disk what does not fit into memory. Only the catalogue is held in memory. Where something is not
-plainly good, such as an empty id or a damaged file, the careful reader reads all tables and says what it is.
+and moves to disk what does not fit into memory. Only the catalogue is held in memory. If something may be
+wrong, such as an empty id or a damaged file, the careful reader reads all tables and reports the problems.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ _SURELY_GOOD = "[!-~]([ -~]*[!-~])?"
 
 @dataclass(frozen=True)
 class Ingested:
-    """What was written, or what was found wrong with data that was only checked."""
+    """The layout that was written, and the problems of the data."""
 
     problems: tuple[Problem, ...]
-    """Errors first. Only warnings where a layout was written."""
+    """Errors first. Only warnings if a layout was written."""
     seconds: float
     layout: Layout | None = None
-    """None where the data was only checked."""
+    """None if the data was only checked."""
 
     @property
     def fingerprint(self) -> str:
@@ -80,10 +80,10 @@ def ingest(
     named: Mapping[str, str] | None = None,
     progress: Progress = in_silence,
 ) -> Ingested:
-    """Write data as a sharded layout, or only check it where there is no `output`.
+    """Write data as a sharded layout, or only check it if there is no `output`.
 
     `location` and `named` are those of `readers.load.read`. `shard_rows` is the number of users, items or
-    bundles in one file. `overwrite` lets a layout be replaced. Raises `DataError` for bad data, except where
+    bundles in one file. `overwrite` lets a layout be replaced. Raises `DataError` for bad data, unless
     it is only checked.
     """
     began = time.monotonic()
@@ -106,7 +106,7 @@ def _in_memory(
     named: Mapping[str, str] | None,
     progress: Progress,
 ) -> tuple[Layout | None, Sequence[Problem]]:
-    """For every other kind of data, and for tables in which something may be wrong."""
+    """Reads every other kind of data, and tables in which something may be wrong."""
     progress("reading", 0, 0)
     if output is None:
         return None, load.check(location, named)
@@ -116,13 +116,13 @@ def _in_memory(
 
 
 class _SuspiciousError(Exception):
-    """Something is not plainly good, so the careful reader has to look at all tables."""
+    """Something may be wrong, so the careful reader has to read all tables."""
 
 
 def _by_duckdb(
     where: Place, output: Path | None, shard_rows: int, progress: Progress
 ) -> tuple[Layout | None, Sequence[Problem] | None]:
-    """The layout and its warnings; None instead of warnings where the careful reader has to look."""
+    """Returns the layout and its warnings; None and None if the careful reader has to read the tables."""
     import duckdb
 
     try:
@@ -174,7 +174,7 @@ class _Shop:
         for number, kind in enumerate(KINDS):
             self._progress("sorting ids", number, len(KINDS))
             self._order_ids(kind)
-        return problems + [problem for crossing in CROSSINGS for problem in self._strangers(crossing)]
+        return problems + [problem for crossing in CROSSINGS for problem in self._unknown_ids(crossing)]
 
     def _load_pairs(self, table: str, files: TableFiles) -> None:
         columns = TABLES[table].ids
@@ -221,7 +221,7 @@ class _Shop:
         return row
 
     def _order_ids(self, kind: str) -> None:
-        """Each id once, in the order of `canonical_order`: its row in the table is its position."""
+        """Write each id once, in the order of `canonical_order`: its row in the table is its position."""
         column = f"{kind[:-1]}_id"
         having = [table for table in self._locate if column in TABLES[table].ids]
         every = " UNION ALL ".join(f"SELECT {column} AS id FROM {table}" for table in having)
@@ -237,11 +237,11 @@ class _Shop:
         self._database.execute("DROP TABLE distinct_ids")
 
     def _stream(self, query: str) -> Iterator[pa.RecordBatch]:
-        """The rows of a query, on a connection of its own: several may be read at the same time."""
+        """Returns the rows of a query, on its own connection: several may be read at the same time."""
         return self._database.cursor().sql(query).to_arrow_reader(BATCH_ROWS)  # type: ignore[no-any-return]
 
-    def _strangers(self, crossing: Crossing) -> list[Problem]:
-        """A warning for ids that another table should know as well."""
+    def _unknown_ids(self, crossing: Crossing) -> list[Problem]:
+        """Returns a warning if there are ids that another table should have too."""
         table, column = crossing.table, crossing.column
         if not {table, crossing.known_in} <= self._locate.keys():
             return []
@@ -262,7 +262,7 @@ class _Shop:
         write_shards(building, shard_rows, sizes, self._columns, self._progress, catalogue, name)
 
     def _columns(self, kind: str, start: int, stop: int) -> dict[str, Any]:
-        """The ids, details and lists of a range of positions; ranges come in order."""
+        """Returns the ids, details and lists of a range of positions; called in order."""
         if start == 0:
             self._catalogue = self._aligned(kind)
             self._pairs = {
@@ -282,7 +282,7 @@ class _Shop:
         return pa.concat_arrays([batch.column(0).cast(pa.string()) for batch in self._stream(query)])
 
     def _aligned(self, kind: str) -> pa.Table | None:
-        """What the catalogue says of all items or bundles, by position; None where it says nothing."""
+        """Returns the catalogue of all items or bundles, by position; None if there is no such table."""
         checked = self._described.get(kind)
         if checked is None:
             return None
@@ -292,7 +292,7 @@ class _Shop:
 
 
 def _sorted_pairs(name: str, owners: str, others: str) -> str:
-    """The pairs of a table in order, each as one number: the owner's position, then the other's."""
+    """Returns the query for the pairs of a table in order, each as one number made of two positions."""
     owner, other = TABLES[name].ids
     return (
         f"SELECT (owners.rowid << {_POSITION_BITS}) | others.rowid AS pair FROM {name} "
@@ -302,14 +302,14 @@ def _sorted_pairs(name: str, owners: str, others: str) -> str:
 
 
 class _SortedPairs:
-    """Pairs that come in order, to be taken row by row."""
+    """Pairs in order, read as they are needed."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
         self._rest: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
     def rows(self, start: int, stop: int) -> pa.Array:
-        """What the owners of these positions have: a list each, in order, every position once."""
+        """Returns a list for each owner in this range of positions: in order, every position once."""
         parts, end = [self._rest], stop << _POSITION_BITS
         while not len(parts[-1]) or parts[-1][-1] < end:
             batch = next(self._batches, None)
@@ -330,7 +330,7 @@ def _nowhere(_row: int) -> tuple[str, int]:
 
 
 def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column of text or of whole numbers as sound text without gaps."""
+    """Returns a column of texts or whole numbers as text; raises if a value is missing or is not text."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if pa.types.is_integer(kind):
         column = column.cast(kind).cast(pa.string())

@@ -11,7 +11,14 @@ import numpy as np
 import pyarrow as pa
 from scipy import sparse
 
-from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, Catalogue, binary_matrix
+from bundlemage.data.dataset import (
+    BUNDLE_SCHEMA,
+    ITEM_SCHEMA,
+    BundleDataset,
+    Catalogue,
+    as_binary,
+    binary_matrix,
+)
 from bundlemage.data.splits import Source
 from bundlemage.errors import DataError, Problem
 from bundlemage.readers.published import LARGEST, missing_files, numbered, too_large
@@ -79,8 +86,7 @@ def read(path: Path) -> Source:
 
 def items_of_bundles(user_bundle: sparse.csr_matrix, bundle_item: sparse.csr_matrix) -> sparse.csr_matrix:
     """Returns who owns which items: Steam lists a bundle for a user who owns all its games."""
-    owned = (user_bundle @ bundle_item).tocoo()
-    return binary_matrix(owned.row, owned.col, owned.shape)
+    return as_binary(user_bundle @ bundle_item)
 
 
 def read_catalogue(path: Path) -> Catalogue:

@@ -80,10 +80,9 @@ def _engine(address: URL) -> Engine:
     from sqlalchemy import create_engine
     from sqlalchemy.exc import NoSuchModuleError
 
-    patience = {"connect_timeout": _CONNECT_SECONDS} if address.drivername.endswith("+psycopg") else {}
-    patience = {} if "connect_timeout" in address.query else patience
+    patient = address.drivername.endswith("+psycopg") and "connect_timeout" not in address.query
     try:
-        return create_engine(address, connect_args=patience)
+        return create_engine(address, connect_args={"connect_timeout": _CONNECT_SECONDS} if patient else {})
     except NoSuchModuleError:
         message = f"{address.drivername!r} is not a known kind of database"
     except ImportError as error:

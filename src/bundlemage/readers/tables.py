@@ -44,7 +44,7 @@ def read_table(table: str, files: TableFiles) -> TableData:
 
 
 def find(where: Place) -> tuple[dict[str, TableFiles], list[Problem]]:
-    """Returns the files of each table, and a problem for each table that is missing or there twice.
+    """Returns the files of each table, and a problem for each table that is missing or exists twice.
 
     Raises `DataError` if this is not a folder of tables at all.
     """

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from itertools import compress
 from typing import Any, Literal
 from uuid import UUID
@@ -253,7 +254,7 @@ def _tags(value: Any) -> list[str] | None:
     return [tag for tag in tags if tag] or None
 
 
-def _number(value: Any, highest: float) -> float | None:
+def _number(value: Any, highest: float = sys.float_info.max) -> float | None:
     """A number from 0 to `highest`; None if it is empty. Raises `ValueError` for anything else."""
     if isinstance(value, str):
         text = value.strip()
@@ -271,19 +272,11 @@ def _number(value: Any, highest: float) -> float | None:
     return float(value)
 
 
-def _price(value: Any) -> float | None:
-    return _number(value, sys.float_info.max)
-
-
 def _stock(value: Any) -> int | None:
-    stock = _price(value)
+    stock = _number(value)
     if stock is not None and (stock != int(stock) or stock >= 2**63):
         raise ValueError
     return None if stock is None else int(stock)
-
-
-def _discount(value: Any) -> float | None:
-    return _number(value, 1)
 
 
 _NOT_UTF8 = "Store the text as UTF-8"
@@ -291,7 +284,7 @@ _DETAILS: Mapping[str, tuple[Callable[[Any], Any], str, str, str]] = {
     "title": (_title, "broken-utf8", "text in UTF-8", _NOT_UTF8),
     "tags": (_tags, "broken-utf8", "a list of texts, or one text separated by | ; or ,", _NOT_UTF8),
     "price": (
-        _price,
+        _number,
         "bad-number",
         "a number, 0 or more",
         "Write it without a currency sign, with a point for the decimals; leave it empty if it is not known",
@@ -303,7 +296,7 @@ _DETAILS: Mapping[str, tuple[Callable[[Any], Any], str, str, str]] = {
         "Write how many can be sold; leave it empty if it is not known",
     ),
     "discount": (
-        _discount,
+        partial(_number, highest=1),
         "bad-number",
         "a fraction from 0 to 1",
         "Write 20% off as 0.2; leave it empty if it is not known",
