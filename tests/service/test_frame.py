@@ -17,13 +17,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bundlemage.errors import ConfigError
+from bundlemage.models.config import parse_config
 from bundlemage.service import logs
 from bundlemage.service.logs import JsonLines, Traces
 from bundlemage.service.metrics import Metrics
 from bundlemage.service.problems import responses
 from bundlemage.service.routes.health import SharedCheck
 from bundlemage.service.security import Buckets
-from bundlemage.service.settings import Settings, parse_settings
+from bundlemage.service.settings import Settings
 from bundlemage.store.records import State
 from bundlemage.store.repository import Store
 from bundlemage.wire.answers import ProblemOut
@@ -608,10 +609,10 @@ def test_latency_is_of_the_recent_ones() -> None:
 def test_settings_are_safe_by_default_and_refuse_what_they_do_not_know() -> None:
     settings = Settings()
     assert (settings.host, settings.trust_proxy, settings.body_limit) == ("127.0.0.1", False, LIMIT)
-    assert parse_settings({"port": 0, "rate_limit": 5}).rate_limit == 5
+    assert parse_config(Settings, {"port": 0, "rate_limit": 5}).rate_limit == 5
     with pytest.raises(ConfigError, match="unknown setting 'hosts'"):
-        parse_settings({"hosts": "0.0.0.0"})
+        parse_config(Settings, {"hosts": "0.0.0.0"})
     for wrong in ({"port": 70000}, {"rate_limit": 0}, {"body_limit": 0}, {"session_hours": -1}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
-            parse_settings(wrong)
+            parse_config(Settings, wrong)
     assert all(field.description for field in Settings.model_fields.values())

@@ -368,18 +368,22 @@ def test_behind_a_proxy_the_cookie_is_secure_and_addresses_are_the_proxys_word(
             assert log_in(client, "x", **{"X-Forwarded-For": "192.0.2.8"}).status_code == 401
 
 
-def test_without_a_proxy_forwarded_headers_are_not_believed(keyed: Running) -> None:
-    with keyed.client() as client:
+def test_without_a_proxy_forwarded_headers_are_not_believed(template: Path, tmp_path: Path) -> None:
+    settings = Settings(login_limit=2)
+    with serving(copied(template, tmp_path), settings) as running, running.client() as client:
+        text = running.key("read")
         headers = {"X-Forwarded-Host": "evil.example", "Origin": "https://evil.example"}
         problem(client.delete("/v1/session", headers=headers), 403)
-    assert (
-        caller_address({"client": ("192.0.2.1", 1)}, {b"x-forwarded-for": b"10.0.0.1"}, False) == "192.0.2.1"
-    )
+        answer = log_in(client, text, **{"X-Forwarded-Proto": "https"})
+        assert "secure" not in answer.headers["set-cookie"].lower()
+        addresses = [f"10.0.0.{turn}" for turn in range(2)]
+        codes = [log_in(client, "x", **{"X-Forwarded-For": one}).status_code for one in addresses]
+        assert codes == [401, 429]
 
 
 def test_one_callers_many_ipv6_addresses_count_as_one() -> None:
     def address(text: str) -> str:
-        return caller_address({"client": (text, 1)}, {}, False)
+        return caller_address({"client": (text, 1)})
 
     assert address("2001:db8:1:2::1") == address("2001:db8:1:2:ffff::9")
     assert address("2001:db8:1:2::1") != address("2001:db8:1:3::1")

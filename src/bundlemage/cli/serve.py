@@ -63,11 +63,13 @@ def serve(
             names, or a model of the sample shop.
         --set NAME=VALUE: Any other setting, e.g. served_days=7 or session_hours=1. Repeatable.
     """
-    from bundlemage.service.settings import parse_settings
+    from bundlemage.models.config import parse_config
+    from bundlemage.service.settings import Settings
 
     if model is None and db is None:
         model = _sample_model()
-    checked = parse_settings({**settings, "model": model, "db": database_url(db, model), **parsed(set_)})
+    values = {**settings, "model": model, "db": database_url(db, model), **parsed(set_)}
+    checked = parse_config(Settings, values)
     with _bound(checked.host, checked.port) as listening:
         _serve(checked, listening)
 

@@ -8,7 +8,7 @@ from bundlemage.core.shop import Recommendation
 from bundlemage.live import Live
 from bundlemage.store.records import Bundle, Item
 from bundlemage.wire.answers import BundleOut, EntryOut, ItemOut, RankedBundle, RankedItem
-from bundlemage.wire.design_answers import BundleForecast, DesignedItem, Designs, DesignsFor, ForecastOut
+from bundlemage.wire.design_answers import DesignedItem, Designs, DesignsFor
 
 IN_A_DESIGN = 10
 """The most reasons for each item of a design, because a design has many items."""
@@ -60,8 +60,3 @@ def designs_out(designs: Designs, about: dict[str, Any]) -> DesignsFor:
 
 def _shortened(item: DesignedItem) -> DesignedItem:
     return item if item.why is None else item.model_copy(update={"why": item.why.shortened(IN_A_DESIGN)})
-
-
-def forecast_out(forecast: BundleForecast, about: dict[str, Any]) -> ForecastOut:
-    """The forecast for a bundle that does not exist yet."""
-    return ForecastOut(**vars(forecast), **about)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 from anyio import CapacityLimiter, move_on_after, to_thread
 from fastapi import FastAPI
@@ -28,7 +28,6 @@ from bundlemage.store.records import ModelRecord
 from bundlemage.store.repository import Store
 
 log = logging.getLogger("bundlemage.service")
-P = ParamSpec("P")
 T = TypeVar("T")
 
 LONG_AT_ONCE = 2
@@ -52,10 +51,6 @@ class Service:
     metrics: Metrics
     security: Security
     long_work: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(LONG_AT_ONCE))
-
-    async def in_thread(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """Run work that waits for the store in a thread, so that it does not hold up other requests."""
-        return await to_thread.run_sync(lambda: work(*args, **named))
 
     async def at_length(self, work: Callable[[Serving], T], gone: Callable[[], Awaitable[bool]]) -> T:
         """Run work that may take seconds, such as a design, in a thread. Only a few run at the same time.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import Any
@@ -31,25 +31,31 @@ def without_port(authority: str) -> str:
     return "" if parts is None else parts[1]
 
 
-def asked_host(headers: Headers, trust_proxy: bool) -> str:
+def trust_proxy(scope: MutableMapping[str, Any], headers: dict[bytes, bytes]) -> None:
+    """Take over what a proxy says about the caller's request: the address, the scheme and the host.
+
+    If there are several values, the proxy wrote the last one; the caller may have invented those before it.
+    """
+    if forwarded := headers.get(b"x-forwarded-for"):
+        scope["client"] = (_last(forwarded), 0)
+    if scheme := headers.get(b"x-forwarded-proto"):
+        scope["scheme"] = _last(scheme)
+    if host := headers.get(b"x-forwarded-host"):
+        headers[b"host"] = _last(host).encode("latin-1")
+
+
+def asked_host(headers: Headers) -> str:
     """The host (and port) in the URL that the caller used."""
-    forwarded = headers.get(b"x-forwarded-host") if trust_proxy else None
-    return _last(forwarded or headers.get(b"host", b"")).lower()
+    return _last(headers.get(b"host", b"")).lower()
 
 
-def asked_scheme(scope: Mapping[str, Any], headers: Headers, trust_proxy: bool) -> str:
-    """`http` or `https`, as the caller used it."""
-    forwarded = headers.get(b"x-forwarded-proto") if trust_proxy else None
-    return _last(forwarded) if forwarded else str(scope.get("scheme", "http"))
-
-
-def is_own_origin(origin: bytes, headers: Headers, trust_proxy: bool) -> bool:
+def is_own_origin(origin: bytes, headers: Headers) -> bool:
     """Whether, according to the browser, a page of this service sent the request.
 
     The scheme is ignored: behind a proxy with TLS it is http here and https in the browser.
     """
     _, separator, authority = origin.decode("latin-1").lower().partition("://")
-    return bool(separator) and authority == asked_host(headers, trust_proxy)
+    return bool(separator) and authority == asked_host(headers)
 
 
 def was_forwarded(headers: Headers) -> bool:
@@ -57,26 +63,17 @@ def was_forwarded(headers: Headers) -> bool:
     return any(name in headers for name in _FORWARDED)
 
 
-def caller_address(scope: Mapping[str, Any], headers: Headers, trust_proxy: bool) -> str:
-    """The address whose requests are counted; for IPv6 the network, because a caller has 2^64 addresses.
-
-    Behind a proxy it is the last address of X-Forwarded-For: the proxy wrote that one, and the caller may
-    have invented those before it.
-    """
+def caller_address(scope: Mapping[str, Any]) -> str:
+    """The address whose requests are counted; for IPv6 the network, because a caller has 2^64 addresses."""
     client = scope.get("client")
     address = str(client[0]) if client else "unknown"
-    forwarded = headers.get(b"x-forwarded-for") if trust_proxy else None
-    if forwarded:
-        address = _last(forwarded)
     if ":" not in address:
         return address
     try:
-        parsed = ip_address(address)
+        parsed = IPv6Address(address)
     except ValueError:
         return address
-    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is None:
-        return parsed.exploded[:19]
-    return str(getattr(parsed, "ipv4_mapped", parsed))
+    return parsed.exploded[:19] if parsed.ipv4_mapped is None else str(parsed.ipv4_mapped)
 
 
 def _last(value: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -13,6 +14,7 @@ from bundlemage.wire.answers import Latency
 _METHODS = {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"}
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _KEPT = 4096
+M = TypeVar("M", Counter, Gauge, Histogram)
 
 
 class Metrics:
@@ -22,40 +24,23 @@ class Metrics:
 
     def __init__(self, queue_length: Callable[[], float] | None = None) -> None:
         self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "bundlemage_requests_total",
-            "Requests answered.",
-            ("route", "method", "status"),
-            registry=self.registry,
+        self._requests = self._new(Counter, "requests_total", "Requests answered.", "route method status")
+        seconds = "Time from the request's headers to the last byte of its answer."
+        self._seconds = self._new(Histogram, "request_seconds", seconds, "route", buckets=_SECONDS)
+        self._answers = self._new(
+            Counter, "answers_total", "Things recommended, by what chose them.", "source"
         )
-        self._seconds = Histogram(
-            "bundlemage_request_seconds",
-            "Time from the request's headers to the last byte of its answer.",
-            ("route",),
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self._answers = Counter(
-            "bundlemage_answers_total",
-            "Things recommended, by what chose them.",
-            ("source",),
-            registry=self.registry,
-        )
-        self._interactions = Counter(
-            "bundlemage_interactions_total", "Interactions written to the store.", registry=self.registry
-        )
-        self._model = Gauge(
-            "bundlemage_model_info",
-            "The model that serves; always 1.",
-            ("version", "name"),
-            registry=self.registry,
-        )
-        queue = Gauge("bundlemage_queue_length", "Questions that wait for the model.", registry=self.registry)
+        self._interactions = self._new(Counter, "interactions_total", "Interactions written to the store.")
+        self._model = self._new(Gauge, "model_info", "The model that serves; always 1.", "version name")
+        queue = self._new(Gauge, "queue_length", "Questions that wait for the model.")
         if queue_length is not None:
             queue.set_function(queue_length)  # called whenever the metrics are read
         self._recent: deque[float] = deque(maxlen=_KEPT)
         # Looking up a labelled counter takes several times as long as counting.
         self._counters: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+
+    def _new(self, kind: type[M], name: str, meaning: str, labels: str = "", **options: Any) -> M:
+        return kind(f"bundlemage_{name}", meaning, labels.split(), registry=self.registry, **options)
 
     def request(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count a request. The route is a template and the methods are few, so there are few labels."""

@@ -56,6 +56,8 @@ class Frame:
         started = time.perf_counter()
         service = scope["app"].state.service
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        if service.settings.trust_proxy:
+            hosts.trust_proxy(scope, headers)
         request, path, status = Request(scope), scope["path"], 0
         request_id = request.state.request_id = _request_id(headers)
 
@@ -102,7 +104,7 @@ class Frame:
         origin = headers.get(b"origin")
         if origin is None or scope["method"] in _HARMLESS:
             return
-        if not hosts.is_own_origin(origin, headers, service.settings.trust_proxy):
+        if not hosts.is_own_origin(origin, headers):
             raise ApiError(
                 403,
                 "From another site",

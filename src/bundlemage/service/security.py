@@ -156,12 +156,8 @@ class Security:
         if known is not None and known[1] > time.monotonic() and not probe:
             caller = f"key {known[0].caller}"
         else:
-            caller = self.address(scope, headers)
+            caller = hosts.caller_address(scope)
         _count(self._probes if probe else self._rate, caller, "Too many requests in a short time.")
-
-    def address(self, scope: Any, headers: hosts.Headers) -> str:
-        """The address whose requests are counted."""
-        return hosts.caller_address(scope, headers, self.settings.trust_proxy)
 
     def _check_local(self, headers: hosts.Headers) -> None:
         """Without keys every caller is admin, so only this machine's own users may call, by its own name.
@@ -176,7 +172,7 @@ class Security:
                 "All API keys were revoked, and other machines can reach this service. "
                 f"Create a key: {_HOW_TO_MAKE_A_KEY}",
             )
-        host = hosts.asked_host(headers, trust_proxy=False)
+        host = hosts.asked_host(headers)
         if not hosts.is_loopback(hosts.without_port(host)) or hosts.was_forwarded(headers):
             raise ApiError(
                 403,

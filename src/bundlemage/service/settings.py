@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
-
-from bundlemage.models.config import parse_config
 
 
 class Settings(BaseModel):
@@ -47,8 +43,3 @@ class Settings(BaseModel):
     Without a proxy, callers could forge them."""
     debug: bool = False
     """Whether to log the messages of unexpected errors, which may contain personal data."""
-
-
-def parse_settings(values: Mapping[str, Any]) -> Settings:
-    """The settings. Raises one error that names every wrong value."""
-    return parse_config(Settings, values)

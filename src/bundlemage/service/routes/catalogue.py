@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Header, Query, Response
+from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, Field
 
 from bundlemage.service.answers import bundle_out, item_out
@@ -59,7 +60,7 @@ def _new(answer: type[BaseModel]) -> dict[int | str, Any]:
 async def items(service: TheService, page: Page) -> ItemPage:
     """The items on sale, ordered by title."""
     live = (await service.now()).live
-    matches = await service.in_thread(page.matches, live.stock.items)
+    matches = await run_in_threadpool(page.matches, live.stock.items)
     return ItemPage(items=tuple(item_out(item, live) for item in page.cut(matches)), total=len(matches))
 
 
@@ -67,7 +68,7 @@ async def items(service: TheService, page: Page) -> ItemPage:
 async def bundles(service: TheService, page: Page) -> BundlePage:
     """The bundles on sale, ordered by title."""
     live = (await service.now()).live
-    matches = await service.in_thread(page.matches, live.stock.bundles)
+    matches = await run_in_threadpool(page.matches, live.stock.bundles)
     on_page = tuple(bundle_out(bundle, live) for bundle in page.cut(matches))
     return BundlePage(bundles=on_page, total=len(matches))
 
@@ -77,8 +78,8 @@ async def tags(service: TheService) -> Tags:
     """The tags of all items and bundles on sale, the most frequent first."""
     stock = (await service.now()).live.stock
     return Tags(
-        items=await service.in_thread(_counted, stock.items.values()),
-        bundles=await service.in_thread(_counted, stock.bundles.values()),
+        items=await run_in_threadpool(_counted, stock.items.values()),
+        bundles=await run_in_threadpool(_counted, stock.bundles.values()),
     )
 
 
@@ -95,7 +96,7 @@ async def put_item(
 ) -> ItemOut:
     """Add an item, or replace all its fields. A withdrawn item is on sale again."""
     record = Item(item_id, **_stored(body.model_dump()))
-    new = await service.in_thread(service.store.put, record, only_new=if_none_match is not None)
+    new = await run_in_threadpool(service.store.put, record, only_new=if_none_match is not None)
     response.status_code = 201 if new else 200
     return await item(item_id, service)
 
@@ -104,7 +105,7 @@ async def put_item(
 async def change_item(item_id: ItemId, body: ItemChange, service: TheService) -> ItemOut:
     """Change some fields of an item, such as its price or stock. The other fields stay as they are."""
     changes = _stored(body.model_dump(exclude_unset=True))
-    if await service.in_thread(service.store.change, "item", item_id, changes) is None:
+    if await run_in_threadpool(service.store.change, "item", item_id, changes) is None:
         raise unknown("item", item_id)
     return await item(item_id, service)
 
@@ -133,7 +134,7 @@ async def put_bundle(
 ) -> BundleOut:
     """Add a bundle of items in the catalogue, or replace one. The next answer may already contain it."""
     record = Bundle(bundle_id, **_stored(body.model_dump()))
-    new = await service.in_thread(service.store.put, record, only_new=if_none_match is not None)
+    new = await run_in_threadpool(service.store.put, record, only_new=if_none_match is not None)
     response.status_code = 201 if new else 200
     return await bundle(bundle_id, service)
 
@@ -142,7 +143,7 @@ async def put_bundle(
 async def change_bundle(bundle_id: BundleId, body: BundleChange, service: TheService) -> BundleOut:
     """Change some fields of a bundle, such as its price or title. The other fields stay as they are."""
     changes = _stored(body.model_dump(exclude_unset=True))
-    if await service.in_thread(service.store.change, "bundle", bundle_id, changes) is None:
+    if await run_in_threadpool(service.store.change, "bundle", bundle_id, changes) is None:
         raise unknown("bundle", bundle_id)
     return await bundle(bundle_id, service)
 

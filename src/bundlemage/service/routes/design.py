@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 
 from bundlemage.live import Live
 from bundlemage.service.answerer import Serving, check_catalogue
-from bundlemage.service.answers import IN_AN_EXPLANATION, designs_out, forecast_out
+from bundlemage.service.answers import IN_AN_EXPLANATION, designs_out
 from bundlemage.service.problems import impossible_design, newer_than_the_model
 from bundlemage.service.routes.common import RequestId, TheService, about, allow, check_known_items, owned_of
 from bundlemage.store.records import Owned
@@ -92,7 +92,8 @@ async def score(body: ScoreIn, service: TheService, request_id: RequestId, reque
         forecast = live.score_bundle(
             body.items, body.price, discount=body.discount, k=body.k, users=everyone(service.store)
         )
-        return forecast_out(forecast, {"request_id": request_id, "model_version": serving.record.version})
+        version = serving.record.version
+        return ForecastOut(**vars(forecast), request_id=request_id, model_version=version)
 
     return await service.at_length(work, request.is_disconnected)
 

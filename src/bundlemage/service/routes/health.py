@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -33,16 +32,13 @@ class SharedCheck:
 
     async def result(self, check: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run the check, or share the result of the last one. Raises what the check raised."""
-        if self._task is None or time.monotonic() >= self._until:
-            self._until = math.inf  # until it is done
+        now = time.monotonic()
+        if self._task is None or (self._task.done() and now >= self._until):
+            self._until = now + self._seconds
             self._task = asyncio.create_task(check())
-            self._task.add_done_callback(self._done)
+            # Reads the error, because asyncio would complain if all callers have left.
+            self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.shield(self._task)  # a caller who leaves must not cancel it for the others
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._until = time.monotonic() + self._seconds
-        if not task.cancelled():
-            task.exception()  # or asyncio complains if all callers have left
 
 
 @router.head("/healthz", include_in_schema=False)

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from fastapi import APIRouter
+from fastapi.concurrency import run_in_threadpool
 
 from bundlemage.live import record_of
 from bundlemage.service.answerer import Serving
@@ -25,7 +26,7 @@ MOST_EXPOSURES = 2000
 async def models(service: TheService) -> Models:
     """All models that were ever published, the newest first."""
     serving = (await service.now()).record.version
-    published = await service.in_thread(service.store.models)
+    published = await run_in_threadpool(service.store.models)
     return Models(
         serving=serving,
         models=tuple(
@@ -56,7 +57,7 @@ async def reload(service: TheService, body: ReloadIn | None = None) -> Reloaded:
             )
         answerer.load(record)
 
-    await service.in_thread(load)
+    await run_in_threadpool(load)
     serving = (await service.now()).record.version
     return Reloaded(serving=serving, previous=before.version, changed=serving != before.version)
 
@@ -70,9 +71,9 @@ async def insights(service: TheService) -> Insights:
         service.answerer.write_shown()
         return service.store.served_since(since)
 
-    served = await service.in_thread(served_answers)
+    served = await run_in_threadpool(served_answers)
     serving = await service.now()
-    exposures = await service.in_thread(_exposures, serving, served)
+    exposures = await run_in_threadpool(_exposures, serving, served)
     return Insights(
         model=_described(serving),
         popularity=exposures[:MOST_EXPOSURES],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
@@ -12,9 +12,6 @@ from bundlemage.service.problems import ApiError, responses
 from bundlemage.service.routes.common import TheService
 from bundlemage.service.security import COOKIE, session_token
 from bundlemage.store.records import Role
-
-if TYPE_CHECKING:
-    from bundlemage.service.app import Service
 
 router = APIRouter(prefix="/v1/session", tags=["session"])
 
@@ -64,11 +61,10 @@ async def log_in(
     security = service.security
     if not await security.keys_are_on():
         raise ApiError(409, "No login", "The service has no keys, so no login is needed.")
-    address = security.address(request.scope, dict(request.scope["headers"]))
-    token = await security.log_in(login.key.get_secret_value(), address)
+    token = await security.log_in(login.key.get_secret_value(), hosts.caller_address(request.scope))
     answer = Response(status_code=204)
     lifetime = int(3600 * service.settings.session_hours)
-    answer.set_cookie(COOKIE, token, max_age=lifetime, **_cookie_rules(request, service))
+    answer.set_cookie(COOKIE, token, max_age=lifetime, **_cookie_rules(request))
     return answer
 
 
@@ -79,11 +75,9 @@ async def log_out(request: Request, service: TheService) -> Response:
     if token is not None:
         await service.security.log_out(token)
     answer = Response(status_code=204)
-    answer.delete_cookie(COOKIE, **_cookie_rules(request, service))
+    answer.delete_cookie(COOKIE, **_cookie_rules(request))
     return answer
 
 
-def _cookie_rules(request: Request, service: Service) -> dict[str, Any]:
-    headers = dict(request.scope["headers"])
-    secure = hosts.asked_scheme(request.scope, headers, service.settings.trust_proxy) == "https"
-    return {"path": "/", "httponly": True, "samesite": "strict", "secure": secure}
+def _cookie_rules(request: Request) -> dict[str, Any]:
+    return {"path": "/", "httponly": True, "samesite": "strict", "secure": request.url.scheme == "https"}
