@@ -101,7 +101,7 @@ class Fetched:
 
 @dataclass(frozen=True)
 class Order:
-    """A file of a data set, and what is in its place."""
+    """A file of a data set, and the file that is already in its place, if any."""
 
     file: PublicFile
     url: str

@@ -85,7 +85,7 @@ def read(path: Path) -> Source:
 
 
 def items_of_bundles(user_bundle: sparse.csr_matrix, bundle_item: sparse.csr_matrix) -> sparse.csr_matrix:
-    """Returns who owns which items: Steam lists a bundle for a user who owns all its games."""
+    """Returns the items of each user: Steam lists a bundle for a user who owns all its games."""
     return as_binary(user_bundle @ bundle_item)
 
 

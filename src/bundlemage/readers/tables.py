@@ -54,7 +54,7 @@ def find(where: Place) -> tuple[dict[str, TableFiles], list[Problem]]:
     for table in TABLES:
         candidates = _candidates(table, names, where)
         if len(candidates) > 1:
-            message = f"the table {table!r} is there more than once: {' and '.join(candidates)}"
+            message = f"the table {table!r} exists more than once: {' and '.join(candidates)}"
             problem = Problem(
                 "ambiguous-file", candidates[0], message, "Keep one of them", value=candidates[1]
             )

@@ -205,7 +205,7 @@ def read_ids(column: Coded, name: str, locate: Locate) -> tuple[Coded | None, li
 
 
 def _read_id(value: Any) -> tuple[str, _Fault | None]:
-    """An id as text, and what is wrong with it."""
+    """Returns an id as text, and its fault, if any."""
     if value is None:
         return "", _MISSING_ID
     if isinstance(value, bytes):
@@ -333,8 +333,7 @@ def read_details(
             faulty = np.flatnonzero(np.isin(column.codes, bad))
             fault = _Fault("{name!r} is {value}; expected " + expected, fix, problem_kind)
             problems.append(fault.problem(faulty, column, name, locate))
-        values.append(None)  # the code -1
-        kept[name] = pa.array([values[code] for code in column.codes.tolist()], kind)
+        kept[name] = pa.array(values, kind).take(pa.array(column.codes, mask=column.codes < 0))
     return pa.table(kept), problems
 
 
