@@ -86,7 +86,7 @@ BROKEN: dict[str, Broken] = {
     "a table twice": Broken(
         with_files(user_item_tsv="user_id\titem_id\nann\ti1\n"),
         "ambiguous-file",
-        "user_item.csv: the table 'user_item' is there more than once: user_item.csv and user_item.tsv. "
+        "user_item.csv: the table 'user_item' exists more than once: user_item.csv and user_item.tsv. "
         "Keep one of them",
     ),
     "an empty file": Broken(
