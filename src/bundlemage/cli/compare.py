@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,7 +26,6 @@ from bundlemage.cli.options import (
     settings,
 )
 from bundlemage.errors import ConfigError
-from bundlemage.progress import Shown
 
 if TYPE_CHECKING:
     from bundlemage.data.splits import Split
@@ -83,7 +81,11 @@ def compare(
         --metrics NAME@K,...: The columns to show; k is 5, 10, 20 or 40.
         -o, --output FILE: Also write a .md, .html or .json. Repeatable.
     """
+    from bundlemage.cli.compare_progress import watching
     from bundlemage.studies.comparison import check_metric
+    from bundlemage.studies.comparison import compare as run
+    from bundlemage.studies.outcome import Cache
+    from bundlemage.training.devices import resolve_device
 
     columns = _columns(metrics)
     check_metric(metric)
@@ -94,8 +96,10 @@ def compare(
     splits = _splits(locations or ["sample"], key_values(table, "--table"), protocol, split_seed)
     for split in splits:
         show.note(f"{show.described(split.dataset)}; protocol {split.protocol}")
-    options = {"device": device, "metric": metric, "fresh": fresh, "jobs": jobs}
-    comparison = _run(contenders, splits, numbers, cache, **options)
+    resolve_device(device)
+    options: dict[str, Any] = {"device": device, "metric": metric, "fresh": fresh, "jobs": jobs}
+    with watching() as observer:
+        comparison = run(contenders, splits, numbers, cache=Cache(cache), observer=observer, **options)
     if as_json:
         show.print_json({"command": command_line(), **comparison.to_json()})
     else:
@@ -111,34 +115,6 @@ def compare(
         show.note(f"written: [bold]{show.plain(file)}[/]")
     if comparison.failures:
         raise typer.Exit(1)
-
-
-def _run(
-    contenders: Sequence[Contender],
-    splits: Sequence[Split],
-    seeds: Sequence[int],
-    cache: Path,
-    **options: Any,
-) -> Comparison:
-    from bundlemage.cli.compare_progress import ComparisonProgress
-    from bundlemage.studies.comparison import compare as run
-    from bundlemage.studies.outcome import Cache, CacheWarning
-    from bundlemage.training.devices import resolve_device
-
-    resolve_device(options["device"])
-    with warnings.catch_warnings(), Shown(show.notes, together=True) as progress:
-        usual = warnings.showwarning
-
-        def shown(message: Any, category: type[Warning], *rest: Any, **others: Any) -> None:
-            if issubclass(category, CacheWarning):
-                progress.say(f"warning: {message}")
-            else:
-                usual(message, category, *rest, **others)
-
-        warnings.showwarning = shown
-        with show.kept_when_interrupted():
-            watch = ComparisonProgress(progress)
-            return run(contenders, splits, seeds, cache=Cache(cache), observer=watch, **options)
 
 
 # ── Reading the options ──────────────────────────────────────────────────────────────────────────

@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
+from bundlemage.cli import show
 from bundlemage.progress import Shown
 from bundlemage.studies.cells import Cell
 from bundlemage.studies.comparison import CompareObserver
-from bundlemage.studies.outcome import Outcome
+from bundlemage.studies.outcome import CacheWarning, Outcome
 from bundlemage.studies.render import duration, figure
 from bundlemage.training.history import SELECTION_METRIC, Observer
 from bundlemage.training.progress import EpochProgress
 
 
+@contextmanager
+def watching() -> Iterator[CompareObserver]:
+    """An observer that shows a comparison, together with the warnings of its cache.
+
+    After Ctrl-C a line says that results are kept.
+    """
+    with warnings.catch_warnings(), Shown(show.notes, together=True) as shown:
+        usual = warnings.showwarning
+
+        def show_warning(message: Any, category: type[Warning], *rest: Any, **others: Any) -> None:
+            if issubclass(category, CacheWarning):
+                shown.say(f"warning: {message}")
+            else:
+                usual(message, category, *rest, **others)
+
+        warnings.showwarning = show_warning
+        try:
+            yield ComparisonProgress(shown)
+        except KeyboardInterrupt:
+            show.note("What is done is kept: the same command goes on from here.")
+            raise
+
+
 class ComparisonProgress(CompareObserver):
-    """Tells the progress of a comparison. The bar over all counts only cells that the cache does not have."""
+    """Shows the progress of a comparison. The bar over all counts only cells that the cache does not have."""
 
     def __init__(self, shown: Shown) -> None:
         self.shown = shown

@@ -7,7 +7,6 @@ from pathlib import Path
 from bundlemage.cli import show
 from bundlemage.cli.options import AsJson, Device, Jobs, OptionalCount, ids, seed_list
 from bundlemage.errors import ConfigError
-from bundlemage.progress import Shown
 
 
 def reproduce(
@@ -43,7 +42,7 @@ def reproduce(
             cases. Repeatable.
         --note TEXT: A sentence for the report on how it was made.
     """
-    from bundlemage.cli.compare_progress import ComparisonProgress
+    from bundlemage.cli.compare_progress import watching
     from bundlemage.studies.figures import require_plots
     from bundlemage.studies.findings import ReproduceOptions, gather
     from bundlemage.studies.plan import STUDIES
@@ -65,8 +64,8 @@ def reproduce(
     options = ReproduceOptions(
         dataset, data, numbers, cache, device, epochs, only_cached, left_out, note=note, jobs=jobs
     )
-    with show.kept_when_interrupted(), Shown(show.notes, together=True) as shown:
-        findings = gather(options, ComparisonProgress(shown))
+    with watching() as observer:
+        findings = gather(options, observer)
     for missing in findings.missing:
         for problem in dict.fromkeys(missing.problems):
             show.note(f"[yellow]missing:[/] {show.plain(problem)}")

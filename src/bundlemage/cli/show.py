@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.columns import Columns
@@ -61,16 +60,6 @@ def warn(*problems: object) -> None:
     """Print warnings, such as problems of data, on stderr."""
     for problem in problems:
         note(f"[yellow]warning:[/] {plain(problem)}")
-
-
-@contextmanager
-def kept_when_interrupted() -> Iterator[None]:
-    """Say after Ctrl-C that the same command goes on from here, for commands that keep their results."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        note("What is done is kept: the same command goes on from here.")
-        raise
 
 
 def sizes(name: str, counts: Mapping[str, int]) -> str:
