@@ -183,8 +183,8 @@ def test_reasons_are_those_of_the_recommender(model: Recommender, folder: Path, 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "what is to be explained?"),
-        (["--bundle", "b", "--item", "i"], "what is to be explained?"),
+        ([], "nothing to explain: give either"),
+        (["--bundle", "b", "--item", "i"], "nothing to explain: give either"),
         (["--bundle", "b", "--items", "i"], "give --item as well"),
         (["--bundle", "b"], "unknown bundle id 'b'"),
         (["--item", "i"], "unknown item id 'i'"),

@@ -1,6 +1,6 @@
 """A fitted model as a folder: weights, settings, ids, catalogue, histories, metrics, a card, checksums.
 
-It is written under a temporary name, flushed and renamed, so that a folder with its name is always complete.
+It is written under a temporary name, flushed and renamed. So a folder with the final name is always complete.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FILES = (
     *(f"{table}.parquet" for table in ("users", "items", "bundles", *MATRICES)),
 )
 ROWS_IN_A_GROUP = 2**17
-"""Rows in a group of the Parquet files, so that a reader of some users reads little more than these."""
+"""Rows in a row group of the Parquet files. Groups are small, so reading a few users reads little else."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def save_artifact(artifact: Artifact, path: Path, *, overwrite: bool = False) ->
 
 
 def artifact_version(path: Path) -> str:
-    """A short name for the contents of a folder: a checksum of its manifest, which has all the others."""
+    """A short name for the contents of a folder: a checksum of its manifest, which lists all checksums."""
     try:
         return hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()[:12]
     except OSError:
@@ -92,7 +92,7 @@ def describe_artifact(path: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise if there is anything at a path but a saved model, damaged or not."""
+    """Raise if the path exists and is not a saved model. A damaged model may be replaced."""
     if not path.exists():
         return
     try:
@@ -152,9 +152,9 @@ def load_artifact(path: Path) -> Artifact:
 
 
 def load_without_users(path: Path) -> Artifact:
-    """Read a folder without its users, who may be too many: the dataset has no user and no pair of a user.
+    """Read a folder without its users, who may not fit into memory. The dataset has no users and no sales.
 
-    No checksum is checked: `verify_artifact` does that once, and not each of many processes.
+    Many processes call this, so it checks no checksums. `verify_artifact` checks them once.
     """
     of_users = {"users.parquet", *(f"{name}.parquet" for name in MATRICES if name.startswith("user"))}
     try:
@@ -223,7 +223,7 @@ def _listed(path: Path) -> dict[str, tuple[int, str]]:
     except (ValueError, KeyError, TypeError):
         raise ArtifactError(f"{path / MANIFEST} is damaged; save the model again") from None
     if form != FORMAT:
-        raise ArtifactError(f"{path} is not a saved model: its {MANIFEST} is of another program")
+        raise ArtifactError(f"{path} is not a saved model: its {MANIFEST} was written by another program")
     if version != FORMAT_VERSION:
         raise ArtifactError(
             f"{path} has format version {version}; this program reads version {FORMAT_VERSION}. "
@@ -233,7 +233,7 @@ def _listed(path: Path) -> dict[str, tuple[int, str]]:
 
 
 def _checked(file: Path, size: int, checksum: str, *, keep: bool = True) -> bytes:
-    """Check the size and the checksum of a file. Returns its content, or nothing unless `keep`."""
+    """Check the size and the checksum of a file. Returns its content, or b"" without `keep`."""
     try:
         with file.open("rb") as handle:
             content = handle.read() if keep else b""

@@ -1,4 +1,4 @@
-"""How a function becomes a command: its parameters are options that its docstring describes."""
+"""Turns functions into commands: parameters become options, and the docstring describes them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typer.models import ParameterInfo
 
 
 def add(app: typer.Typer, *functions: Callable[..., None]) -> None:
-    """Add functions to an app as commands that are called like them.
+    """Add functions to an app as commands of the same names.
 
-    A docstring ends with sections of options. `-o, --output DIR: What it is.` describes an option by its
-    names and a word for its value, and `folder DIR: What it is.` an argument. A section with another title
-    than "Options" is a panel of the help. A parameter needs no description if its type has a `typer.Option`
-    with one, or an `OptionGroup`.
+    A docstring ends with sections of options. The line `-o, --output DIR: What it is.` describes an option:
+    its names, a placeholder for its value, and its help text. The line `folder DIR: What it is.` describes an
+    argument. A section with another title than "Options" becomes a panel of the help. A parameter needs no
+    line if its type is annotated with an `OptionGroup`, or with a `typer.Option` that has a help text.
     """
     for function in functions:
         name, text = function.__name__.strip("_").replace("_", "-"), _documentation(function)[0]
@@ -27,7 +27,7 @@ def add(app: typer.Typer, *functions: Callable[..., None]) -> None:
 
 
 def _command_class(function: Callable[..., None]) -> type[TyperCommand]:
-    """A class for a command that reads its options when it is used, as this may import a slow module."""
+    """A command class that builds its options only when the command runs: this may import a slow module."""
 
     class Command(TyperCommand):
         def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
@@ -54,7 +54,7 @@ class OptionGroup:
         raise NotImplementedError
 
     def value(self, values: dict[str, Any]) -> Any:
-        """The value, made from those of the options by name, which are removed from `values`."""
+        """Build the value from the values of its options, and remove those from `values`."""
         raise NotImplementedError
 
 
@@ -86,13 +86,13 @@ class FromFunction(OptionGroup):
 
 
 def _mark(parameter: inspect.Parameter, kind: type) -> Any:
-    """The mark of this kind on the type of a parameter, or None."""
+    """The first metadata of the type `kind` in a parameter's `Annotated` type, or None."""
     marks = getattr(parameter.annotation, "__metadata__", ())
     return next((mark for mark in marks if isinstance(mark, kind)), None)
 
 
 def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, dict[str, Any]]]:
-    """The text of a docstring, and attributes of a `typer.Option` by the name of its parameter."""
+    """The text of a docstring, and for each parameter the attributes of its `typer.Option`."""
     text, *sections = re.split(r"\n\n(?=[^\n]+:\n    )", inspect.cleandoc(function.__doc__ or ""))
     described = {}
     for section in sections:

@@ -1,4 +1,4 @@
-"""Shows a comparison: a line for each cell that is finished, and in a terminal a bar for each that runs."""
+"""Shows the progress of a comparison. A cell is one model on one split with one seed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def watching() -> Iterator[CompareObserver]:
 
 
 class ComparisonProgress(CompareObserver):
-    """Shows the progress of a comparison. The bar over all counts only cells that the cache does not have."""
+    """Prints a line for each finished cell. In a terminal, each running cell has a bar, and so has the whole
+    comparison, without the cells from the cache."""
 
     def __init__(self, shown: Shown) -> None:
         self.shown = shown

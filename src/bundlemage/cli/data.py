@@ -23,7 +23,7 @@ app = typer.Typer(no_args_is_help=True, help="Check, describe, shard, generate a
 
 
 def check(location: Location = "sample", table: Tables = None, as_json: AsJson = False) -> None:
-    """Report all problems of PATH: where it is, what is wrong, what to do. Exits 2 if there is any."""
+    """Report each problem of the data at PATH: where it is, what is wrong and what to do. Exits 2 if any."""
     from bundlemage.readers.ingest import ingest as read_in
 
     with Shown(show.notes, label(location)) as progress:
@@ -36,7 +36,7 @@ def check(location: Location = "sample", table: Tables = None, as_json: AsJson =
             show.note(f"[{colour}]{problem.severity}:[/] {show.plain(problem)}")
         errors = sum(problem.severity == "error" for problem in problems)
         if problems:
-            show.notes.print(f"kinds of error: {errors}, of warning: {len(problems) - errors}")
+            show.notes.print(f"kinds of errors: {errors}; kinds of warnings: {len(problems) - errors}")
         else:
             show.out.print("no problem found")
     if problems:
@@ -51,14 +51,14 @@ def ingest(
     table: Tables = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write PATH as a sharded layout, which every command takes as data, and of which a worker reads a part.
+    """Write the data at PATH as shards. Every command can read them, and a worker can read only its part.
 
-    Tables need not fit into memory: half of it is used, and the rest goes to disk beside the layout.
+    Tables may be larger than memory: half of the memory is used, and the rest goes to disk beside the output.
 
     Options:
-        -o, --output DIR: Where the layout goes.
+        -o, --output DIR: Folder for the shards.
         --shard-rows N: The number of users, items or bundles in one file.
-        --overwrite: Replace an existing layout.
+        --overwrite: Replace existing shards.
     """
     from bundlemage.readers.ingest import ingest as read_in
 
@@ -87,7 +87,7 @@ def ingest(
 
 
 def stats(location: Location = "sample", table: Tables = None, as_json: AsJson = False) -> None:
-    """The paper's dataset table, its popularity-bias figure, and how alike item and bundle tastes are."""
+    """Show the paper's dataset table, the popularity bias, and how similar item and bundle tastes are."""
     import numpy as np
 
     from bundlemage.data.statistics import dataset_table, dissimilarity, popularity_bias
@@ -170,13 +170,13 @@ def get(
     overwrite: bool = False,
     as_json: AsJson = False,
 ) -> None:
-    """Download public data, resume a broken download, and verify it. Without NAME: list what there is.
+    """Download public data, resume a broken download, and verify it. Without NAME: list the data sets.
 
     Options:
         name NAME: youshu, steam or netease; 'list' describes them.
         -o, --output DIR: The data's folder; by default NAME.
         --mirror URL: A web server with the same files, as URL/NAME/LAYOUT/FILE.
-        --overwrite: Replace files that are not the published ones.
+        --overwrite: Replace files that differ from the published ones.
     """
     from bundlemage.downloads.public_data import fetch, public_data
 
@@ -222,7 +222,7 @@ def get(
 
 def _place(entry: ByHand, folder: Path) -> str:
     places = " and ".join(str(folder / inner) for inner in entry.put)
-    return f"put into {places}" if places else "not read here"
+    return f"put into {places}" if places else "BundleMage does not read it"
 
 
 def _list(as_json: bool) -> None:

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from bundlemage.recommender import Recommender
     from bundlemage.wire.design_answers import BundleForecast, Design, DesignedItem, Designs, Explanation
 
-WISHES = "What is wished for"
+WISHES = "Preferences"
 SEARCH = "The search"
 REQUEST = FromModel(
     "bundlemage.wire.design",
     "DesignRequest",
-    panel="What must hold",
+    panel="Conditions",
     panels={
         "start": None,
         **dict.fromkeys(("discount", "diversity", "margin", "costs", "n", "apart", "reasons"), WISHES),
@@ -49,7 +49,7 @@ def design(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Design whole bundles for a user that keep every condition, each with its price, score and reasons.
+    """Design whole bundles for a user. Each meets all conditions and has a price, a score and reasons.
 
     If no bundle is possible, the answer names the conditions that cannot hold together, and changes that
     would make one possible.
@@ -84,7 +84,9 @@ def explain(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Explain why a bundle fits a user, or an item a bundle: leaves out each thing in turn, and scores again.
+    """Explain why a bundle fits a user, or why an item fits a bundle.
+
+    The model scores it again without each item and bundle of the user in turn.
 
     An id with a comma in it is written in double quotes inside the list: '"Tea, green",7'.
 
@@ -97,9 +99,9 @@ def explain(
     from bundlemage.recommender import Recommender
 
     if (bundle is None) == (item is None):
-        raise ConfigError("what is to be explained? Give --bundle ID, or --item ID with --items ID,ID")
+        raise ConfigError("nothing to explain: give either --bundle ID, or --item ID with --items ID,ID")
     if items and item is None:
-        raise ConfigError("--items are the bundle that --item is added to: give --item as well")
+        raise ConfigError("--items lists the bundle that --item is added to: give --item as well")
     model = Recommender.load(folder, device=device)
     explanation = model.explain(user, bundle=bundle, item=item, items=ids(items))
     if as_json:
@@ -128,7 +130,7 @@ def score_bundle(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Forecast the audience of a bundle that does not exist yet: how many users, which, and improvements.
+    """Forecast how many users would take a bundle that does not exist yet, and which; suggest a better item.
 
     The model ignores prices: a price only turns the number of buyers into takings.
 
@@ -157,10 +159,17 @@ def _designs(model: Recommender, someone: User, wishes: dict[str, Any]) -> Desig
     try:
         return model.design(someone, **wishes)
     except ImpossibleDesignError as error:
-        together = "cannot hold together" if len(error.conflict) > 1 else "cannot hold"
-        lines = [f"no bundle is possible. What {together}:", *(f"  {rule}" for rule in error.conflict)]
+        reason = (
+            "These conditions exclude each other"
+            if len(error.conflict) > 1
+            else "This condition cannot be met"
+        )
+        lines = [f"no bundle is possible. {reason}:", *(f"  {rule}" for rule in error.conflict)]
         if error.changes:
-            lines += ["It would be possible:", *(f"  {change}" for change in error.changes)]
+            lines += [
+                "Each of these changes would make one possible:",
+                *(f"  {change}" for change in error.changes),
+            ]
         raise BundleMageError("\n".join(lines)) from error
 
 
@@ -186,7 +195,7 @@ def _item_lines(item: DesignedItem) -> list[str]:
 
 
 def _reasons(explanation: Explanation, most: int) -> Table:
-    table = Table("reason", "", title="more likely (over 1) or less likely with it", title_justify="left")
+    table = Table("reason", "", title="times as likely with it as without it", title_justify="left")
     table.add_column("times", justify="right")
     table.add_column("fit without it", justify="right")
     for reason in explanation.reasons[:most]:

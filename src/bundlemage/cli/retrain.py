@@ -29,17 +29,17 @@ def retrain(
 ) -> None:
     """Train the serving model again on the database's data, and publish it if it is not worse.
 
-    Both models are asked for bundles that neither has learned from. A running service changes to a published
-    model by itself. It is safe to run from cron: one runs at a time, and if it is killed at any moment, the
-    old model goes on serving.
+    Both models are tested on bundles that neither has learned from. A running service switches to a published
+    model by itself. The command is safe to run from cron: only one runs at a time, and if it is killed, the
+    old model keeps serving.
 
     Options:
-        --set NAME=VALUE: A setting other than the serving model's, e.g. embedding_dim=64. Repeatable.
+        --set NAME=VALUE: A setting that differs from the serving model's, e.g. embedding_dim=64. Repeatable.
         --epochs: The maximum number of passes over the data.
-        --seed: The seed for everything random in training and in holding out.
-        --models DIR: The folder for new models. Default: that of the serving one.
-        --tolerance: How much lower than the serving model's nDCG@10 the new one's may be.
-        --force: Publish whatever the comparison says, and also without one.
+        --seed: Seed of the training, and of the choice of held-out cases.
+        --models DIR: Folder for new models. Default: the folder of the serving model.
+        --tolerance: How far the new model's nDCG@10 may be below the serving model's.
+        --force: Publish the new model whatever the comparison says, or if nothing can be compared.
     """
     check_extra()
     from bundlemage.retraining import retrain as retraining
@@ -81,7 +81,7 @@ def retrain(
 
 
 def _on_split() -> Observer:
-    """Prints what is learned from, and what the models are compared by."""
+    """An observer that prints the size of the training data and of the comparison."""
     from bundlemage.data.splits import Split
     from bundlemage.retraining.retrain import RetrainingObserver
 
@@ -90,7 +90,8 @@ def _on_split() -> Observer:
             show.note(show.described(split.dataset))
             cases = len(split.test) if split.test else 0
             compared = (
-                f"{cases:,} users have a bundle that is new to the serving model {serving}, to compare by"
+                f"{cases:,} users have a bundle that is new to the serving model {serving}; "
+                "both models are tested on these"
                 if cases
                 else f"nothing is compared with the serving model {serving}"
             )
@@ -120,5 +121,5 @@ def _show(outcome: Retrained, decisive: str) -> None:
     path = outcome.path.relative_to(here) if outcome.path.is_relative_to(here) else outcome.path
     show.say(
         f"[bold]Published[/] {outcome.version} as {show.plain(path)}: {outcome.reason}.\n"
-        "A running service changes to it with its next questions."
+        "A running service switches to it with its next answer."
     )

@@ -243,15 +243,15 @@ def revoke(key_id: str, db: Database = None) -> None:
     """
     with _opened(db) as store:
         if not store.revoke_key(key_id):
-            # A user may paste the whole key here, so only an id is repeated.
+            # A user may paste the whole secret key here, so only a text as short as an id is repeated.
             shown = f"key {key_id!r}" if len(key_id) <= 12 else "such key"
             raise ConfigError(f"there is no {shown} to revoke; 'bundlemage keys list' shows the ids")
         last = not store.has_keys()
     show.out.print(f"{key_id} is revoked")
     if last:
         show.warn(
-            "that was the last key. A service that only this machine can reach is now "
-            "open to all its users; any other service refuses all requests until there is a new key"
+            "that was the last key. A service that only this machine can reach is now open "
+            "to everybody on this machine; any other service refuses all requests until there is a new key"
         )
 
 

@@ -13,7 +13,7 @@ from bundlemage.data.dataset import BundleDataset
 Floats = npt.NDArray[np.float64]
 
 _CELLS = 1 << 22
-"""Maximum number of entries in a block of preference vectors: 50 MB, with a few blocks at a time."""
+"""Maximum number of entries in a block of preference vectors: about 50 MB. A few blocks exist at a time."""
 
 
 def dataset_table(dataset: BundleDataset) -> dict[str, int | float]:
@@ -34,10 +34,10 @@ def dataset_table(dataset: BundleDataset) -> dict[str, int | float]:
 def popularity_bias(dataset: BundleDataset) -> float:
     """Returns how popular the items in bundles are: near 0 for the most popular items, 0.5 for average ones.
 
-    The paper: "the average of every bundle's ranking score which is evaluated as the average of
-    rankings of included items", here as a fraction of the number of items. An item's popularity is its
-    number of users. Rank 1 is the most popular item; equally popular items share their mean rank, so that
-    the order of items does not matter. Bundles without items are left out. Without any others it is nan.
+    The paper: "the average of every bundle's ranking score which is evaluated as the average of rankings of
+    included items", here as a fraction of the number of items. An item's popularity is its number of users.
+    Rank 1 is the most popular item; equally popular items share their mean rank, so that the order of items
+    does not matter. Bundles without items are left out. If no others exist, the result is nan.
     """
     rank = _popularity_ranks(dataset.user_item)
     size = np.diff(dataset.bundle_item.indptr)
@@ -57,7 +57,9 @@ def _popularity_ranks(user_item: sparse.csr_matrix) -> Floats:
 
 
 def dissimilarity(dataset: BundleDataset) -> Floats:
-    """Returns the cosine similarity of item and bundle preferences of each user (figure "dissimilarity").
+    """Returns the cosine similarity of each user's item preference and bundle preference.
+
+    It is the paper's figure "dissimilarity": a low similarity means that the two preferences differ.
 
     c_i is the multi-hot vector of item i's users. A user's item preference is the mean c_i over the
     user's items; the bundle preference is the mean over all items of the user's bundles, each item once.

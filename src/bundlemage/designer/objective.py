@@ -1,4 +1,4 @@
-"""The value of a bundle for a user: the model's likelihood of it, and the terms of the request."""
+"""The value of a bundle for a user: its likelihood by the model, plus weighted margin and variety."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Worth:
 class Objective:
     """The values of bundles for one user and one request.
 
-    The value of a bundle is the mean logarithm of the probabilities of the added items, one after another,
-    the most likely first; each probability is given the items before it. The margin of the items and their
-    variety are added with the weights of the request.
+    Items are added one at a time, the most likely first. The value of a bundle is the mean log-probability of
+    the added items, each given the items before it. The margin of the items and their variety are added with
+    the weights of the request.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class Objective:
         self.earns = _earnings(request, shelf)  # [items]
 
     def log_chances(self, bundles: Sequence[Items]) -> Iterator[tuple[slice, Tensor]]:
-        """The logarithm of each item's probability as the next one; -∞ for items of the bundle.
+        """For each bundle, the log-probability of every item as the next item; -∞ for items already in it.
 
-        Yields some bundles at a time, so that memory is bounded: which of them, and a row for each.
+        Yields batches, to bound memory: the slice of `bundles`, and a tensor with one row for each of them.
         """
         items, device = self.model.sizes.items, self.contents.device
         rows = rows_at_a_time(items, device)
@@ -87,8 +87,8 @@ class Objective:
         return np.concatenate([rows.cpu().numpy() for _, rows in self.log_chances(bundles)])
 
     def likeliest(self, bundles: Sequence[Items], allowed: Mask, most: int) -> list[tuple[Integers, Floats]]:
-        """For each bundle the allowed items that would add most to it, and the logarithms of their
-        probabilities. Variety does not count. Results are kept for later calls."""
+        """For each bundle, the allowed items that raise its value most, and their log-probabilities. Variety
+        is ignored. Results are cached."""
         if self._hidden is None:
             hidden = np.where(allowed, self.earns, -np.inf).astype(np.float32)
             self._hidden = torch.from_numpy(hidden).to(self.contents.device)
@@ -104,7 +104,7 @@ class Objective:
     # ── Whole bundles ────────────────────────────────────────────────────────────────────────────
 
     def worth(self, bundles: Sequence[Items]) -> list[Worth]:
-        """The values of sets of added items, in addition to `start`."""
+        """The value of each set of items when it is added to `start`."""
         orders: list[list[int]] = [[] for _ in bundles]
         logs: list[list[float]] = [[] for _ in bundles]
         going = [number for number, added in enumerate(bundles) if added]
@@ -118,8 +118,8 @@ class Objective:
     def _next_items(
         self, bundles: Sequence[Items], orders: list[list[int]], going: list[int]
     ) -> list[tuple[int, int, float]]:
-        """For each bundle the most likely of the items left. Equal contexts are scored once, and not at all
-        if they are known from the search."""
+        """For each bundle, the most likely of the items that are left. Each distinct context is scored once,
+        unless the search has already scored it."""
         contexts: dict[Items, list[int]] = {}
         for number in going:
             contexts.setdefault(tuple(sorted((*self.start, *orders[number]))), []).append(number)
@@ -141,7 +141,7 @@ class Objective:
         likelihood, margin = sum(logs) / count, float(self.earns[list(added)].sum()) / count
         return Worth(added, logs, likelihood, margin, self.variety(self.start + added))
 
-    # ── The stated terms ─────────────────────────────────────────────────────────────────────────
+    # ── Margin and variety ───────────────────────────────────────────────────────────────────────
 
     def variety(self, items: Items) -> float:
         """The weighted mean distance between the items of a bundle."""
@@ -168,7 +168,7 @@ def _likeliest_of(items: Sequence[int], logs: Any, number: int) -> tuple[int, in
 
 
 def _earnings(request: DesignRequest, shelf: Shelf) -> Floats:
-    """What each item earns in the bundle, in units of the shop's mean price, times the weight."""
+    """The weighted margin of each item (price after discount minus cost), as a multiple of the mean price."""
     costs = np.zeros(len(shelf.ids))
     costs[shelf.ids.positions(request.costs)] = list(request.costs.values())
     if not request.margin:

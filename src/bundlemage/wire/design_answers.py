@@ -83,10 +83,10 @@ def _said(reason: Reason) -> str:
 
 
 class Explanation(Out):
-    """The reasons for an answer. Each is left out of the history in turn, and the model scores again."""
+    """The reasons for an answer. The model scores the answer again without each item and bundle in turn."""
 
     fit: float
-    """The logarithm of how many times more likely it is than the average candidate."""
+    """The score minus the mean score of all candidates: 0 is average, 0.69 is twice as likely."""
     gate: float | None
     """The weight of the item history, 0 to 1; the rest is the bundle history. Null: the model has no gate."""
     words: str
@@ -96,7 +96,7 @@ class Explanation(Out):
     more: int = 0
     """The number of weaker reasons that are not listed."""
     not_asked: int = 0
-    """For a very long history: the number of items and bundles that were not left out in turn."""
+    """The number of items and bundles of a very long history whose effect was not measured."""
 
     def shortened(self, most: int) -> Explanation:
         """The same with at most `most` reasons."""
@@ -233,7 +233,7 @@ class BundleForecast(Out):
     list_price: float | None
     discount: float | None
     asked: int
-    """The number of users."""
+    """The number of users for whom the forecast was computed."""
     expected: float | None
     """How many users would take the bundle. Users who have all its items do not count. Null: the model cannot
     tell."""
