@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from fastapi import APIRouter, Request
 
@@ -90,7 +91,7 @@ async def score(body: ScoreIn, service: TheService, request_id: RequestId, reque
         check_catalogue(live, items=body.items)
         _check_in_model(live, body.items)
         forecast = live.score_bundle(
-            body.items, body.price, discount=body.discount, k=body.k, users=everyone(service.store)
+            body.items, body.price, discount=body.discount, k=body.k, users=partial(everyone, service.store)
         )
         version = serving.record.version
         return ForecastOut(**vars(forecast), request_id=request_id, model_version=version)
@@ -98,16 +99,12 @@ async def score(body: ScoreIn, service: TheService, request_id: RequestId, reque
     return await service.at_length(work, request.is_disconnected)
 
 
-def everyone(store: Store) -> Callable[[], Iterator[Mapping[str, Owned]]]:
+def everyone(store: Store) -> Iterator[Mapping[str, Owned]]:
     """The users of the store with their histories, page by page. Erased users are not among them."""
-
-    def pages() -> Iterator[Mapping[str, Owned]]:
-        after = ""
-        while users := store.users(limit=USERS_AT_A_TIME, after=after):
-            after = users[-1].id
-            yield store.histories([user.id for user in users])
-
-    return pages
+    after = ""
+    while users := store.users(limit=USERS_AT_A_TIME, after=after):
+        after = users[-1].id
+        yield store.histories([user.id for user in users])
 
 
 def _owned(live: Live, store: Store, asker: UserOrHistory) -> Owned:

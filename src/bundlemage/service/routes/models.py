@@ -26,18 +26,12 @@ MOST_EXPOSURES = 2000
 async def models(service: TheService) -> Models:
     """All models that were ever published, the newest first."""
     serving = (await service.now()).record.version
-    published = await run_in_threadpool(service.store.models)
-    return Models(
-        serving=serving,
-        models=tuple(
-            ModelLine(
-                **vars(record),
-                serving=record.version == serving,
-                problem=service.answerer.failed.get(record.version),
-            )
-            for record in published
-        ),
+    published, failed = await run_in_threadpool(service.store.models), service.answerer.failed
+    models = tuple(
+        ModelLine(**vars(record), serving=record.version == serving, problem=failed.get(record.version))
+        for record in published
     )
+    return Models(serving=serving, models=models)
 
 
 @router.post("/models/reload", **allow("admin", 404, 409, 413))
@@ -50,11 +44,8 @@ async def reload(service: TheService, body: ReloadIn | None = None) -> Reloaded:
     def load() -> None:
         record = record_of(Path(before.path)) if wanted is None else service.store.model(wanted)
         if record is None:
-            raise ApiError(
-                404,
-                "No such model",
-                f"there is no model {wanted!r}: GET /v1/models lists all models",
-            )
+            detail = f"there is no model {wanted!r}: GET /v1/models lists all models"
+            raise ApiError(404, "No such model", detail)
         answerer.load(record)
 
     await run_in_threadpool(load)

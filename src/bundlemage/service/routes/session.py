@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Body, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from fastapi import APIRouter, Request, Response
+from pydantic import Field, SecretStr
 
 from bundlemage.service import hosts
 from bundlemage.service.problems import ApiError, responses
 from bundlemage.service.routes.common import TheService
 from bundlemage.service.security import COOKIE, session_token
 from bundlemage.store.records import Role
+from bundlemage.wire.answers import Out, example
+from bundlemage.wire.requests import Body, examples
 
 router = APIRouter(prefix="/v1/session", tags=["session"])
 
 
-class SessionOut(BaseModel):
+class SessionOut(Out):
     """Whether the page must log in, and the caller's role."""
 
-    model_config = ConfigDict(
-        use_attribute_docstrings=True,
-        json_schema_extra={"example": {"login_required": True, "role": "write"}},
-    )
+    model_config = example(login_required=True, role="write")
 
     login_required: bool
     """Whether the service has keys."""
@@ -30,10 +29,10 @@ class SessionOut(BaseModel):
     """The caller's role; null without a login."""
 
 
-class LoginIn(BaseModel):
+class LoginIn(Body):
     """A key to log in with."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = examples({"key": "bm_0123456789ab_…"})
 
     key: SecretStr = Field(min_length=1, max_length=200)
     """The complete text of the key."""
@@ -52,11 +51,7 @@ async def session(request: Request, service: TheService) -> SessionOut:
 
 
 @router.post("", status_code=204, responses=responses(401, 403, 409, 413, 422, 429, 503), summary="Log in")
-async def log_in(
-    request: Request,
-    service: TheService,
-    login: Annotated[LoginIn, Body(examples=[{"key": "bm_0123456789ab_…"}])],
-) -> Response:
+async def log_in(request: Request, service: TheService, login: LoginIn) -> Response:
     """Set a cookie that replaces the key until the session ends."""
     security = service.security
     if not await security.keys_are_on():
