@@ -183,6 +183,13 @@ class BundleDataset:
                         f"the catalogue's {ids.kind} ids are not those of the data, in that order"
                     )
 
+    @classmethod
+    def numbered(cls, user_item: Any, user_bundle: Any, bundle_item: Any, **more: Any) -> BundleDataset:
+        """Returns a data set that has numbers instead of ids. `more` are the other fields."""
+        sizes = {"user": user_item.shape[0], "item": user_item.shape[1], "bundle": user_bundle.shape[1]}
+        users, items, bundles = (Vocabulary.numbered(kind, size) for kind, size in sizes.items())
+        return cls(user_item, user_bundle, bundle_item, users, items, bundles, **more)
+
     def with_interactions(self, **matrices: sparse.csr_matrix) -> BundleDataset:
         """Returns the same vocabularies and catalogue with other matrices, as a split needs."""
         return replace(self, **matrices)

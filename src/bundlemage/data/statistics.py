@@ -39,21 +39,15 @@ def popularity_bias(dataset: BundleDataset) -> float:
     Rank 1 is the most popular item; equally popular items share their mean rank, so that the order of items
     does not matter. Bundles without items are left out. If no others exist, the result is nan.
     """
-    rank = _popularity_ranks(dataset.user_item)
+    from scipy.stats import rankdata  # slow to import
+
+    rank = rankdata(-np.bincount(dataset.user_item.indices, minlength=len(dataset.items)))
     size = np.diff(dataset.bundle_item.indptr)
     filled = size > 0
     if not filled.any():
         return float("nan")
     mean_rank = (dataset.bundle_item.astype(np.float64) @ rank)[filled] / size[filled]
     return float(mean_rank.mean() / len(dataset.items))
-
-
-def _popularity_ranks(user_item: sparse.csr_matrix) -> Floats:
-    popularity = np.bincount(user_item.indices, minlength=user_item.shape[1])
-    _, level, count = np.unique(-popularity, return_inverse=True, return_counts=True)
-    mean_rank = np.cumsum(count) - (count - 1) / 2
-    ranks: Floats = mean_rank[level]
-    return ranks
 
 
 def dissimilarity(dataset: BundleDataset) -> Floats:

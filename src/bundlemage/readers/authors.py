@@ -15,7 +15,7 @@ from bundlemage.data.dataset import BundleDataset, as_binary, binary_matrix, pai
 from bundlemage.data.splits import GenerationCases, MatchingCases, Source, Split, leave_one_out, padded
 from bundlemage.errors import DataError, Problem, collected
 from bundlemage.readers import pathak
-from bundlemage.readers.published import LARGEST, data_name, missing_files, numbered, too_large
+from bundlemage.readers.published import LARGEST, data_name, missing_files, too_large
 from bundlemage.readers.unpickle import safe_load
 
 _MATCHING = ("train", "valid", "test", "bundle_item")
@@ -200,8 +200,7 @@ def _dataset(name: str, files: Files) -> BundleDataset:
     if user_item is None:
         user_item = pathak.items_of_bundles(user_bundle, bundle_item)
         name, notes = pathak.PARTIAL_NAME, (pathak.PARTIAL_NOTE, *notes)
-    vocabularies = numbered(user_bundle.shape[0], *bundle_item.shape[::-1])
-    return BundleDataset(user_item, user_bundle, bundle_item, *vocabularies, name=name, notes=notes)
+    return BundleDataset.numbered(user_item, user_bundle, bundle_item, name=name, notes=notes)
 
 
 def _with_catalogue(path: Path, dataset: BundleDataset) -> tuple[BundleDataset, tuple[Problem, ...]]:

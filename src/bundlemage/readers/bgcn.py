@@ -15,7 +15,7 @@ from scipy import sparse
 from bundlemage.data.dataset import BundleDataset, binary_matrix
 from bundlemage.data.splits import MatchingCases, Source, Split
 from bundlemage.errors import DataError, Problem, collected
-from bundlemage.readers.published import LARGEST, data_name, missing_files, numbered, too_large
+from bundlemage.readers.published import LARGEST, data_name, missing_files, too_large
 
 Pairs = npt.NDArray[np.int64]  # [pairs, 2]
 
@@ -57,11 +57,10 @@ def read(path: Path) -> Source:
         rows, columns = (sizes[kind] for kind in _kinds(name))
         matrices[name] = binary_matrix(pairs[:, 0], pairs[:, 1], (rows, columns))
     taken = [matrices[name] for name in (_WHOLE, *_SPLIT) if name in matrices]
-    dataset = BundleDataset(
+    dataset = BundleDataset.numbered(
         matrices["user_item.txt"],
         sum(taken[1:], start=taken[0]),
         matrices["bundle_item.txt"],
-        *numbered(sizes["user"], sizes["item"], sizes["bundle"]),
         name=size_file.name.removesuffix(_SIZES[1:]).lower() if size_file else data_name(path),
     )
     if _WHOLE in matrices:

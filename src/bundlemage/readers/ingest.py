@@ -228,7 +228,7 @@ class _Shop:
         self._database.execute(f"CREATE TABLE distinct_ids AS SELECT DISTINCT id FROM ({every})")
         unusual = f"SELECT id FROM distinct_ids WHERE NOT regexp_full_match(id, '{_SURELY_GOOD}')"
         for batch in self._stream(unusual):
-            _, faults = read_ids(encode(pa.chunked_array([batch.column(0)])), column, _nowhere)
+            _, faults = read_ids(encode(pa.chunked_array([batch.column(0)])), column, lambda _: ("", 0))
             if faults:
                 raise _SuspiciousError
         (integers,) = self._one(f"SELECT bool_and(regexp_full_match(id, '{INTEGER}')) FROM distinct_ids")
@@ -322,11 +322,6 @@ class _SortedPairs:
         pairs = pairs[np.diff(pairs, prepend=-1) > 0]
         counts = np.bincount((pairs >> _POSITION_BITS) - start, minlength=stop - start)
         return lists(counts, (pairs & (2**_POSITION_BITS - 1)).astype(np.int32))
-
-
-def _nowhere(_row: int) -> tuple[str, int]:
-    """The place of an id that the careful reader finds again."""
-    return "", 0
 
 
 def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray:

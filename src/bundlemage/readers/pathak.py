@@ -21,7 +21,7 @@ from bundlemage.data.dataset import (
 )
 from bundlemage.data.splits import Source
 from bundlemage.errors import DataError, Problem
-from bundlemage.readers.published import LARGEST, missing_files, numbered, too_large
+from bundlemage.readers.published import LARGEST, missing_files, too_large
 from bundlemage.readers.unpickle import safe_load
 
 _MEMBERS = ("bundle_item_map", "user_bundle_map")
@@ -64,11 +64,10 @@ def read(path: Path) -> Source:
     bundles = max(bundle_items.owners, user_bundles.highest + 1, catalogue.bundles.num_rows)
     bundle_item = bundle_items.matrix((bundles, items))
     user_bundle = user_bundles.matrix((users, bundles))
-    dataset = BundleDataset(
+    dataset = BundleDataset.numbered(
         user_items.matrix((users, items)) if user_items else items_of_bundles(user_bundle, bundle_item),
         user_bundle,
         bundle_item,
-        *numbered(users, items, bundles),
         catalogue=Catalogue(
             _in_order(catalogue.items, range(items)), _in_order(catalogue.bundles, range(bundles))
         ),

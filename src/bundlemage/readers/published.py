@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import Problem
 
 LARGEST = 10_000_000
@@ -31,15 +30,6 @@ def too_large(where: Path | str, size: int, kind: str) -> Problem:
     message = f"it has {size:,} {kind}, but no published data has over {LARGEST:,}"
     return Problem(
         "size-out-of-range", str(where), message, "Correct it, or download it again.", value=str(size)
-    )
-
-
-def numbered(users: int, items: int, bundles: int) -> tuple[Vocabulary, Vocabulary, Vocabulary]:
-    """Returns the vocabularies of users, items and bundles for data that has numbers instead of ids."""
-    return (
-        Vocabulary.numbered("user", users),
-        Vocabulary.numbered("item", items),
-        Vocabulary.numbered("bundle", bundles),
     )
 
 

@@ -30,15 +30,11 @@ _DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "vertical ba
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
-class _NulByteError(ValueError):
-    """A NUL byte in a text file, which Arrow would let through."""
-
-
-class _OpenQuoteError(ValueError):
-    """A quoted field that is still open at the end of the file."""
+class _FaultyTextError(ValueError):
+    """A NUL byte, or a quoted field that is never closed: Arrow lets both through."""
 
     def __init__(self, line: int = 0) -> None:
-        super().__init__("a quote is never closed")
+        super().__init__("there is a NUL byte, or a quote is never closed")
         self.line = line
 
 
@@ -48,7 +44,7 @@ def read(table: str, file: TableFile) -> TableData:
     try:
         try:
             columns = pa.concat_tables(batches(table, file))
-        except (UnicodeError, csv.Error, _NulByteError, _OpenQuoteError, pa.ArrowInvalid) as error:
+        except (UnicodeError, csv.Error, _FaultyTextError, pa.ArrowInvalid) as error:
             # If the bytes are not text, rows mean nothing.
             problems = list(_encoding_problems(file)) or list(_row_problems(file))
             raise DataError(problems or [unreadable(where, error)]) from error
@@ -100,7 +96,7 @@ def batches(table: str, file: TableFile) -> Iterator[pa.Table]:
                     yield last
                 last = pa.Table.from_batches([piece]).rename_columns(list(positions))
     if last is None or any(column[-1].as_py() for column in last.columns):
-        raise _OpenQuoteError  # the row of empty fields was swallowed
+        raise _FaultyTextError  # the row of empty fields was swallowed
     yield last.slice(0, last.num_rows - 1)
 
 
@@ -135,7 +131,7 @@ def _records(file: TableFile, guarded: bool = False) -> Iterator[_Record]:
     """Yields every row that is not blank, the header first, with its lines.
 
     Bytes that are not UTF-8 come through as lone surrogates, so that the scan continues. A guarded
-    scan raises `_OpenQuoteError` at a quoted field that never ends.
+    scan raises `_FaultyTextError` at a quoted field that never ends.
     """
     with _opened(file) as stream:
         text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
@@ -145,7 +141,7 @@ def _records(file: TableFile, guarded: bool = False) -> Iterator[_Record]:
             if fields == [_AFTER_END]:
                 return
             if guarded and fields and fields[-1].endswith(_AFTER_END):
-                raise _OpenQuoteError(line)
+                raise _FaultyTextError(line)
             if fields:
                 yield _Record(line, rows.line_num, fields)
             line = rows.line_num + 1
@@ -168,7 +164,7 @@ class _Guarded(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         data = self._stream.read(len(buffer))
         if b"\0" in data:
-            raise _NulByteError
+            raise _FaultyTextError
         space = len(buffer) - len(data)
         if space:  # the end: the added row joins the last block, since Arrow wants a header in one block
             data += self._rest[:space]
@@ -238,7 +234,7 @@ def _row_problems(file: TableFile) -> Iterator[Problem]:
             next_line = record.last_line + 1
     except csv.Error:  # an extremely long field
         open_quote = next_line
-    except _OpenQuoteError as error:
+    except _FaultyTextError as error:
         open_quote = error.line
     if open_quote:
         message = 'a field opens with " and is never closed, so that the rest of the file is one field'
