@@ -10,7 +10,7 @@ from bundlemage import Recommender
 from bundlemage.data.shards import write_layout
 from bundlemage.data.splits import SplitPlan
 from bundlemage.engines.base import Engine, engine, written_out
-from bundlemage.engines.evaluating import Chunk, EvaluationJob, Examiner, Task, _cut
+from bundlemage.engines.evaluating import Chunk, EvaluationJob, Task, _cut
 from bundlemage.errors import ArtifactError, ConfigError
 from bundlemage.evaluation import protocols
 from bundlemage.evaluation.protocols import PerCase
@@ -57,16 +57,16 @@ def test_chunks_together_are_the_whole(
     plan = SplitPlan(protocol)
     Recommender("bundlemage", **QUICK).fit(dataset, plan, progress=False).save(tmp_path / "model")
     write_layout(dataset, tmp_path / "data")
-    examiner = Examiner(EvaluationJob(tmp_path / "model", str(tmp_path / "data"), device="cpu"))
-    chunks = examiner.chunks(2)
+    job = EvaluationJob(tmp_path / "model", str(tmp_path / "data"), device="cpu")
+    chunks = job.chunks(2)
     assert len([chunk for chunk in chunks if chunk.model == 0]) > 2
-    for number, model in enumerate(examiner.models):
-        split = examiner.split
+    for number, model in enumerate(job.models):
+        split = job.split
         found: dict[Task, list[PerCase]] = {}
         for chunk in chunks:
             if chunk.model == number:
-                found.setdefault(chunk.task, []).append(examiner.ask(chunk))
-        whole = {task: examiner.ask(Chunk(number, task, range(_cases(split, task)))) for task in found}
+                found.setdefault(chunk.task, []).append(job.ask(chunk))
+        whole = {task: job.ask(Chunk(number, task, range(_cases(split, task)))) for task in found}
         assert set(whole) == ({"matching", "generation"} if split.generation else {"matching"})
         for task, parts in found.items():
             for name, values in whole[task].items():

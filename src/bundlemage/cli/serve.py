@@ -93,7 +93,7 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     serving = service.answerer.serving
-    name = show.plain(serving.live.recommender.dataset.name)
+    name = show.plain(serving.recommender.dataset.name)
     show.say(
         f"BundleMage serves {name} (model {serving.record.version}) at [bold]http://{shown}:{port}/[/]\n"
         f"  the page   http://{shown}:{port}/\n"

@@ -107,23 +107,11 @@ def train(job: TrainingJob, by: Engine, observers: Sequence[Observer] = ()) -> R
     """Train the members of a recipe one after another, each in this process or by those of the engine."""
 
     def by_processes(
-        model: Model,
-        config: ModelConfig,
-        split: Split,  # noqa: ARG001 - each process reads its part of the data
-        *,
-        folder: Path | None,
-        resume: bool,
-        checkpoint_every: int | None,
-        observers: Sequence[Observer],
+        model: Model, config: ModelConfig, _: Split, *, observers: Sequence[Observer], **changed: Any
     ) -> TrainingResult:
+        """Train one member. Each process reads its own part of the data."""
         require(model, Divisible).check_divisible()
-        own = replace(
-            job,
-            recipe=job.recipe.changed({"seed": config.seed}, {}),
-            folder=folder or job.folder,
-            resume=resume,
-            checkpoint_every=checkpoint_every,
-        )
+        own = replace(job, recipe=job.recipe.changed({"seed": config.seed}, {}), **changed)
         return by.train_one(own, model, observers)
 
     recommender = job.recipe.changed({"device": by.device_here(job.device)}, {}).recommender()

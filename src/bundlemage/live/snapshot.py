@@ -26,6 +26,7 @@ from bundlemage.store.records import Bundle, CatalogueChange, ModelRecord, Owned
 from bundlemage.wire.answers import Known
 
 NO_SALES = Sales({}, {})
+UNPUBLISHED = ModelRecord("", "", "", {})
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,14 @@ def _positions(rows: Sequence[Sequence[Any]], known: Mapping[str, int], shop: Sh
 class Live(Asker):
     """A model and a catalogue, ready for questions."""
 
-    def __init__(self, recommender: Recommender, stock: Stock, sales: Sales = NO_SALES) -> None:
+    def __init__(
+        self,
+        recommender: Recommender,
+        stock: Stock,
+        sales: Sales = NO_SALES,
+        record: ModelRecord = UNPUBLISHED,
+    ) -> None:
+        """`record` is that of the store, for a model that is published."""
         super().__init__()
         model = recommender.model
         if not model.knows_new_users:
@@ -101,7 +109,7 @@ class Live(Asker):
         trade = Trade(*nothing_sold, np.ones(items, bool), np.ones(bundles, bool))
         in_order = sorted(stock.bundles.values(), key=lambda bundle: bundle.id)
         everything = CatalogueChange(stock.version, list(stock.items.values()), in_order)
-        self.sales = sales
+        self.sales, self.record = sales, record
         self._open(recommender, rows, trade, np.zeros(bundles, bool), stock, everything, sales)
 
     def after(self, change: CatalogueChange, sales: Sales | None = None) -> Live:
@@ -109,7 +117,7 @@ class Live(Asker):
         live = object.__new__(Live)
         Asker.__init__(live)
         stock = self.stock.after(change)
-        live.sales = self.sales if sales is None else sales
+        live.sales, live.record = self.sales if sales is None else sales, self.record
         live._open(self.recommender, self._rows, self.shop.trade, self._in_stock, stock, change, sales)
         return live
 

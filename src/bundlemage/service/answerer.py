@@ -41,23 +41,15 @@ TRY_AGAIN_AFTER = 60.0
 
 
 @dataclass(frozen=True)
-class Serving:
-    """A model in its shop and its record, which are replaced together."""
-
-    live: Live
-    record: ModelRecord
-
-
-@dataclass(frozen=True)
 class Answer:
     """Recommendations, and what they come from."""
 
     recommendations: list[Recommendation]
     known: Known
-    serving: Serving
+    live: Live
 
 
-Work = Question | Callable[[Serving], Any]
+Work = Question | Callable[[Live], Any]
 
 
 class Answerer:
@@ -70,10 +62,8 @@ class Answerer:
         self._served_days = settings.served_days
         torch.set_num_threads(settings.threads)
         stock = EMPTY.after(store.catalogue())
-        live = Live(load_published(record), stock, store.sales())
-        _check_same_shop(live, record)
-        self._serving = Serving(live.warm(), record)
-        self._next: Serving | None = None
+        self._serving = _opened(Live(load_published(record), stock, store.sales(), record))
+        self._next: Live | None = None
         self._loading = threading.Lock()
         self._tried: dict[str, float] = {}
         self._shown: deque[Served] = deque(maxlen=100_000)
@@ -92,12 +82,12 @@ class Answerer:
         """The answer to a question about bundles or items."""
         return cast(Answer, await self.batcher.ask(question))
 
-    async def on_live(self, work: Callable[[Serving], T]) -> T:
+    async def on_live(self, work: Callable[[Live], T]) -> T:
         """Run something on the model's thread, with catalogue and model up to date."""
         return cast(T, await self.batcher.ask(work))
 
     @property
-    def serving(self) -> Serving:
+    def serving(self) -> Live:
         """The model and catalogue of the last answer. `on_live` has them up to date."""
         return self._serving
 
@@ -106,50 +96,48 @@ class Answerer:
         self._shown.append(served)
 
     def _work(self, batch: list[Work]) -> Sequence[Any]:
-        serving = self._up_to_date()
+        live = self._up_to_date()
         questions = [work for work in batch if isinstance(work, Question)]
-        answers = iter(self._answers(serving, questions) if questions else ())
-        return [next(answers) if isinstance(work, Question) else _attempt(work, serving) for work in batch]
+        answers = iter(self._answers(live, questions) if questions else ())
+        return [next(answers) if isinstance(work, Question) else _attempt(work, live) for work in batch]
 
-    def _answers(self, serving: Serving, questions: Sequence[Question]) -> list[Answer | Exception]:
-        live = serving.live
+    def _answers(self, live: Live, questions: Sequence[Question]) -> list[Answer | Exception]:
         errors = [_unknown(live, question) for question in questions]
         if any(errors):
             good = [question for question, error in zip(questions, errors, strict=True) if not error]
-            answers = iter(self._answers(serving, good))
+            answers = iter(self._answers(live, good))
             return [error or next(answers) for error in errors]
         names = list({question.user for question in questions if isinstance(question.user, str)})
         histories = self.store.histories(names) if names else {}
         owned = [histories[q.user] if isinstance(q.user, str) else q.user for q in questions]
         outcomes = live.answer([replace(q, user=user) for q, user in zip(questions, owned, strict=True)])
         return [
-            outcome if isinstance(outcome, Exception) else Answer(outcome, live.known_of(user), serving)
+            outcome if isinstance(outcome, Exception) else Answer(outcome, live.known_of(user), live)
             for outcome, user in zip(outcomes, owned, strict=True)
         ]
 
     # ── Following the store ──────────────────────────────────────────────────────────────────────
 
-    def _up_to_date(self) -> Serving:
+    def _up_to_date(self) -> Live:
         """Only the answering thread calls this, so nothing else changes the serving model."""
         # In this order: the next model was published before the state is read, so the state knows it.
         following, sales = self._next, self._fresh_sales
-        serving = self._serving if following is None else following
+        live = self._serving if following is None else following
         state = self.store.state()
-        known = serving.live.stock.version
+        known = live.stock.version
         if state.catalogue < known:  # the database was restored to an earlier time
             stock = EMPTY.after(self.store.catalogue())
-            serving = Serving(Live(serving.live.recommender, stock, self.store.sales()), serving.record)
+            live = Live(live.recommender, stock, self.store.sales(), live.record)
         elif state.catalogue > known or sales is not None:
-            live = serving.live.after(self.store.catalogue(known), sales)
-            serving = Serving(live, serving.record)
-        self._serving = serving
+            live = live.after(self.store.catalogue(known), sales)
+        self._serving = live
         if self._next is following:  # only now: if something above fails, it is done again
             self._next = None
         if self._fresh_sales is sales:
             self._fresh_sales = None
-        if state.model is not None and state.model != serving.record.version:
+        if state.model is not None and state.model != live.record.version:
             self._load_soon(state.model)
-        return serving
+        return live
 
     def _load_soon(self, version: str) -> None:
         """Load a model that another process has published, while the current one serves."""
@@ -180,10 +168,8 @@ class Answerer:
                 return
             following = None
             if (self._next or self._serving).record.version != record.version:
-                now = self._serving.live
-                live = Live(load_published(record), now.stock, now.sales)
-                _check_same_shop(live, record)
-                following = Serving(live.warm(), record)
+                now = self._serving
+                following = _opened(Live(load_published(record), now.stock, now.sales, record))
             if not published:
                 self.store.publish(record)
             self._next = following or self._next
@@ -264,18 +250,20 @@ def _unknown(live: Live, question: Question) -> UnknownThingsError | None:
     return None
 
 
-def _check_same_shop(live: Live, record: ModelRecord) -> None:
+def _opened(live: Live) -> Live:
+    """The same model, ready to serve; raises `ConfigError` if it is the model of another shop."""
     stock = live.stock
     if stock.items and not any(map(live.in_model, stock.items)):
         first, other = next(iter(stock.items)), live.dataset.items[0]
         raise ConfigError(
-            f"the store and the model {record.path} are of different shops: no item is in both (the store "
-            f"has {first!r}, the model {other!r}). Give each shop a database of its own with --db"
+            f"the store and the model {live.record.path} are of different shops: no item is in both (the "
+            f"store has {first!r}, the model {other!r}). Give each shop a database of its own with --db"
         )
+    return live.warm()
 
 
-def _attempt(work: Callable[[Serving], T], serving: Serving) -> T | Exception:
+def _attempt(work: Callable[[Live], T], live: Live) -> T | Exception:
     try:
-        return work(serving)
+        return work(live)
     except Exception as error:
         return error

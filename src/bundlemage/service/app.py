@@ -14,11 +14,11 @@ from fastapi import FastAPI
 
 from bundlemage import __version__
 from bundlemage.errors import ArtifactError, BusyError, ConfigError, StoreError
-from bundlemage.live import record_of
+from bundlemage.live import Live, record_of
 from bundlemage.progress import Progress, in_silence
 from bundlemage.recommender import Recommender
 from bundlemage.service import problems
-from bundlemage.service.answerer import Answerer, Serving
+from bundlemage.service.answerer import Answerer
 from bundlemage.service.metrics import Metrics
 from bundlemage.service.middleware import Frame
 from bundlemage.service.routes import catalogue, design, health, models, pages, recommend, session, users
@@ -52,7 +52,7 @@ class Service:
     security: Security
     long_work: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(LONG_AT_ONCE))
 
-    async def at_length(self, work: Callable[[Serving], T], gone: Callable[[], Awaitable[bool]]) -> T:
+    async def at_length(self, work: Callable[[Live], T], gone: Callable[[], Awaitable[bool]]) -> T:
         """Run work that may take seconds, such as a design, in a thread. Only a few run at the same time.
 
         `gone` says whether the caller has left: then the work is not started.
@@ -67,15 +67,14 @@ class Service:
         try:
             if await gone():
                 raise BusyError("the caller has left")
-            serving = await self.now()
-            return await to_thread.run_sync(work, serving)
+            return await to_thread.run_sync(work, await self.now())
         finally:
             self.long_work.release()
 
-    async def now(self) -> Serving:
+    async def now(self) -> Live:
         """The up-to-date catalogue and model. The object never changes, so any thread may read it for a long
         time while the answering thread goes on."""
-        return await self.answerer.on_live(lambda serving: serving)
+        return await self.answerer.on_live(lambda live: live)
 
     def close(self) -> None:
         """Stop answering and close the store."""

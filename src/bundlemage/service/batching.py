@@ -12,7 +12,7 @@ from bundlemage.errors import BusyError
 
 Q = TypeVar("Q")
 A = TypeVar("A")
-_Waiting: TypeAlias = tuple[Q, asyncio.AbstractEventLoop, "asyncio.Future[A]"]
+_Waiting: TypeAlias = tuple[Q, "asyncio.Future[A]"]
 
 
 class Batcher(Generic[Q, A]):
@@ -52,9 +52,8 @@ class Batcher(Generic[Q, A]):
                 if self._closed
                 else f"{self._waiting:,} questions are waiting already: ask again in a second"
             )
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[A] = loop.create_future()
-        self._queue.put((question, loop, future))
+        future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        self._queue.put((question, future))
         try:
             async with asyncio.timeout(self._patience):
                 return await future
@@ -69,28 +68,24 @@ class Batcher(Generic[Q, A]):
 
     def _work(self) -> None:
         while (first := self._queue.get()) is not None:
-            batch, last = [first], False
-            while len(batch) < self._most and not self._queue.empty():
-                following = self._queue.get()
-                if following is None:
-                    last = True
-                    break
-                batch.append(following)
-            self._settle(batch)
-            if last:
+            batch: list[_Waiting[Q, A] | None] = [first]
+            while batch[-1] is not None and len(batch) < self._most and not self._queue.empty():
+                batch.append(self._queue.get())
+            self._settle([waiting for waiting in batch if waiting is not None])
+            if batch[-1] is None:
                 return
 
     def _settle(self, batch: list[_Waiting[Q, A]]) -> None:
-        batch = [waiting for waiting in batch if not waiting[2].cancelled()]
+        batch = [waiting for waiting in batch if not waiting[1].cancelled()]
         if not batch:
             return
         try:
-            outcomes = self._answer([question for question, _, _ in batch])
+            outcomes = self._answer([question for question, _ in batch])
         except Exception as error:
             outcomes = [error] * len(batch)
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[A], A | Exception]]] = {}
-        for (_, loop, future), outcome in zip(batch, outcomes, strict=True):
-            by_loop.setdefault(loop, []).append((future, outcome))
+        for (_, future), outcome in zip(batch, outcomes, strict=True):
+            by_loop.setdefault(future.get_loop(), []).append((future, outcome))
         for loop, settled in by_loop.items():
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_set_outcomes, settled)

@@ -59,7 +59,7 @@ def _new(answer: type[BaseModel]) -> dict[int | str, Any]:
 @router.get("/items", **allow("read"))
 async def items(service: TheService, page: Page) -> ItemPage:
     """The items on sale, ordered by title."""
-    live = (await service.now()).live
+    live = await service.now()
     matches = await run_in_threadpool(page.matches, live.stock.items)
     return ItemPage(items=tuple(item_out(item, live) for item in page.cut(matches)), total=len(matches))
 
@@ -67,7 +67,7 @@ async def items(service: TheService, page: Page) -> ItemPage:
 @router.get("/bundles", **allow("read"))
 async def bundles(service: TheService, page: Page) -> BundlePage:
     """The bundles on sale, ordered by title."""
-    live = (await service.now()).live
+    live = await service.now()
     matches = await run_in_threadpool(page.matches, live.stock.bundles)
     on_page = tuple(bundle_out(bundle, live) for bundle in page.cut(matches))
     return BundlePage(bundles=on_page, total=len(matches))
@@ -76,7 +76,7 @@ async def bundles(service: TheService, page: Page) -> BundlePage:
 @router.get("/tags", **allow("read"))
 async def tags(service: TheService) -> Tags:
     """The tags of all items and bundles on sale, the most frequent first."""
-    stock = (await service.now()).live.stock
+    stock = (await service.now()).stock
     return Tags(
         items=await run_in_threadpool(_counted, stock.items.values()),
         bundles=await run_in_threadpool(_counted, stock.bundles.values()),
@@ -86,7 +86,7 @@ async def tags(service: TheService) -> Tags:
 @router.get("/items/{item_id:id}", **allow("read", 404))
 async def item(item_id: ItemId, service: TheService) -> ItemOut:
     """An item. It may be withdrawn."""
-    live = (await service.now()).live
+    live = await service.now()
     return item_out(known("item", item_id, live.stock.items), live)
 
 
@@ -120,7 +120,7 @@ def withdraw_item(item_id: ItemId, service: TheService) -> None:
 @router.get("/bundles/{bundle_id:id}", **allow("read", 404))
 async def bundle(bundle_id: BundleId, service: TheService) -> BundleOut:
     """A bundle. It may be withdrawn."""
-    live = (await service.now()).live
+    live = await service.now()
     return bundle_out(known("bundle", bundle_id, live.stock.bundles), live)
 
 

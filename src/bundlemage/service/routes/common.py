@@ -13,7 +13,7 @@ from starlette.convertors import PathConvertor, register_url_convertor
 
 from bundlemage.core.filters import Filter
 from bundlemage.live import Live, Question
-from bundlemage.service.answerer import Answer, Serving
+from bundlemage.service.answerer import Answer
 from bundlemage.service.problems import ApiError, newer_than_the_model, responses
 from bundlemage.service.security import require
 from bundlemage.store.records import Bundle, Owned, Role, Served
@@ -128,7 +128,7 @@ async def answer_to(
             request_id,
             "bundles" if partial is None else "items",
             request.user_id,
-            answer.serving.record.version,
+            answer.live.record.version,
             tuple(one.id for one in recommended),
             datetime.now(UTC),
         )
@@ -136,11 +136,11 @@ async def answer_to(
     return answer
 
 
-def about(request_id: str, serving: Serving, asker: UserOrHistory, known: Known) -> dict[str, Any]:
+def about(request_id: str, live: Live, asker: UserOrHistory, known: Known) -> dict[str, Any]:
     """The fields that every answer for a user has."""
     return {
         "request_id": request_id,
-        "model_version": serving.record.version,
+        "model_version": live.record.version,
         "user_id": asker.user_id,
         "history": known,
     }

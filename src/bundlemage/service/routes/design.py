@@ -8,7 +8,7 @@ from functools import partial
 from fastapi import APIRouter, Request
 
 from bundlemage.live import Live
-from bundlemage.service.answerer import Serving, check_catalogue
+from bundlemage.service.answerer import check_catalogue
 from bundlemage.service.answers import IN_AN_EXPLANATION, designs_out
 from bundlemage.service.problems import impossible_design, newer_than_the_model
 from bundlemage.service.routes.common import RequestId, TheService, about, allow, check_known_items, owned_of
@@ -31,8 +31,7 @@ async def design(body: DesignIn, service: TheService, request_id: RequestId, req
     smallest set of conditions that cannot hold together, and 'changes' say what would make one possible.
     """
 
-    def work(serving: Serving) -> DesignsFor:
-        live = serving.live
+    def work(live: Live) -> DesignsFor:
         needed = (*body.start, *body.must)
         check_catalogue(live, items=(*needed, *body.costs))
         _check_in_model(live, needed)
@@ -40,7 +39,7 @@ async def design(body: DesignIn, service: TheService, request_id: RequestId, req
         # Items that are newer than the model are never added, so their costs do not matter.
         costs = {name: cost for name, cost in body.costs.items() if live.in_model(name)}
         designs = live.design(owned, body.model_copy(update={"costs": costs}))
-        return designs_out(designs, about(request_id, serving, body, live.known_of(owned)))
+        return designs_out(designs, about(request_id, live, body, live.known_of(owned)))
 
     return await service.at_length(work, request.is_disconnected)
 
@@ -54,8 +53,7 @@ async def explain(
     Each thing in the user's history is left out in turn, and the model scores again.
     """
 
-    def work(serving: Serving) -> ExplanationsFor:
-        live = serving.live
+    def work(live: Live) -> ExplanationsFor:
         names = list(dict.fromkeys(body.bundles or ()))
         one = () if body.item is None else (body.item,)
         check_catalogue(live, items=(*one, *body.items), bundles=names)
@@ -73,7 +71,7 @@ async def explain(
             Explained(id=name, title=title, why=why.shortened(IN_AN_EXPLANATION))
             for name, title, why in zip(names, titles, reasons, strict=True)
         )
-        facts = about(request_id, serving, body, live.known_of(owned))
+        facts = about(request_id, live, body, live.known_of(owned))
         return ExplanationsFor(**facts, explanations=explanations)
 
     return await service.at_length(work, request.is_disconnected)
@@ -86,14 +84,13 @@ async def score(body: ScoreIn, service: TheService, request_id: RequestId, reque
     It considers all users who have a history. The model ignores prices: a price turns buyers into takings.
     """
 
-    def work(serving: Serving) -> ForecastOut:
-        live = serving.live
+    def work(live: Live) -> ForecastOut:
         check_catalogue(live, items=body.items)
         _check_in_model(live, body.items)
         forecast = live.score_bundle(
             body.items, body.price, discount=body.discount, k=body.k, users=partial(everyone, service.store)
         )
-        version = serving.record.version
+        version = live.record.version
         return ForecastOut(**vars(forecast), request_id=request_id, model_version=version)
 
     return await service.at_length(work, request.is_disconnected)

@@ -8,8 +8,7 @@ from pathlib import Path
 from fastapi import APIRouter
 from fastapi.concurrency import run_in_threadpool
 
-from bundlemage.live import record_of
-from bundlemage.service.answerer import Serving
+from bundlemage.live import Live, record_of
 from bundlemage.service.problems import ApiError
 from bundlemage.service.routes.common import TheService, allow
 from bundlemage.store.records import ServedSummary
@@ -63,10 +62,10 @@ async def insights(service: TheService) -> Insights:
         return service.store.served_since(since)
 
     served = await run_in_threadpool(served_answers)
-    serving = await service.now()
-    exposures = await run_in_threadpool(_exposures, serving, served)
+    live = await service.now()
+    exposures = await run_in_threadpool(_exposures, live, served)
     return Insights(
-        model=_described(serving),
+        model=_described(live),
         popularity=exposures[:MOST_EXPOSURES],
         left_out=len(exposures[MOST_EXPOSURES:]),
         latency=service.metrics.latency(),
@@ -74,10 +73,10 @@ async def insights(service: TheService) -> Insights:
     )
 
 
-def _described(serving: Serving) -> ServingModel:
-    recommender = serving.live.recommender
+def _described(live: Live) -> ServingModel:
+    recommender = live.recommender
     return ServingModel(
-        version=serving.record.version,
+        version=live.record.version,
         name=recommender.model_name,
         title=recommender.model.title,
         trained_on=recommender.dataset.name,
@@ -86,9 +85,8 @@ def _described(serving: Serving) -> ServingModel:
     )
 
 
-def _exposures(serving: Serving, served: ServedSummary) -> tuple[Exposure, ...]:
+def _exposures(live: Live, served: ServedSummary) -> tuple[Exposure, ...]:
     """The bundles on sale with their shares of sales and of answers. The largest share comes first."""
-    live = serving.live
     sold, shown = sum(live.sales.bundles.values()) or 1, sum(served.shown.values()) or 1
     exposures = [
         Exposure(

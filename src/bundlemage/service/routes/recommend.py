@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from bundlemage.service.answerer import Serving
+from bundlemage.live import Live
 from bundlemage.service.answers import ranked_bundle, ranked_item
 from bundlemage.service.routes.common import (
     BundleId,
@@ -50,17 +50,17 @@ async def bundles_for_user(
 async def recommend(body: RecommendIn, service: TheService, request_id: RequestId) -> BundlesFor:
     """The bundles that best fit a user, or a history in the request."""
     answer = await answer_to(body, body.k, None, service, request_id)
-    live = answer.serving.live
+    live = answer.live
     bundles = tuple(ranked_bundle(one, live, details=body.details) for one in answer.recommendations)
-    return BundlesFor(**about(request_id, answer.serving, body, answer.known), bundles=bundles)
+    return BundlesFor(**about(request_id, answer.live, body, answer.known), bundles=bundles)
 
 
 @router.post("/complete", **allow("read", 404, 409, 413))
 async def complete(body: CompleteIn, service: TheService, request_id: RequestId) -> ItemsFor:
     """The items that best complete a bundle for a user; without items, the best first items."""
     answer = await answer_to(body, body.k, tuple(dict.fromkeys(body.items)), service, request_id)
-    items = tuple(ranked_item(one, answer.serving.live) for one in answer.recommendations)
-    return ItemsFor(**about(request_id, answer.serving, body, answer.known), items=items)
+    items = tuple(ranked_item(one, answer.live) for one in answer.recommendations)
+    return ItemsFor(**about(request_id, answer.live, body, answer.known), items=items)
 
 
 @router.get("/bundles/{bundle_id:id}/similar", response_model_exclude_unset=True, **allow("read", 404, 409))
@@ -74,12 +74,11 @@ async def similar(
 ) -> SimilarBundles:
     """The bundles that are most similar to one, according to the model."""
 
-    def work(serving: Serving) -> SimilarBundles:
-        live = serving.live
+    def work(live: Live) -> SimilarBundles:
         check_known_items(live, known("bundle", bundle_id, live.stock.bundles))
         similar = live.similar(bundle_id, k, where=filter_of(where))
         bundles = tuple(ranked_bundle(one, live, details=details) for one in similar)
-        return SimilarBundles(request_id=request_id, model_version=serving.record.version, bundles=bundles)
+        return SimilarBundles(request_id=request_id, model_version=live.record.version, bundles=bundles)
 
     return await service.answerer.on_live(work)
 
@@ -88,11 +87,11 @@ async def similar(
 async def gate(user_id: UserId, service: TheService, request_id: RequestId) -> Gate:
     """How much weight the model gives to a user's items and to their bundles."""
 
-    def work(serving: Serving) -> Gate:
-        share = serving.live.gate(service.store.histories([user_id])[user_id])
+    def work(live: Live) -> Gate:
+        share = live.gate(service.store.histories([user_id])[user_id])
         return Gate(
             request_id=request_id,
-            model_version=serving.record.version,
+            model_version=live.record.version,
             user_id=user_id,
             items=share,
             bundles=1 - share,

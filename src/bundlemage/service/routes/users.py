@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
 
-from bundlemage.service.answerer import Serving
+from bundlemage.live import Live
 from bundlemage.service.answers import bundle_out, item_out
 from bundlemage.service.problems import ApiError, responses
 from bundlemage.service.routes.common import RequestId, TheService, UserId, allow
@@ -50,8 +50,8 @@ def users(
 async def user(user_id: UserId, service: TheService) -> UserOut:
     """The items and bundles that a user has."""
 
-    def work(serving: Serving) -> UserOut:
-        live, owned = serving.live, service.store.histories([user_id])[user_id]
+    def work(live: Live) -> UserOut:
+        owned = service.store.histories([user_id])[user_id]
         if not owned.items and not owned.bundles:
             raise ApiError(404, "No such user", f"the user {user_id!r} has no items and no bundles yet")
         items = (live.stock.items.get(name) or Item(name) for name in owned.items)
