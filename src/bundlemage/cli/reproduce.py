@@ -47,7 +47,6 @@ def reproduce(
     from bundlemage.studies.findings import ReproduceOptions, gather
     from bundlemage.studies.plan import STUDIES
     from bundlemage.studies.report import banners, check_writable, results_of, summary, write_report
-    from bundlemage.studies.sections import data_folder
     from bundlemage.training.devices import resolve_device
 
     if dataset not in STUDIES:
@@ -69,7 +68,7 @@ def reproduce(
     for missing in findings.missing:
         for problem in dict.fromkeys(missing.problems):
             show.note(f"[yellow]missing:[/] {show.plain(problem)}")
-        where = missing.where.replace(data_folder(findings), str(data))
+        where = missing.where.replace(options.shown_folder, str(data))
         show.note(f"  {show.plain(where)}")
     drawn = [] if output is None else write_report(findings, output)
     if as_json:

@@ -29,20 +29,6 @@ LEAST_ITEMS = 8
 """Minimum number of tagged items needed to describe a user's taste."""
 _ROWS = 512
 
-TASTE_RULE = (
-    "Of the held-out bundles that still show two items or more, all of them sold in training, the one for "
-    "which the model has the most different first items among the test users, whatever they own (of equals "
-    "the one with the most test users, then the first). Of those users who own "
-    f"{LEAST_ITEMS} tagged items or more, the one who leans most on any tag: the share of the user's items "
-    "with the tag, less the share of all sold items with it. Then the next, with another tag and another "
-    f"first item if there is one, up to {USERS}. Each is shown the items that the model scores highest of "
-    "all items of the shop that are not in the bundle and that the user does not own."
-)
-UNPOPULAR_RULE = (
-    "Of all generation test cases in which the model's first item is right and the most popular candidate is "
-    "wrong, the one whose right item is the least popular (the first of equals). The candidates are those of "
-    "the test. “Top 38%” means that 38% of the shop's items are as popular or more so."
-)
 NO_LEAK_NOTE = (
     "In this study a user's items are the games of the user's training bundles alone: with the games of the "
     "held-out bundles, which the reconstruction has too, the right answer would stand in the question."
@@ -239,7 +225,7 @@ class _Chooser:
     # ── The choice ───────────────────────────────────────────────────────────────────────────────
 
     def taste_case(self) -> TasteCase | None:
-        """The case that `TASTE_RULE` chooses."""
+        """The case that the first rule of `report.j2` chooses."""
         cases = self.cases
         users_of = np.bincount(cases.bundles, minlength=cases.partial.shape[0])
         firsts = {
@@ -295,7 +281,7 @@ class _Chooser:
         }
 
     def unpopular_case(self) -> UnpopularCase | None:
-        """The case that `UNPOPULAR_RULE` chooses."""
+        """The case that the second rule of `report.j2` chooses."""
         cases, sales = self.cases, self.sales
         best: tuple[float, int, int] | None = None
         alike = opposite = 0

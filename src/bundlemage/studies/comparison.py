@@ -88,9 +88,7 @@ def compare(
     """
     check_metric(metric)
     cells, skipped = plan_cells(contenders, splits, seeds)
-    ended = run_cells(cells, cache, device, observer, fresh=fresh, jobs=jobs)
-    outcomes = tuple(one for one in ended if isinstance(one, Outcome))
-    failures = tuple(one for one in ended if isinstance(one, Missing))
+    outcomes, failures = run_cells(cells, cache, device, observer, fresh=fresh, jobs=jobs)
     facts = tuple(map(DataFacts.of, splits))
     tables = [
         make_table(fact, task, metric, contenders, outcomes, failures, case_groups(split, task))
@@ -170,8 +168,9 @@ def run_cells(
     *,
     fresh: bool = False,
     jobs: int = 1,
-) -> list[Outcome | Missing | None]:
-    """For each cell its outcome, or why it failed, or None if it was left out as another seed had failed.
+) -> tuple[tuple[Outcome, ...], tuple[Missing, ...]]:
+    """The outcomes and the failures, in the order of the cells. A contender that fails with one seed is not
+    run with the others.
 
     With several `jobs` the cells that are not in the cache run in as many processes, on the same device.
     """
@@ -231,7 +230,9 @@ def run_cells(
     finally:
         watch.on_end()
     # The results are as if one cell had run after the other, whatever the number of jobs.
-    return [None if left_out(place) else ended.get(place) for place in range(len(cells))]
+    results = [ended[place] for place in sorted(ended) if not left_out(place)]
+    outcomes = (result for result in results if isinstance(result, Outcome))
+    return tuple(outcomes), tuple(result for result in results if isinstance(result, Missing))
 
 
 def _find(cell: Cell, cache: Cache) -> Outcome | None:

@@ -46,6 +46,20 @@ class ReproduceOptions:
     jobs: int = 1
     """How many models are trained at a time."""
 
+    @property
+    def shown_folder(self) -> str:
+        """The data's folder without its place on this machine, as a report may show it."""
+        return SAMPLE if self.folder is None else f"DATA/{self.folder.resolve().name}"
+
+    @property
+    def shown_seeds(self) -> str:
+        """The seeds as a command names them."""
+        return ",".join(map(str, self.seeds))
+
+    def shown_part(self, part: str) -> str:
+        """A part of the data as a command names it."""
+        return SAMPLE if part == SAMPLE else f"{self.shown_folder}/{part}"
+
 
 @dataclass(frozen=True)
 class TableResult:
@@ -100,12 +114,6 @@ class Findings:
         """Whether the folder held no known data at all."""
         return not self.facts and not self.statistics
 
-    def outcome(self, result: TableResult, name: str) -> Outcome | None:
-        """The outcome of a row of a table with the first seed; None if there is none."""
-        split, seed = result.table.split if result.table else "", self.options.seeds[0]
-        wanted = (name, split, seed)
-        return next((one for one in self.outcomes if (one.label, one.split, one.seed) == wanted), None)
-
     def machines(self, task: str) -> set[str]:
         """The devices that the results of a task were measured on."""
         return {outcome.device for outcome in self.outcomes if getattr(outcome, task) is not None}
@@ -119,7 +127,6 @@ def gather(options: ReproduceOptions, observer: CompareObserver | None = None) -
         for one in plans
     }
     parts = plan.read_parts(options.dataset, options.folder)
-    shown = "DATA" if options.folder is None else f"DATA/{options.folder.resolve().name}"
     cache = Cache(options.cache)
     reasons = {one.key: plan.why_not(one, parts[one.part]) for one in plans}
     cells: list[Cell] = []
@@ -132,9 +139,10 @@ def gather(options: ReproduceOptions, observer: CompareObserver | None = None) -
         }
         if part.split is not None:
             cells += _cells([*possible.values()], part.split, options, cache)
-    ended = run_cells(cells, cache, options.device, observer, jobs=options.jobs) if cells else []
-    outcomes = tuple(one for one in ended if isinstance(one, Outcome))
-    failures = tuple(one for one in ended if isinstance(one, Missing))
+    outcomes: tuple[Outcome, ...] = ()
+    failures: tuple[Missing, ...] = ()
+    if cells:
+        outcomes, failures = run_cells(cells, cache, options.device, observer, jobs=options.jobs)
     facts = {name: DataFacts.of(part.split) for name, part in parts.items() if part.split}
     tables = []
     for one in plans:
@@ -153,7 +161,7 @@ def gather(options: ReproduceOptions, observer: CompareObserver | None = None) -
         cosines=dissimilarity(whole) if whole else None,
         tables=tuple(tables),
         cases=() if dataset is None or "cases" in options.skip else _case_studies(options, parts, cache),
-        missing=plan.missing_files(options.dataset, parts, shown),
+        missing=plan.missing_files(options.dataset, parts, options.shown_folder),
         outcomes=outcomes,
         facts=tuple(facts.values()),
         failures={one.name: one.message for one in failures},

@@ -50,7 +50,7 @@ def content(findings: Findings) -> dict[str, Any]:
     """What a report on some findings shows, before it is written as a page and as Markdown."""
     dataset = findings.options.dataset
     what = "BundleMage and its rivals on" if dataset == SAMPLE else "BundleMage rebuilt on"
-    data = sections.data_place(findings, findings.statistics_part) if findings.statistics else ""
+    data = findings.options.shown_part(findings.statistics_part) if findings.statistics else ""
     settings = {
         f"[{one.label} on {one.dataset}, {one.protocol}]": one.settings_text() for one in findings.outcomes
     }
@@ -66,8 +66,8 @@ def content(findings: Findings) -> dict[str, Any]:
         "bias": sections.bias_grid(findings),
         "tables": [sections.table_part(result, findings) for result in findings.tables],
         "figures": sections.drawn_figures(findings),
-        "taste_rule": cases.TASTE_RULE,
-        "unpopular_rule": cases.UNPOPULAR_RULE,
+        "least_items": cases.LEAST_ITEMS,
+        "case_users": cases.USERS,
         "how": sections.how_it_was_made(findings),
         "command": sections.reproduce_command(findings),
         "settings": "\n\n".join(f"{title}\n{text}" for title, text in settings.items()),

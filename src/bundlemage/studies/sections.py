@@ -182,28 +182,13 @@ def compare_command(result: TableResult, findings: Findings) -> str:
     """The command that makes the numbers of one table."""
     one, options = result.plan, findings.options
     names = [plan.recipe_of(entry.name, one.recipes) or entry.name for entry in one.entries]
-    parts = [f"bundlemage compare {data_place(findings, one.part)} --seeds {_seeds(findings)}"]
+    parts = [f"bundlemage compare {options.shown_part(one.part)} --seeds {options.shown_seeds}"]
     if options.epochs is not None:
         parts[0] += f" --epochs {options.epochs}"
     if one.metric != "ndcg@5":
         parts.append(f"--metric {one.metric} --metrics {','.join(one.metrics)}")
     parts += [f"-m {','.join(names[start : start + 5])}" for start in range(0, len(names), 5)]
     return " \\\n    ".join(parts)
-
-
-def data_folder(findings: Findings) -> str:
-    """The data's folder without its place on this machine, as a report may show it."""
-    folder = findings.options.folder
-    return SAMPLE if folder is None else f"DATA/{folder.resolve().name}"
-
-
-def data_place(findings: Findings, part: str) -> str:
-    """A part of the data as a command names it."""
-    return SAMPLE if part == SAMPLE else f"{data_folder(findings)}/{part}"
-
-
-def _seeds(findings: Findings) -> str:
-    return ",".join(map(str, findings.options.seeds))
 
 
 # ── Figures ──────────────────────────────────────────────────────────────────────────────────────
@@ -244,11 +229,13 @@ def drawn_figures(findings: Findings) -> list[tuple[figures.Figure, str]]:
 
 
 def _plotted(result: TableResult, findings: Findings) -> list[figures.Plotted]:
+    split, seed = result.table.split if result.table else "", findings.options.seeds[0]
+    outcomes = {one.label: one for one in findings.outcomes if (one.split, one.seed) == (split, seed)}
     models = []
     for entry in result.plan.entries:
         row = result.row(entry.name)
         spread = row.metrics["ndcg@5"] if row and row.metrics else None
-        outcome = findings.outcome(result, entry.name)
+        outcome = outcomes.get(entry.name)
         models.append(
             figures.Plotted(
                 label=plan.SHORT_NAMES.get(entry.name, entry.title),
@@ -274,7 +261,7 @@ def how_it_was_made(findings: Findings) -> list[str]:
         lines.append(findings.options.note)
     if findings.outcomes:
         lines.append(f"Measured {dates([one.date for one in findings.outcomes])}.")
-    lines.append(f"Seeds {_seeds(findings)}: those of the training; the splits do not change.")
+    lines.append(f"Seeds {findings.options.shown_seeds}: those of the training; the splits do not change.")
     lines += [f"{facts.name}, {facts.protocol}: {described(facts)}" for facts in findings.facts]
     notes = dict.fromkeys(note for facts in findings.facts for note in facts.notes)
     lines += [f"Note: {note}" for note in notes]
@@ -286,8 +273,8 @@ def reproduce_command(findings: Findings) -> str:
     options = findings.options
     parts = [f"bundlemage reproduce {options.dataset}"]
     if options.folder is not None:
-        parts.append(f"--data {data_folder(findings)}")
-    parts.append(f"-o REPORT --seeds {_seeds(findings)}")
+        parts.append(f"--data {options.shown_folder}")
+    parts.append(f"-o REPORT --seeds {options.shown_seeds}")
     if options.epochs is not None:
         parts.append(f"--epochs {options.epochs}")
     parts += [f"--skip {name}" for name in options.skip]

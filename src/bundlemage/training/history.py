@@ -96,22 +96,21 @@ class Observers(Observer):
 
     def on_start(self, *, epochs: int, steps_per_epoch: int, done: Sequence[EpochRecord]) -> None:
         records = [self._own(record) for record in done]
-        for observer in self.observers:
-            if self.of > 1:
-                observer.on_member(self.member, self.of)
-            observer.on_start(epochs=epochs, steps_per_epoch=steps_per_epoch, done=records)
+        if self.of > 1:
+            self._tell("on_member", number=self.member, of=self.of)
+        self._tell("on_start", epochs=epochs, steps_per_epoch=steps_per_epoch, done=records)
 
     def on_step(self, phase: str) -> None:
-        for observer in self.observers:
-            observer.on_step(phase)
+        self._tell("on_step", phase=phase)
 
     def on_epoch(self, record: EpochRecord) -> None:
-        for observer in self.observers:
-            observer.on_epoch(self._own(record))
+        self._tell("on_epoch", record=self._own(record))
 
     def on_end(self) -> None:
-        for observer in self.observers:
-            observer.on_end()
+        self._tell("on_end")
+
+    def _tell(self, method: str, **arguments: Any) -> None:
+        show((method, arguments), self.observers)
 
     def _own(self, record: EpochRecord) -> EpochRecord:
         return replace(record, member=self.member) if self.of > 1 else record
