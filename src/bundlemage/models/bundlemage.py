@@ -7,7 +7,7 @@ term of the score, residual layers. The recipe `youshu/bundlemage-paper` switche
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ from bundlemage.models.base import (
     Sizes,
 )
 from bundlemage.models.bipartite import Bipartite
-from bundlemage.models.config import BundleMageConfig, ModelConfig
+from bundlemage.models.config import BundleMageConfig
 from bundlemage.models.division import LossRows
 from bundlemage.models.kept_tables import KeptTables, VectorTable
 from bundlemage.models.losses import Prior, fitted_weight
@@ -47,15 +47,15 @@ Task = Literal["matching", "generation"]
 class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
     """Bundle matching and generation that share a part of the item embeddings."""
 
-    name: ClassVar[str] = "bundlemage"
-    title: ClassVar[str] = "BundleMage"
-    publication: ClassVar[str] = (
+    name = "bundlemage"
+    title = "BundleMage"
+    publication = (
         "Jeon, Jang, Kim and Kang, Accurate Bundle Matching and Generation via Multitask Learning with "
         "Partially Shared Parameters, PLoS ONE 2023"
     )
-    config_class: ClassVar[type[ModelConfig]] = BundleMageConfig
+    config_class = BundleMageConfig
     config: BundleMageConfig
-    divided_tables: ClassVar[tuple[str, ...]] = ("item_shared", "item_matching", "item_generation")
+    divided_tables = ("item_shared", "item_matching", "item_generation")
 
     def __init__(self, config: BundleMageConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)

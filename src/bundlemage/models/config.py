@@ -83,7 +83,7 @@ class OneOf:
 
 
 Domain = Between | OneOf
-Space = Mapping[str, Domain]
+Space = dict[str, Domain]
 """Setting → the values that it may have."""
 
 
@@ -116,7 +116,7 @@ class ModelConfig(BaseModel):
 class LearnedConfig(ModelConfig):
     """The settings of every model that learns by gradient steps."""
 
-    space: ClassVar[Space] = {
+    space = {
         "learning_rate": Between(0.0003, 0.03, log=True),
         "weight_decay": OneOf(0.0, 0.000001, 0.00001, 0.0001),
         "batch_size": OneOf(250, 500, 1000, 2000),
@@ -147,7 +147,7 @@ class BundleMageConfig(LearnedConfig):
     """The defaults are the most accurate settings found on validation cases (docs/results.md). The recipe
     `youshu/bundlemage-paper` has the paper's own settings. The paper's ablations are settings, too."""
 
-    space: ClassVar[Space] = {
+    space = {
         "learning_rate": OneOf(0.001, 0.002, 0.004),
         "embedding_dim": OneOf(128, 200, 400),
         "shared_fraction": OneOf(0.3, 0.5, 0.7),

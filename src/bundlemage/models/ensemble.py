@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -56,8 +56,8 @@ class Ensemble(Completer, Indexable, SalesScorer, Embedder, Gated):
     It has no name of its own: `Recommender` builds it of members by their name.
     """
 
-    name: ClassVar[str] = "ensemble"
-    title: ClassVar[str] = "Ensemble"
+    name = "ensemble"
+    title = "Ensemble"
 
     def __init__(self, members: Sequence[Model]) -> None:
         super().__init__(parse_config(ModelConfig, {}), members[0].sizes)

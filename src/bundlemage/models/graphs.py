@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bundlemage.models.base import Histories, Interactions, Learner, Matcher, Phase, Sizes
 from bundlemage.models.bipartite import Bipartite
-from bundlemage.models.config import Between, LearnedConfig, OneOf, Space
+from bundlemage.models.config import Between, LearnedConfig, OneOf
 from bundlemage.models.losses import Negatives, multinomial_loss, pairwise_loss
 from bundlemage.models.pairs import PAIRS
 from bundlemage.models.ragged import Ragged
@@ -21,8 +21,7 @@ from bundlemage.models.ragged import Ragged
 class GraphConfig(LearnedConfig):
     """The settings of models that compare vectors spread over graphs."""
 
-    space: ClassVar[Space] = {
-        **LearnedConfig.space,
+    space = LearnedConfig.space | {
         "embedding_dim": OneOf(32, 64, 128),
         "batch_size": OneOf(512, 1024, 2048, 4096),
         "ego_penalty": OneOf(0.0, 0.00001, 0.0001, 0.001),
@@ -49,7 +48,7 @@ class GraphModel(Matcher, Learner):
     A subclass says how they are spread. This one learns from pairs and keeps the tables for scoring.
     """
 
-    knows_new_users: ClassVar[bool] = False
+    knows_new_users = False
     views: ClassVar[int] = 1
     """How many vectors of `embedding_dim` make up the vector of a user or bundle."""
     has_items: ClassVar[bool] = True
@@ -135,8 +134,7 @@ class GraphModel(Matcher, Learner):
 class ViewsConfig(GraphConfig):
     """The settings of models that see users and bundles in several graphs."""
 
-    space: ClassVar[Space] = {
-        **GraphConfig.space,
+    space = GraphConfig.space | {
         "weight_decay": OneOf(0.0, 0.00001, 0.00004, 0.0001),
         "layers": OneOf(1, 2),
     }
@@ -155,8 +153,7 @@ class ViewsConfig(GraphConfig):
 class ContrastConfig(ViewsConfig):
     """The settings of models with a contrastive loss."""
 
-    space: ClassVar[Space] = {
-        **ViewsConfig.space,
+    space = ViewsConfig.space | {
         "contrast": Between(0.005, 0.5, log=True),
         "temperature": Between(0.1, 0.5),
     }

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from bundlemage.models.base import Interactions, Learner, Matcher, Phase
-from bundlemage.models.config import LearnedConfig, OneOf, Space
+from bundlemage.models.config import LearnedConfig, OneOf
 from bundlemage.models.losses import Negatives
 
 ITEMS = Phase("items", over="user_item")
@@ -20,7 +18,7 @@ PAIRS = Phase("pairs", over="user_bundle")
 class PairsConfig(LearnedConfig):
     """The settings of these models."""
 
-    space: ClassVar[Space] = {**LearnedConfig.space, "embedding_dim": OneOf(64, 128, 200)}
+    space = LearnedConfig.space | {"embedding_dim": OneOf(64, 128, 200)}
 
     embedding_dim: int = Field(200, ge=1)
     """The length of every vector."""
@@ -31,7 +29,7 @@ class PairsConfig(LearnedConfig):
 class PairsModel(Matcher, Learner):
     """Has vectors of the users of training, and learns from pairs of a user and an item or a bundle."""
 
-    knows_new_users: ClassVar[bool] = False
+    knows_new_users = False
     config: PairsConfig
 
     def observe(self, data: Interactions) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -11,7 +9,7 @@ from torch import Tensor, nn
 
 from bundlemage.models.base import Interactions, Sizes
 from bundlemage.models.bipartite import Bipartite
-from bundlemage.models.config import Between, ModelConfig, OneOf, Space
+from bundlemage.models.config import Between, OneOf
 from bundlemage.models.graphs import GraphConfig, GraphModel
 from bundlemage.models.ragged import Ragged
 
@@ -19,8 +17,7 @@ from bundlemage.models.ragged import Ragged
 class BGCNConfig(GraphConfig):
     """As published, where the publication gives values."""
 
-    space: ClassVar[Space] = {
-        **GraphConfig.space,
+    space = GraphConfig.space | {
         "weight_decay": OneOf(0.0, 0.000005, 0.00002, 0.0001),
         "layers": OneOf(1, 2),
         "dropout": Between(0.0, 0.5),
@@ -46,12 +43,12 @@ class BGCN(GraphModel):
     both kinds of nodes of a level, and zeros for nodes without an edge.
     """
 
-    name: ClassVar[str] = "bgcn"
-    title: ClassVar[str] = "BGCN"
-    publication: ClassVar[str] = (
+    name = "bgcn"
+    title = "BGCN"
+    publication = (
         "Chang, Gao, He, Jin and Li, Bundle Recommendation with Graph Convolutional Networks, SIGIR 2020"
     )
-    config_class: ClassVar[type[ModelConfig]] = BGCNConfig
+    config_class = BGCNConfig
     config: BGCNConfig
 
     def __init__(self, config: BGCNConfig, sizes: Sizes) -> None:

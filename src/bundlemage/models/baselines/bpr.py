@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bundlemage.models.base import Histories, Interactions, Phase, Sizes
-from bundlemage.models.config import ModelConfig, OneOf, Space
+from bundlemage.models.config import OneOf
 from bundlemage.models.losses import pairwise_loss
 from bundlemage.models.pairs import PAIRS, PairsConfig, PairsModel, random_vectors
 from bundlemage.models.ragged import Ragged, pick
@@ -21,19 +19,19 @@ SPREAD = 0.01
 class BPRConfig(PairsConfig):
     """λ, the publication's regularisation, is `weight_decay`."""
 
-    space: ClassVar[Space] = {**PairsConfig.space, "negatives": OneOf(1, 4, 8)}
+    space = PairsConfig.space | {"negatives": OneOf(1, 4, 8)}
 
 
 class BPR(PairsModel):
     """A vector for each user, and a vector and a bias for each bundle."""
 
-    name: ClassVar[str] = "bpr"
-    title: ClassVar[str] = "BPR"
-    publication: ClassVar[str] = (
+    name = "bpr"
+    title = "BPR"
+    publication = (
         "Rendle, Freudenthaler, Gantner and Schmidt-Thieme, BPR: Bayesian Personalized Ranking from "
         "Implicit Feedback, UAI 2009"
     )
-    config_class: ClassVar[type[ModelConfig]] = BPRConfig
+    config_class = BPRConfig
     phases = (PAIRS,)
 
     def __init__(self, config: BPRConfig, sizes: Sizes) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -11,7 +9,7 @@ from torch import Tensor, nn
 
 from bundlemage.models.base import Completer, Factors, Histories, Indexable, Interactions, Phase, Sizes
 from bundlemage.models.bipartite import Bipartite
-from bundlemage.models.config import ModelConfig, OneOf, Space
+from bundlemage.models.config import OneOf
 from bundlemage.models.losses import choice_loss
 from bundlemage.models.pairs import BUNDLES, ITEMS, PairsConfig, PairsModel
 from bundlemage.models.ragged import Ragged, pick
@@ -20,8 +18,7 @@ from bundlemage.models.ragged import Ragged, pick
 class BRConfig(PairsConfig):
     """Two stages of BPR, one after the other in each epoch."""
 
-    space: ClassVar[Space] = {
-        **PairsConfig.space,
+    space = PairsConfig.space | {
         "negatives": OneOf(1, 4),
         "bundle_bias": OneOf(False, True),
     }
@@ -47,12 +44,12 @@ class BR(PairsModel, Indexable, Completer):
     each factor. It is also our choice that both stages run in every epoch.
     """
 
-    name: ClassVar[str] = "br"
-    title: ClassVar[str] = "BR"
-    publication: ClassVar[str] = (
+    name = "br"
+    title = "BR"
+    publication = (
         "Pathak, Gupta and McAuley, Generating and Personalizing Bundle Recommendations on Steam, SIGIR 2017"
     )
-    config_class: ClassVar[type[ModelConfig]] = BRConfig
+    config_class = BRConfig
     config: BRConfig
     phases = (ITEMS, BUNDLES)
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from bundlemage.models.attention import Neighbours, attend_by_product
 from bundlemage.models.base import Interactions, Sizes
-from bundlemage.models.config import Between, ModelConfig, OneOf, Space
+from bundlemage.models.config import Between, OneOf
 from bundlemage.models.graphs import GraphConfig, ViewsConfig, ViewsModel
 
 
 class BundleGTConfig(ViewsConfig):
     """Vectors and batches are the publication's. The sizes of the attention are ours."""
 
-    space: ClassVar[Space] = {
-        **ViewsConfig.space,
+    space = ViewsConfig.space | {
         "weight_decay": GraphConfig.space["weight_decay"],
         "augmentation": OneOf("none", "edges"),
         "attention_dim": OneOf(8, 16, 32),
@@ -45,14 +42,12 @@ class BundleGT(ViewsModel):
     the user-item graph is added to the result of attention; zeros for nodes without an edge.
     """
 
-    name: ClassVar[str] = "bundlegt"
-    title: ClassVar[str] = "BundleGT"
-    publication: ClassVar[str] = (
-        "Wei, Liu, Ma, Wang, Nie and Chua, Strategy-aware Bundle Recommender System, SIGIR 2023"
-    )
-    config_class: ClassVar[type[ModelConfig]] = BundleGTConfig
+    name = "bundlegt"
+    title = "BundleGT"
+    publication = "Wei, Liu, Ma, Wang, Nie and Chua, Strategy-aware Bundle Recommender System, SIGIR 2023"
+    config_class = BundleGTConfig
     config: BundleGTConfig
-    views: ClassVar[int] = 2
+    views = 2
 
     def __init__(self, config: BundleGTConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -33,9 +33,9 @@ class CoOccurrence(Completer):
     its items, and from those to their other items.
     """
 
-    name: ClassVar[str] = "co-occurrence"
-    title: ClassVar[str] = "Item co-occurrence"
-    config_class: ClassVar[type[ModelConfig]] = CoOccurrenceConfig
+    name = "co-occurrence"
+    title = "Item co-occurrence"
+    config_class = CoOccurrenceConfig
     config: CoOccurrenceConfig
 
     def __init__(self, config: CoOccurrenceConfig, sizes: Sizes) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bundlemage.models.base import Histories, Interactions, Phase, Sizes
-from bundlemage.models.config import Between, ModelConfig, Space
+from bundlemage.models.config import Between
 from bundlemage.models.graphs import ViewsConfig, ViewsModel, first_vectors
 from bundlemage.models.ragged import Ragged
 
@@ -19,8 +18,7 @@ from bundlemage.models.ragged import Ragged
 class CoHeatConfig(ViewsConfig):
     """The publication's design. The values that it does not give are ours."""
 
-    space: ClassVar[Space] = {
-        **ViewsConfig.space,
+    space = ViewsConfig.space | {
         "highest_temperature": Between(2.0, 500.0, log=True),
         "agreement": Between(0.005, 1.0, log=True),
     }
@@ -45,15 +43,15 @@ class CoHeat(ViewsModel):
     the same items that came after training.
     """
 
-    name: ClassVar[str] = "coheat"
-    title: ClassVar[str] = "CoHeat"
-    publication: ClassVar[str] = (
+    name = "coheat"
+    title = "CoHeat"
+    publication = (
         "Jeon, Lee, Yun and Kang, Cold-start Bundle Recommendation via Popularity-based Coalescence and "
         "Curriculum Heating, AAAI 2024"
     )
-    config_class: ClassVar[type[ModelConfig]] = CoHeatConfig
+    config_class = CoHeatConfig
     config: CoHeatConfig
-    views: ClassVar[int] = 2
+    views = 2
 
     def __init__(self, config: CoHeatConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bundlemage.models.base import Interactions, Phase
-from bundlemage.models.config import ModelConfig
 from bundlemage.models.graphs import ContrastConfig, ViewsModel, contrastive_loss
 
 
@@ -26,15 +23,15 @@ class CrossCBR(ViewsModel):
     A node without an edge in a graph is zero in its view (ours).
     """
 
-    name: ClassVar[str] = "crosscbr"
-    title: ClassVar[str] = "CrossCBR"
-    publication: ClassVar[str] = (
+    name = "crosscbr"
+    title = "CrossCBR"
+    publication = (
         "Ma, He, Zhang, Wang and Chua, CrossCBR: Cross-view Contrastive Learning for Bundle Recommendation, "
         "KDD 2022"
     )
-    config_class: ClassVar[type[ModelConfig]] = CrossCBRConfig
+    config_class = CrossCBRConfig
     config: CrossCBRConfig
-    views: ClassVar[int] = 2
+    views = 2
 
     def propagate(self) -> tuple[Tensor, Tensor]:
         users, items = self.spread(self.user_item, self.users, self.items)

@@ -4,7 +4,7 @@ bundles."""
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from bundlemage.models.base import Histories, Interactions, Phase, Sizes
-from bundlemage.models.config import Between, ModelConfig, OneOf, Space
+from bundlemage.models.config import Between, OneOf
 from bundlemage.models.losses import choice_loss
 from bundlemage.models.pairs import BUNDLES, ITEMS, PairsConfig, PairsModel
 from bundlemage.models.ragged import Ragged, pick
@@ -26,8 +26,7 @@ SPREAD = 0.1
 class DAMConfig(PairsConfig):
     """BPR over items and over bundles in turn, through shared layers."""
 
-    space: ClassVar[Space] = {
-        **PairsConfig.space,
+    space = PairsConfig.space | {
         "dropout": Between(0.0, 0.7),
         "bundle_bias": OneOf(False, True),
     }
@@ -54,13 +53,13 @@ class DAM(PairsModel):
     vector of the item. The pooling, widths and dropout are our choice.
     """
 
-    name: ClassVar[str] = "dam"
-    title: ClassVar[str] = "DAM"
-    publication: ClassVar[str] = (
+    name = "dam"
+    title = "DAM"
+    publication = (
         "Chen, Liu, He, Gao and Zheng, Matching User with Item Set: Collaborative Bundle Recommendation with "
         "Deep Attention Network, IJCAI 2019"
     )
-    config_class: ClassVar[type[ModelConfig]] = DAMConfig
+    config_class = DAMConfig
     config: DAMConfig
 
     def __init__(self, config: DAMConfig, sizes: Sizes) -> None:

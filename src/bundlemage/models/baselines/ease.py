@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
 
 from bundlemage.models.base import Histories, Interactions, Matcher, Sizes
 from bundlemage.models.closed_form import EaseModel, SparseRows, training_rows
-from bundlemage.models.config import Between, ModelConfig, OneOf, Space
+from bundlemage.models.config import Between, ModelConfig, OneOf
 from bundlemage.models.ragged import Ragged
 
 
 class EaseConfig(ModelConfig):
     """How EASE weighs its inputs."""
 
-    space: ClassVar[Space] = {
+    space = ModelConfig.space | {
         "beside": OneOf("items", "contents", "nothing"),
         "regularisation": Between(10.0, 10000.0, log=True),
         "side_weight": Between(0.05, 2.0, log=True),
@@ -34,10 +34,10 @@ class EaseConfig(ModelConfig):
 class Ease(EaseModel, Matcher):
     """Predicts bundles from the bundles, and the items, that a user has."""
 
-    name: ClassVar[str] = "ease"
-    title: ClassVar[str] = "EASE"
-    publication: ClassVar[str] = "Steck, Embarrassingly Shallow Autoencoders for Sparse Data, WWW 2019"
-    config_class: ClassVar[type[ModelConfig]] = EaseConfig
+    name = "ease"
+    title = "EASE"
+    publication = "Steck, Embarrassingly Shallow Autoencoders for Sparse Data, WWW 2019"
+    config_class = EaseConfig
     config: EaseConfig
 
     def __init__(self, config: EaseConfig, sizes: Sizes) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -27,10 +25,10 @@ class EaseItemsConfig(ModelConfig):
 class EaseItems(EaseModel, Completer):
     """Predicts items from the items in a bundle."""
 
-    name: ClassVar[str] = "ease-items"
-    title: ClassVar[str] = "EASE on bundle-item"
-    publication: ClassVar[str] = "Steck, Embarrassingly Shallow Autoencoders for Sparse Data, WWW 2019"
-    config_class: ClassVar[type[ModelConfig]] = EaseItemsConfig
+    name = "ease-items"
+    title = "EASE on bundle-item"
+    publication = "Steck, Embarrassingly Shallow Autoencoders for Sparse Data, WWW 2019"
+    config_class = EaseItemsConfig
     config: EaseItemsConfig
 
     def __init__(self, config: EaseItemsConfig, sizes: Sizes) -> None:

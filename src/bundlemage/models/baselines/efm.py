@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from bundlemage.models.base import Histories, Interactions, Phase, Sizes
-from bundlemage.models.config import Between, ModelConfig, OneOf, Space
+from bundlemage.models.config import Between, OneOf
 from bundlemage.models.losses import choice_loss
 from bundlemage.models.pairs import BUNDLES, ITEMS, PairsConfig, PairsModel, random_vectors
 from bundlemage.models.ragged import Ragged, pick
@@ -21,8 +19,7 @@ CONTENTS = Phase("contents", over="bundle_item")
 class EFMConfig(PairsConfig):
     """Three losses in turn, each over its own pairs."""
 
-    space: ClassVar[Space] = {
-        **PairsConfig.space,
+    space = PairsConfig.space | {
         "negatives": OneOf(1, 4),
         "item_weight": Between(0.1, 2.0),
         "content_weight": Between(0.1, 2.0),
@@ -51,13 +48,13 @@ class EFM(PairsModel):
     its item's context vector c_j.
     """
 
-    name: ClassVar[str] = "efm"
-    title: ClassVar[str] = "EFM"
-    publication: ClassVar[str] = (
+    name = "efm"
+    title = "EFM"
+    publication = (
         "Cao, Nie, He, Wei, Zhu and Chua, Embedding Factorization Models for Jointly Recommending Items and "
         "User Generated Lists, SIGIR 2017"
     )
-    config_class: ClassVar[type[ModelConfig]] = EFMConfig
+    config_class = EFMConfig
     config: EFMConfig
 
     def __init__(self, config: EFMConfig, sizes: Sizes) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bundlemage.errors import ConfigError
 from bundlemage.models.attention import Neighbours, attend
 from bundlemage.models.base import Completer, Histories, Interactions, Learner, Matcher, Model, Phase, Sizes
-from bundlemage.models.config import Between, LearnedConfig, ModelConfig, OneOf, Space
+from bundlemage.models.config import Between, LearnedConfig, OneOf
 from bundlemage.models.losses import Negatives, multinomial_loss
 from bundlemage.models.pairs import random_vectors
 from bundlemage.models.ragged import Ragged
@@ -24,8 +24,7 @@ USERS, ITEMS, BUNDLES = KINDS = range(3)
 class GramSmotConfig(LearnedConfig):
     """The publication's design. Settings that we added are marked (ours)."""
 
-    space: ClassVar[Space] = {
-        **LearnedConfig.space,
+    space = LearnedConfig.space | {
         "embedding_dim": OneOf(64, 128, 200),
         "dropout": Between(0.0, 0.8),
         "hide_bundles": Between(0.1, 0.9),
@@ -157,14 +156,14 @@ class GramSmot(Matcher, Completer, Learner):
     less `diversity` × (1 + cosine) / 2 of each pair of them.
     """
 
-    name: ClassVar[str] = "gram-smot"
-    title: ClassVar[str] = "GRAM-SMOT"
-    publication: ClassVar[str] = (
+    name = "gram-smot"
+    title = "GRAM-SMOT"
+    publication = (
         "Vijaikumar, Shevade and Murty, GRAM-SMOT: Top-N Personalized Bundle Recommendation via Graph "
         "Attention Networks and Submodular Optimization, ECML PKDD 2020"
     )
-    config_class: ClassVar[type[ModelConfig]] = GramSmotConfig
-    knows_new_users: ClassVar[bool] = False
+    config_class = GramSmotConfig
+    knows_new_users = False
     config: GramSmotConfig
     phases = (TRAINING,)
 

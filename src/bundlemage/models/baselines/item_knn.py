@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from bundlemage.models.base import Histories, Interactions, Matcher, Sizes
 from bundlemage.models.closed_form import TIE_BREAK, SparseRows, blocks
-from bundlemage.models.config import Between, ModelConfig, OneOf, Space
+from bundlemage.models.config import Between, ModelConfig, OneOf
 from bundlemage.models.ragged import Ragged
 
 
 class ItemKnnConfig(ModelConfig):
     """How neighbours are found."""
 
-    space: ClassVar[Space] = {
+    space = ModelConfig.space | {
         "neighbours": OneOf(50, 100, 200, 500),
         "shrinkage": Between(0.0, 200.0),
         "item_weight": OneOf(0.0, 0.1, 0.5),
@@ -35,13 +33,13 @@ class ItemKnnConfig(ModelConfig):
 class ItemKnn(Matcher):
     """A bundle's score is the sum of its similarities to what the user has: cosines over users."""
 
-    name: ClassVar[str] = "item-knn"
-    title: ClassVar[str] = "ItemKNN"
-    publication: ClassVar[str] = (
+    name = "item-knn"
+    title = "ItemKNN"
+    publication = (
         "Sarwar, Karypis, Konstan and Riedl, Item-Based Collaborative Filtering Recommendation Algorithms, "
         "WWW 2001; Deshpande and Karypis, Item-Based Top-N Recommendation Algorithms, TOIS 2004"
     )
-    config_class: ClassVar[type[ModelConfig]] = ItemKnnConfig
+    config_class = ItemKnnConfig
     config: ItemKnnConfig
 
     def __init__(self, config: ItemKnnConfig, sizes: Sizes) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -15,8 +13,8 @@ from bundlemage.models.ragged import Ragged
 class ItemPopularity(Matcher):
     """Ranks bundles by the mean number of users of their items."""
 
-    name: ClassVar[str] = "item-popularity"
-    title: ClassVar[str] = "Mean item popularity"
+    name = "item-popularity"
+    title = "Mean item popularity"
 
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from bundlemage.models.config import ModelConfig, OneOf, Space
+from bundlemage.models.config import OneOf
 from bundlemage.models.graphs import GraphConfig, GraphModel
 
 
 class LightGCNConfig(GraphConfig):
     """As published, with the vectors on users and bundles."""
 
-    space: ClassVar[Space] = {**GraphConfig.space, "layers": OneOf(1, 2, 3, 4)}
+    space = GraphConfig.space | {"layers": OneOf(1, 2, 3, 4)}
 
     layers: int = Field(3, ge=0)
     """Steps on the graph. The vectors before the first one count as a layer, too."""
@@ -27,14 +25,14 @@ class LightGCN(GraphModel):
     A node without an edge is zero (ours).
     """
 
-    name: ClassVar[str] = "lightgcn"
-    title: ClassVar[str] = "LightGCN"
-    publication: ClassVar[str] = (
+    name = "lightgcn"
+    title = "LightGCN"
+    publication = (
         "He, Deng, Wang, Li, Zhang and Wang, LightGCN: Simplifying and Powering Graph Convolution Network "
         "for Recommendation, SIGIR 2020"
     )
-    config_class: ClassVar[type[ModelConfig]] = LightGCNConfig
-    has_items: ClassVar[bool] = False
+    config_class = LightGCNConfig
+    has_items = False
     config: LightGCNConfig
 
     def propagate(self) -> tuple[Tensor, Tensor]:

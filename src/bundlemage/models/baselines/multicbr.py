@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
 from bundlemage.models.base import Interactions, Phase
-from bundlemage.models.config import Between, ModelConfig, OneOf, Space
+from bundlemage.models.config import Between, OneOf
 from bundlemage.models.graphs import ContrastConfig, ViewsModel, contrastive_loss
 
 
 class MultiCBRConfig(ContrastConfig):
     """Vectors, batches and step size as published. The fusion, the contrast and its augmentation are ours."""
 
-    space: ClassVar[Space] = {
-        **ContrastConfig.space,
+    space = ContrastConfig.space | {
         "user_bundle_weight": Between(0.0, 1.0),
         "user_item_weight": Between(0.0, 1.0),
         "bundle_item_weight": Between(0.0, 1.0),
@@ -42,13 +39,13 @@ class MultiCBR(ViewsModel):
     nodes without an edge, and the values of the weights.
     """
 
-    name: ClassVar[str] = "multicbr"
-    title: ClassVar[str] = "MultiCBR"
-    publication: ClassVar[str] = (
+    name = "multicbr"
+    title = "MultiCBR"
+    publication = (
         "Ma, He, Wang, Wei, Du, Fu and Chua, MultiCBR: Multi-view Contrastive Learning for Bundle "
         "Recommendation, TOIS 2024"
     )
-    config_class: ClassVar[type[ModelConfig]] = MultiCBRConfig
+    config_class = MultiCBRConfig
     config: MultiCBRConfig
 
     def propagate(self) -> tuple[Tensor, Tensor]:

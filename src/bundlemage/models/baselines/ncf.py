@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bundlemage.models.base import Histories, Interactions, Phase, Sizes
-from bundlemage.models.config import Between, ModelConfig, OneOf, Space
+from bundlemage.models.config import Between, OneOf
 from bundlemage.models.pairs import PAIRS, PairsConfig, PairsModel, random_vectors
 from bundlemage.models.ragged import Ragged, pick
 
@@ -26,8 +25,7 @@ a CPU, because it does not fit its caches."""
 class NCFConfig(PairsConfig):
     """NeuMF, learned from the beginning, without the publication's pre-training."""
 
-    space: ClassVar[Space] = {
-        **PairsConfig.space,
+    space = PairsConfig.space | {
         "dropout": Between(0.0, 0.7),
         "negatives": OneOf(1, 4, 8),
     }
@@ -47,10 +45,10 @@ class NCF(PairsModel):
     The bias of each bundle, which begins at its popularity, is ours: the publication has none.
     """
 
-    name: ClassVar[str] = "ncf"
-    title: ClassVar[str] = "NCF"
-    publication: ClassVar[str] = "He, Liao, Zhang, Nie, Hu and Chua, Neural Collaborative Filtering, WWW 2017"
-    config_class: ClassVar[type[ModelConfig]] = NCFConfig
+    name = "ncf"
+    title = "NCF"
+    publication = "He, Liao, Zhang, Nie, Hu and Chua, Neural Collaborative Filtering, WWW 2017"
+    config_class = NCFConfig
     config: NCFConfig
     phases = (PAIRS,)
 

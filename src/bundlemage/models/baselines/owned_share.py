@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -16,8 +14,8 @@ from bundlemage.models.ragged import Ragged
 class OwnedShare(Matcher):
     """The share of the bundle's items that the user has, and among equals the bundle's popularity."""
 
-    name: ClassVar[str] = "owned-share"
-    title: ClassVar[str] = "Share of items owned"
+    name = "owned-share"
+    title = "Share of items owned"
 
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -15,8 +13,8 @@ from bundlemage.models.ragged import Ragged
 class Popularity(Matcher, Completer):
     """Ranks bundles, and items, by the number of their users."""
 
-    name: ClassVar[str] = "popularity"
-    title: ClassVar[str] = "Popularity"
+    name = "popularity"
+    title = "Popularity"
 
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -40,12 +40,10 @@ class PpmiSvdConfig(ModelConfig):
 class PpmiSvd(Completer):
     """Truncated SVD of the items' positive pointwise mutual information; vectors are u √s."""
 
-    name: ClassVar[str] = "ppmi-svd"
-    title: ClassVar[str] = "PPMI-SVD"
-    publication: ClassVar[str] = (
-        "Levy and Goldberg, Neural Word Embedding as Implicit Matrix Factorization, NeurIPS 2014"
-    )
-    config_class: ClassVar[type[ModelConfig]] = PpmiSvdConfig
+    name = "ppmi-svd"
+    title = "PPMI-SVD"
+    publication = "Levy and Goldberg, Neural Word Embedding as Implicit Matrix Factorization, NeurIPS 2014"
+    config_class = PpmiSvdConfig
     config: PpmiSvdConfig
 
     def __init__(self, config: PpmiSvdConfig, sizes: Sizes) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -23,8 +21,8 @@ _FINER = 64
 class Random(Matcher, Completer):
     """Scores by a hash of the seed, the user's history, and the bundle or item. Nothing is drawn."""
 
-    name: ClassVar[str] = "random"
-    title: ClassVar[str] = "Random"
+    name = "random"
+    title = "Random"
 
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from bundlemage.models.base import Histories, Interactions, Learner, Matcher, Phase, Sizes
-from bundlemage.models.config import Between, LearnedConfig, ModelConfig, OneOf, Space
+from bundlemage.models.config import Between, LearnedConfig, OneOf
 from bundlemage.models.losses import multinomial_loss
 from bundlemage.models.ragged import Ragged
 
@@ -20,8 +18,7 @@ USERS = Phase("users", over="users")
 class VAECFConfig(LearnedConfig):
     """Sizes and dropout as in the publication."""
 
-    space: ClassVar[Space] = {
-        **LearnedConfig.space,
+    space = LearnedConfig.space | {
         "embedding_dim": OneOf(64, 128, 200),
         "hidden_dim": OneOf(300, 600),
         "dropout": Between(0.0, 0.8),
@@ -47,12 +44,12 @@ class VAECFConfig(LearnedConfig):
 class VAECF(Matcher, Learner):
     """Bundles of a user → hidden → a normal distribution of z → hidden → chances of all bundles."""
 
-    name: ClassVar[str] = "vae-cf"
-    title: ClassVar[str] = "VAE-CF"
-    publication: ClassVar[str] = (
+    name = "vae-cf"
+    title = "VAE-CF"
+    publication = (
         "Liang, Krishnan, Hoffman and Jebara, Variational Autoencoders for Collaborative Filtering, WWW 2018"
     )
-    config_class: ClassVar[type[ModelConfig]] = VAECFConfig
+    config_class = VAECFConfig
     config: VAECFConfig
     phases = (USERS,)
 
