@@ -17,14 +17,10 @@ from bundlemage.evaluation.protocols import GenerationExam, MatchingExam, means
 from bundlemage.models import closed_form
 from bundlemage.models.base import Completer, Histories, Interactions, Matcher, Model, Sizes, can, require
 from bundlemage.models.baselines.co_occurrence import CoOccurrence
-from bundlemage.models.baselines.ease import Ease
-from bundlemage.models.baselines.ease_items import EaseItems
+from bundlemage.models.baselines.ease import Ease, EaseItems
 from bundlemage.models.baselines.item_knn import ItemKnn
-from bundlemage.models.baselines.item_popularity import ItemPopularity
-from bundlemage.models.baselines.owned_share import OwnedShare
-from bundlemage.models.baselines.popularity import Popularity
 from bundlemage.models.baselines.ppmi_svd import PpmiSvd, pair_counts, positive_information
-from bundlemage.models.baselines.random import Random
+from bundlemage.models.baselines.rules import ItemPopularity, OwnedShare, Popularity, Random
 from bundlemage.models.closed_form import SparseRows
 from bundlemage.models.ragged import Ragged
 from tests.real_data import real_data

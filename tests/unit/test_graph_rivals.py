@@ -17,12 +17,11 @@ from bundlemage.models.base import Interactions, Sizes
 from bundlemage.models.baselines.bgcn import BGCN, any_of, mean_of_overlapping, overlap_totals
 from bundlemage.models.baselines.bundlegt import BundleGT
 from bundlemage.models.baselines.coheat import CoHeat
-from bundlemage.models.baselines.crosscbr import CrossCBR
+from bundlemage.models.baselines.contrast import CrossCBR, MultiCBR, contrastive_loss
 from bundlemage.models.baselines.lightgcn import LightGCN
-from bundlemage.models.baselines.multicbr import MultiCBR
 from bundlemage.models.bipartite import Bipartite
 from bundlemage.models.config import ModelConfig, parse_config
-from bundlemage.models.graphs import GraphModel, contrastive_loss
+from bundlemage.models.graphs import GraphModel
 from bundlemage.models.pairs import PAIRS
 from bundlemage.models.ragged import Ragged
 from bundlemage.training.loop import train

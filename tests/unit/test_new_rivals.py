@@ -15,8 +15,7 @@ from bundlemage.models.attention import Neighbours, attend_by_product, product_s
 from bundlemage.models.base import Interactions, Learner, Matcher, Model, Sizes, require
 from bundlemage.models.baselines.bundlegt import BundleGT
 from bundlemage.models.baselines.coheat import CoHeat, agreement_loss
-from bundlemage.models.baselines.multicbr import MultiCBR
-from bundlemage.models.graphs import contrastive_loss
+from bundlemage.models.baselines.contrast import MultiCBR, contrastive_loss
 from bundlemage.models.pairs import PAIRS
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.registry import build, make_config
@@ -129,9 +128,7 @@ class TestMultiCBR:
 
 def neighbours(lists: list[list[int]], nodes: int) -> Neighbours:
     edges = Ragged.from_lists(lists)
-    return Neighbours.of(
-        edges.row_of_entry(), edges.values, torch.arange(len(edges.values)), len(lists), nodes
-    )
+    return Neighbours.of(edges.row_of_entry(), edges.values, len(lists), nodes)
 
 
 def slow_attention(

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bundlemage.models.ragged import Ragged, Unchanging
+from bundlemage.models.ragged import Ragged, Unchanging, offsets_of
 
 SLOPE = 0.2
 """Of the LeakyReLU on attention scores, as in the publication of graph attention."""
@@ -34,26 +34,19 @@ class Neighbours(Unchanging):
     """Which pair of the data the edge is; hiding a pair hides it both ways."""
 
     @classmethod
-    def of(cls, rows: Tensor, values: Tensor, pair: Tensor, row_count: int, nodes: int) -> Neighbours:
+    def of(
+        cls, rows: Tensor, values: Tensor, row_count: int, nodes: int, pair: Tensor | None = None
+    ) -> Neighbours:
+        """The edges from `rows` to `values`. Without `pair` each edge is a pair of its own."""
+        numbers = torch.arange(len(rows), device=rows.device)
+        pair = numbers if pair is None else pair
         order = torch.argsort(rows, stable=True)
         rows, values, pair = rows[order], values[order], pair[order]
-        edges = Ragged(values, _starts(rows, row_count))
+        edges = Ragged(values, offsets_of(torch.bincount(rows, minlength=row_count)))
         back = torch.argsort(values, stable=True)
-        starts = _starts(values, nodes)
-        numbers = torch.arange(len(rows), device=rows.device)
-        return cls(
-            edges,
-            rows,
-            Ragged(rows[back], starts),
-            Ragged(back, starts),
-            Ragged(numbers, edges.offsets),
-            pair,
-        )
-
-
-def _starts(rows: Tensor, count: int) -> Tensor:
-    counted = torch.bincount(rows, minlength=count).cumsum(0)
-    return torch.cat([counted.new_zeros(1), counted])
+        starts = offsets_of(torch.bincount(values, minlength=nodes))
+        seen_by, edge_of = Ragged(rows[back], starts), Ragged(back, starts)
+        return cls(edges, rows, seen_by, edge_of, Ragged(numbers, edges.offsets), pair)
 
 
 class _Attention(torch.autograd.Function):

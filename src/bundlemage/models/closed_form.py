@@ -1,4 +1,4 @@
-"""Models in closed form: sparse matrices whose products take bounded memory, and EASE."""
+"""What models in closed form share: sparse matrices whose products take bounded memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bundlemage.models.base import Model, Sizes
-from bundlemage.models.config import ModelConfig
 from bundlemage.models.ragged import Ragged
 
 TIE_BREAK = 1e-6
@@ -113,89 +111,3 @@ def _parts(before: Tensor) -> Iterator[tuple[int, int]]:
         end = max(start + 1, reach)  # an entry with more walks than that goes alone
         yield start, end
         start = end
-
-
-class EaseModel(Model):
-    """Minimises ‖X − XB‖² + λ‖B‖² under diag(B) = 0, for the first columns of B, and scores by xB.
-
-    With P = (XᵀX + λI)⁻¹ the solution is B = I − P diag(P)⁻¹. If X has more columns than rows, P is never
-    made: P = (I − XᵀKX) / λ with K = (XXᵀ + λI)⁻¹, and so, with d = diag(XᵀKX),
-    xB = (xXᵀKX − d ∘ x) / (1 − d).
-    """
-
-    def __init__(self, config: ModelConfig, sizes: Sizes, predicted: int) -> None:
-        super().__init__(config, sizes)
-        self.predicted = predicted
-        # B; or K; or K times the predicted columns, where that is smaller than K.
-        self.solution = self.new_buffer("solution", torch.zeros(0, 0))
-        # d, and the columns of X. They are empty if B is kept.
-        self.own_share = self.new_buffer("own_share", torch.zeros(0))
-        self.column_rows = self.new_buffer("column_rows", torch.zeros(0, dtype=torch.int64))
-        self.column_offsets = self.new_buffer("column_offsets", torch.zeros(1, dtype=torch.int64))
-        self.column_weights = self.new_buffer("column_weights", torch.zeros(0))
-        # The logarithm of each predicted column's count.
-        self.popularity = self.new_buffer("popularity", torch.zeros(predicted))
-
-    @torch.no_grad()
-    def solve(self, rows: SparseRows, regularisation: float) -> None:
-        """Computes the buffers of `predict`. `rows` is X, with weights in the type to solve in."""
-        columns = rows.transposed()
-        if rows.columns <= len(rows):
-            self.solution = self._primal(rows, columns, regularisation).contiguous()
-            return
-        kernel = _inverse(rows.times(columns), regularisation)  # K [rows, rows]
-        first = columns.block(slice(0, self.predicted))
-        folded = self.predicted <= len(rows)
-        own, parts = [], []
-        for which in blocks(self.predicted, len(rows)):
-            block = first.block(which)
-            through = block.times_dense(kernel)  # (KX)ᵀ [block, rows]
-            entry = block.rows.row_of_entry()
-            products = through[entry, block.rows.values] * block.weights
-            own.append(products.new_zeros(len(block)).index_add_(0, entry, products))
-            if folded:
-                parts.append(through.float())
-        self.solution = (torch.cat(parts).T if folded else kernel.float()).contiguous()
-        self.own_share = torch.cat(own).float()
-        self.column_rows, self.column_offsets = columns.rows.values, columns.rows.offsets
-        self.column_weights = columns.weights.float()
-
-    def _primal(self, rows: SparseRows, columns: SparseRows, regularisation: float) -> Tensor:
-        inverse = _inverse(columns.times(rows), regularisation)  # P [columns, columns]
-        weights = -inverse[:, : self.predicted] / inverse.diagonal()[: self.predicted]
-        weights.fill_diagonal_(0)
-        return weights.float()
-
-    def predict(self, inputs: SparseRows) -> Tensor:
-        """xB for each row x, plus the order by popularity."""  # [rows, predicted]
-        if not len(self.own_share):
-            scores = inputs.times_dense(self.solution)
-        else:
-            rows = Ragged(self.column_rows, self.column_offsets)
-            columns = SparseRows(rows, self.column_weights, len(self.solution))
-            some = blocks(len(inputs), max(len(self.solution), self.predicted))
-            parts = [self._predict_block(inputs.block(which), columns) for which in some]
-            scores = torch.cat(parts) if parts else self.own_share.new_zeros(0, self.predicted)
-        return scores + TIE_BREAK * self.popularity
-
-    def _predict_block(self, inputs: SparseRows, columns: SparseRows) -> Tensor:
-        through = inputs.times(columns) @ self.solution  # xXᵀK, or xXᵀKX
-        if self.predicted > len(self.solution):  # only K is kept
-            first = columns.block(slice(0, self.predicted))
-            through = first.times_dense(through.T.contiguous()).T
-        row, own = inputs.rows.row_of_entry(), inputs.rows.values < self.predicted
-        here = inputs.rows.values.clamp(max=self.predicted - 1)
-        copied = torch.where(own, self.own_share[here] * inputs.weights, 0.0)
-        cells = torch.zeros_like(through, memory_format=torch.contiguous_format)
-        cells.view(-1).index_add_(0, row * self.predicted + here, copied)  # d ∘ x
-        return (through - cells) / (1 - self.own_share)
-
-
-def _inverse(gram: Tensor, regularisation: float) -> Tensor:
-    gram.diagonal().add_(regularisation)
-    return torch.cholesky_inverse(torch.linalg.cholesky(gram))
-
-
-def training_rows(rows: Ragged, columns: int, weight: float = 1.0) -> SparseRows:
-    """A matrix in the type to solve in."""
-    return SparseRows.of(rows, columns, weight, exact(rows.device))

@@ -16,7 +16,6 @@ from bundlemage.models.ragged import NOTHING, Hidden, Ragged, Unchanging, mean_a
 if TYPE_CHECKING:
     from bundlemage.models.base import Divisible, Histories, Interactions
 
-ItemTables = Literal["replicated", "sharded"]
 Catalogue = Literal["bundles", "items"]
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from bundlemage.models.base import Histories, Interactions, Learner, Matcher, Phase, Sizes
 from bundlemage.models.bipartite import Bipartite
-from bundlemage.models.config import Between, LearnedConfig, OneOf
-from bundlemage.models.losses import Negatives, multinomial_loss, pairwise_loss
+from bundlemage.models.config import LearnedConfig, OneOf
+from bundlemage.models.losses import Negatives, pairwise_loss
 from bundlemage.models.pairs import PAIRS
 from bundlemage.models.ragged import Ragged
 
@@ -150,20 +150,6 @@ class ViewsConfig(GraphConfig):
     """The chance that an edge or number is left out, or the length of the noise."""
 
 
-class ContrastConfig(ViewsConfig):
-    """The settings of models with a contrastive loss."""
-
-    space = ViewsConfig.space | {
-        "contrast": Between(0.005, 0.5, log=True),
-        "temperature": Between(0.1, 0.5),
-    }
-
-    contrast: float = Field(0.04, ge=0)
-    """λ₁, the weight of the contrastive loss."""
-    temperature: float = Field(0.25, gt=0)
-    """τ, the divisor of cosines in the contrastive loss."""
-
-
 class ViewsModel(GraphModel):
     """Sees users and bundles in the three graphs between users, items and bundles. A subclass makes its
     views."""
@@ -195,16 +181,6 @@ class ViewsModel(GraphModel):
             noise = F.normalize(torch.rand_like(table)) * self.config.disturbance
             return table + table.sign() * noise
         return table
-
-
-def contrastive_loss(one: Tensor, other: Tensor, temperature: float) -> Tensor:
-    """InfoNCE: the mean of −log of a row's softmax share, by cosine / τ, of the same row in the other
-    view."""
-    rows = torch.arange(len(one) + 1, device=one.device)
-    itself = Ragged(rows[:-1], rows)
-    return multinomial_loss(
-        F.normalize(one) / temperature, F.normalize(other), itself, torch.ones_like(one[:, 0])
-    )
 
 
 def first_vectors(nodes: int, dim: int) -> nn.Parameter:

@@ -19,11 +19,12 @@ from bundlemage.models.config import ModelConfig, parse_config
 
 
 def _own() -> Iterator[type[Model]]:
-    """BundleMage, and the model with a name in each file of `baselines`."""
+    """BundleMage, and the models with a name of their own in the files of `baselines`."""
     yield BundleMage
     for module in iter_modules(baselines.__path__, f"{baselines.__name__}."):
         for kind in vars(import_module(module.name)).values():
-            if isinstance(kind, type) and issubclass(kind, Model) and kind.__module__ == module.name:
+            of_module = isinstance(kind, type) and kind.__module__ == module.name
+            if of_module and issubclass(kind, Model) and "name" in vars(kind):
                 yield kind
 
 

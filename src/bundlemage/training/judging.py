@@ -12,7 +12,7 @@ from bundlemage.data.splits import GenerationCases, MatchingCases, Split, comple
 from bundlemage.evaluation.metrics import ranking_metrics
 from bundlemage.evaluation.protocols import Exam, GenerationExam, MatchingExam, means
 from bundlemage.models.base import Completer, Interactions, Learner, Matcher, Model, Sizes, can
-from bundlemage.models.baselines.popularity import Popularity
+from bundlemage.models.baselines.rules import Popularity
 from bundlemage.models.config import LearnedConfig, ModelConfig, SelectBy, parse_config
 from bundlemage.models.division import Division
 from bundlemage.models.ragged import Ragged

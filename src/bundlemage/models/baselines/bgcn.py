@@ -80,33 +80,25 @@ class BGCN(GraphModel):
         return torch.where(fit & (torch.rand(fit.shape, device=fit.device) < chance), hard, drawn)
 
     def propagate(self) -> tuple[Tensor, Tensor]:
-        by_items, by_bundles = self._item_level(), self._bundle_level()
-        return torch.cat([by_items[0], by_bundles[0]], dim=1), torch.cat([by_items[1], by_bundles[1]], dim=1)
+        users_by_items, items = self._level(self.user_item, self.item_level, self.items)
+        users, bundles = self._level(self.user_bundle, self.bundle_level, self.bundles)
+        by_items = self.bundle_item.mean_to_left(items)  # a bundle is the mean of its items
+        return torch.cat([users_by_items, users], dim=1), torch.cat([by_items, bundles], dim=1)
 
-    def _item_level(self) -> tuple[Tensor, Tensor]:
-        """Vectors spread between users and items. A bundle is the mean of its items."""
-        users, items = self.user_item.connected(self.users, self.items)
-        of_users, of_items = [users], [items]
-        for layer in self.item_level:
-            to_users, to_items = self.user_item.spread(users, items)
+    def _level(self, graph: Bipartite, layers: nn.ModuleList, things: Tensor) -> tuple[Tensor, Tensor]:
+        """Vectors spread between users and items, or between users and bundles. Bundles also take from
+        bundles that share items."""
+        users, things = graph.connected(self.users, things)
+        of_users, of_things = [users], [things]
+        for layer in layers:
+            to_users, to_things = graph.spread(users, things)
+            if graph is self.user_bundle:
+                to_things = to_things + mean_of_overlapping(self.bundle_item, self.others, things)
             users = self._activate(layer, users + to_users)
-            items = self._activate(layer, items + to_items)
+            things = self._activate(layer, things + to_things)
             of_users.append(self._layer(users))
-            of_items.append(self._layer(items))
-        return torch.cat(of_users, 1), self.bundle_item.mean_to_left(torch.cat(of_items, 1))
-
-    def _bundle_level(self) -> tuple[Tensor, Tensor]:
-        """Vectors spread between users and bundles, and between bundles that share items."""
-        users, bundles = self.user_bundle.connected(self.users, self.bundles)
-        of_users, of_bundles = [users], [bundles]
-        for layer in self.bundle_level:
-            to_users, to_bundles = self.user_bundle.spread(users, bundles)
-            to_bundles = to_bundles + mean_of_overlapping(self.bundle_item, self.others, bundles)
-            users = self._activate(layer, users + to_users)
-            bundles = self._activate(layer, bundles + to_bundles)
-            of_users.append(self._layer(users))
-            of_bundles.append(self._layer(bundles))
-        return torch.cat(of_users, 1), torch.cat(of_bundles, 1)
+            of_things.append(self._layer(things))
+        return torch.cat(of_users, 1), torch.cat(of_things, 1)
 
     def _activate(self, layer: nn.Module, carried: Tensor) -> Tensor:
         activated: Tensor = self.dropout(F.leaky_relu(layer(carried)))

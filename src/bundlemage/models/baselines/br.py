@@ -89,7 +89,7 @@ class BR(PairsModel, Indexable, Completer):
             first_stage = tuple(table.detach() for table in first_stage)
         user_table, item_table, item_bias = first_stage
         # All bundles at once, because a batch with its negatives names most of them.
-        columns = torch.cat([item_table, item_table.square(), item_bias[:, None]], dim=1)
+        columns = self._columns(item_table, item_bias)
         total, squares, bias = self._parts(self.contents.sum_to_left(columns))
         lengths = self.contents.left.lengths
         vectors = self._bundle_vectors(total, lengths)
@@ -101,18 +101,17 @@ class BR(PairsModel, Indexable, Completer):
 
     # ── The bundle's score: user · vector + constant ─────────────────────────────────────────────
 
+    def _columns(self, item_table: Tensor, item_bias: Tensor) -> Tensor:
+        """γ_i, γ_i², β_i of every item."""
+        return torch.cat([item_table, item_table.square(), item_bias[:, None]], dim=1)
+
     def _parts(self, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Σ γ_i, Σ γ_i², Σ β_i of each row's items."""
         dim = self.config.embedding_dim
         return sums[:, :dim], sums[:, dim : 2 * dim], sums[:, -1]
 
     def _sums(self, contents: Ragged) -> tuple[Tensor, Tensor, Tensor]:
-        table = self.item_factors
-        return (
-            contents.sum_of(table),
-            contents.sum_of(table.square()),
-            contents.sum_of(self.item_bias[:, None])[:, 0],
-        )
+        return self._parts(contents.sum_of(self._columns(self.item_factors, self.item_bias)))
 
     def _bundle_vectors(self, total: Tensor, lengths: Tensor) -> Tensor:
         return (total / lengths.clamp(min=1)[:, None]) @ self.turn_item.T  # [bundles, d]

@@ -59,13 +59,12 @@ class BundleGT(ViewsModel):
     def observe(self, data: Interactions) -> None:
         super().observe(data)
         bundles, items = self.sizes.bundles, self.sizes.items
-        self.tokens_of_bundles = _neighbours(
-            data.bundle_item.row_of_entry(), data.bundle_item.values, bundles, items
-        )
+        contents = data.bundle_item
+        self.tokens_of_bundles = Neighbours.of(contents.row_of_entry(), contents.values, bundles, items)
         # A user's tokens are bundles, and items numbered after them.
         owners = torch.cat([data.user_bundle.row_of_entry(), data.user_item.row_of_entry()])
         owned = torch.cat([data.user_bundle.values, data.user_item.values + bundles])
-        self.tokens_of_users = _neighbours(owners, owned, self.sizes.users, bundles + items)
+        self.tokens_of_users = Neighbours.of(owners, owned, self.sizes.users, bundles + items)
 
     def propagate(self) -> tuple[Tensor, Tensor]:
         users_by_bundles, bundles = self.spread(self.user_bundle, self.users, self.bundles)
@@ -86,7 +85,3 @@ class BundleGT(ViewsModel):
             kept = torch.rand(len(near.row), device=near.row.device) >= self.config.attention_dropout
         # softmax(q · k / √a), as in a transformer
         return attend_by_product(queries / self.config.attention_dim**0.5, keys, tokens, near, kept)
-
-
-def _neighbours(rows: Tensor, values: Tensor, row_count: int, nodes: int) -> Neighbours:
-    return Neighbours.of(rows, values, torch.arange(len(rows), device=rows.device), row_count, nodes)

@@ -1,16 +1,101 @@
-"""EASE for bundles: each bundle is predicted by a weighted sum of the others, and of items."""
+"""EASE: each bundle, or item, is predicted by a weighted sum of the others."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
-from bundlemage.models.base import Histories, Interactions, Matcher, Sizes
-from bundlemage.models.closed_form import EaseModel, SparseRows, training_rows
+from bundlemage.models.base import Completer, Histories, Interactions, Matcher, Model, Sizes
+from bundlemage.models.closed_form import TIE_BREAK, SparseRows, blocks, exact
 from bundlemage.models.config import Between, ModelConfig, OneOf
 from bundlemage.models.ragged import Ragged
+
+
+class EaseModel(Model):
+    """Minimises ‖X − XB‖² + λ‖B‖² under diag(B) = 0, for the first columns of B, and scores by xB.
+
+    With P = (XᵀX + λI)⁻¹ the solution is B = I − P diag(P)⁻¹. If X has more columns than rows, P is never
+    made: P = (I − XᵀKX) / λ with K = (XXᵀ + λI)⁻¹, and so, with d = diag(XᵀKX),
+    xB = (xXᵀKX − d ∘ x) / (1 − d).
+    """
+
+    publication = "Steck, Embarrassingly Shallow Autoencoders for Sparse Data, WWW 2019"
+
+    def __init__(self, config: ModelConfig, sizes: Sizes, predicted: int) -> None:
+        super().__init__(config, sizes)
+        self.predicted = predicted
+        # B; or K; or K times the predicted columns, where that is smaller than K.
+        self.solution = self.new_buffer("solution", torch.zeros(0, 0))
+        # d, and the columns of X. They are empty if B is kept.
+        self.own_share = self.new_buffer("own_share", torch.zeros(0))
+        self.column_rows = self.new_buffer("column_rows", torch.zeros(0, dtype=torch.int64))
+        self.column_offsets = self.new_buffer("column_offsets", torch.zeros(1, dtype=torch.int64))
+        self.column_weights = self.new_buffer("column_weights", torch.zeros(0))
+        # The logarithm of each predicted column's count.
+        self.popularity = self.new_buffer("popularity", torch.zeros(predicted))
+
+    @torch.no_grad()
+    def solve(self, rows: SparseRows, regularisation: float) -> None:
+        """Computes the buffers of `predict`. `rows` is X, with weights in the type to solve in."""
+        columns = rows.transposed()
+        if rows.columns <= len(rows):
+            inverse = _inverse(columns.times(rows), regularisation)  # P [columns, columns]
+            weights = -inverse[:, : self.predicted] / inverse.diagonal()[: self.predicted]
+            self.solution = weights.fill_diagonal_(0).float().contiguous()
+            return
+        kernel = _inverse(rows.times(columns), regularisation)  # K [rows, rows]
+        first = columns.block(slice(0, self.predicted))
+        folded = self.predicted <= len(rows)
+        own, parts = [], []
+        for which in blocks(self.predicted, len(rows)):
+            block = first.block(which)
+            through = block.times_dense(kernel)  # (KX)ᵀ [block, rows]
+            entry = block.rows.row_of_entry()
+            products = through[entry, block.rows.values] * block.weights
+            own.append(products.new_zeros(len(block)).index_add_(0, entry, products))
+            if folded:
+                parts.append(through.float())
+        self.solution = (torch.cat(parts).T if folded else kernel.float()).contiguous()
+        self.own_share = torch.cat(own).float()
+        self.column_rows, self.column_offsets = columns.rows.values, columns.rows.offsets
+        self.column_weights = columns.weights.float()
+
+    def predict(self, inputs: SparseRows) -> Tensor:
+        """xB for each row x, plus the order by popularity."""  # [rows, predicted]
+        if not len(self.own_share):
+            scores = inputs.times_dense(self.solution)
+        else:
+            rows = Ragged(self.column_rows, self.column_offsets)
+            columns = SparseRows(rows, self.column_weights, len(self.solution))
+            some = blocks(len(inputs), max(len(self.solution), self.predicted))
+            parts = [self._predict_block(inputs.block(which), columns) for which in some]
+            scores = torch.cat(parts) if parts else self.own_share.new_zeros(0, self.predicted)
+        return scores + TIE_BREAK * self.popularity
+
+    def _predict_block(self, inputs: SparseRows, columns: SparseRows) -> Tensor:
+        through = inputs.times(columns) @ self.solution  # xXᵀK, or xXᵀKX
+        if self.predicted > len(self.solution):  # only K is kept
+            first = columns.block(slice(0, self.predicted))
+            through = first.times_dense(through.T.contiguous()).T
+        row, own = inputs.rows.row_of_entry(), inputs.rows.values < self.predicted
+        here = inputs.rows.values.clamp(max=self.predicted - 1)
+        copied = torch.where(own, self.own_share[here] * inputs.weights, 0.0)
+        cells = torch.zeros_like(through, memory_format=torch.contiguous_format)
+        cells.view(-1).index_add_(0, row * self.predicted + here, copied)  # d ∘ x
+        return (through - cells) / (1 - self.own_share)
+
+
+def _inverse(gram: Tensor, regularisation: float) -> Tensor:
+    gram.diagonal().add_(regularisation)
+    return torch.cholesky_inverse(torch.linalg.cholesky(gram))
+
+
+def training_rows(rows: Ragged, columns: int, weight: float = 1.0) -> SparseRows:
+    """A matrix in the type to solve in."""
+    return SparseRows.of(rows, columns, weight, exact(rows.device))
 
 
 class EaseConfig(ModelConfig):
@@ -36,7 +121,6 @@ class Ease(EaseModel, Matcher):
 
     name = "ease"
     title = "EASE"
-    publication = "Steck, Embarrassingly Shallow Autoencoders for Sparse Data, WWW 2019"
     config_class = EaseConfig
     config: EaseConfig
 
@@ -59,3 +143,39 @@ class Ease(EaseModel, Matcher):
         if self.config.beside == "items":
             inputs = inputs.beside(SparseRows.of(histories.items, self.sizes.items, self.config.side_weight))
         return self.with_unnamed(self.predict(inputs), contents)
+
+
+class EaseItemsConfig(ModelConfig):
+    """How EASE weighs its inputs."""
+
+    regularisation: float = Field(300.0, ge=0.1)
+    """λ. With much less, rounding errors would dominate."""
+    user_weight: float = Field(0.0, ge=0)
+    """The weight of an item that the user has, where one in the bundle has weight 1. With 0 users are left
+    out; else the items of each user are a row to learn from as well."""
+
+
+class EaseItems(EaseModel, Completer):
+    """Predicts items from the items in a bundle."""
+
+    name = "ease-items"
+    title = "EASE on bundle-item"
+    config_class = EaseItemsConfig
+    config: EaseItemsConfig
+
+    def __init__(self, config: EaseItemsConfig, sizes: Sizes) -> None:
+        super().__init__(config, sizes, predicted=sizes.items)
+
+    def observe(self, data: Interactions) -> None:
+        both = torch.cat([data.bundle_item.values, data.user_item.values])
+        self.popularity.copy_(torch.bincount(both, minlength=self.sizes.items).log1p())
+        rows = training_rows(data.bundle_item, self.sizes.items)
+        if self.config.user_weight:
+            rows = rows.above(training_rows(data.user_item, self.sizes.items, self.config.user_weight))
+        self.solve(rows, self.config.regularisation)
+
+    def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
+        inputs = SparseRows.of(partial, self.sizes.items)
+        if self.config.user_weight:
+            inputs = inputs.plus(SparseRows.of(histories.items, self.sizes.items, self.config.user_weight))
+        return self.predict(inputs)

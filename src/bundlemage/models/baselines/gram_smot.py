@@ -100,7 +100,7 @@ class Graph:
         self.near = []
         for kind in KINDS:
             rows, values, pairs = (torch.cat(part) for part in zip(*parts[kind], strict=True))
-            self.near.append(Neighbours.of(rows, values, pairs, counts[kind], nodes))
+            self.near.append(Neighbours.of(rows, values, counts[kind], nodes, pairs))
 
     def hide(self, bundles: float, others: float) -> Tensor:
         """The pairs that are visible in a step. The last entry is for edges never hidden."""  # [pairs + 1]

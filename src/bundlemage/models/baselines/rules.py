@@ -1,0 +1,145 @@
+"""Plain rules that learn nothing: popularity, the share of items owned, and chance."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bundlemage.models.base import Completer, Histories, Interactions, Matcher, Sizes
+from bundlemage.models.closed_form import SparseRows, blocks, exact
+from bundlemage.models.config import ModelConfig
+from bundlemage.models.ragged import Ragged
+
+# Three odd 64-bit constants with no pattern in their bits, as signed numbers.
+_STEP, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
+_BITS = 24
+"""As many as a float32 holds exactly."""
+_FINER = 64
+"""How many times smaller a block is than usual: one that fits a cache is mixed several times faster."""
+
+
+class Popularity(Matcher, Completer):
+    """Ranks bundles, and items, by the number of their users, alike for every user. Any other model must beat
+    it."""
+
+    name = "popularity"
+    title = "Popularity"
+
+    def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
+        super().__init__(config, sizes)
+        self.bundle_counts = self.new_buffer("bundle_counts", torch.zeros(sizes.bundles))
+        self.item_counts = self.new_buffer("item_counts", torch.zeros(sizes.items))
+
+    def observe(self, data: Interactions) -> None:
+        self.bundle_counts.copy_(data.user_bundle.counts(self.sizes.bundles))
+        self.item_counts.copy_(data.user_item.counts(self.sizes.items))
+
+    def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
+        unseen = self.bundle_counts.new_zeros(len(contents) - self.sizes.bundles)
+        # With a logarithm, the softmax of the scores is the share of sales (each plus one).
+        return torch.cat([self.bundle_counts, unseen]).log1p().expand(len(histories), -1)
+
+    def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
+        return self.item_counts.log1p().expand(len(histories), -1)
+
+
+class ItemPopularity(Matcher):
+    """Ranks bundles by the mean number of users of their items: the row POP of the BundleMage paper."""
+
+    name = "item-popularity"
+    title = "Mean item popularity"
+
+    def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
+        super().__init__(config, sizes)
+        self.item_counts = self.new_buffer("item_counts", torch.zeros(sizes.items))
+
+    def observe(self, data: Interactions) -> None:
+        self.item_counts.copy_(data.user_item.counts(self.sizes.items))
+
+    def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
+        # With a logarithm, the softmax of the scores is the share of the counts (each plus one).
+        scores = contents.mean_of(self.item_counts[:, None])[:, 0].log1p()  # [bundles]
+        # An empty bundle ranks below a bundle of items without users.
+        return scores.masked_fill(contents.lengths == 0, -1.0).expand(len(histories), -1)
+
+
+class OwnedShare(Matcher):
+    """The share of the bundle's items that the user has, and among equals the bundle's popularity."""
+
+    name = "owned-share"
+    title = "Share of items owned"
+
+    def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
+        super().__init__(config, sizes)
+        self.popularity = self.new_buffer("popularity", torch.zeros(sizes.bundles))
+
+    def observe(self, data: Interactions) -> None:
+        self.popularity.copy_(data.user_bundle.counts(self.sizes.bundles).log1p())
+
+    def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
+        # The steps between shares of large bundles are too fine for float32.
+        precise = exact(contents.device)
+        sizes = contents.lengths.clamp(min=1).to(precise)  # [bundles]
+        held = SparseRows.of(contents, self.sizes.items, dtype=precise).transposed()
+        owned = SparseRows.of(histories.items, self.sizes.items, dtype=precise).times(held)
+        return (owned / sizes).add_(self._tie_break(contents, sizes))
+
+    def _tie_break(self, contents: Ragged, sizes: Tensor) -> Tensor:
+        """Less than the step between any two shares, which is 1 / (size × size) at the least."""  # [bundles]
+        later = self.popularity.new_zeros(len(contents) - self.sizes.bundles)
+        popularity = torch.cat([self.popularity, later]).to(sizes.dtype)
+        highest = popularity.amax() if len(popularity) else popularity.new_zeros(())
+        largest = sizes.amax() if len(sizes) else sizes.new_ones(())
+        return popularity / (2 * (1 + highest) * largest**2)
+
+
+class Random(Matcher, Completer):
+    """Scores by a hash of the seed, the user's history, and the bundle or item: another order for each user,
+    which is the same every time."""
+
+    name = "random"
+    title = "Random"
+
+    def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
+        super().__init__(config, sizes)
+        self.seed = self.new_buffer("seed", torch.tensor([config.seed], dtype=torch.int64))
+
+    def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
+        return _scores(self._user(histories), len(contents))
+
+    def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
+        return _scores(_mix(self._user(histories) + _set_hash(partial, 3)), self.sizes.items)
+
+    def _user(self, histories: Histories) -> Tensor:
+        """A hash of each user's history."""  # [rows]
+        owned = _set_hash(histories.items, 1) + _set_hash(histories.bundles, 2)
+        return _mix(owned + _mix(self.seed))
+
+
+def _mix(numbers: Tensor) -> Tensor:
+    """64-bit numbers in which every bit depends on every bit of `numbers`. The overflow is intended."""
+    numbers = numbers + _STEP
+    for shift, factor in ((30, _FIRST), (27, _SECOND)):
+        numbers = (numbers ^ _shifted(numbers, shift)) * factor
+    return numbers ^ _shifted(numbers, 31)
+
+
+def _shifted(numbers: Tensor, by: int) -> Tensor:
+    """A shift to the right with zeros from the left, though the numbers have a sign."""
+    return (numbers >> by) & ((1 << (64 - by)) - 1)
+
+
+def _set_hash(rows: Ragged, kind: int) -> Tensor:
+    """The same for the same members in any order."""  # [rows]
+    hashed = _mix(rows.values * 4 + kind)
+    return hashed.new_zeros(len(rows)).index_add_(0, rows.row_of_entry(), hashed)
+
+
+def _scores(user: Tensor, columns: int) -> Tensor:
+    """Evenly spread from 0 to 1."""  # [rows, columns]
+    thing = _mix(torch.arange(columns, device=user.device))
+    scores = torch.empty(len(user), columns, device=user.device)
+    for which in blocks(len(user), columns * _FINER):
+        mixed = _mix(user[which, None] + thing)
+        scores[which] = _shifted(mixed, 64 - _BITS).float() / 2**_BITS
+    return scores
