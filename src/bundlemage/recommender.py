@@ -31,10 +31,9 @@ from bundlemage.models.registry import make_config
 from bundlemage.progress import Progress, for_people, in_silence
 from bundlemage.training.credit import NewBundleCredit, find_credit
 from bundlemage.training.devices import resolve_device
-from bundlemage.training.history import EpochRecord, Observer
+from bundlemage.training.history import EpochProgress, EpochRecord, Observer
 from bundlemage.training.loop import TrainingResult
 from bundlemage.training.members import train_members
-from bundlemage.training.progress import EpochProgress
 
 Sales: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """How often each item and each bundle was sold."""

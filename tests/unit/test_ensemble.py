@@ -32,8 +32,7 @@ from bundlemage.studies.cells import Cell, Contender
 from bundlemage.studies.outcome import FORMAT, Cache
 from bundlemage.studies.plan import table_plans
 from bundlemage.training.checkpoint import RunFolder
-from bundlemage.training.history import EpochRecord, Observer, TensorBoard, kept
-from bundlemage.training.progress import EpochProgress
+from bundlemage.training.history import EpochProgress, EpochRecord, Observer, TensorBoard, kept
 from tests.cli.run import TINY, run, run_json
 from tests.small_shop import QUICK, small_shop
 from tests.unit.test_compare import run_cell

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bundlemage.training.history import EpochRecord, Event, Observer, Teller, show
-from bundlemage.training.progress import EpochProgress
+from bundlemage.training.history import EpochProgress, EpochRecord, Event, Observer, Teller, show
 
 RECORD = EpochRecord(1, {"matching": 2.0}, {"ndcg@5": 0.5}, True, 0.1)
 

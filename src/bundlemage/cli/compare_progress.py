@@ -13,8 +13,7 @@ from bundlemage.studies.cells import Cell
 from bundlemage.studies.comparison import CompareObserver
 from bundlemage.studies.outcome import CacheWarning, Outcome
 from bundlemage.studies.render import duration, figure
-from bundlemage.training.history import SELECTION_METRIC, Observer
-from bundlemage.training.progress import EpochProgress
+from bundlemage.training.history import SELECTION_METRIC, EpochProgress, Observer
 
 
 @contextmanager

@@ -90,8 +90,7 @@ def train(
     from bundlemage.recipe import Recipe
     from bundlemage.recommender import evaluate_beside_popularity
     from bundlemage.training.checkpoint import RunFolder
-    from bundlemage.training.history import SELECTION_METRIC, TensorBoard
-    from bundlemage.training.progress import EpochProgress
+    from bundlemage.training.history import SELECTION_METRIC, EpochProgress, TensorBoard
 
     options = {"epochs": epochs, "seed": seed, "device": device}
     chosen = (Recipe.find(recipe) if recipe else Recipe()).changed(

@@ -25,9 +25,8 @@ from bundlemage.recommender import Recommender, evaluate_beside_popularity
 from bundlemage.retraining.comparing import DECISIVE, ModelComparison, compare, fresh_cases, hold_out
 from bundlemage.store.records import ModelRecord
 from bundlemage.store.repository import Store
-from bundlemage.training.history import Observer
+from bundlemage.training.history import EpochProgress, Observer
 from bundlemage.training.loop import TrainingResult
-from bundlemage.training.progress import EpochProgress
 
 MIN_CASES = 30
 _STAMP = re.compile(r"-\d{8}T\d{6}(-\d+)?\Z")

@@ -1,4 +1,4 @@
-"""What a model can do. A tiny instance of it is asked, because the answer may depend on its settings."""
+"""What a model can do. A tiny instance of it is examined, because this may depend on its settings."""
 
 from __future__ import annotations
 

@@ -100,11 +100,12 @@ class Cell:
         """A SHA-256 over all that the result depends on, which leaves out the label and the device.
 
         The code of a model is included only if another package defines the model, because its author changes
-        it between two comparisons. Results of this package's models outlive edits; `fresh` is for those.
+        it between two comparisons. Results of this package's models stay valid if their code changes; with
+        `fresh` they are computed again.
         """
         settings = self.contender.config(self.seed).model_dump(mode="json", exclude={"device"})
         parts = [FORMAT, self.contender.model, settings, self.split.key]
-        if self.contender.ensemble != 1:  # results from before there were ensembles stay found
+        if self.contender.ensemble != 1:  # so older results, without ensembles, keep their keys
             parts.append({"ensemble": self.contender.ensemble})
         kind = model_class(self.contender.model)
         if kind.__module__.partition(".")[0] != "bundlemage":

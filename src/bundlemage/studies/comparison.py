@@ -139,7 +139,7 @@ def _check(contenders: Sequence[Contender], splits: Sequence[Split], seeds: Sequ
         raise ConfigError("a comparison needs at least one model, one dataset and one seed")
     for what, values in (("seed", list(seeds)), ("model", [contender.label for contender in contenders])):
         if twice := [value for place, value in enumerate(values) if value in values[:place]]:
-            raise ConfigError(f"the {what} {twice[0]!r} is given twice")
+            raise ConfigError(f"the {what} {twice[0]!r} is given twice; name it once")
     for contender in contenders:
         for seed in seeds:
             try:

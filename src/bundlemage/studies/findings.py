@@ -24,7 +24,7 @@ from bundlemage.studies.comparison import CompareObserver, plan_cells, run_cells
 from bundlemage.studies.outcome import Cache, Missing, Outcome
 from bundlemage.studies.standings import DataFacts, ResultTable, Row, case_groups, make_table
 from bundlemage.training.checkpoint import RunFolder
-from bundlemage.training.progress import EpochProgress
+from bundlemage.training.history import EpochProgress
 
 NOT_RUN = "not run"
 

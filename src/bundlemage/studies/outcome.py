@@ -2,7 +2,7 @@
 
 Several processes may share a cache, and any of them may be killed at any time. An outcome is `KEY.json` and
 `KEY.npz`, which has the values case by case. The JSON is written last and holds the checksum of the other
-file, so it vouches for both.
+file, so an outcome with a JSON file is complete.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Outcome:
     generation: Mapping[str, float] | None
     generation_cases: int
     validation: Mapping[str, float]
-    """Of the epoch whose weights were kept, of an ensemble the mean of its members'; empty for a model that
-    learns nothing by steps."""
+    """The metrics of the epoch that was kept, or their mean over the members of an ensemble; empty for a
+    model that learns nothing by steps."""
     epochs: int
     """Of an ensemble, of all its members together."""
     best_epoch: int

@@ -36,7 +36,7 @@ def check_writable(folder: Path) -> None:
             ours = False
         if not ours:
             raise ConfigError(
-                f"{folder} is there and is not a report, so it is not overwritten; name another"
+                f"{folder} exists and is not a report, so it is not overwritten; name another folder"
             )
         return
     parent = next(place for place in (folder.parent, *folder.parent.parents) if place.exists())

@@ -1,4 +1,4 @@
-"""The number of sales that a bundle is credited with if it came after training, found by holding bundles out.
+"""The number of sales that a bundle is credited with if it came after training, by holding bundles out.
 
 Scores have a term for sales, and a new bundle has no sales yet. With too few it is never shown; with too many
 it displaces bundles that users do buy. So some bundles of the training data are treated as new. A model that

@@ -1,4 +1,4 @@
-"""What happened in training: a record for each epoch, and observers that are told while it goes on."""
+"""What happens in training: a record for each epoch, and observers that are called meanwhile."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bundlemage.errors import MissingExtraError
+from bundlemage.progress import Progress
 
 SELECTION_METRIC = "ndcg@5"
 SECONDS_BETWEEN_STEPS = 0.5
@@ -70,7 +71,7 @@ def mean_validation(history: Sequence[EpochRecord]) -> dict[str, float]:
 
 
 class Observer:
-    """Is told what happens in training. Override the methods of interest."""
+    """Is called when something happens in training. Override the methods of interest."""
 
     def on_member(self, number: int, of: int) -> None:
         """Before `on_start` of each member of an ensemble, counted from 1. Never for a single model."""
@@ -117,7 +118,7 @@ class Observers(Observer):
 
 
 class Teller(Observer):
-    """Sends what it is told to another process, where `show` tells it to observers. Steps are collected."""
+    """Sends events to another process, where `show` passes them to observers. Steps are collected."""
 
     def __init__(self, tell: Callable[[Event], None]) -> None:
         self.tell, self.steps, self.last = tell, 0, 0.0
@@ -147,6 +148,47 @@ def show(event: Event, observers: Sequence[Observer]) -> None:
     for observer in observers:
         for _ in range(times):
             getattr(observer, name)(**arguments)
+
+
+class EpochProgress(Observer):
+    """Tells `progress` how many epochs are done. `stage` names the training if there are several."""
+
+    def __init__(self, progress: Progress, stage: str = "epochs") -> None:
+        self.progress, self.name, self.stage = progress, stage, stage
+        self.note = ""
+
+    def on_member(self, number: int, of: int) -> None:
+        self.stage = f"{self.name}, member {number} of {of}"
+
+    def on_start(self, *, epochs: int, steps_per_epoch: int, done: Sequence[EpochRecord]) -> None:
+        self.epochs, self.steps_per_epoch = epochs, max(1, steps_per_epoch)
+        self.best = max((record.validation.get(SELECTION_METRIC, 0.0) for record in done), default=0.0)
+        self.done: float = len(done)
+        if done:
+            self.progress(self.stage, 1, 1, f"resuming after epoch {done[-1].epoch}")
+        self.progress(self.stage, self.done, epochs)
+
+    def on_step(self, phase: str) -> None:
+        self.done += 1 / self.steps_per_epoch
+        self._tell()
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        value, completed = (each.get(SELECTION_METRIC) for each in (record.validation, record.generation))
+        self.done, self.best = record.epoch, max(self.best, value or 0.0)
+        parts = [
+            "" if value is None else f"{SELECTION_METRIC} {value:.4f} (best {self.best:.4f})",
+            "" if completed is None else f"completing {completed:.4f}",
+            *(f"{phase} loss {loss:.2f}" for phase, loss in record.losses.items()),
+        ]
+        self.note = "  ".join(filter(None, parts))
+        self._tell()
+
+    def _tell(self) -> None:
+        # Patience may end the training earlier, so only `on_end` ends the stage.
+        self.progress(self.stage, min(self.done, self.epochs - 0.01), self.epochs, self.note)
+
+    def on_end(self) -> None:
+        self.progress(self.stage, 1, 1, "" if self.stage == self.name else self.note)
 
 
 class TensorBoard(Observer):
