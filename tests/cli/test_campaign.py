@@ -50,7 +50,7 @@ def test_people_get_sentences(model: Path, tmp_path: Path) -> None:
     ).stdout
     assert "800 users are shown" in said
     assert "users get none" in said
-    assert "of what is possible within the limits at most" in said
+    assert "of the upper bound within the limits" in said
     assert re.search(r"different at most: [123] of 3", said)
     assert " of 500.00" in said
 

@@ -43,7 +43,7 @@ def test_missing_files_are_named_and_the_rest_is_done(tmp_path: Path) -> None:
 def test_without_a_report_everything_is_kept_for_one(tmp_path: Path) -> None:
     where = ["--cache", tmp_path / "cache"]
     result = run("reproduce", SAMPLE, *where, *quick(SAMPLE, "cases"))
-    assert "Kept in" in result.stdout
+    assert "The results are in" in result.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
     later = run(
         "reproduce", SAMPLE, *where, *quick(SAMPLE, "cases"), "--only-cached", "-o", tmp_path / "report"
@@ -55,14 +55,14 @@ def test_a_folder_with_nothing_in_it_exits_with_2_and_still_has_a_page(tmp_path:
     (tmp_path / "netease").mkdir()
     where = ["-o", tmp_path / "report", "--cache", tmp_path / "cache"]
     result = run("reproduce", "netease", "--data", tmp_path / "netease", *where, *quick("netease"), code=2)
-    assert "holds nothing of netease" in result.stderr
+    assert "has no files of netease" in result.stderr
     assert ".4281" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["yoosho", "--data", "."], "nothing is known of 'yoosho'"),
+        (["yoosho", "--data", "."], "unknown data set 'yoosho'"),
         (["youshu"], "--data: no folder is named"),
         (["youshu", "--data", "nowhere"], "nowhere is not a folder"),
         (["sample", "--data", "."], "built in"),

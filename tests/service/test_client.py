@@ -404,7 +404,7 @@ def test_ids_of_any_characters(client: Client) -> None:
     for call, name in ((client.user, "a/gate"), (client.user, "a/bundles"), (client.bundle, "a/similar")):
         with pytest.raises(ConfigError, match="cannot be asked for"):
             call(name)
-    with pytest.raises(ConfigError, match="half of a character"):
+    with pytest.raises(ConfigError, match="half of a surrogate pair"):
         client.item("\ud800")
 
 
@@ -507,8 +507,8 @@ def test_somebody_else_there(relay: Relay) -> None:
         threading.Thread(target=other.serve_forever, args=(0.05,), daemon=True).start()
         with Client(f"http://127.0.0.1:{other.server_address[1]}/") as client:
             assert not client.healthy()
-            assert "no answer of BundleMage" in str(refused(200, client.tags))
-            assert "no answer of BundleMage" in str(refused(200, client.items))
+            assert "not an answer of BundleMage" in str(refused(200, client.tags))
+            assert "not an answer of BundleMage" in str(refused(200, client.items))
             assert "https://elsewhere.example/" in str(refused(302, client.models))
         other.shutdown()
 

@@ -36,7 +36,7 @@ People: TypeAlias = Callable[[], Iterable[tuple[Sequence[str], Histories]]]
 """Returns all users, a batch at a time: their ids and histories. It is called more than once."""
 
 BEST_PEOPLE = 64
-"""The number of users, those who like a bundle best, whose scores suggest a replacement."""
+"""How many of the users with the highest chances suggest items for a replacement."""
 TRIED = 32
 """The number of items that are tried in place of the weakest."""
 
@@ -101,7 +101,7 @@ UNCALIBRATED = (
 
 def _inside(shop: Shop, items: Sequence[Id]) -> tuple[int, ...]:
     """Positions of the items in their order, each once."""
-    shop.item_positions(items)  # or a message
+    shop.item_positions(items)  # raises an error if an id is unknown
     inside = tuple(dict.fromkeys(shop.dataset.items.positions(map(str, items)).tolist()))
     if not inside:
         raise ConfigError("a bundle without items has no audience: give at least one item")
@@ -167,7 +167,7 @@ def _nearest(
 
 @dataclass(frozen=True)
 class _Users:
-    """Some users, and how much they like the first of some bundles."""
+    """Some users, with their chances and scores for the first of the bundles that `ask` got."""
 
     ids: list[str]
     chances: Tensor  # [users]
@@ -185,7 +185,7 @@ class _Users:
         )
 
     def best(self, most: int) -> _Users:
-        """At most `most` of them, the best first, without those whose chance is below 0."""
+        """At most `most` of them, the best first, without those who have all items already (chance -1)."""
         values, places = top(self.chances[None], min(most, len(self.ids)))
         chosen = places[0][values[0] >= 0]
         ids = [self.ids[place] for place in chosen.tolist()]
@@ -194,7 +194,9 @@ class _Users:
 
 @dataclass(frozen=True)
 class _CrowdAnswer:
-    totals: npt.NDArray[np.float64]  # [bundles], of the chances, or of the probabilities
+    totals: npt.NDArray[
+        np.float64
+    ]  # [bundles], sums of chances, or of probabilities if there is no calibration
     above: int
     asked: int
     best: _Users
@@ -263,7 +265,7 @@ class _Owners:
         self.in_bundles = Ragged(self.column[kept.values], kept.offsets)
 
     def have_all(self, histories: Histories) -> Tensor:
-        """[rows, bundles]"""
+        """True for each user and bundle if the user has all items of the bundle."""  # [rows, bundles]
         has = self.needed.new_zeros(len(histories), self.needed.shape[1])
         columns = self.column[histories.items.values]
         there = columns >= 0

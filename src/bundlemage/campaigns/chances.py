@@ -24,13 +24,13 @@ SCORES = 2**26
 SLOW_SCORES = 2**21
 """The same for a model whose scores are more than a product of two vectors."""
 LIKELIEST = 32
-"""The number of likeliest bundles that count one by one for each user, of those that the user did not take:
-hardly any others are above a threshold."""
+"""The number of bundles per user, the likeliest that the user did not take, that are all used. Hardly any
+others are above the threshold."""
 DRAWN = 32
-"""The number of other bundles that are drawn for each user. Each stands for many."""
+"""The number of other bundles that are drawn for each user, each with the weight of those not drawn."""
 PRIOR = 0.01
-"""The strength of the prior, which is the softmax itself. It decides only what the cases leave open, such as
-the effect of activity if all users are equally active."""
+"""The strength of the prior, which is the uncalibrated softmax. It matters only for a coefficient that the
+cases do not determine, such as that of activity if all users are equally active."""
 STEPS = 100
 
 
@@ -39,7 +39,8 @@ class Calibration:
     """The logarithm of the odds that a user takes a bundle, as a sum of three terms.
 
     The meaning of a chance depends on the validation cases. If they hold out one bundle of each user, it is
-    the chance that a bundle is the next one; if they hold out whole bundles, that a user takes it at all.
+    the chance that the user takes the bundle next. If they hold out whole bundles, it is the chance that the
+    user ever takes the bundle.
     """
 
     intercept: float
@@ -48,7 +49,7 @@ class Calibration:
     activity: float
     """The factor of the logarithm of 1 + the number of bundles that the user has."""
     threshold: float
-    """As many pairs of a user and a bundle have a higher chance as were really bought in validation."""
+    """Chosen so that as many user-bundle pairs are above it as were bought in validation."""
 
     def chances(self, log_probability: Tensor, bundles: Tensor) -> Tensor:
         """The chances [rows, n] from log-probabilities [rows, n] and the users' numbers of bundles [rows]."""
@@ -62,7 +63,7 @@ def chances_of(calibration: Calibration | None, logs: Tensor, histories: Histori
 
 
 def normaliser(model: Model, histories: Histories, contents: Ragged) -> Tensor:
-    """The number that turns a score into a log-probability among the shop's bundles when subtracted."""
+    """The log of the sum of exp(score) over the shop's bundles. A score minus this is a log-probability."""
     scores = require(model, Matcher).bundle_scores(histories, contents)
     return scores.logsumexp(1, keepdim=True)  # [rows, 1]
 
@@ -70,8 +71,8 @@ def normaliser(model: Model, histories: Histories, contents: Ragged) -> Tensor:
 def new_log_probabilities(
     model: Model, histories: Histories, contents: Ragged, new: Ragged, less: Tensor | None = None
 ) -> Tensor:
-    """Log-probabilities of new bundles, each beside the bundles that the shop has. `less` is the normaliser,
-    if it is known.
+    """Log-probabilities of new bundles, each compared with the bundles of the shop. `less` is the result of
+    `normaliser`, if it is known.
 
     A forecast assumes that a new bundle sells like the median bundle. The credit that ranks new bundles best
     (`new_bundle_credit`) is more than most of them will sell.
@@ -86,8 +87,8 @@ def new_log_probabilities(
 def calibrate(model: Model, split: Split, device: torch.device, seed: int = 0) -> Calibration | None:
     """Learns a calibration from the split's validation cases; None if there are none.
 
-    It compares bundles that were bought in validation with bundles that a user has nowhere in the data. In a
-    split of cold bundles only bundles that are new in validation count, and they are scored as new ones.
+    It compares bundles that users bought in validation with bundles that they never bought. In a split of
+    cold bundles, only bundles that are new in validation are compared, and they are scored as new bundles.
     """
     if split.validation is None or not len(split.validation) or not can(model, Matcher):
         return None
@@ -112,7 +113,7 @@ def calibrate(model: Model, split: Split, device: torch.device, seed: int = 0) -
 def logistic(
     features: Numbers, bought: npt.NDArray[np.bool_], weights: Numbers, expected: Numbers
 ) -> Numbers:
-    """The coefficients of a logistic regression, held to the `expected` ones by a weak prior."""
+    """The coefficients of a logistic regression with a weak prior around `expected`."""
 
     def value(coefficients: Numbers) -> float:
         logits = features @ coefficients
@@ -125,7 +126,7 @@ def logistic(
         slope = features.T @ (weights * (bought - chance)) - PRIOR * (now - expected)
         curve = (features * (weights * chance * (1 - chance))[:, None]).T @ features
         step = np.linalg.solve(curve + PRIOR * np.eye(len(now)), slope)
-        # Far from the best, a whole step may lead beyond it.
+        # Far from the optimum, a whole Newton step may go too far, so it is halved.
         following = value(now + step)
         while following < best and np.abs(step).max() > 1e-9:
             step /= 2
@@ -151,7 +152,7 @@ class _Cases:
     """The validation cases of a split as pairs of a user and a bundle.
 
     Pairs are the columns of a table with four rows: the log-probability, the number of bundles that the user
-    has, how many pairs it stands for, and 1 if it was bought or 0.
+    has, the weight (how many pairs this one represents), and 1 if it was bought, else 0.
     """
 
     def __init__(self, model: Model, split: Split, device: torch.device, seed: int) -> None:
@@ -180,8 +181,8 @@ class _Cases:
         return np.concatenate(parts, axis=1)
 
     def _people(self) -> Iterator[tuple[npt.NDArray[np.int64], float]]:
-        """Batches of users, and how many users each of them stands for. In some shops few users bought
-        something, and they tell most, so they get at least half of the room."""
+        """Batches of users, and the weight of each: how many users it represents. Buyers may be few and are
+        the most informative, so at least half of the sample is for them."""
         width = max(1, len(self.data.bundle_item))
         slow = require(self.model, Matcher).scores_candidates_apart
         room = max(1, (SLOW_SCORES if slow else SCORES) // width)

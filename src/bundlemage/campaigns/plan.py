@@ -1,4 +1,7 @@
-"""The plan of a campaign: prices of limits and the choice of bundles, learned on a sample of users."""
+"""The plan of a campaign, learned on a sample of users: a price for each limit, and the bundles to use.
+
+The price of a limit is its Lagrange multiplier: the value that one more unit of the limit would add.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ VALUES_AT_A_TIME = 2**21
 """The number of values of a user and a bundle that are held at once: 16 MB."""
 SAMPLE_USERS = 8192
 STEPS_AGAIN, SOFTNESS_AGAIN = 40, 0.02
-"""For later prices, which only follow the room that is left."""
+"""For learning prices again while users are served: the earlier prices are close already."""
 CHOICE_STEPS = 40
 WORK = 2**30
-"""The most values that the search for a better choice looks at, which takes some ten seconds."""
+"""The maximum number of values that the search for a better choice reads: about ten seconds of work."""
 IN_VAIN = 40
-"""The search ends after this many exchanges without an improvement, the most promising ones first."""
+"""The search tries the most promising exchanges first, and ends after this many without an improvement."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Plan:
     chosen: Whole | None = None
     """The bundles that are used, by their places in the offer; None: any."""
     any_bundle: Floats | None = None
-    """If bundles are chosen: the prices without a choice. They prove a bound, too."""
+    """If bundles are chosen: the prices if any bundle may be used. They prove a second upper bound."""
 
     @property
     def proofs(self) -> list[Floats]:
@@ -99,7 +102,7 @@ class Planner:
             return plan.prices
         users = self.users[served:]
         if len(users) <= self.sample_users:
-            sample = self._sample(users, plan.chosen)  # the very ones
+            sample = self._sample(users, plan.chosen)  # all of them
         else:
             sample = self._kept = self._kept or self._sample(self._drawn, plan.chosen)
         limits = self.offer.limits
@@ -137,10 +140,10 @@ class Planner:
 
 
 def _own_limits(sample: UserSample, limits: Limits, prices: Floats, room: Floats, chosen: Whole) -> Floats:
-    """The same prices, and prices for showing bundles that were not chosen.
+    """Adds prices for the limit "shown" of bundles that were not chosen.
 
-    These are the gains of the last user for whom there would be room, so the bound takes into account that
-    such a bundle cannot be shown to everyone either.
+    Such a price is the gain of the last user to whom the bundle could be shown. Without it, the bound would
+    assume that the bundle can be shown to everyone.
     """
     prices = prices.copy()
     reduced = limits.reduced(prices, sample.values, sample.shares, sample.bundles)
@@ -171,7 +174,7 @@ class Choice:
     per_user: int
     most: int
     whole: bool
-    """Whether these are all users, so that only whole units count."""
+    """Whether these are all users. Then a user gets a whole bundle or none; in a sample, also a fraction."""
     left: float = field(default=float(WORK))
 
     def best(self) -> Whole:
@@ -214,7 +217,7 @@ class Choice:
             gains.take(int(bundle), fraction)
             worth_alone.append(gain)
         inside = chosen[np.argsort(worth_alone, kind="stable")]
-        gains.room = self.room.copy()  # for a bundle that replaces another
+        gains.room = self.room.copy()  # a bundle that replaces another has the room again
         outside = np.setdiff1d(np.arange(self.limits.takes.shape[0]), chosen)
         promise = np.array([gains.of(int(bundle))[0] for bundle in outside])
         outside = outside[np.argsort(-promise, kind="stable")]

@@ -66,7 +66,7 @@ def campaign(
         return
     for line in _sentences(summary):
         show.say(line)
-    show.say(f"in [bold]{show.plain(output)}[/], in {seconds:,.1f} s")
+    show.say(f"written to [bold]{show.plain(output)}[/] in {seconds:,.1f} s")
 
 
 def _listed(file: Path) -> list[str]:
@@ -86,7 +86,7 @@ def _sentences(summary: CampaignSummary) -> list[str]:
         f"{summary.users:,} users are shown {summary.shown:,} bundles, {summary.different:,} different ones; "
         f"{summary.with_nothing:,} users get none",
         f"expected {what}: [bold]{summary.value:,.2f}[/]"
-        + _share(summary.share_of_bound, "of what is possible within the limits at most")
+        + _share(summary.share_of_bound, "of the upper bound within the limits")
         + _share(summary.share_of_unconstrained, "of what it would be without limits"),
     ]
     lines += [f"{name}: {words}" for name, words in map(_used, summary.limits.items())]

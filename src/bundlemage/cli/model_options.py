@@ -29,15 +29,15 @@ class FromModel(OptionGroup):
     """The panel of the help for fields that `panels` does not name."""
     panels: Mapping[str, str | None] = field(default_factory=dict)
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Options that are not called like their field."""
+    """Names of options that differ from the name of the field."""
     metavars: Mapping[str, str] = field(default_factory=dict)
-    """How several values are written, if not as a list of ids."""
+    """Placeholders in the help for fields with several values that are not ids."""
     without: tuple[str, ...] = ()
-    """Fields that are no options."""
+    """Fields that do not become options."""
     only: tuple[str, ...] = ()
     """If not empty: the fields that are options."""
     environment: str = ""
-    """How the names of environment variables begin that may be used instead."""
+    """Prefix of environment variables that may be used instead of the options."""
 
     def parameters(self) -> dict[str, inspect.Parameter]:
         return {name: self._option(name, info) for name, (_, info) in self._fields()}
@@ -52,7 +52,7 @@ class FromModel(OptionGroup):
         return settings
 
     def _fields(self) -> Iterator[tuple[str, tuple[str | None, FieldInfo]]]:
-        """The fields by name. A field that is a model of its own stands for its fields."""
+        """The fields by name. A field that is itself a model is replaced by the fields of that model."""
         for name, info in getattr(import_module(self.module), self.name).model_fields.items():
             kind = _plain(info.annotation)
             if name in self.without or (self.only and name not in self.only):
@@ -87,7 +87,7 @@ class FromModel(OptionGroup):
         )
 
     def _read(self, name: str, info: FieldInfo, value: Any) -> Any:
-        """What was written as an option, as Python code would write it."""
+        """The text of an option as the value that Python code would pass."""
         kind, option = _plain(info.annotation), _flag(name)
         if get_origin(kind) is dict:
             pairs = key_values(value, option)

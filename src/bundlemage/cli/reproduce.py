@@ -25,19 +25,19 @@ def reproduce(
 ) -> None:
     """Rebuild the paper's tables, figures and case studies on a dataset, and write a report.
 
-    The folder REPORT gets index.html, report.md, figures/ and results.json. Missing files are listed with
-    the place where they are published, and the rest is done. A command that was killed goes on from where it
-    was. Exits 2 if the data's folder holds nothing at all.
+    The folder REPORT gets index.html, report.md, figures/ and results.json. If files are missing, the
+    command says where they are published, and computes the rest. A command that was killed continues where it
+    stopped. Exits 2 if the data's folder has none of the files.
 
     Options:
         dataset NAME: youshu, steam, netease, or sample, the built-in shop.
-        -o, --output REPORT: The report's folder. Without it, everything is measured into the cache, and
-            nothing drawn.
+        -o, --output REPORT: The report's folder. Without it, the results go to the cache, and no report is
+            written.
         --data DIR: The data's folder with authors/mat, authors/gen, bgcn or pathak in it; any may be missing.
-        --seeds N,...: A run of each model for each seed; 0,1,2, or 0 for the sample.
-        --cache DIR: Where results are kept; the same as of 'compare'.
+        --seeds N,...: Each model is trained once for each seed. Default: 0,1,2, or 0 for the sample.
+        --cache DIR: Folder for results, shared with 'compare'.
         --only-cached: Train nothing: what is not in the cache is shown as not run.
-        --epochs N: For a trial: the most passes over the data, for every model.
+        --epochs N: Maximum number of passes over the data, for every model; a low number is a quick trial.
         --skip NAME,...: Leave out a model, or a section: matching, generation, ablations, full-ranking,
             cases. Repeatable.
         --note TEXT: A sentence for the report on how it was made.
@@ -50,7 +50,7 @@ def reproduce(
     from bundlemage.training.devices import resolve_device
 
     if dataset not in STUDIES:
-        raise ConfigError(f"nothing is known of {dataset!r}; there is: {', '.join(STUDIES)}")
+        raise ConfigError(f"unknown data set {dataset!r}; the data sets are: {', '.join(STUDIES)}")
     is_sample = dataset == STUDIES[-1]
     if is_sample and data is not None:
         raise ConfigError("the sample shop is built in: leave --data out")
@@ -78,12 +78,12 @@ def reproduce(
             show.say(f"[yellow]{show.plain(banner)}[/]")
         for line in summary(findings):
             show.say(f"• {show.plain(line)}")
-        end = f"Kept in {show.plain(cache)}."
+        end = f"The results are in {show.plain(cache)}."
         if output is not None:
             files = f"index.html, report.md, results.json and {len(drawn)} figure{'s' * (len(drawn) != 1)}"
             end = f"Written to [bold]{show.plain(output)}[/]: {files}."
         show.say(end)
     if findings.nothing:
         raise ConfigError(
-            f"{data} holds nothing of {dataset}: a report shows the paper's figures and what is missing"
+            f"{data} has no files of {dataset}: a report shows only the paper's figures and what is missing"
         )

@@ -55,8 +55,9 @@ def serve(
 ) -> None:
     """Serve a model live: an HTTP API, and a web page.
 
-    At the first start the database imports the model's catalogue and histories. From then on the shop
-    changes them, and every answer uses them. Without --db the database is a file beside the model, MODEL.db.
+    At the first start the database imports the model's catalogue and histories. From then on
+    requests change the database, and every answer uses its current state. Without --db the database is a file
+    beside the model, MODEL.db.
 
     Options:
         model [MODEL]: A folder that 'bundlemage train' has written. If left out: the model that the database
@@ -112,7 +113,7 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        ws="none",  # there are none, and their log lines would contain paths
+        ws="none",  # not used, and log lines about them would contain paths
         timeout_graceful_shutdown=10,
     )
     with suppress(KeyboardInterrupt):  # the server raises it again after it has stopped

@@ -116,7 +116,7 @@ class Client:
         where: Conditions = None,
         include_owned: bool = False,
     ) -> ItemsFor:
-        """Return the `k` items that best complete a bundle for a user; without items, first items."""
+        """Return the `k` items that best complete a bundle for a user, or begin one if `items` is empty."""
         body = {**_user(user), **_where(where), "k": k, "include_owned": include_owned, "items": items}
         return self._post(ItemsFor, "/v1/complete", body)
 
@@ -130,7 +130,7 @@ class Client:
         return self._ask(SimilarBundles, "GET", f"{_path('bundles', bundle)}/similar", query=query)
 
     def gate(self, user: Id) -> Gate:
-        """Return the weights of a user's items and of their bundles in the model."""
+        """Return how much the model weighs a user's items, and how much the user's bundles."""
         return self._ask(Gate, "GET", f"{_path('users', user)}/gate")
 
     # ── Designs ──────────────────────────────────────────────────────────────────────────────────
@@ -260,7 +260,7 @@ class Client:
 
         Its other fields are `title`, `price`, `discount`, `tags`, `expected_sales` and `sells_like`. A model
         that is older than the bundle ranks it as if it had sold `expected_sales` times, or as often as the
-        bundle that it `sells_like`. Without either, the model uses its number for new bundles.
+        bundle that it `sells_like`. Without either, the model uses its default for new bundles.
         """
         return self._ask(BundleOut, "PUT", _path("bundles", bundle), body={"items": items, **fields})
 
@@ -325,8 +325,8 @@ class Client:
             return kind.model_validate_json(response.body)
         except ValueError as error:
             raise ServiceError(
-                f"{self.url} answers {response.status} with something that is no answer of BundleMage. Check "
-                "the address, and that the client and the service have the same version",
+                f"{self.url} answers {response.status} with a body that is not an answer of BundleMage. "
+                "Check the address, and that the client and the service have the same version",
                 status=response.status,
                 request_id=response.headers.get("x-request-id"),
             ) from error
@@ -335,7 +335,7 @@ class Client:
 def _path(kind: str, name: Id, routes: tuple[str, ...] = ()) -> str:
     """The path of a user, an item or a bundle. The id may contain any characters, also a slash.
 
-    An id that ends like one of `routes` is refused: the service would answer another question.
+    An id that ends with one of `routes` is refused, because its URL would be that of another request.
     """
     text = str(name)
     if text.endswith(routes):  # with an empty tuple: never
@@ -345,7 +345,9 @@ def _path(kind: str, name: Id, routes: tuple[str, ...] = ()) -> str:
     try:
         return f"/v1/{kind}/{quote(text, safe='')}"
     except UnicodeEncodeError:
-        raise ConfigError(f"the id {text!r} is not valid text: it has half of a character") from None
+        raise ConfigError(
+            f"the id {text!r} is not valid text: it contains half of a surrogate pair"
+        ) from None
 
 
 def _user(user: User) -> dict[str, Any]:

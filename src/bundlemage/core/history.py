@@ -1,4 +1,4 @@
-"""Whom a question is about."""
+"""The user of a question: an id, or a history of items and bundles."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ class History:
 
 
 User: TypeAlias = Id | History
-"""A user of the shop by id, or anyone by what they have."""
+"""The id of a user, or the history of a visitor."""
 NewBundles: TypeAlias = Mapping[str, Sequence[Id]]
 """Bundles that the shop did not have at training: id → item ids."""

@@ -1,4 +1,4 @@
-"""Ids to positions and back, for one dataset on one device."""
+"""Translates questions and answers between ids and positions, for one dataset on one device."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ ExpectedSales: TypeAlias = Mapping[str, float]
 """How often new bundles are expected to sell, by their ids."""
 
 FILTERS_KEPT = 64
-"""How many filters are kept ready: a shop has a few pages, and asks with the same filters again."""
+"""How many filters are cached: the pages of a shop use the same few filters again and again."""
 CONTENTS_KEPT = 4
-"""How many tables of contents with further bundles are kept: a model embeds the same table only once."""
+"""How many lists of bundle contents with new bundles are cached: a model embeds the same list only once."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Trade:
 
     @classmethod
     def of(cls, dataset: BundleDataset) -> Trade:
-        """Counted from the dataset's own pairs; everything is sold."""
+        """Sales counted from the pairs of the dataset. Everything is on sale."""
         items, bundles = len(dataset.items), len(dataset.bundles)
         return cls(
             np.bincount(dataset.user_item.indices, minlength=items),
@@ -102,7 +102,7 @@ class Trade:
         )
 
     def with_more_bundles(self, count: int) -> Trade:
-        """A copy, with room for bundles that nobody has bought yet."""
+        """A copy with `count` more bundles, which have no sales and are not on sale yet."""
         return Trade(
             self.item_sales,
             np.concatenate([self.bundle_sales, np.zeros(count, np.int64)]),
@@ -112,7 +112,7 @@ class Trade:
 
 
 class Shop:
-    """A dataset made ready to answer questions from."""
+    """A dataset on a device, prepared for answering questions."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Shop:
         self.interactions = interactions or Interactions.of(dataset, device)
         # A bundle without items cannot be sold, and its score would mean nothing.
         filled = np.diff(dataset.bundle_item.indptr) > 0
-        # Nothing in here refers back to the shop, so that it is freed as soon as the shop is.
+        # These functions hold no reference to the shop: a cycle would keep its memory after it is replaced.
         self._hide_items = partial(_hidden, self.item_shelf, ~self.trade.items_gone, device)
         self._hide_bundles = partial(_hidden, self.bundle_shelf, ~self.trade.bundles_gone & filled, device)
         self._hidden_items = lru_cache(FILTERS_KEPT)(self._hide_items)
@@ -141,8 +141,8 @@ class Shop:
         return replace(self._all_items, hidden=self._hidden_items(where))
 
     def bundles(self, where: Filter | None = None, new: NewBundles | None = None) -> Candidates:
-        """The shop's bundles and the new ones, which nobody has bought yet; those that cannot be sold are
-        hidden, as are those that the filter `where` excludes."""
+        """The shop's bundles, then the new ones, which nobody has bought yet. Bundles that cannot be sold, or
+        that the filter `where` excludes, are hidden."""
         if not new:
             return replace(self._all_bundles, hidden=self._hidden_bundles(where))
         for name in new:
@@ -227,13 +227,15 @@ class Shop:
         expected_sales: Mapping[str, float],
         sells_like: Mapping[str, Id],
     ) -> ExpectedSales:
-        """The expected sales of new bundles: numbers, or those of the bundles that they sell like."""
+        """The sales expected of new bundles: a number, or the sales of the bundle that `sells_like` names."""
         if not expected_sales and not sells_like:
             return {}
         sales = require(model, SalesScorer).known_sales()
         for name in (*expected_sales, *sells_like):
             if name not in new:
-                raise ConfigError(f"{name!r} is expected to sell, but is not among the new bundles")
+                raise ConfigError(
+                    f"expected sales are given for {name!r}, which is not among the new bundles"
+                )
             if name in expected_sales and name in sells_like:
                 raise ConfigError(f"give either the expected sales of {name!r} or what it sells like")
         for name, count in expected_sales.items():
@@ -308,7 +310,7 @@ def _hidden(
 
 
 def _contents(known: Ragged, more: tuple[tuple[int, ...], ...], expected: tuple[float | None, ...]) -> Ragged:
-    """The contents of the shop's bundles and of more; `expected` has the sales of the first of those."""
+    """The contents of the shop's bundles, then of `more`. `expected` has the sales of the first of `more`."""
     if not more:
         return known
     later = Ragged.from_lists(more, known.values.device)

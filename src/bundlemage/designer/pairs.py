@@ -1,9 +1,10 @@
 """The best bundle by how well pairs of items fit, found exactly by CP-SAT.
 
-The likelihood of a whole bundle cannot be written down for a solver, because the model scores each bundle
-anew. The likelihood of each item beside each other item can. CP-SAT finds the bundle of each size with the
-highest sum, among the model's best few hundred items. The model then values these bundles and their
-neighbours. If a request allows so few bundles that all can be listed, the model values all of them.
+A solver cannot maximise the likelihood of a whole bundle, because the model computes it anew for each
+bundle. It can maximise a sum over pairs: how likely each item is next to each other item. CP-SAT finds the
+bundle of each size with the highest sum, among the model's best few hundred items. The model then values
+these bundles and their neighbours. If a request allows so few bundles that all can be listed, the model
+values all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from bundlemage.designer.waiting import Deadline
 POOL = 200
 """The number of the model's best items that the exact search chooses from; more if the rules need others."""
 FINE = 20
-"""Steps in a logarithm of one: CP-SAT counts in whole numbers."""
+"""Whole numbers per unit of log-probability, because CP-SAT counts in whole numbers."""
 
 
 def shortlist(
@@ -43,14 +44,14 @@ def shortlist(
 
 @dataclass(frozen=True)
 class Fits:
-    """How well items fit by themselves and in pairs, for one user and the items that are in any case."""
+    """How well items fit by themselves and in pairs, for one user and the fixed items of the bundle."""
 
     places: Integers
-    alone: Floats  # [pool]: the logarithm as the first one to be added
-    beside: Floats  # [pool, pool]: as the next one after another, both ways added up
+    alone: Floats  # [pool]: the log-probability as the first item to be added
+    beside: Floats  # [pool, pool]: the log-probability after the other item, summed over both orders
     earns: Floats  # [pool]
     apart: Floats  # [pool, pool]: the distance between two
-    from_fixed: Floats  # [pool]: the sum of distances from what is in in any case
+    from_fixed: Floats  # [pool]: the sum of distances from the fixed items
 
     @classmethod
     def of(cls, objective: Objective, rules: Rules, known: Sequence[Items]) -> Fits:
@@ -70,8 +71,8 @@ class Fits:
     def of_size(self, rules: Rules, size: int) -> tuple[Floats, Floats]:
         """What an item, and two items together, add to the value of a bundle of this size.
 
-        An item comes first in some orders, and after others in the rest: its mean likelihood beside each of
-        them stands for its likelihood after all of them.
+        The likelihood of an item after all others is approximated by a mean: of its likelihoods as the first
+        item and after each other item alone.
         """
         free = size - len(rules.fixed)
         counted = free + len(rules.must)  # the mean is over all that is added
@@ -88,8 +89,8 @@ def _pool(rules: Rules, scores: Floats, known: Sequence[Items]) -> Integers:
 
 
 class TwoByTwo:
-    """The problem for one size, in whole numbers that are not negative: with the number of items fixed, a
-    constant more for each item, and for each two of them, changes nothing."""
+    """The problem for one size, in whole numbers from 0 up. A constant is added to all items and to all
+    pairs. The number of items is fixed, so this does not change which bundle is best."""
 
     def __init__(self, fits: Fits, rules: Rules, size: int) -> None:
         self.places, self.free = fits.places, size - len(rules.fixed)
@@ -107,12 +108,12 @@ class TwoByTwo:
         self.limits = self._limits()
 
     def value(self, chosen: Items) -> int:
-        """Every two items are counted twice, as is each item: as the solver adds up."""
+        """The value of a choice as the solver computes it: twice each item, and twice each pair."""
         index = np.searchsorted(self.places, chosen)
         return int(self.alone[index].sum() + self.together[np.ix_(index, index)].sum())
 
     def _penalties(self) -> Iterator[tuple[Floats, float]]:
-        """Lagrange multipliers to try: what each item then costs, and what the room for a sum is worth."""
+        """For each Lagrange multiplier to try: the cost of each item, and the value of the whole room."""
         yield np.zeros(len(self.places)), 0.0
         for weights, room in self.rooms:
             gain, cost = self.together.max(initial=1) * self.free, weights.max(initial=1)
@@ -121,7 +122,7 @@ class TwoByTwo:
                 yield price * weights, price * room
 
     def _limits(self) -> Integers:
-        """The most that each item can add: itself, and the best others beside it that the sums allow."""
+        """An upper bound of what each item adds: its own value and its pairs with the best allowed others."""
         others = self.free - 1
         scores = self.together.astype(np.float64)
         np.fill_diagonal(scores, -np.inf)
@@ -133,7 +134,7 @@ class TwoByTwo:
         return limits
 
     def promising(self, at_least: int) -> Integers:
-        """The items that can be in a bundle of such a value. The solver need not see the others."""
+        """The items that a bundle of at least this value can contain. The solver does not need the others."""
         limits = self.limits.astype(np.float64)
         highest = np.full(len(limits), np.inf)
         for costs, worth in self._penalties():
@@ -144,7 +145,7 @@ class TwoByTwo:
         return np.asarray(np.flatnonzero(highest >= at_least - 1e-6), np.int64)
 
     def add_to(self, choice: BundleModel, index: Integers) -> None:
-        """The sum to be maximised, over the items that `choice` is of."""
+        """Adds the sum to be maximised to `choice`, over its items."""
         total = []
         for chosen, place in zip(choice.counts, index, strict=True):
             limit = int(self.limits[place])

@@ -35,9 +35,9 @@ ROUNDS = 10
 AT_A_TIME = 2**16
 """How many bundles are added to the index together, which bounds the memory of the copies."""
 FURTHER = 4
-"""The factor by which the number of cells grows where they contained too few bundles."""
+"""The factor by which the number of cells grows if the search found too few bundles."""
 OWNED_LOOKED_PAST = 256
-"""How many of a user's own bundles a search skips; with more of them, the search is exact."""
+"""How many of a user's own bundles a search can skip. A user with more may need an exact search."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,9 @@ class BundleIndex:
         self.most_cells = max(1, int(self.cells * most_share))
         """More cells would take as long as an exact search."""
         self.probed = 1
-        # Bundles in a cell should differ only in what matters little to a score: a user's vector weighs
-        # differences of vectors by about its own size, and those of a bias by one. (Measured: twice is best.)
+        # Bundles in a cell should have similar scores. A score multiplies differences of vectors by a user's
+        # vector and differences of biases by 1. So the bias is divided by the usual size of a user vector's
+        # entries. (Twice that size measured best.)
         users = model.factors_of_users(sample, shop.interactions.bundle_item)
         self._scale = 2 * float(users.square().mean().sqrt()) or 1.0
         self._usually_owned = float(sample.bundles.lengths.float().mean())
@@ -125,7 +126,7 @@ class BundleIndex:
         return _for_faiss(points)
 
     def take_sample(self, size: int, seed: int) -> None:
-        """Draw the bundles by which the sum over all is estimated, in proportion to exp(bias)."""
+        """Draw the sample that estimates the sum over all bundles. A bundle's probability is ∝ exp(bias)."""
         vectors, bias = self.factors.vectors, self.factors.bias.double()
         total = torch.logsumexp(bias, 0)
         upto = (bias - total).exp().cumsum(0).cpu().numpy()
@@ -133,7 +134,7 @@ class BundleIndex:
         chosen, times = np.unique(np.minimum(drawn, len(upto) - 1), return_counts=True)
         self.sample = torch.from_numpy(chosen).to(vectors.device)
         self._sample_vectors = vectors[self.sample].T.contiguous()  # [d, sample]
-        # A draw stands for exp(total) / size, and with its product for that times exp(product).
+        # A draw adds exp(total) / size × exp(user · vector) to the estimate; this is its constant part.
         weights = torch.from_numpy(np.log(times / size)).to(vectors.device) + total
         self._sample_weights = weights.to(vectors.dtype)
         place = torch.full((len(vectors),), -1, dtype=torch.int32, device=vectors.device)
@@ -163,8 +164,8 @@ class BundleIndex:
     def searched(
         self, batch: Batch, hidden: Tensor, k: int, include_owned: bool, *, once: bool = False
     ) -> tuple[Ranking, Tensor, Tensor]:
-        """Rankings by the index alone; True for each row that it searched for; True for each row with fewer
-        bundles than there are. Such rows are searched again in more cells, unless `once`."""
+        """Returns rankings by the index alone, a mask of the rows that were searched, and a mask of the rows
+        with fewer bundles than exist. The latter are searched again in more cells, unless `once`."""
         view, has_history = self._view(hidden), ~batch.nothing
         ranking = _empty(len(has_history), k, self.factors.vectors)
         searched, lacking = torch.zeros_like(has_history), torch.zeros_like(has_history)
@@ -181,8 +182,10 @@ class BundleIndex:
         return ranking, searched, lacking
 
     def _view(self, hidden: Tensor) -> _View:
-        """The bundles that are left where `hidden` says so."""
-        if len(hidden) > len(self._hidden):  # with new bundles, the tensor is another one each time
+        """The bundles that `hidden` leaves."""
+        if len(hidden) > len(
+            self._hidden
+        ):  # with new bundles, the tensor is a new one each time, so caching would be useless
             return self._seen(hidden)
         return self._views(hidden)
 
@@ -201,8 +204,8 @@ class BundleIndex:
         return math.ceil(self.probed * max(1.0, k / MEASURED_AT) * self.size / view.left)
 
     def _further(self, histories: Histories, k: int, include_owned: bool) -> Tensor:
-        """By how many factors of `FURTHER` each user's search begins wider: the own bundles of a user who has
-        more than twice as many as usual fill the best cells."""  # [rows]
+        """How often the number of cells is multiplied by `FURTHER` before each user's first search. If a user
+        has more than twice as many bundles as usual, these fill the best cells."""  # [rows]
         owned = histories.bundles.lengths.float() * (not include_owned)
         depth = (k + owned) / (k + 2 * self._usually_owned)
         return (depth.clamp(min=1).log() / math.log(FURTHER)).ceil()
@@ -241,7 +244,7 @@ class BundleIndex:
         return ranking, counts < left.clamp(max=k)
 
     def _search(self, users: Tensor, count: int, cells: int, view: _View) -> Tensor:
-        """Positions in ascending order, so that of equal scores the first in the data comes first."""
+        """Positions in ascending order, so that ties go to the bundle that comes first in the data."""
         if not view.left:
             return torch.full((len(users), count), -1, device=users.device)
         queries = _for_faiss(torch.cat([users, users.new_full((len(users), 1), self._scale)], dim=1))
