@@ -189,7 +189,7 @@ def test_ctrl_c_keeps_what_is_done(shop: Path, tmp_path: Path) -> None:
     endless = ["--epochs", "5000", "--set", "patience=5000", "--cache", cache]
     command = ["compare", shop, "-m", "popularity,bundlemage", *SLOW, *endless]
     done = stopped("last.safetensors", 2, *command, how=signal.SIGINT)
-    assert "the same command goes on from here" in done.stderr
+    assert "the same command continues from here" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     assert len(list(cache.glob("*.json"))) == 1

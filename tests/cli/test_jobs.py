@@ -66,7 +66,7 @@ def test_no_process_is_left_behind(how: signal.Signals, tmp_path: Path) -> None:
     if how is signal.SIGINT:
         assert process.returncode == 130
         assert errors.splitlines()[-2:] == [
-            "What is done is kept: the same command goes on from here.",
+            "Finished results are kept: the same command continues from here.",
             "error: interrupted",
         ]
         assert "Traceback" not in errors

@@ -51,7 +51,7 @@ class TestSwappingFolders:
             swap_in(new, old)
         (kept,) = tmp_path.glob(".model.old.*/model")
         assert (kept / "file").read_text() == "old"
-        assert f"It lies whole in {kept}" in str(told.value)
+        assert f"It is complete in {kept}" in str(told.value)
 
     @pytest.mark.parametrize("which", ["old", "new"])
     def test_if_one_rename_fails_all_is_as_it_was(

@@ -1,4 +1,4 @@
-"""Prices of shared limits, learned on a sample of users."""
+"""Learns the prices (Lagrange multipliers) of shared limits on a sample of users."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ CANDIDATES = 256
 """The number of most valuable bundles that count for each user of a sample."""
 STEPS = 120
 SOFTNESS, SHARPEST = 0.1, 0.003
-"""How sharply users decide, at first and in the end, as a fraction of a typical user's best value."""
-_GROWTH, _SHRINKING = 1.25, 0.5  # of a price's step: on while it goes one way, back where it went too far
+"""The first and the last softness of users' choices, as a fraction of a typical user's best value."""
+_GROWTH, _SHRINKING = 1.25, 0.5  # factors of a price's step if it keeps its direction, and if it turns
 _FINEST = 1e-7
 
 
@@ -63,14 +63,14 @@ class Demand:
         self.bundles = sample.bundles
         best = sample.values.max(1, initial=0.0)
         self.typical = float(best.mean()) if len(best) else 0.0
-        # In typical values, so that single precision does for any currency.
+        # Values are divided by the typical one, so that single precision is enough for any currency.
         self.unit = self.typical or 1.0
         self.values = np.where(sample.values > 0, sample.values / self.unit, -np.inf).astype(np.float32)
         self.shares = None if sample.shares is None else sample.shares.astype(np.float32)
         self._worth, self._more = np.empty_like(self.values), np.empty_like(self.values)
 
     def at(self, prices: Floats, room: Floats, softness: float = 0.0) -> tuple[float, Floats]:
-        """A value that no plan for these users within this room exceeds, and the use of each limit.
+        """Returns an upper bound of the value of a plan for these users, and the use of each limit.
 
         With some softness, as a fraction of a typical value, a user takes a part of each bundle that is
         nearly as good. Without it, similar users would all jump from one bundle to the next together.
@@ -121,24 +121,26 @@ class Demand:
 def learn(
     demand: Demand, room: Floats, begin: Floats | None = None, steps: int = STEPS, softness: float = SOFTNESS
 ) -> Floats:
-    """Prices at which demand equals the room. Returns the prices on the way that prove the lowest bound.
+    """Searches for prices at which demand equals the room. Returns the tried prices with the lowest bound.
 
     The search begins at the prices `begin`, or at 0.
 
     Each price has its own step, which grows while the price moves in one direction and shrinks when it turns:
-    prices of limits differ by orders of magnitude. Users decide more and more sharply.
+    prices of limits differ by orders of magnitude. The softness of the choices decreases.
     """
     begin = np.zeros(len(room)) if begin is None else begin
     if not len(room) or not demand.typical:
         return begin
     per_bundle = demand.limits.by_share + demand.limits.flat
     touching = np.maximum(np.bincount(per_bundle.indices, minlength=len(room)), 1)
-    takes = np.asarray(per_bundle.sum(0)).ravel() / touching  # of each limit, by a bundle that takes any
+    takes = (
+        np.asarray(per_bundle.sum(0)).ravel() / touching
+    )  # the mean use of each limit by the bundles that use it
     scale = demand.typical / np.where(takes > 0, takes, 1.0)
     step = softness * scale / max(1.0, per_bundle.nnz / max(1, per_bundle.shape[0]))
     prices, best, lowest = begin.copy(), begin, np.inf
     before = np.zeros(len(room))
-    sharp = steps // 4  # in the end, as they really do
+    sharp = steps // 4  # the last steps are without softness, as users really choose
     for part in [*np.geomspace(softness, SHARPEST, steps - sharp).tolist(), *[0.0] * sharp]:
         bound, usage = demand.at(prices, room, part)
         if bound < lowest:

@@ -1,4 +1,4 @@
-"""`bundlemage compare` and `models`: models on the same data side by side, and which there are."""
+"""`bundlemage compare` and `models`: compares models on the same data, and lists the models."""
 
 from __future__ import annotations
 
@@ -59,27 +59,27 @@ def compare(
 ) -> None:
     """Train and test models on PATH, and rank them.
 
-    Results are kept: a command that was killed goes on where it was, and when a model is added, that one
-    alone is run. All are tested on the same split; a recipe's own split is not used. Exits 1 if a model
+    Results are kept: a command that was killed continues where it stopped, and a model that is added later is
+    run alone. All models are tested on the same split; a recipe's own split is not used. Exits 1 if a model
     failed; the others have their results.
 
     Options:
-        locations [PATH]...: Folders of data, database URLs, or 'sample', the built-in shop, which is the
-            default.
+        locations [PATH]...: Folders of data, database URLs, or 'sample' for the built-in shop (the
+            default).
         -m, --model NAME,...: Models, recipes (a .toml file, or a name such as youshu/bpr), or 'all'.
             Repeatable. By default: bundlemage, ease, co-occurrence, popularity.
-        --seeds N,...: A run of each model for each seed.
+        --seeds N,...: Each model is trained once for each seed.
         --protocol: auto (the data's own split, else paper), paper, full, cold-bundles, new-bundles or
             new-bundles-known. Repeatable.
-        --split-seed: The seed of the split, where one is drawn.
+        --split-seed: The seed of the split, if it is random.
         --set NAME=VALUE: A hyperparameter of all models that have it, or of one: MODEL.NAME=VALUE.
             Repeatable.
-        --epochs: The most passes over the data.
-        --cache DIR: Where results are kept, and found the next time.
+        --epochs: The maximum number of passes over the data.
+        --cache DIR: The folder where results are kept for the next time.
         --fresh: Run everything anew.
-        --metric: What decides who is best: ndcg@5, ndcg@20 or recall@20.
+        --metric: The metric that ranks the models: ndcg@5, ndcg@20 or recall@20.
         --metrics NAME@K,...: The columns to show; k is 5, 10, 20 or 40.
-        -o, --output FILE: Also write a .md, .html or .json. Repeatable.
+        -o, --output FILE: Also write the results to a .md, .html or .json file. Repeatable.
     """
     from bundlemage.cli.compare_progress import watching
     from bundlemage.studies.comparison import check_metric
@@ -146,7 +146,7 @@ def _contenders(
 
 
 def _changed(contenders: Sequence[Contender], name: str, value: Any) -> list[Contender]:
-    """The contenders, with a setting changed in those that it is for."""
+    """The contenders. A setting is changed in those that it applies to."""
     owner, _, key = name.rpartition(".")
     if key in ("seed", "device"):
         raise ConfigError(f"--set {name}: use --{key}{'s' * (key == 'seed')}, which is for all models")
@@ -169,7 +169,7 @@ def _columns(text: str | None) -> tuple[str, ...]:
     columns = tuple(part.strip() for part in text.split(",")) if text else ()
     for column in columns:
         if column not in METRICS:
-            raise ConfigError(f"--metrics: unknown metric {column!r}; they are: {', '.join(METRICS)}")
+            raise ConfigError(f"--metrics: unknown metric {column!r}; the metrics are: {', '.join(METRICS)}")
     return columns
 
 
@@ -235,13 +235,13 @@ def command_line() -> str:
 
 
 def models(name: str | None = None, as_json: AsJson = False) -> None:
-    """List every model, those of other installed packages included; or the settings of one.
+    """List all models, including those of other installed packages; or show the settings of one model.
 
-    "Learns" means by gradient steps; the others count or solve. A model that does not know new users answers
-    only for those it was trained on.
+    "Learns" means by gradient steps; the other models count, or solve equations. A model that does not know
+    new users answers only for those it was trained on.
 
     Options:
-        name NAME: A model whose settings are to be shown.
+        name NAME: The model whose settings to show.
     """
     from bundlemage.studies.abilities import every_model
 

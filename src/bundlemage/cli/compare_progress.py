@@ -35,7 +35,7 @@ def watching() -> Iterator[CompareObserver]:
         try:
             yield ComparisonProgress(shown)
         except KeyboardInterrupt:
-            show.note("What is done is kept: the same command goes on from here.")
+            show.note("Finished results are kept: the same command continues from here.")
             raise
 
 

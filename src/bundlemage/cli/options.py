@@ -29,7 +29,7 @@ def _at_least_one(option: typer.CallbackParam, count: int | None) -> int | None:
 
 
 LOCATION = (
-    "A folder of tables, of a published layout or of 'data ingest'; a URI of Parquet tables, e.g. "
+    "A folder with tables, a public data set, or the output of 'data ingest'; a URI of Parquet tables, e.g. "
     "s3://bucket/prefix; a database URL; or 'sample', the built-in shop."
 )
 JOBS = "How many models are trained at a time, each in a process of its own on the same device."
@@ -60,11 +60,11 @@ def _engine(
     """The engine that does the work.
 
     Options:
-        --engine NAME: Where the work runs: local, this machine; ray, a Ray cluster.
+        --engine NAME: Where the work runs: 'local' is this machine, 'ray' is a Ray cluster.
         --address HOST:PORT: The address of the Ray cluster; 'auto' finds the one of this machine. Without
             it, Ray is started on this machine for the command.
-        --workers N: How many processes work at a time. The default on Ray is one for each GPU, or else
-            processor.
+        --workers N: How many processes work at a time. The default on Ray is one for each GPU,
+            or one for each processor if there is no GPU.
     """
     from bundlemage.engines.base import engine as engine_of
 
@@ -76,7 +76,7 @@ def _user(
     history_items: list[str] | None = None,
     history_bundles: list[str] | None = None,
 ) -> Any:
-    """The user that is asked for.
+    """The user that the answer is for.
 
     Options:
         --user ID: A user of the training data.
@@ -100,15 +100,15 @@ def _filter(
     max_price: float | None = None,
     in_stock: bool = False,
 ) -> Any:
-    """The filter of an answer. None without conditions, so that data without a catalogue needs none.
+    """The filter of an answer, or None if no condition is given: then the data needs no catalogue.
 
     What may be shown:
         --exclude ID,ID: Never show these.
         --among ID,ID: Show only these.
-        --tag TAG: Show what has this tag. Repeatable: one of them is enough.
-        --min-price: Show what costs at least this.
-        --max-price: Show what costs at most this.
-        --in-stock: Show what can be sold: items with a stock above 0, bundles of such items.
+        --tag TAG: Show only what has this tag. Repeatable: one matching tag is enough.
+        --min-price: Show only what costs at least this.
+        --max-price: Show only what costs at most this.
+        --in-stock: Show only items with a stock above 0, and bundles of such items.
     """
     from bundlemage.core.filters import Filter
 
@@ -188,8 +188,8 @@ def _value(text: str) -> Any:
 
 
 def can_be_written(file: Path) -> None:
-    """Raise `ConfigError`, before the work, if the file cannot be written. This tries it, as not every file
-    system has permissions."""
+    """Raise `ConfigError`, before the work, if the file cannot be written. It opens the
+    file, because permissions do not tell on every file system."""
     existed = file.exists()
     try:
         with file.open("ab"):

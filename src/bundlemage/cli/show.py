@@ -34,7 +34,7 @@ def print_json(value: Any) -> None:
 
 
 def say(line: str) -> None:
-    """Print a line on stdout. The terminal breaks it, so that it can be copied as a whole."""
+    """Print a line on stdout. The terminal wraps it, so that it can be copied as one line."""
     out.print(line, soft_wrap=True)
 
 
@@ -44,7 +44,7 @@ def note(line: str) -> None:
 
 
 def table(title: str, *columns: str) -> Table:
-    """A table with these columns. A column whose name begins with ">" has its values at the right."""
+    """A table with these columns. A column whose name begins with ">" is aligned to the right."""
     empty = Table(title=title, title_justify="left")
     for column in columns:
         empty.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left")
@@ -52,7 +52,7 @@ def table(title: str, *columns: str) -> Table:
 
 
 def plain(value: object) -> str:
-    """Text of users or data, in which brackets must not be taken for colours."""
+    """Text of users or data, escaped so that brackets are not read as markup."""
     return str(value).replace("[", "\\[")
 
 

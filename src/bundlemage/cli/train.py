@@ -56,10 +56,10 @@ def train(
 ) -> None:
     """Train a model on PATH and save it to DIR.
 
-    Training can be killed at any time: the same command with --resume goes on from the last epoch and
-    ends with the same model. Ctrl-C stops early and keeps the best model so far.
+    Training can be killed at any time: the same command with --resume continues after the last checkpoint
+    and ends with the same model. Ctrl-C stops early and keeps the best model so far.
 
-    Several workers learn what one process learns, each from its part of the data.
+    Several workers train the same model as one process would, each with its part of the data.
 
     Options:
         -o, --output DIR: Where the model goes.
@@ -67,22 +67,22 @@ def train(
             youshu/bundlemage; options override it.
         --model: bundlemage, or any other that 'bundlemage models' lists.
         --set NAME=VALUE: A hyperparameter, e.g. embedding_dim=64. Repeatable.
-        --epochs: The most passes over the data.
-        --seed: Everything random in training follows from it.
+        --epochs: The maximum number of passes over the data.
+        --seed: The seed of everything random in training.
         --protocol: auto (the data's own split, else paper), paper, full, cold-bundles, new-bundles,
             new-bundles-known, or none.
-        --split-seed: The seed of the split, where one is drawn.
-        --calibrated-as DIR: Take over from this model how scores become chances: for one trained on
-            everything.
-        --ensemble N: Train N members with seeds that count up from --seed, and save their mean as one model:
-            N times the time to train, N times the memory, and answers are N times the work.
-        --resume: Go on with a run that was cut off.
+        --split-seed: The seed of the split, if it is random.
+        --calibrated-as DIR: Copy the calibration of the model in DIR, which turns scores into chances. Use
+            it for a model that is trained on all data and has no validation cases.
+        --ensemble N: Train N members with seeds that count up from --seed, and save their mean as one model.
+            Training, memory and answers cost N times as much.
+        --resume: Continue an interrupted run.
         --overwrite: Replace a model or run in DIR.
-        --checkpoint-every N: Epochs between checkpoints; 0 for none. By default they take a twentieth of the
-            time.
+        --checkpoint-every N: Epochs between checkpoints; 0 for none. By default, checkpoints take about 5% of
+            the time.
         --tensorboard DIR: Also write logs for TensorBoard here.
-        --item-tables HOW: With several workers: replicated, each has all items; sharded, each has a share of
-            them; auto: sharded when they do not fit.
+        --item-tables HOW: With several workers: 'replicated' gives each worker all items, 'sharded' a part of
+            them, and 'auto' a part only if all do not fit.
     """
     from bundlemage.engines.training import TrainingJob
     from bundlemage.evaluation.protocols import tasks_not_learned
@@ -122,7 +122,7 @@ def train(
         recommender = engine.train(job, observers)
     training = recommender.training
     assert training is not None
-    with show.notes.status("calibrating, and holding bundles out to find how new ones are to be ranked"):
+    with show.notes.status("calibrating, and measuring how to rank new bundles"):
         recommender.calibrate(split)
     if recommender.new_bundle_credit is not None:
         show.note(str(recommender.new_bundle_credit))
@@ -138,12 +138,13 @@ def train(
         show.out.print(show.curve(training.history, SELECTION_METRIC))
         show.out.print(show.evaluations(rows))
         advice = (
-            " A smaller batch_size makes more steps of an epoch; more epochs, patience or embedding_dim may "
-            "help, too."
+            " A smaller batch_size gives more steps per epoch. More epochs, patience or embedding_dim may "
+            "help as well."
         )
         for task in tasks_not_learned(rows):
             show.out.print(
-                f"[red]In {task} it is not better than popularity.[/]" + advice * bool(training.history)
+                f"[red]In {task} the model is not better than popularity.[/]"
+                + advice * bool(training.history)
             )
         show.caveats(split.dataset)
         show.out.print(
@@ -195,7 +196,7 @@ def _calibration(folder: str) -> Calibration:
     calibration = Recommender.load(folder, device="cpu").calibration
     if calibration is None:
         raise ConfigError(
-            f"--calibrated-as: {folder} was itself trained without validation, so it has no chances"
+            f"--calibrated-as: {folder} was itself trained without validation cases, so it has no calibration"
         )
     return calibration
 
@@ -258,6 +259,6 @@ def _announce(split: Split, model: str) -> None:
     )
     if not learned:
         show.warn(
-            "no user-bundle pair is left to learn from, so nothing will be learned of "
-            "who takes which bundle: bring more data, or use --protocol none, which holds nothing out"
+            "no user-bundle pair is left to learn from, so the model cannot learn "
+            "which user takes which bundle: bring more data, or use --protocol none, which holds nothing out"
         )

@@ -1,4 +1,4 @@
-"""`bundlemage tune`: the best settings of a model, by trial on validation cases."""
+"""`bundlemage tune`: searches for the best settings of a model on validation cases."""
 
 from __future__ import annotations
 
@@ -62,19 +62,19 @@ def tune(
     Options:
         -o, --output STUDY: The folder of the study.
         --model: bundlemage, or any other that 'bundlemage models' lists.
-        --recipe: As of 'train': the search begins with its settings, and keeps those outside of it.
+        --recipe: As for 'train'. The search begins with its settings, and varies only those it searches.
         --set NAME=VALUE: A setting that is not searched. Repeatable.
-        --space NAME=LOW..HIGH|A,B,C: What a setting may be, instead of the model's own space. Repeatable.
-        --trials N: How many trainings, those done before included.
-        --timeout SECONDS: After this time no trial begins; those that run are finished.
+        --space NAME=LOW..HIGH|A,B,C: Values to try for a setting, instead of the default ones. Repeatable.
+        --trials N: The total number of trials, including earlier ones.
+        --timeout SECONDS: No trial begins after this time; running trials are finished.
         --seed: The seed of the search, and of each training in it.
         --protocol: auto (the data's own split, else paper), paper, full, cold-bundles, new-bundles or
             new-bundles-known.
-        --split-seed: The seed of the split, where one is drawn.
+        --split-seed: The seed of the split, if it is random.
         --workers, --jobs N: How many trials run at a time, each in its own process: by default one on this
-            machine, and on Ray one for each GPU, or else for each processor. With more than one, what is
-            tried depends on which trial ends first, so a search does not repeat exactly.
-        --resume: Go on with a study.
+            machine, and on Ray one for each GPU, or one for each processor if there is no GPU. With more than
+            one, the next trial depends on which trial ends first, so two searches may differ.
+        --resume: Continue a study.
     """
     from bundlemage.recipe import Recipe
     from bundlemage.tuning.study import Search

@@ -24,7 +24,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 class Filter:
     """Which items or bundles may be shown: those that meet every condition.
 
-    Something without a known price meets no condition on the price, and something without a known stock is
+    An item or bundle whose price is unknown fails every condition on the price. One whose stock is unknown is
     not in stock.
     """
 
@@ -39,7 +39,7 @@ class Filter:
     min_price: float | None = None
     max_price: float | None = None
     in_stock: bool = False
-    """Show only items with a stock above 0, and bundles all of whose items have one."""
+    """Show only items with a stock above 0, and bundles whose items all have one."""
 
     def __post_init__(self) -> None:
         for name in ("exclude", "among", "tags"):
@@ -51,7 +51,7 @@ class Filter:
         for name in ("min_price", "max_price"):
             price = getattr(self, name)
             if price is not None and (isinstance(price, str) or math.isnan(price)):
-                raise ConfigError(f"a filter's {name!r} is {price!r}; a number is wanted")
+                raise ConfigError(f"a filter's {name!r} is {price!r}; expected a number")
         if self.min_price is not None and self.max_price is not None and self.min_price > self.max_price:
             raise ConfigError(
                 f"a filter's 'min_price' {self.min_price:g} is above its 'max_price' {self.max_price:g}: "
@@ -130,7 +130,7 @@ class Shelf:
                 tagged[self.tagged.get(tag, [])] = True
             mask &= tagged
         if where.min_price is not None:
-            mask &= self.prices >= where.min_price  # not a number: False
+            mask &= self.prices >= where.min_price  # False if the price is unknown (nan)
         if where.max_price is not None:
             mask &= self.prices <= where.max_price
         if where.in_stock:
@@ -211,7 +211,7 @@ class Shelf:
 
 
 class _BundleShelf(Shelf):
-    """Bundles. One without a stock of its own is in stock if all its items are."""
+    """All bundles. If the catalogue has no stock of bundles, a bundle is in stock if all its items are."""
 
     def __init__(self, ids: Vocabulary, catalogue: pa.Table | None, contents: Any, items: Shelf) -> None:
         super().__init__(ids, catalogue)
@@ -224,7 +224,7 @@ class _BundleShelf(Shelf):
             return super().in_stock
         missing = np.flatnonzero(~self.items.in_stock)
         lacking = np.asarray(np.isin(self.contents.indices, missing), dtype=np.int64)
-        before = np.concatenate([[0], np.cumsum(lacking)])  # in all entries up to each one
+        before = np.concatenate([[0], np.cumsum(lacking)])  # the number of missing items before each entry
         edges = self.contents.indptr
         return np.asarray(before[edges[1:]] == before[edges[:-1]])
 

@@ -31,8 +31,8 @@ class Ranking:
 class Ranker:
     """Ranks candidates by scores, batch after batch.
 
-    It reuses its memory from batch to batch, as allocating tens of megabytes takes as long as the work
-    itself. So an object serves one thread.
+    It reuses its memory from batch to batch, because allocating tens of megabytes takes as long as the
+    work itself. So only one thread may use an object.
     """
 
     def __init__(self, shares: Tensor, hidden: Tensor) -> None:
@@ -105,7 +105,9 @@ def top(order: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _highest(order: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
     """The highest values of each row and their positions; ties are broken at random."""
     rows, columns = order.shape
-    size = isqrt(columns // max(1, wanted))  # as many groups as columns in the best groups
+    size = isqrt(
+        columns // max(1, wanted)
+    )  # then the groups are about as many as the columns in the best groups
     if size < 3:
         highest = order.topk(wanted, dim=1)
         return highest.values, highest.indices

@@ -61,7 +61,7 @@ def frozen(matrix: sparse.csr_matrix) -> sparse.csr_matrix:
 
 
 def pairs_of(matrix: sparse.csr_matrix) -> tuple[Positions, Positions]:
-    """Returns the row and the column of each pair, by row."""
+    """Returns the row and the column of each pair, in the order of rows."""
     rows = np.repeat(np.arange(matrix.shape[0], dtype=np.int32), np.diff(matrix.indptr))
     return rows, matrix.indices
 
@@ -77,7 +77,7 @@ class PartDigest:
     """Computes the digest of a vocabulary or of a binary matrix from pieces, in order."""
 
     def __init__(self, kind: str = "") -> None:
-        """`kind` is that of a vocabulary's ids."""
+        """`kind` is that of a vocabulary, such as `user`; it is empty for a matrix."""
         self._kind, self._count = kind, 0
         self._lengths, self._contents = hashlib.sha256(), hashlib.sha256()
 
@@ -105,7 +105,7 @@ class PartDigest:
 
 
 def fingerprint(digests: Mapping[str, str]) -> str:
-    """Returns one digest for those of the three vocabularies and the three matrices."""
+    """Combines the digests of the three vocabularies and the three matrices into one."""
     listed = "".join(f"{name} {digests[name]}\n" for name in sorted(digests))
     return hashlib.sha256(listed.encode()).hexdigest()
 
@@ -154,7 +154,7 @@ class BundleDataset:
     notes: tuple[str, ...] = field(default=())
     """Facts to know before comparing figures, such as that a matrix was reconstructed."""
     known_digests: tuple[tuple[object, str], ...] = field(default=(), repr=False, compare=False)
-    """Vocabularies and matrices that replace complete ones, and the digest of each complete one."""
+    """Pairs of a partial vocabulary or matrix, and the digest of the complete one."""
 
     def __post_init__(self) -> None:
         shapes = {

@@ -34,7 +34,7 @@ def beside(path: Path) -> Iterator[Path]:
 
 
 def swap_in(building: Path, path: Path) -> None:
-    """Give the folder `building` the name `path`. A folder that had this name before takes the other one."""
+    """Give the folder `building` the name `path`. If `path` exists, that folder is replaced."""
     if not path.exists():
         building.rename(path)
         return
@@ -59,7 +59,7 @@ def _give_back(old: Path, path: Path) -> None:
         except OSError as error:
             raise BundleMageError(
                 f"{path} could not be replaced, and the old folder could not get its name back "
-                f"({error.strerror}). It lies whole in {kept}: rename it to {path}"
+                f"({error.strerror}). It is complete in {kept}: rename it to {path}"
             ) from error
     old.rmdir()
 
@@ -76,7 +76,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yield the name of a temporary file to write. At the end it replaces `path`, after an error it goes."""
+    """Yield the name of a temporary file. At the end it replaces `path`; after an error it is removed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -132,7 +132,7 @@ class ResumableFolder:
     others: ClassVar[tuple[str, ...]] = ()
     """Patterns of the further files that belong to the work."""
     checksums: ClassVar[frozenset[str]] = frozenset()
-    """Keys of the identity whose values mean nothing to a reader."""
+    """Keys of the identity whose values are checksums, which messages do not show."""
     anew: ClassVar[str] = "begin anew in another folder"
     """What to do if the work cannot be continued."""
 
@@ -152,8 +152,8 @@ class ResumableFolder:
     def check(self, *, resume: bool, overwrite: bool | None = None) -> None:
         """Raise `CheckpointError` if the work must not go to this folder. Call it before the long work.
 
-        `resume` allows a folder that holds such work already, and so does `overwrite`; None if this kind of
-        work cannot be overwritten. A folder with other files is always refused.
+        `resume` or `overwrite` allows a folder that holds such work already. `overwrite` is None if this kind
+        of work cannot be overwritten. A folder with other files is always refused.
         """
         if self.path.exists() and not self.path.is_dir():
             raise CheckpointError(f"{self.path} is a file; name a folder for the {self.kind}")

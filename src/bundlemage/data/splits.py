@@ -151,7 +151,7 @@ class Source:
 
 def _paper(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
     """As in the paper's section "Experimental process": 10% of the bundles are held out for generation; one
-    bundle of each user is for validation and one for test, each among bundles the user does not have."""
+    bundle of each user is for validation and one for test, ranked among bundles the user does not have."""
     users, bundles = pairs_of(dataset.user_bundle)
     sold = np.bincount(bundles, minlength=len(dataset.bundles)) > 0
     usable = np.flatnonzero(sold & (np.diff(dataset.bundle_item.indptr) > 0))
@@ -190,8 +190,9 @@ def _new_bundles(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Spl
 
     `cold-bundles` ranks the bundles that are new at that time among themselves. `new-bundles` tests them
     among all bundles that the user does not have in training. `new-bundles-known` trains on the same data and
-    tests one known bundle of each user with three: it measures what crediting new bundles costs there.
-    Validation always ranks new bundles only, because they are credited after the epoch is chosen.
+    tests one known bundle of each user who has three or more: it measures how much accuracy on known bundles
+    the credit for new bundles costs. Validation always ranks new bundles only, because the credit is found
+    after the epoch is chosen.
     """
     users, bundles = pairs_of(dataset.user_bundle)
     draw = random.permutation(len(dataset.bundles))
@@ -211,15 +212,16 @@ def _new_bundles(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Spl
 
 
 VALIDATION_SHARE, MOST_HELD_OUT, USERS_PER_BUNDLE = 0.05, 300, 4
-"""Share and maximum number of training bundles that choose the epoch of generation, and users for each."""
+"""Share and maximum number of training bundles that are held out to judge generation; users for each."""
 LEAST_BUNDLES = 40
 """Minimum number of bundles with two items or more: in a smaller shop none is held out."""
 
 
 def completion_cases(train: BundleDataset, plan: SplitPlan) -> tuple[Mask, GenerationCases] | None:
-    """Returns a mask of training bundles to complete during training, and the cases; None for a tiny shop.
+    """Returns a mask of training bundles that are held out to judge generation, and their cases.
 
-    Matching still learns from them. A bundle without buyers is completed for a user without a history.
+    Returns None for a tiny shop. Matching still learns from these bundles. A bundle without buyers is
+    completed for a user without a history.
     """
     random = np.random.default_rng([plan.seed, 0xB0D1E])
     usable = np.flatnonzero(np.diff(train.bundle_item.indptr) > 1)
@@ -288,7 +290,7 @@ def leave_one_out(
 def _all_bundles(
     dataset: BundleDataset, pairs: Mask, among: npt.NDArray[np.intp] | None = None
 ) -> MatchingCases:
-    """One case for each user with pairs in the mask: they are the positives, among all bundles or some."""
+    """One case for each user with pairs in the mask, which are the positives; candidates: all, or `among`."""
     users, bundles = (positions[pairs] for positions in pairs_of(dataset.user_bundle))
     unique, case = np.unique(users, return_inverse=True)
     positives = binary_matrix(case, bundles, (len(unique), len(dataset.bundles)))

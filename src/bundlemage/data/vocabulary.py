@@ -20,7 +20,7 @@ _INTEGER = re.compile(rf"({INTEGER})\Z")
 def canonical_order(ids: Iterable[str]) -> list[str]:
     """Returns the unique ids sorted, so that a vocabulary does not depend on the order of rows or tables.
 
-    Whole numbers sort as numbers when every id is one; anything else sorts by code point.
+    If every id is a whole number, they sort as numbers; otherwise all sort by code point.
     """
     unique = set(ids)
     if all(map(_INTEGER.match, unique)):
@@ -58,7 +58,7 @@ class Vocabulary:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """All ids in their order. Those that are stored are not copied."""
+        """All ids in their order. Stored ids are not copied."""
         return tuple(self) if isinstance(self._ids, range) else self._ids
 
     def __len__(self) -> int:

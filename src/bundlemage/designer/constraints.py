@@ -1,4 +1,4 @@
-"""A request as arrays over a shop's items: what may be added, what must hold, and whether it does."""
+"""The rules of a design request as arrays over a shop's items, and the check whether a bundle keeps them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Integers: TypeAlias = npt.NDArray[np.int64]
 
 NO_LIMIT = 2**60
 UNITS = 10_000
-"""Parts of a unit of money in which prices are added up, exactly."""
+"""Prices are added up as whole numbers of 1/10,000 of the currency unit, so that sums are exact."""
 
 
 def to_pay(units: int, discount: float) -> float:
-    """A list price less the discount, in whole cents; half a cent counts as one."""
+    """A list price minus the discount, in whole cents; half a cent is rounded up."""
     return round(units / UNITS * (1 - discount) + 1e-9, 2)
 
 
@@ -38,7 +38,7 @@ def price_of(prices: Iterable[float | None], discount: float = 0.0) -> float | N
 
 @dataclass(frozen=True)
 class Lists:
-    """Lists of whole numbers, one after the other: quicker to look up than a sparse matrix."""
+    """Several lists of whole numbers in one array. A list is found faster than a row of a sparse matrix."""
 
     values: Integers
     edges: Integers
@@ -65,10 +65,10 @@ class Lists:
 
 @dataclass(frozen=True)
 class Limit:
-    """The least and the most of something in a bundle, as whole numbers, so that they are exact."""
+    """The minimum and the maximum of a quantity of a bundle, as exact whole numbers."""
 
     rules: tuple[int | None, int | None]
-    """The rules that name the least and the most; None where the request names none."""
+    """The numbers of the rules that set `least` and `most`; None if no rule does."""
     least: int
     most: int
 
@@ -101,7 +101,7 @@ class Number:
     """The rule in words, with {} for the number."""
     form: str = "{:g}"
     of_sum: Callable[[int], float] = float
-    """Turns a sum over items into the number that a request would name."""
+    """Turns a sum over items into the number of the request, such as units of money into a price."""
 
     def said(self, value: float) -> str:
         text = self.words.format(self.form.format(value))
@@ -120,7 +120,7 @@ class Rules:
         self.request, self.items = request, len(shelf.ids)
         self.rules: list[Rule] = []
         self.numbers: dict[int, Number] = {}
-        """The numbers of those rules that have one."""
+        """The number in a rule, such as its budget, by the position of the rule. Some rules have none."""
         self.bans: dict[int, Mask] = {}
         """The items that a rule keeps out, by the number of the rule."""
         self.earlier: list[frozenset[int]] = []
@@ -171,7 +171,8 @@ class Rules:
                 raise ConfigError(f"'must' names the item {name!r}, which is withdrawn: it is no longer sold")
         if len(self.start) >= MOST_ITEMS:
             raise ConfigError(
-                f"'start' has {len(self.start)} items; a bundle has at most {MOST_ITEMS}, and one is added"
+                f"'start' has {len(self.start)} items; a bundle has at most {MOST_ITEMS}, and at least "
+                "one is added"
             )
 
     def _sum(
@@ -185,7 +186,7 @@ class Rules:
     ) -> Sum:
         """A sum with the rules `NAME_min` and `NAME_max`, where the request has them.
 
-        `words` has {} for "at least" or "at most", and {{}} for the number. `of_sum` never falls.
+        `words` has {} for "at least" or "at most", and {{}} for the number. `of_sum` must not decrease.
         """
         rules: list[int | None] = []
         for limit, end, says in zip(limits, ("min", "max"), ("at least", "at most"), strict=True):
@@ -242,7 +243,7 @@ class Rules:
 
     def _finish(self) -> None:
         self.allowed = self.sold.copy()
-        """What may be added when every rule holds."""
+        """The items that no rule excludes."""
         for mask in self.bans.values():
             self.allowed &= ~mask
         self.allowed[list(self.must)] = False  # they are in from the beginning
@@ -261,7 +262,7 @@ class Rules:
         return np.bincount(self.groups_of.all_of(items), minlength=len(self.groups))
 
     def inside(self, places: Integers) -> Lists:
-        """For each group which of some items are in it, by their number among these."""
+        """For each group, the indices in `places` of the items that are in it."""
         here = Lists.of([self.groups_of[place] for place in places.tolist()])
         return here.turned(len(self.groups))
 
@@ -285,11 +286,11 @@ class Rules:
         )
 
     def most_common(self, smaller: int) -> int:
-        """How many chosen items two bundles may have in common, by the number of those in the smaller."""
+        """How many chosen items two bundles may share, if the smaller one has `smaller` chosen items."""
         return min(int((1 - self.request.apart) * smaller + 1e-9), smaller - 1)
 
     def chosen(self, added: Items) -> Items:
-        """The items that the search was free to choose. Bundles differ by these."""
+        """The items that the search was free to choose. Only these count when bundles are compared."""
         return tuple(item for item in added if item not in self.must)
 
 

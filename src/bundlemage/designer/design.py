@@ -1,4 +1,4 @@
-"""From a request to whole bundles."""
+"""Designs whole bundles for a request: searches for them, values them and explains them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from bundlemage.wire.design import DesignRequest
 from bundlemage.wire.design_answers import Design, DesignedItem, Designs, Explanation, Terms
 
 REASONS = 1.0
-"""The least time for reasons, in seconds."""
+"""The minimum time for finding reasons, in seconds, even if the time limit has passed."""
 LOOKED_AT = 4
-"""How many of the grown bundles are valued as a whole."""
+"""How many bundles of each greedy or beam search are valued as a whole."""
 AROUND = 60
 """How many neighbours of the best bundle the exact search values in each round."""
 
@@ -35,7 +35,7 @@ def design(
     model: Model, shop: Shop, histories: Histories, contents: Ragged, request: DesignRequest
 ) -> Designs:
     """Designs bundles for one user. `histories` has one row; `contents` are those of its bundles."""
-    cp()  # say at once if it is missing
+    cp()  # raises at once if OR-Tools is missing
     deadline = Deadline(request.time_limit)
     # A user who has a bundle has its items.
     owned = torch.cat([histories.items.values, contents.rows(histories.bundles.values).values])
@@ -73,7 +73,7 @@ class _Search:
         request, chosen = self.rules.request, list[Worth]()
         while len(chosen) < request.n and not (chosen and self._out_of_time()):
             if not all(self.rules.earlier):
-                break  # nothing was left to choose
+                break  # the last bundle had no freely chosen item, so no other can differ from it
             best = self._next(Deadline(self.deadline.share(request.n - len(chosen))))
             if best is None:
                 break
@@ -86,7 +86,7 @@ class _Search:
         return self.deadline.passed
 
     def _next(self, share: Deadline) -> Worth | None:
-        """The next bundle. `share` is the time of the exact search for it."""
+        """The next bundle. `share` is the time limit of the exact search."""
         grown = self._grown() or self._anything()
         if not grown:
             return None

@@ -1,4 +1,4 @@
-"""Explanations: each thing that a user has is left out in turn, and the model scores again."""
+"""Explanations: the model scores again without each item and bundle of a user in turn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bundlemage.models.ragged import Ragged
 from bundlemage.wire.design_answers import Explanation, Reason, in_words
 
 MOST_LEFT_OUT = 2000
-"""The most items, and the most bundles, that are left out. The work grows with the square of their number."""
+"""Maximum number of items, and of bundles, to leave out. The work grows with the square of their number."""
 ROWS = 4096
 """About how many scores are computed at once."""
 
@@ -27,8 +27,8 @@ Kind = Literal["item", "bundle", "partial"]
 class Explainer:
     """Explains answers to one user, whose history is the only row of `one`.
 
-    The model scores the user several times: with the whole history in the first row, then without one thing
-    each. A model that knows users by id alone has only the first row.
+    The first row has the whole history. Each further row lacks one item or bundle. If the model knows users
+    only by id, there is only the first row.
     """
 
     def __init__(self, model: Model, shop: Shop, one: Histories, contents: Ragged) -> None:
@@ -57,7 +57,10 @@ class Explainer:
                 f"{self.model.title} knows users by id and not by history, so it cannot explain a bundle: "
                 "'bundlemage models' lists those that can, under 'new users'"
             )
-        device, among = self.shop.device, len(self.shop.dataset.bundles)  # not those of the history
+        device, among = (
+            self.shop.device,
+            len(self.shop.dataset.bundles),
+        )  # without the bundles that only the history has
         with torch.inference_mode():
             which = torch.arange(self.rows, device=device).repeat(len(bundles))
             candidates = torch.tensor(bundles, device=device).repeat_interleave(self.rows)
@@ -75,7 +78,7 @@ class Explainer:
     def added(
         self, start: Items, bundles: Sequence[Items], deadline: Deadline
     ) -> list[list[Explanation | None]]:
-        """Explains each added item of designed bundles, beside all the others; None if time ran out."""
+        """Explains each added item of designed bundles, given the other items; None if time ran out."""
         cases = [
             (item, tuple(other for other in start + added if other != item))
             for added in bundles
@@ -90,7 +93,7 @@ class Explainer:
         return [[next(each) for _ in added] for added in bundles]
 
     def _items(self, cases: Sequence[tuple[int, Items]]) -> Iterator[Explanation]:
-        """Explains items beside the others of their bundles, some at a time."""
+        """Explains items, given the other items of their bundles, in batches."""
         device, at_once = self.shop.device, max(1, ROWS // self.rows)
         for first in range(0, len(cases), at_once):
             some = cases[first : first + at_once]
@@ -130,7 +133,7 @@ class Explainer:
         )
 
     def _named(self, kind: Kind, place: int) -> dict[str, Any]:
-        """The id and title. A bundle that only the history has is named by its number there."""
+        """The id and the title. A bundle without an id is named by its number in the history."""
         shelf = self.shop.bundle_shelf if kind == "bundle" else self.shop.item_shelf
         if place >= len(shelf.ids):
             return {"id": f"bundle {place - len(shelf.ids) + 1} of the history", "title": None}
@@ -138,7 +141,7 @@ class Explainer:
 
 
 def _without_one(same: Ragged, length: int, rows: range) -> Ragged:
-    """Equal rows, some without an entry: the first of `rows` lacks its first, the next its second, …"""
+    """Removes entry 0 from the first of `rows`, entry 1 from the second, and so on. All rows are equal."""
     keep = torch.ones(len(same.values), dtype=torch.bool, device=same.device)
     keep[[row * length + number for number, row in enumerate(rows)]] = False
     return same.keep(keep)
