@@ -81,7 +81,7 @@ class TestMeans:
         def compute(table: Tensor, device: torch.device | None) -> Tensor:
             where = table.device
             without = shop.without.to(where) if leaves_out else None
-            return mean_of_rows(shop.on(device).left, shop.index.to(where), table, NOTHING, without)
+            return mean_of_rows(shop.on(device).left, shop.index.to(where), table, NOTHING, without)[0]
 
         (value, slope), (gpu_value, gpu_slope) = on_both(compute, drawn(COLUMNS, dim))
         torch.testing.assert_close(gpu_value, value, atol=1e-5, rtol=1e-5)
@@ -94,7 +94,7 @@ class TestMeans:
         """⟨up, A·t⟩ = ⟨Aᵀ·up, t⟩, where A is what the seed left of the mean."""
         table, index = drawn(COLUMNS, dim).to(CUDA).requires_grad_(), shop.index.to(CUDA)
         without = shop.without.to(CUDA)
-        found = mean_of_rows(shop.on(CUDA).left, index, table, Hidden(0.5, each_row), without)
+        found = mean_of_rows(shop.on(CUDA).left, index, table, Hidden(0.5, each_row), without)[0]
         upstream = drawn(ASKED, dim, seed=1).to(CUDA)
         (slope,) = torch.autograd.grad(found, table, upstream)
         one = float((found.detach().double() * upstream).sum())
@@ -104,15 +104,15 @@ class TestMeans:
     def test_the_share_that_is_hidden(self, shop: Shop) -> None:
         rows, index = shop.on(CUDA).left, shop.index.to(CUDA)
         everything = torch.eye(COLUMNS, device=CUDA)  # so that a mean tells which entries it is of
-        whole = mean_of_rows(rows, index, everything) > 0
+        whole = mean_of_rows(rows, index, everything)[0] > 0
         for ratio in (0.2, 0.5, 0.9):
             torch.manual_seed(3)
-            left = mean_of_rows(rows, index, everything, Hidden(ratio)) > 0
+            left = mean_of_rows(rows, index, everything, Hidden(ratio))[0] > 0
             assert not (left & ~whole).any()
             entries = int(whole.sum())
             allowed = 5 * (0.25 / entries) ** 0.5
             assert int(left.sum()) / entries == pytest.approx(1 - ratio, abs=allowed)
-        assert not mean_of_rows(rows, index, everything, Hidden(1.0)).any()
+        assert not mean_of_rows(rows, index, everything, Hidden(1.0))[0].any()
 
     def test_what_is_hidden_follows_the_seed_and_differs_between_rows(self, shop: Shop) -> None:
         rows, everything = shop.on(CUDA).left, torch.eye(COLUMNS, device=CUDA)
@@ -121,7 +121,7 @@ class TestMeans:
         found = []
         for seed in (4, 4, 5):
             torch.manual_seed(seed)
-            found.append(mean_of_rows(rows, index, everything, Hidden(0.5)))
+            found.append(mean_of_rows(rows, index, everything, Hidden(0.5))[0])
         assert torch.equal(found[0], found[1])
         assert not torch.equal(found[0], found[2])
         assert len({tuple(row) for row in (found[0] > 0).int().cpu().tolist()}) > 10
@@ -131,7 +131,9 @@ class TestMeans:
         index, rows = torch.arange(ROWS, device=CUDA).repeat(20), shop.on(CUDA).left
         table = drawn(COLUMNS, 200).to(CUDA).requires_grad_()
         upstream = drawn(len(index), 200, seed=1).to(CUDA)
-        slopes = [torch.autograd.grad(mean_of_rows(rows, index, table), table, upstream)[0] for _ in range(5)]
+        slopes = [
+            torch.autograd.grad(mean_of_rows(rows, index, table)[0], table, upstream)[0] for _ in range(5)
+        ]
         assert all(torch.equal(slope, slopes[0]) for slope in slopes)
 
     def test_a_long_row_and_no_row(self) -> None:
@@ -139,13 +141,13 @@ class TestMeans:
         table = drawn(5000, 40)
         value = mean_of_rows(
             Ragged.from_lists(lists, CUDA), torch.tensor([0, 1, 0], device=CUDA), table.to(CUDA)
-        ).cpu()
+        )[0].cpu()
         torch.testing.assert_close(value[0], table.mean(0), atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(value[1], table[3])
         assert torch.equal(value[0], value[2])
         nobody = torch.empty(0, dtype=torch.int64, device=CUDA)
         leaf = table.to(CUDA).requires_grad_()
-        nothing = mean_of_rows(Ragged.from_lists(lists, CUDA), nobody, leaf)
+        nothing = mean_of_rows(Ragged.from_lists(lists, CUDA), nobody, leaf)[0]
         assert nothing.shape == (0, 40)
         assert not torch.autograd.grad(nothing.sum(), leaf)[0].any()
 

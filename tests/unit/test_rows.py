@@ -58,7 +58,7 @@ def slow_mean(rows: Lists, table: Tensor) -> np.ndarray:
 def shown(lists: Lists, index: Tensor, hidden: Hidden, without: Tensor | None, seed: int) -> Lists:
     """Which entries a look with this seed leaves: the mean over the rows of an identity matrix says it."""
     torch.manual_seed(seed)
-    shares = mean_of_rows(Ragged.from_lists(lists), index, torch.eye(COLUMNS).double(), hidden, without)
+    shares = mean_of_rows(Ragged.from_lists(lists), index, torch.eye(COLUMNS).double(), hidden, without)[0]
     return [np.flatnonzero(share).tolist() for share in shares.numpy()]
 
 
@@ -68,7 +68,7 @@ class TestMeans:
     def test_as_a_slow_mean(self, lists: Lists, data: st.DataObject, seed: int) -> None:
         index = drawn_index(data, lists)
         without, table = drawn_without(data, index), table_of(seed)
-        found = mean_of_rows(Ragged.from_lists(lists), index, table, without=without)
+        found = mean_of_rows(Ragged.from_lists(lists), index, table, without=without)[0]
         expected = slow_mean(left_in(lists, index, without), table)
         np.testing.assert_allclose(found.numpy(), expected, atol=1e-12)
 
@@ -81,7 +81,7 @@ class TestMeans:
         without = drawn_without(data, index)
         kept, before = shown(lists, index, hidden, without, seed), left_in(lists, index, without)
         torch.manual_seed(seed)
-        found = mean_of_rows(Ragged.from_lists(lists), index, table, hidden, without)
+        found = mean_of_rows(Ragged.from_lists(lists), index, table, hidden, without)[0]
         np.testing.assert_allclose(found.numpy(), slow_mean(kept, table), atol=1e-12)
         for some, everything in zip(kept, before, strict=True):
             assert set(some) <= set(everything)
@@ -101,7 +101,7 @@ class TestMeans:
         index, table = drawn_index(data, lists), table_of(seed).requires_grad_()
         without, hidden = drawn_without(data, index), Hidden(ratio, each_row)
         torch.manual_seed(seed)
-        found = mean_of_rows(Ragged.from_lists(lists), index, table, hidden, without)
+        found = mean_of_rows(Ragged.from_lists(lists), index, table, hidden, without)[0]
         upstream = table_of(seed + 1, len(index))
         torch.rand(3)  # what is drawn between the value and its gradient does not matter
         (back,) = torch.autograd.grad(found, table, upstream)
@@ -118,16 +118,16 @@ class TestMeans:
         rows, times = Ragged.from_lists([[0, 1, 2]]), 20_000
         torch.manual_seed(1)
         index = torch.zeros(times, dtype=torch.int64)
-        shares = mean_of_rows(rows, index, torch.eye(3).double(), Hidden(ratio, each_row))
+        shares = mean_of_rows(rows, index, torch.eye(3).double(), Hidden(ratio, each_row))[0]
         left = (shares > 0).double().mean(0)  # of each entry: one may not be luckier than another
         allowed = 5 * math.sqrt(0.25 / times)
         torch.testing.assert_close(left, torch.full((3,), 1 - ratio).double(), atol=allowed, rtol=0)
-        again = mean_of_rows(rows, index, torch.eye(3).double(), Hidden(ratio, each_row))
+        again = mean_of_rows(rows, index, torch.eye(3).double(), Hidden(ratio, each_row))[0]
         assert not torch.equal(shares, again)
 
     def test_nothing_is_drawn_where_nothing_is_hidden(self) -> None:
         state = torch.get_rng_state()
-        mean_of_rows(Ragged.from_lists([[0]]), torch.tensor([0]), table_of(0))
+        mean_of_rows(Ragged.from_lists([[0]]), torch.tensor([0]), table_of(0))[0]
         assert torch.equal(torch.get_rng_state(), state)
 
     @pytest.mark.parametrize("lists", [[[]], [[], [], []]])
@@ -135,14 +135,14 @@ class TestMeans:
     def test_empty_rows_are_zeros_and_pass_nothing_on(self, lists: Lists, hidden: Hidden) -> None:
         table, index = table_of(0).requires_grad_(), torch.arange(len(lists))
         for without in (None, torch.zeros_like(index)):
-            found = mean_of_rows(Ragged.from_lists(lists), index, table, hidden, without)
+            found = mean_of_rows(Ragged.from_lists(lists), index, table, hidden, without)[0]
             assert found.tolist() == [[0.0] * DIM] * len(lists)
             (back,) = torch.autograd.grad(found.sum(), table)
             assert not back.any()
 
     def test_a_row_of_nothing_but_what_is_left_out_is_zeros(self) -> None:
         rows, index = Ragged.from_lists([[4]]), torch.tensor([0, 0])
-        found = mean_of_rows(rows, index, table_of(0), without=torch.tensor([4, 3]))
+        found = mean_of_rows(rows, index, table_of(0), without=torch.tensor([4, 3]))[0]
         assert found[0].tolist() == [0.0] * DIM
         torch.testing.assert_close(found[1], table_of(0)[4])
 

@@ -30,11 +30,10 @@ from bundlemage.models.base import (
     Sizes,
 )
 from bundlemage.models.bipartite import Bipartite
-from bundlemage.models.config import BundleMageConfig
+from bundlemage.models.config import BundleMageConfig, Mixer
 from bundlemage.models.division import LossRows
 from bundlemage.models.kept_tables import KeptTables, VectorTable
 from bundlemage.models.losses import Prior, fitted_weight
-from bundlemage.models.premix import PreMix, feed_forward
 from bundlemage.models.ragged import Contents, Hidden, Ragged, mean_of_rows
 from bundlemage.models.sampled import SampledLosses
 
@@ -42,6 +41,38 @@ MATCHING = Phase("matching", over="users")
 GENERATION = Phase("generation", over="user_bundle", learns_contents=True)
 COMPLETIONS = Phase("generation", over="completions", learns_contents=True)
 Task = Literal["matching", "generation"]
+
+
+def feed_forward(dim: int) -> nn.Sequential:
+    """FNN: ℝᵈ → ℝᵈᐟ² → ℝᵈ, a ReLU between the two layers and none after."""
+    return nn.Sequential(nn.Linear(dim, dim // 2), nn.ReLU(), nn.Linear(dim // 2, dim))
+
+
+class PreMix(nn.Module):
+    """Eq. gate: g_u = σ(W¹[p_u; q_u] + b¹), z_u = FNN¹(g_u ⊙ p_u + (1 − g_u) ⊙ q_u).
+
+    It is a weighted mean of two vectors, with a weight for each dimension, and a feed-forward layer on it. In
+    the paper it mixes a user's item history and bundle history. With `pair_mixer="gate"` the same layer also
+    mixes a user with an incomplete bundle. With `residual` the mix is added to the output of FNN¹.
+    """
+
+    def __init__(self, dim: int, mixer: Mixer, residual: bool = False) -> None:
+        super().__init__()
+        self.weigh = nn.Linear(2 * dim, dim) if mixer == "gate" else None  # W¹, b¹
+        self.transform = feed_forward(dim)  # FNN¹
+        self.residual = residual
+
+    def gate(self, from_items: Tensor, from_bundles: Tensor) -> Tensor:
+        """The weight of the first vector against the second, in each dimension."""
+        if self.weigh is None:  # the ablation "-Avg"
+            return torch.full_like(from_items, 0.5)
+        return torch.sigmoid(self.weigh(torch.cat([from_items, from_bundles], dim=1)))  # g_u [rows, d]
+
+    def forward(self, from_items: Tensor, from_bundles: Tensor) -> Tensor:
+        gate = self.gate(from_items, from_bundles)
+        mix = gate * from_items + (1 - gate) * from_bundles
+        z: Tensor = self.transform(mix)  # z_u [rows, d]
+        return mix + z if self.residual else z
 
 
 class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
@@ -230,7 +261,7 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
         # Eq. item_rep: p_u = E¹v_u / ‖v_u‖₁
         p = self.division.mean_of_items(data, users, item_table, Hidden(self.config.item_dropout))
         # Eq. bundle_rep: q_u = E¹XD⁻¹r̈_u / ‖r̈_u‖₁
-        q = mean_of_rows(data.user_bundle, users, bundle_table, self._hidden(self.config.mask_bundles))
+        q, _ = mean_of_rows(data.user_bundle, users, bundle_table, self._hidden(self.config.mask_bundles))
         z = self.query(self.user_vectors(p, q), "matching")
         rows = LossRows(z, users, self.row_weights(users, data), data.user_bundle, users)
         return self.division.loss_over("bundles", rows, self.factors(bundle_table), self.bundle_prior)
@@ -243,7 +274,7 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
         bundle_table = self.bundle_embeddings(item_table, data.bundle_item)
         p = self.division.mean_of_items(data, users, item_table, Hidden(self.config.item_dropout))
         without = targets if self.config.hide_target else None
-        q = mean_of_rows(data.user_bundle, users, bundle_table, without=without)
+        q, _ = mean_of_rows(data.user_bundle, users, bundle_table, without=without)
         table = self.generation_embeddings()
         # Eq. incomplete_bundle_rep: z_b = E²ẍ_b / ‖ẍ_b‖₁
         partial = self.division.mean_of_contents(data, targets, table, self._hidden(self.config.mask_items))

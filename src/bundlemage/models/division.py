@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bundlemage.models.losses import BLOCK_ENTRIES, Prior, multinomial_loss, rows_at_a_time
 from bundlemage.models.processes import Processes
-from bundlemage.models.ragged import NOTHING, Hidden, Ragged, Unchanging, mean_and_counts, mean_of_rows
+from bundlemage.models.ragged import Hidden, Ragged, Unchanging, mean_of_rows
 
 if TYPE_CHECKING:
     from bundlemage.models.base import Divisible, Histories, Interactions
@@ -34,6 +34,8 @@ class Division(Unchanging):
     """One process, which does all the work. The other divisions override what they divide."""
 
     group: Processes | None = None
+    divides_tables: bool = False
+    """Whether a process has only its rows of the tables of items."""
 
     def rows_of(self, items: int) -> range:
         """The rows of a table of items that this process has."""
@@ -59,17 +61,13 @@ class Division(Unchanging):
         """The mean of each user's items."""  # [people, d]
         return people.items.mean_of(table)
 
-    def mean_of_items(
-        self, data: Interactions, users: Tensor, table: Tensor, hidden: Hidden = NOTHING
-    ) -> Tensor:
+    def mean_of_items(self, data: Interactions, users: Tensor, table: Tensor, hidden: Hidden) -> Tensor:
         """As `mean_of_histories`, for users of the training data, with some items hidden."""  # [users, d]
-        return mean_of_rows(data.user_item, users, table, hidden)
+        return mean_of_rows(data.user_item, users, table, hidden)[0]
 
-    def mean_of_contents(
-        self, data: Interactions, bundles: Tensor, table: Tensor, hidden: Hidden = NOTHING
-    ) -> Tensor:
+    def mean_of_contents(self, data: Interactions, bundles: Tensor, table: Tensor, hidden: Hidden) -> Tensor:
         """The mean of each bundle's items, with some items hidden."""  # [bundles, d]
-        return mean_of_rows(data.bundle_item, bundles, table, hidden)
+        return mean_of_rows(data.bundle_item, bundles, table, hidden)[0]
 
     def mean_of_partial(self, partial: Ragged, table: Tensor) -> Tensor:
         """The mean of each incomplete bundle's items."""  # [rows, d]
@@ -96,6 +94,12 @@ class Division(Unchanging):
 
     def keep_alike(self, *models: Divisible) -> None:
         """Copies the first process's replicated weights to all, because processors may round differently."""
+        if self.group is None:
+            return
+        for model in models:
+            for name, parameter in model.named_parameters():
+                if not (self.divides_tables and name in model.divided_tables):
+                    self.group.take_over_(parameter.data)
 
     def add_losses(self, losses: Tensor) -> Tensor:
         """Adds up the losses of the processes' parts of an epoch."""
@@ -140,11 +144,6 @@ class DividedUsers(Division):
     def add_gradients(self, model: torch.nn.Module) -> None:
         self._group.add_gradients(model.parameters())
 
-    def keep_alike(self, *models: Divisible) -> None:
-        for model in models:
-            for parameter in model.parameters():
-                self._group.take_over_(parameter.data)
-
     def add_losses(self, losses: Tensor) -> Tensor:
         return self._group.add_(losses)
 
@@ -152,6 +151,8 @@ class DividedUsers(Division):
 class DividedItems(Division):
     """Tables of items are divided by rows. A process has, of every user, the items whose rows it has. It
     works on every batch whole, over its share of the catalogue, and the sums of the softmax are added up."""
+
+    divides_tables = True
 
     def __init__(self, group: Processes, items: int, bundles: int, item_counts: Tensor | None = None) -> None:
         """`item_counts`: how many items each user has, if the data has only those of this process."""
@@ -185,16 +186,14 @@ class DividedItems(Division):
         assert people.users is not None
         return self._of_all(people.items.mean_of(table), people.users)
 
-    def mean_of_items(
-        self, data: Interactions, users: Tensor, table: Tensor, hidden: Hidden = NOTHING
-    ) -> Tensor:
+    def mean_of_items(self, data: Interactions, users: Tensor, table: Tensor, hidden: Hidden) -> Tensor:
         if not hidden.ratio:
-            return self._of_all(mean_of_rows(data.user_item, users, table), users)
+            return self._of_all(mean_of_rows(data.user_item, users, table)[0], users)
         # Hidden items are drawn by their numbers among all items, not by their rows here.
         if self._item_keys is None or self._item_keys[0] is not data.user_item.values:
             values = data.user_item.values
             self._item_keys = (values, values + self.items.start)
-        means, counts = mean_and_counts(data.user_item, users, table, hidden, keys=self._item_keys[1])
+        means, counts = mean_of_rows(data.user_item, users, table, hidden, keys=self._item_keys[1])
         seen = counts.to(means)
         of_all = self._group.add_(seen.clone()).clamp(min=1)
         return self.total(means * (seen / of_all)[:, None])
@@ -218,9 +217,7 @@ class DividedItems(Division):
         self.history_shares = self.history_shares.to(means)  # moved to the weights' device once
         return self.total(means * self.history_shares[users][:, None])
 
-    def mean_of_contents(
-        self, data: Interactions, bundles: Tensor, table: Tensor, hidden: Hidden = NOTHING
-    ) -> Tensor:
+    def mean_of_contents(self, data: Interactions, bundles: Tensor, table: Tensor, hidden: Hidden) -> Tensor:
         # Items of other processes are one row of zeros, so that masks are drawn and counted over all items.
         if self._contents is None or self._contents[0] is not data.bundle_item:
             values = data.bundle_item.values - self.items.start
@@ -229,7 +226,7 @@ class DividedItems(Division):
             self._contents = (data.bundle_item, placed)
         with_zeros = torch.cat([table, table.new_zeros(1, table.shape[1])])
         keys = data.bundle_item.values
-        return self.total(mean_of_rows(self._contents[1], bundles, with_zeros, hidden, keys=keys))
+        return self.total(mean_of_rows(self._contents[1], bundles, with_zeros, hidden, keys=keys)[0])
 
     def total(self, part: Tensor) -> Tensor:
         return self._group.total(part)
@@ -243,12 +240,6 @@ class DividedItems(Division):
         positives = rows.positives.rows(rows.places)
         mine, counts = _within(positives, here), positives.lengths
         return divided_loss(rows.z, table, mine, counts, rows.weights, prior, self._group)
-
-    def keep_alike(self, *models: Divisible) -> None:
-        for model in models:
-            for name, parameter in model.named_parameters():
-                if name not in model.divided_tables:
-                    self._group.take_over_(parameter.data)
 
     def add_losses(self, losses: Tensor) -> Tensor:
         return self._group.add_(losses) / self._group.size

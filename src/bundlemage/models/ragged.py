@@ -234,24 +234,13 @@ def mean_of_rows(
     hidden: Hidden = NOTHING,
     without: Tensor | None = None,
     keys: Tensor | None = None,
-) -> Tensor:
-    """The mean of `table` over the entries of each row that `index` names, zeros for a row without any.
+) -> tuple[Tensor, Tensor]:
+    """The mean of `table` over the entries of each row that `index` names, zeros for a row without any; and
+    the number of entries in each mean.
 
     `without` names one value for each row that does not count. Hidden entries are drawn by `keys`, where the
     values are not the ids themselves.
-    """  # [index, d]
-    return mean_and_counts(rows, index, table, hidden, without, keys)[0]
-
-
-def mean_and_counts(
-    rows: Ragged,
-    index: Tensor,
-    table: Tensor,
-    hidden: Hidden = NOTHING,
-    without: Tensor | None = None,
-    keys: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """As `mean_of_rows`, and the number of entries in each mean."""  # [index, d], [index]
+    """  # [index, d], [index]
     seed = torch.randint(2**31, (1,), device=table.device) if hidden.ratio else None
     look = _Look(rows.values, rows.offsets, index, without, keys, seed, hidden.ratio, hidden.each_row)
     means, counts = _MeanOfRows.apply(table, *look)  # type: ignore[no-untyped-call]
