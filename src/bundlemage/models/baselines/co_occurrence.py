@@ -68,8 +68,7 @@ class CoOccurrence(Completer):
     def _holders(self) -> SparseRows:
         """Each item's bundles. With `cosine` a bundle counts less if the item has more bundles."""
         rows = Ragged(self.holders, self.holder_offsets)
-        plain = SparseRows.of(rows, self.sizes.bundles)
         if self.config.normalise == "count":
-            return plain
+            return SparseRows.of(rows, self.sizes.bundles)
         weights = rows.lengths.clamp(min=1).float().rsqrt()[rows.row_of_entry()]
         return SparseRows(rows, weights, self.sizes.bundles)

@@ -19,8 +19,11 @@ Tables = tuple[Tensor, Tensor]
 """One tensor for users and one for bundles, or two views of one of them."""
 
 
-class ContrastConfig(ViewsConfig):
-    """The settings of models with a contrastive loss."""
+class CrossCBRConfig(ViewsConfig):
+    """Weight and temperature of the contrast are those published for Youshu. The augmentation is a choice.
+
+    Without `weight_decay` the model is at its best after a dozen epochs, and less accurate.
+    """
 
     space = ViewsConfig.space | {
         "contrast": Between(0.005, 0.5, log=True),
@@ -36,7 +39,7 @@ class ContrastConfig(ViewsConfig):
 class ContrastModel(ViewsModel):
     """Adds a contrastive loss of users and of bundles to the pairwise loss."""
 
-    config: ContrastConfig
+    config: CrossCBRConfig
 
     @abstractmethod
     def contrasted(self, tables: Tables, chosen: Tables) -> list[Tables]:
@@ -53,13 +56,6 @@ class ContrastModel(ViewsModel):
         return loss
 
 
-class CrossCBRConfig(ContrastConfig):
-    """Weight and temperature of the contrast are those published for Youshu. The augmentation is a choice.
-
-    Without `weight_decay` the model is at its best after a dozen epochs, and less accurate.
-    """
-
-
 class CrossCBR(ContrastModel):
     """A view by items (a bundle is the mean of its items) and a view by bundles, whose scores add up.
 
@@ -73,7 +69,6 @@ class CrossCBR(ContrastModel):
         "KDD 2022"
     )
     config_class = CrossCBRConfig
-    config: CrossCBRConfig
     views = 2
 
     def propagate(self) -> tuple[Tensor, Tensor]:
@@ -88,10 +83,10 @@ class CrossCBR(ContrastModel):
         return [(by_items, by_bundles) for by_items, by_bundles in views]
 
 
-class MultiCBRConfig(ContrastConfig):
+class MultiCBRConfig(CrossCBRConfig):
     """Vectors, batches and step size as published. The fusion, the contrast and its augmentation are ours."""
 
-    space = ContrastConfig.space | {
+    space = CrossCBRConfig.space | {
         "user_bundle_weight": Between(0.0, 1.0),
         "user_item_weight": Between(0.0, 1.0),
         "bundle_item_weight": Between(0.0, 1.0),

@@ -198,8 +198,7 @@ class GramSmot(Matcher, Completer, Learner):
         self.not_owned = Negatives(data.user_bundle, self.sizes.bundles)
         self.items_not_owned = Negatives(data.user_item, self.sizes.items)
         if config.bundle_bias:
-            sales = data.user_bundle.counts(self.sizes.bundles)
-            self.log_sales.copy_(sales.log1p())
+            self.log_sales.copy_(data.user_bundle.counts(self.sizes.bundles).log1p())
 
     # ── Places ───────────────────────────────────────────────────────────────────────────────────
 
