@@ -118,8 +118,8 @@ class Recommender(Asker):
     def calibrate(self, split: Split) -> None:
         """Find `calibration` and `new_bundle_credit`, unless they are known, from the split of the fitting.
 
-        `fit` does this unless it was told not to, or was interrupted. The credit needs a small model that is
-        trained on matching alone. Saving writes both, and does not look for them.
+        `fit` does this, except with `calibrate=False` or after an interruption. The credit needs a small
+        model that is trained on matching alone. Saving writes both, and does not look for them.
         """
         self.check_same_shop(split)
         if self.calibration is None:

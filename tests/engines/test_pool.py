@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from bundlemage.engines.base import engine
-from bundlemage.engines.ray.cluster import Cluster
 from bundlemage.errors import ClusterError, ConfigError, DeviceError
 
 
@@ -111,14 +110,14 @@ class _Idle:
 def test_each_has_its_share_of_the_machines(ray_cluster: None) -> None:
     from bundlemage.engines.ray.resources import Resources, resources
 
-    assert resources(Cluster(None, 2), "auto") == resources(Cluster(), "auto") == Resources(2, 1)
-    assert resources(Cluster(None, 1), "cpu").options == {"num_cpus": 2}
+    assert resources(2, "auto") == resources(None, "auto") == Resources(2, 1)
+    assert resources(1, "cpu").options == {"num_cpus": 2}
     with pytest.raises(DeviceError, match="not present on any machine of the cluster"):
-        resources(Cluster(None, 2), "cuda")
+        resources(2, "cuda")
     with pytest.raises(
         ClusterError, match=r"3 workers want a processor .* with 2 processors, has room for 2"
     ):
-        resources(Cluster(None, 3), "cpu")
+        resources(3, "cpu")
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,10 @@ from bundlemage.live import EMPTY, Live, Question, Stock
 from bundlemage.recommender import evaluate_beside_popularity
 from bundlemage.retraining import retrain as retraining
 from bundlemage.retraining.comparing import DECISIVE, compare, fresh_cases, hold_out
-from bundlemage.retraining.retrain import RetrainingObserver, retrain
+from bundlemage.retraining.retrain import retrain
 from bundlemage.store.records import Bundle, CatalogueChange, InteractionRecord, Item, Owned
 from bundlemage.store.repository import Store
-from bundlemage.training.history import EpochRecord
+from bundlemage.training.history import EpochRecord, Observer
 from tests.growing_shop import (
     QUICK,
     USERS,
@@ -202,11 +202,10 @@ def test_too_few_users_to_ask_about(file_store: Store, little_learned: Path, tmp
     open_early(file_store, little_learned)
     sell(file_store, 29)
 
-    class Refusing(RetrainingObserver):
-        def on_split(self, split: Split, serving: str) -> None:
-            raise AssertionError("it trains")
+    def refuse(split: Split, serving: str) -> None:
+        raise AssertionError("it trains")
 
-    waiting = retrain(file_store, observers=[Refusing()])
+    waiting = retrain(file_store, on_split=refuse)
     assert (waiting.published, waiting.cases, waiting.training) == (False, 29, None)
     assert "29 users" in waiting.reason
     assert retrain(file_store, min_cases=29, models=tmp_path / "a").comparison is not None
@@ -390,7 +389,7 @@ def test_interrupted_nothing_is_published(file_store: Store, little_learned: Pat
     open_early(file_store, little_learned)
     sell(file_store)
 
-    class CtrlC(RetrainingObserver):
+    class CtrlC(Observer):
         def on_epoch(self, record: EpochRecord) -> None:
             raise KeyboardInterrupt
 
@@ -428,10 +427,11 @@ def test_one_at_a_time(store: Store) -> None:
 
 RETRAINING = """
 import sys, time
-from bundlemage.retraining.retrain import RetrainingObserver, retrain
+from bundlemage.retraining.retrain import retrain
 from bundlemage.store.repository import Store
+from bundlemage.training.history import Observer
 
-class Slow(RetrainingObserver):
+class Slow(Observer):
     def on_epoch(self, record):
         if record.epoch == 3:
             print("training", flush=True)

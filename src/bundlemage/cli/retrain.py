@@ -12,8 +12,8 @@ from bundlemage.cli.serve import Database, check_extra, database_url, open_store
 from bundlemage.progress import Shown
 
 if TYPE_CHECKING:
+    from bundlemage.data.splits import Split
     from bundlemage.retraining.retrain import Retrained
-    from bundlemage.training.history import Observer
 
 
 def retrain(
@@ -55,7 +55,7 @@ def retrain(
             force=force,
             tolerance=tolerance,
             seed=seed,
-            observers=[_on_split()],
+            on_split=_announce,
             progress=progress,
         )
     if not as_json:
@@ -80,24 +80,17 @@ def retrain(
     )
 
 
-def _on_split() -> Observer:
-    """An observer that prints the size of the training data and of the comparison."""
-    from bundlemage.data.splits import Split
-    from bundlemage.retraining.retrain import RetrainingObserver
-
-    class Announcing(RetrainingObserver):
-        def on_split(self, split: Split, serving: str) -> None:
-            show.note(show.described(split.dataset))
-            cases = len(split.test) if split.test else 0
-            compared = (
-                f"{cases:,} users have a bundle that is new to the serving model {serving}; "
-                "both models are tested on these"
-                if cases
-                else f"nothing is compared with the serving model {serving}"
-            )
-            show.note(f"{compared}; learning from {split.train.user_bundle.nnz:,} user-bundle pairs")
-
-    return Announcing()
+def _announce(split: Split, serving: str) -> None:
+    """Print the size of the training data and of the comparison."""
+    show.note(show.described(split.dataset))
+    cases = len(split.test) if split.test else 0
+    compared = (
+        f"{cases:,} users have a bundle that is new to the serving model {serving}; both models are tested "
+        "on these"
+        if cases
+        else f"nothing is compared with the serving model {serving}"
+    )
+    show.note(f"{compared}; learning from {split.train.user_bundle.nnz:,} user-bundle pairs")
 
 
 def _show(outcome: Retrained, decisive: str) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from typing import Any, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from torch import Tensor
 from bundlemage.core.filters import Filter, Mask, Shelf
 from bundlemage.core.history import History, Id, NewBundles, User
 from bundlemage.core.ranking import Ranker, Ranking
-from bundlemage.data.dataset import BundleDataset
+from bundlemage.data.dataset import BundleDataset, row_of
 from bundlemage.errors import ConfigError
 from bundlemage.models.base import Histories, Interactions, Model, SalesScorer, require
 from bundlemage.models.ragged import Contents, Ragged
@@ -284,8 +284,8 @@ class Shop:
                 positions.append(-1)
             else:
                 row = self.dataset.users.position(str(user))
-                items.append(_row(self.dataset.user_item, row))
-                bundles.append(_row(self.dataset.user_bundle, row))
+                items.append(row_of(self.dataset.user_item, row).tolist())
+                bundles.append(row_of(self.dataset.user_bundle, row).tolist())
                 positions.append(row)
         histories = Histories(
             Ragged.from_lists(items, self.device),
@@ -319,8 +319,3 @@ def _contents(known: Ragged, more: tuple[tuple[int, ...], ...], expected: tuple[
         sales += [math.nan] * (len(more) - len(sales))
         later = Contents.of(later, torch.tensor(sales, device=known.values.device))
     return known.append(later)
-
-
-def _row(matrix: Any, row: int) -> list[int]:
-    positions: list[int] = matrix.indices[matrix.indptr[row] : matrix.indptr[row + 1]].tolist()
-    return positions

@@ -53,6 +53,12 @@ def binary_matrix(rows: npt.ArrayLike, columns: npt.ArrayLike, shape: tuple[int,
     return frozen(sparse.csr_matrix((np.ones(len(keys), np.float32), indices, indptr), shape=shape))
 
 
+def row_of(matrix: sparse.csr_matrix, row: int) -> Positions:
+    """The columns of the entries in one row."""
+    columns: Positions = matrix.indices[matrix.indptr[row] : matrix.indptr[row + 1]]
+    return columns
+
+
 def frozen(matrix: sparse.csr_matrix) -> sparse.csr_matrix:
     """Makes the arrays of a matrix read-only, and returns it."""
     for array in (matrix.data, matrix.indices, matrix.indptr):

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from bundlemage.data.dataset import BundleDataset, Positions, binary_matrix, pairs_of
+from bundlemage.data.dataset import BundleDataset, Positions, binary_matrix, pairs_of, row_of
 from bundlemage.errors import ConfigError, Problem
 
 Random = np.random.Generator
@@ -231,7 +231,7 @@ def completion_cases(train: BundleDataset, plan: SplitPlan) -> tuple[Mask, Gener
     held_out = _mask(len(train.bundles), random.permutation(usable)[:count])
     chosen = np.flatnonzero(held_out).astype(np.int32)
     buyers = sparse.csc_matrix(train.user_bundle)
-    drawn = [_draw(_row(buyers, bundle), USERS_PER_BUNDLE, random) for bundle in chosen.tolist()]
+    drawn = [_draw(row_of(buyers, bundle), USERS_PER_BUNDLE, random) for bundle in chosen.tolist()]
     users = [row if len(row) else np.array([len(train.users)]) for row in drawn]
     rows = np.repeat(np.arange(len(users)), [len(row) for row in users])
     cases = _completions(train, held_out, np.concatenate(users), rows, plan, random)
@@ -279,7 +279,7 @@ def leave_one_out(
     """
     allowed = np.flatnonzero(~held_out)
     drawn = [
-        _draw(np.setdiff1d(allowed, _row(dataset.user_bundle, user), assume_unique=True), negatives, random)
+        _draw(np.setdiff1d(allowed, row_of(dataset.user_bundle, user), assume_unique=True), negatives, random)
         for user in users
     ]
     candidates = padded([np.concatenate([[bundle], row]) for bundle, row in zip(bundles, drawn, strict=True)])
@@ -321,18 +321,13 @@ def _completions(
     hidden, shown, candidates = [], [], []
     everything = np.arange(len(dataset.items))
     for bundle in np.flatnonzero(held_out).tolist():
-        items = random.permutation(_row(dataset.bundle_item, bundle))
+        items = random.permutation(row_of(dataset.bundle_item, bundle))
         others = np.delete(everything, items)
         hidden.append(items[:positives])
         shown.append(items[positives:])
         candidates.append(np.concatenate([items[:positives], _draw(others, 99 * positives, random)]))
     partial, right = (_rows_to_matrix(part, len(dataset.items)) for part in (shown, hidden))
     return GenerationCases(users.astype(np.int32), rows.astype(np.int32), partial, right, padded(candidates))
-
-
-def _row(matrix: sparse.csr_matrix, row: int) -> Positions:
-    columns: Positions = matrix.indices[matrix.indptr[row] : matrix.indptr[row + 1]]
-    return columns
 
 
 def _draw(pool: npt.NDArray[np.integer], count: int, random: Random) -> npt.NDArray[np.integer]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from bundlemage.errors import ConfigError
 from bundlemage.progress import Progress, in_silence
@@ -46,16 +46,14 @@ class ModelJob:
     @cached_property
     def recommender(self) -> Recommender:
         """The model, loaded when it is first needed."""
-        return self.load(self.device)
-
-    def load(self, device: str) -> Recommender:
-        """Load the model on `device` unless it is loaded already."""
         from bundlemage.recommender import Recommender
 
-        if "recommender" not in self.__dict__:
-            self.__dict__["recommender"] = Recommender.load(self.model, device=device)
-        loaded: Recommender = self.__dict__["recommender"]
-        return loaded
+        return Recommender.load(self.model, device=self.device)
+
+    def load(self, device: str) -> None:
+        """Load the model on `device` unless it is loaded already."""
+        if "recommender" not in vars(self):
+            vars(self)["recommender"] = replace(self, device=device).recommender
 
     def __getstate__(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self)}
@@ -86,16 +84,17 @@ _DATABASE_FILE = re.compile(
 """The URL of a database file with a relative path."""
 
 
-class Workers(Protocol):
-    """The processes that share one job."""
+class Workers:
+    """The processes that share one job: this process alone, unless a subclass says otherwise."""
 
-    count: int
+    count: int = 1
 
     def each(
         self, make: Callable[[AnyJob], Callable[[Piece], Result]], job: AnyJob, pieces: Iterable[Piece]
     ) -> Iterator[Result]:
         """Yield the result of each piece, in order. Each process calls `make(job)` once, before its first
         piece, and the function that this returns for every piece."""
+        return map(make(job), pieces)
 
 
 class Engine(ABC):
@@ -168,6 +167,37 @@ class Engine(ABC):
             return run(job, workers, progress)
 
 
+class LocalEngine(Engine):
+    """This machine. One process does a job; training and tuning may have several."""
+
+    name: ClassVar[str] = "local"
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.workers = workers or 1
+        self.alone = self.workers == 1
+
+    @contextmanager
+    def working(self, doing: str, device: str) -> Iterator[Workers]:
+        if not self.alone:
+            raise ConfigError(
+                f"here, {doing} is done by one process, and --workers says {self.workers}: add --engine ray, "
+                "or leave it out"
+            )
+        yield Workers()
+
+    def train_one(self, job: TrainingJob, model: Model, observers: Sequence[Observer] = ()) -> TrainingResult:
+        from bundlemage.engines.training import train_here
+
+        return train_here(job, model, observers, self.workers)
+
+    def tune(self, search: Search, progress: Progress = in_silence) -> Study:
+        from bundlemage.training.devices import resolve_device
+        from bundlemage.tuning.session import tune
+
+        resolve_device(search.device)
+        return tune(search, progress, self.workers)
+
+
 def engine(name: str = "local", *, address: str | None = None, workers: int | None = None) -> Engine:
     """`local` is this machine; `ray` is a Ray cluster.
 
@@ -185,6 +215,4 @@ def engine(name: str = "local", *, address: str | None = None, workers: int | No
         return RayEngine(address, workers)
     if address is not None:
         raise ConfigError("an address is that of a Ray cluster: add --engine ray, or leave it out")
-    from bundlemage.engines.local import LocalEngine
-
     return LocalEngine(workers)

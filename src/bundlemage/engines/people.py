@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -19,18 +19,9 @@ from bundlemage.models.ragged import Ragged
 from bundlemage.recommender import Sales
 
 
-class People(Protocol):
-    """Users in a fixed order, which are read by ranges."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, start: int, end: int) -> tuple[pa.Array, Histories]:
-        """The ids and the histories of these users."""
-
-
 class ModelPeople:
-    """The users that a saved model was trained on. Its pairs are sorted by user, so a range of users is a
-    range of rows, which the statistics of the Parquet file locate."""
+    """The users that a saved model was trained on, in their order. The model's pairs are sorted by user, so a
+    range of users is a range of rows, which the statistics of the Parquet file locate."""
 
     def __init__(self, model: Path) -> None:
         self._users = _open(model / "users.parquet")
@@ -42,6 +33,7 @@ class ModelPeople:
         return int(self._users.metadata.num_rows)
 
     def read(self, start: int, end: int) -> tuple[pa.Array, Histories]:
+        """The ids and the histories of a range of users."""
         users = torch.arange(start, end)
         return self._ids(start, end), Histories(
             self._items.rows(start, end), self._bundles.rows(start, end), users
@@ -73,6 +65,7 @@ class LayoutPeople:
         return self._layout.sizes["users"]
 
     def read(self, start: int, end: int) -> tuple[pa.Array, Histories]:
+        """The ids and the histories of a range of users."""
         tables = []
         for part, first, last in zip(self._parts, self._edges, self._edges[1:], strict=False):
             here = range(max(start, first), min(end, last))
@@ -88,6 +81,9 @@ class LayoutPeople:
         if self._last is None or self._last[0] != part:
             self._last = part, read_part(self._layout.folder, part)
         return self._last[1]
+
+
+People: TypeAlias = ModelPeople | LayoutPeople
 
 
 def _ragged(column: pa.ChunkedArray) -> Ragged:

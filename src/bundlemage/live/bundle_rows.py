@@ -15,7 +15,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from bundlemage.data.dataset import BundleDataset, binary_matrix
+from bundlemage.data.dataset import BundleDataset, binary_matrix, row_of
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.models.base import Interactions
 from bundlemage.models.ragged import Contents
@@ -65,7 +65,7 @@ class BundleRows:
             inside = sorted({items[name] for name in bundle.items if name in items})
             if place is None:
                 rows[new_places[bundle.id]] = inside
-            elif inside != self._contents(place):
+            elif inside != row_of(dataset.bundle_item, place).tolist():
                 rows[place] = inside
         if not rows:
             return self
@@ -86,7 +86,7 @@ class BundleRows:
         return replace(plain, bundle_item=Contents.of(plain.bundle_item, expected))
 
     def _expected_sales(self) -> Tensor | None:
-        """The expected sales of each bundle that came later; nan where none are given."""  # [bundles]
+        """The expected sales of each bundle that came later; nan if they are not known."""  # [bundles]
         if self.sales is None:
             return None
         places = self.dataset.bundles.known_positions
@@ -123,11 +123,6 @@ class BundleRows:
     @cached_property
     def _owners(self) -> Positions:
         return np.repeat(np.arange(len(self.dataset.bundles)), np.diff(self.dataset.bundle_item.indptr))
-
-    def _contents(self, place: int) -> list[int]:
-        matrix = self.dataset.bundle_item
-        contents: list[int] = matrix.indices[matrix.indptr[place] : matrix.indptr[place + 1]].tolist()
-        return contents
 
 
 def _expected(bundle: Bundle) -> float | str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -102,45 +103,36 @@ class Live(Asker):
                 f"{model.title} knows only the users it was trained on, so it cannot serve a shop with new "
                 "users: 'bundlemage models' lists the models that can, under 'new users'"
             )
+        self.recommender, self.calibration, self.record = recommender, recommender.calibration, record
+        self.stock, self.sales = stock, sales
         known = model.known_sales().cpu() if can(model, SalesScorer) else None
-        rows = BundleRows.of(recommender.dataset, recommender.shop.device, known)
-        bundles, items = len(rows.dataset.bundles), len(rows.dataset.items)
+        self._rows = BundleRows.of(recommender.dataset, recommender.shop.device, known)
+        bundles, items = len(self._rows.dataset.bundles), len(self._rows.dataset.items)
         nothing_sold = np.zeros(items, np.int64), np.zeros(bundles, np.int64)
-        trade = Trade(*nothing_sold, np.ones(items, bool), np.ones(bundles, bool))
+        self._trade = Trade(*nothing_sold, np.ones(items, bool), np.ones(bundles, bool))
+        self._in_stock = np.zeros(bundles, bool)
         in_order = sorted(stock.bundles.values(), key=lambda bundle: bundle.id)
-        everything = CatalogueChange(stock.version, list(stock.items.values()), in_order)
-        self.sales, self.record = sales, record
-        self._open(recommender, rows, trade, np.zeros(bundles, bool), stock, everything, sales)
+        self._apply(CatalogueChange(stock.version, list(stock.items.values()), in_order), sales)
 
     def after(self, change: CatalogueChange, sales: Sales | None = None) -> Live:
         """The same model in the shop after a change. What has not changed is not computed again."""
-        live = object.__new__(Live)
-        Asker.__init__(live)
-        stock = self.stock.after(change)
-        live.sales, live.record = self.sales if sales is None else sales, self.record
-        live._open(self.recommender, self._rows, self.shop.trade, self._in_stock, stock, change, sales)
+        live = copy(self)
+        live.stock = self.stock.after(change)
+        live.sales = self.sales if sales is None else sales
+        live._apply(change, sales)
         return live
 
-    def _open(
-        self,
-        recommender: Recommender,
-        rows: BundleRows,
-        trade: Trade,
-        in_stock: npt.NDArray[np.bool_],
-        stock: Stock,
-        change: CatalogueChange,
-        sales: Sales | None,
-    ) -> None:
-        """Take over what was known by position, and apply a change to it.
+    def _apply(self, change: CatalogueChange, sales: Sales | None) -> None:
+        """Apply a change, which `stock` has already, to what is known by position.
 
-        `stock` is that after the change; `sales` are None if they are the same as before.
+        `sales` are None if they are the same as before. Arrays are replaced: other snapshots share them.
         """
-        self.recommender, self.calibration, self.stock = recommender, recommender.calibration, stock
-        self._rows = rows.after(change.bundles)
-        more = len(self._rows.dataset.bundles) - len(rows.dataset.bundles)
-        trade = trade.with_more_bundles(more)
-        self._in_stock = np.concatenate([in_stock, np.zeros(more, bool)])
+        before, stock = len(self._rows.dataset.bundles), self.stock
+        self._rows = self._rows.after(change.bundles)
         dataset = self._rows.dataset
+        more = len(dataset.bundles) - before
+        trade = self._trade.with_more_bundles(more)
+        self._in_stock = np.concatenate([self._in_stock, np.zeros(more, bool)])
         items, bundles = dataset.items.known_positions, dataset.bundles.known_positions
         if sales is not None:
             trade = replace(
@@ -155,7 +147,8 @@ class Live(Asker):
             bundle, place = stock.bundles[name], bundles[name]
             trade.bundles_gone[place] = not stock.sellable(bundle)
             self._in_stock[place] = stock.in_stock(bundle)
-        self._fitted = (recommender.model, LiveShop(self._rows, trade, stock, self._in_stock))
+        self._trade = trade
+        self._fitted = (self.recommender.model, LiveShop(self._rows, trade, stock, self._in_stock))
 
     def in_model(self, item: str) -> bool:
         """Whether the model knows an item."""

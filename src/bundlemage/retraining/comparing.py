@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from bundlemage.core.answering import rows_at_a_time
-from bundlemage.data.dataset import BundleDataset, binary_matrix
+from bundlemage.data.dataset import BundleDataset, binary_matrix, row_of
 from bundlemage.data.splits import MatchingCases, Split, SplitPlan, leave_one_out
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.evaluation.metrics import DEFAULT_KS, ranking_metrics
@@ -27,7 +27,7 @@ from bundlemage.store.records import Owned, Sales
 
 DECISIVE = "ndcg@10"
 LONGEST = max(DEFAULT_KS)
-"""The length of the lists that the models are asked for."""
+"""The number of bundles that each model recommends to a user."""
 PROTOCOL = "retrain"
 
 Pairs = npt.NDArray[np.intp]
@@ -176,4 +176,4 @@ def compare(
 
 
 def _names(matrix: Any, row: int, vocabulary: Vocabulary) -> list[str]:
-    return [vocabulary[place] for place in matrix.indices[matrix.indptr[row] : matrix.indptr[row + 1]]]
+    return [vocabulary[place] for place in row_of(matrix, row)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from bundlemage.artifact.files import artifact_version
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.errors import ArtifactError, ConfigError, SupersededError, UnsupportedError
 from bundlemage.evaluation.protocols import Evaluation
-from bundlemage.live import EMPTY, load_published
+from bundlemage.live import EMPTY, load_published, record_of
 from bundlemage.models.base import Matcher, Sizes, can
 from bundlemage.models.registry import build
 from bundlemage.progress import Progress, in_silence
@@ -53,13 +52,6 @@ class Retrained:
     training: TrainingResult | None = None
 
 
-class RetrainingObserver(Observer):
-    """An observer of training that also sees the data before it."""
-
-    def on_split(self, split: Split, serving: str) -> None:
-        """Called before training, with the split and the version that serves."""
-
-
 def retrain(
     store: Store,
     *,
@@ -69,6 +61,7 @@ def retrain(
     tolerance: float = 0.0,
     min_cases: int = MIN_CASES,
     seed: int | None = None,
+    on_split: Callable[[Split, str], None] = lambda *_: None,
     observers: Sequence[Observer] = (),
     progress: Progress = in_silence,
 ) -> Retrained:
@@ -78,6 +71,7 @@ def retrain(
     It is saved in the folder `models`, or beside the serving one. Its `DECISIVE` metric may be lower by
     `tolerance`. `force` publishes it whatever the comparison says, and without a comparison if fewer than
     `min_cases` users have a bundle to compare by. Raises `BusyError` if another retraining is running.
+    `on_split` is called before the training, with its data and the version that serves.
     """
     if not tolerance >= 0:
         raise ConfigError(f"the tolerance is {tolerance!r}; it must be a number from 0 up")
@@ -111,9 +105,7 @@ def retrain(
             return replace(outcome, reason=_too_few(len(cases), min_cases))
         compared = cases if enough and comparable else cases[:0]
         split = hold_out(dataset, compared, plan, random)
-        for observer in observers:
-            if isinstance(observer, RetrainingObserver):
-                observer.on_split(split, record.version)
+        on_split(split, record.version)
         candidate.fit(split, observers=[*observers, EpochProgress(progress)], progress=False)
         if candidate.training is not None and candidate.training.interrupted:
             raise KeyboardInterrupt  # half a training is no candidate
@@ -163,7 +155,7 @@ def _publish(
         about |= {"decided_by": DECISIVE, "tolerance": tolerance, **vars(outcome.comparison)}
     candidate.metrics = {"test": [row.to_json() for row in outcome.test], "retrain": about}
     path = candidate.save(_new_folder(folder, Path(serving.path).name)).resolve()
-    record = ModelRecord(artifact_version(path), str(path), candidate.model_name, candidate.metrics)
+    record = record_of(path)
     try:
         store.publish(record, instead_of=None if force else serving.version)
     except SupersededError as error:

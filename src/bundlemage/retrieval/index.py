@@ -218,7 +218,7 @@ class BundleIndex:
         users = self.model.factors_of_users(histories, contents)
         owned = histories.bundles
         past = 0 if include_owned or not len(owned) else min(int(owned.lengths.max()), OWNED_LOOKED_PAST)
-        positions = self._search(users, k + past, cells, view)  # [rows, found], -1 for none
+        positions = self._search(users, k + past, cells, view)  # [rows, k + past], -1 for none
         missing = positions < 0
         positions = positions.clamp(min=0)
         scores = (self.factors.vectors[positions] @ users[:, :, None])[:, :, 0]
@@ -252,17 +252,17 @@ class BundleIndex:
         _, positions = self._cells.search(queries, count, params=settings)
         return torch.from_numpy(np.sort(positions, axis=1)).to(users.device)
 
-    def _others(self, users: Tensor, found: Tensor) -> Tensor:
-        """The logarithm of the sum of exp(score) over all bundles but `found`, estimated by the sample."""
+    def _others(self, users: Tensor, positions: Tensor) -> Tensor:
+        """The logarithm of the sum of exp(score) over the bundles at other positions, by the sample."""
         terms = users @ self._sample_vectors + self._sample_weights  # [rows, sample]
-        place = torch.where(found < 0, -1, self._place_in_sample[found.clamp(min=0)])
+        place = torch.where(positions < 0, -1, self._place_in_sample[positions.clamp(min=0)])
         rows, columns = (place >= 0).nonzero(as_tuple=True)
         terms[rows, place[rows, columns].long()] = -torch.inf
         return torch.logsumexp(terms, 1)  # [rows]
 
 
 def _among(positions: Tensor, owned: Ragged, columns: int) -> Tensor:
-    """True for each position that is in the same row of `owned`."""  # [rows, found] bool
+    """True for each position that is in the same row of `owned`."""  # like `positions`
     rows = torch.arange(len(positions), device=positions.device)
     return torch.isin(positions + rows[:, None] * columns, owned.values + owned.row_of_entry() * columns)
 
@@ -280,13 +280,8 @@ def _empty(rows: int, k: int, like: Tensor) -> Ranking:
 
 def _put(ranking: Ranking, rows: Tensor, others: Ranking) -> None:
     """Replace the answers of some rows."""
-    for mine, theirs in (
-        (ranking.positions, others.positions),
-        (ranking.chances, others.chances),
-        (ranking.counts, others.counts),
-        (ranking.popular, others.popular),
-    ):
-        mine[rows] = theirs.to(mine.dtype)
+    for name, mine in vars(ranking).items():
+        mine[rows] = getattr(others, name).to(mine.dtype)
 
 
 def _for_faiss(points: Tensor) -> npt.NDArray[np.float32]:

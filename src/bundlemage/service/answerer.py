@@ -150,18 +150,18 @@ class Answerer:
         try:
             record = self.store.model(version)
             if record is not None:
-                self._swap(record, publish=False)
+                self.load(record, publish=False)
         except Exception as error:
             self.failed[version] = str(error)
             log.exception(
                 "the published model %s cannot be loaded; the previous one goes on serving", version
             )
 
-    def load(self, record: ModelRecord) -> None:
-        """Load a model while the current one serves, publish it unless it is, and swap the two."""
-        self._swap(record, publish=True)
+    def load(self, record: ModelRecord, *, publish: bool = True) -> None:
+        """Load a model while the current one serves, publish it unless it is, and swap the two.
 
-    def _swap(self, record: ModelRecord, *, publish: bool) -> None:
+        Without `publish`, nothing happens if another model is published by now.
+        """
         with self._loading:
             published = self.store.state().model == record.version
             if not published and not publish:  # another model was published while this waited
@@ -221,7 +221,7 @@ class Answerer:
                 raise
 
     def close(self) -> None:
-        """Answer what has been asked, write what was served, and stop."""
+        """Answer the questions that wait, write what was served, and stop."""
         self._stop.set()
         self._housekeeper.join(timeout=10)
         self.batcher.close()

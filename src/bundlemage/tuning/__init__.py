@@ -1,1 +1,1 @@
-"""Tuning: the best settings of a model, found by trial on validation cases."""
+"""Tuning: search for the best settings of a model, by trials on validation cases."""

@@ -46,7 +46,7 @@ def check_matches(model: Model) -> None:
 
 
 class Session:
-    """Checks the whole request when it is made, before the first training."""
+    """A search. The whole request is checked here, before the first training."""
 
     def __init__(self, search: Search, progress: Progress) -> None:
         try:
@@ -253,7 +253,7 @@ def _fit(model_name: str, settings: Mapping[str, Any], split: Split, watch: _Cur
         raise KeyboardInterrupt
     if watch.curve:
         return max(watch.curve)
-    # A model that counts or solves has no epochs, and is asked once.
+    # A model that counts or solves has no epochs, and is judged once.
     data = Interactions.of(split.train, resolve_device(config.device))
     return means(MatchingExam(split.validation, data).metrics(model))[SELECTION_METRIC]
 

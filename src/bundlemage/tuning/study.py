@@ -45,7 +45,7 @@ class Search:
 
     def __post_init__(self) -> None:
         if self.trials < 1:
-            raise ConfigError(f"trials is {self.trials}; at least one must be made")
+            raise ConfigError(f"trials is {self.trials}; at least one is needed")
         if self.timeout is not None and not self.timeout > 0:
             raise ConfigError(f"timeout is {self.timeout:g}; it must be a number of seconds above 0")
 

@@ -11,7 +11,7 @@ from typing import Any, Generic
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError
 
-from bundlemage.engines.base import AnyJob, Piece, Result, written_out
+from bundlemage.engines.base import AnyJob, Piece, Result, Workers, written_out
 from bundlemage.engines.ray.resources import Resources
 from bundlemage.errors import ClusterError
 from bundlemage.training.pool import Died, Pool, Task, Work
@@ -22,7 +22,7 @@ LOST_AT_MOST = 3
 """How often the process of a piece may die, for example with its machine, before the job fails."""
 
 
-class RayWorkers:
+class RayWorkers(Workers):
     """Processes of a cluster that do the pieces of one job."""
 
     def __init__(self, resources: Resources) -> None:
@@ -47,7 +47,7 @@ class RayWorkers:
                 yield ray.get(waiting.popleft())
         except (RayActorError, OutOfMemoryError) as error:
             raise ClusterError(
-                f"given up, as a process was lost {LOST_AT_MOST} times at the same piece of work: it may "
+                f"stopped, because a process was lost {LOST_AT_MOST} times at the same piece of work: it may "
                 "need more memory than its machine has. Use fewer workers, so that each has more, or larger "
                 "machines"
             ) from error

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import ray
 
-from bundlemage.engines.ray.cluster import Cluster
 from bundlemage.errors import ClusterError, DeviceError
 
 SMALLEST = 10_000
@@ -41,14 +40,14 @@ class Machine(NamedTuple):
     gpus: int
 
 
-def resources(cluster: Cluster, device: str, *, whole_gpus: bool = False) -> Resources:
+def resources(workers: int | None, device: str, *, whole_gpus: bool = False) -> Resources:
     """For the number of workers that the user chose, or else one for each GPU, or else for each processor.
 
     `whole_gpus`: no two processes share a GPU, as the processes of one training cannot.
     """
     alive = (node["Resources"] for node in ray.nodes() if node["Alive"])
     machines = [Machine(int(has.get("CPU", 0)), int(has.get("GPU", 0))) for has in alive]
-    return divided(machines, cluster.workers, device, whole_gpus=whole_gpus)
+    return divided(machines, workers, device, whole_gpus=whole_gpus)
 
 
 def divided(

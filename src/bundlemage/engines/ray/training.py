@@ -7,17 +7,14 @@ import shutil
 import threading
 import time
 from collections.abc import Sequence
-from queue import Empty
 from typing import Any
 
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 from ray.util.queue import Queue
 
-from bundlemage.engines.processes import GO_ON
-from bundlemage.engines.ray.cluster import Cluster
 from bundlemage.engines.ray.resources import resources
-from bundlemage.engines.training import TrainingJob, train_part
+from bundlemage.engines.training import GO_ON, TrainingJob, train_part
 from bundlemage.errors import BundleMageError, ClusterError
 from bundlemage.models.base import Model
 from bundlemage.training.history import Observer, Teller, show
@@ -28,11 +25,11 @@ REPLACED_AT_MOST = 3
 
 
 def train(
-    job: TrainingJob, cluster: Cluster, model: Model, observers: Sequence[Observer] = ()
+    job: TrainingJob, workers: int | None, model: Model, observers: Sequence[Observer] = ()
 ) -> TrainingResult:
     """Train one model with the processes of a cluster."""
     started = time.perf_counter()
-    share = resources(cluster, job.device, whole_gpus=True)
+    share = resources(workers, job.device, whole_gpus=True)
     job = job.begin()
     scratch = job.folder.with_name(f"{job.folder.name}.ray")  # for Ray Train itself, on shared storage
     events, refusals = (Queue(actor_options={"num_cpus": 0}) for _ in range(2))
@@ -56,13 +53,19 @@ def train(
     logging.getLogger("ray.train").setLevel(logging.ERROR)
     failure: Exception | None = None
     interrupted = False
+    watching = threading.Thread(target=_show_all, args=(events, observers), daemon=True)
+    watching.start()
     try:
-        with _Audience(events, observers):
-            trainer.fit()
+        trainer.fit()
     except KeyboardInterrupt:
         interrupted = True
     except Exception as error:
         failure = error
+    events.put(None)
+    watching.join()
+    events.shutdown(force=True)
+    for observer in observers:
+        observer.on_end()
     shutil.rmtree(scratch, ignore_errors=True)
     if not refusals.empty():
         raise refusals.get()
@@ -86,31 +89,7 @@ def _worker(config: dict[str, Any]) -> None:
         raise  # so that no process waits for this one
 
 
-class _Audience:
-    """Shows the progress of the first worker, while this process waits for Ray Train."""
-
-    def __init__(self, events: Queue, observers: Sequence[Observer]) -> None:
-        self.events, self.observers = events, observers
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self._look_on, daemon=True)
-
-    def __enter__(self) -> None:
-        self.thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.over.set()
-        self.thread.join()
-        for observer in self.observers:
-            observer.on_end()
-        self.events.shutdown(force=True)
-
-    def _look_on(self) -> None:
-        while True:
-            ending = self.over.is_set()
-            try:
-                event = self.events.get(timeout=0.2)
-            except Empty:
-                if ending:
-                    return
-                continue
-            show(event, self.observers)
+def _show_all(events: Queue, observers: Sequence[Observer]) -> None:
+    """Show the progress of the first worker, while this process waits for Ray Train. None is the end."""
+    while (event := events.get()) is not None:
+        show(event, observers)
