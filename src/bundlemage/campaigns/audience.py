@@ -77,7 +77,7 @@ def forecast(
         price=price,
         list_price=list_price,
         discount=discount,
-        asked=audience.asked,
+        asked=audience.users,
         expected=expected,
         above=audience.above if calibration else None,
         threshold=calibration.threshold if calibration else None,
@@ -198,7 +198,7 @@ class _CrowdAnswer:
         np.float64
     ]  # [bundles], sums of chances, or of probabilities if there is no calibration
     above: int
-    asked: int
+    users: int
     best: _Users
 
 
@@ -221,7 +221,7 @@ class _Crowd:
         contents = self.shop.interactions.bundle_item
         owners = _Owners(new, contents, len(self.shop.dataset.items))
         totals = torch.zeros(len(bundles), dtype=torch.float64)
-        above, asked, leading = 0, 0, None
+        above, users, leading = 0, 0, None
         for number, (ids, histories) in enumerate(self._people()):
             if not len(ids):
                 continue
@@ -235,12 +235,12 @@ class _Crowd:
                 first = chances[:, 0].masked_fill(theirs[:, 0], -1.0)
                 if self.calibration is not None:
                     above += int((first > self.calibration.threshold).sum())
-                asked += len(ids)
+                users += len(ids)
                 batch = _Users(list(ids), first, logs[:, 0].exp(), histories).best(best)
                 leading = batch if leading is None else leading.with_more(batch).best(best)
         if leading is None:
             raise ConfigError("the shop has no users, so a bundle has no audience")
-        return _CrowdAnswer(totals.numpy(), above, asked, leading)
+        return _CrowdAnswer(totals.numpy(), above, users, leading)
 
     def _normaliser(self, number: int, ids: Sequence[str], histories: Histories) -> Tensor:
         users = hash(tuple(ids))

@@ -30,39 +30,22 @@ class Scored:
     """The number of users without a history."""
 
 
-@dataclass(frozen=True)
 class Offer:
-    """The bundles of a campaign by their positions in the shop, with their facts."""
+    """The bundles of a campaign by their positions in the shop, with their facts and the limits."""
 
-    settings: Campaign
-    model: Model
-    shop: Shop
-    calibration: Calibration | None
-    wanted: Whole  # positions of all bundles that pass the filters
-    bundles: Whole  # [candidates], those of them with room for at least one showing
-    prices: Floats  # [bundles of the shop], NaN if unknown
-    limits: Limits
-    left_out: int
-    """The number of bundles that pass the filters, but lack a price or discount that the campaign needs."""
-
-    @classmethod
-    def of(cls, settings: Campaign, model: Model, shop: Shop, calibration: Calibration | None) -> Offer:
+    def __init__(self, settings: Campaign, model: Model, shop: Shop, calibration: Calibration | None) -> None:
+        self.settings, self.model, self.shop, self.calibration = settings, model, shop, calibration
+        takings = settings.value == "takings"
+        self.prices = _prices(shop, needed=takings)  # [bundles of the shop], NaN if unknown
+        costs = None if settings.budget is None else _discount_costs(shop)
         through = np.isfinite(shop.bundles(settings.where).hidden.cpu().numpy())
-        known = np.ones_like(through)
-        costs = None
-        if settings.value == "takings":
-            try:
-                known &= np.isfinite(shop.bundle_shelf.prices)
-            except ConfigError:
-                raise ConfigError(
-                    "takings are not known, because no bundle has a price: put a column 'price' into the "
-                    "table of bundles and train again, or maximise sales"
-                ) from None
-        if settings.budget is not None:
-            costs = _discount_costs(shop)
-            known &= np.isfinite(costs)
-        wanted = np.flatnonzero(through & known)
-        if not len(wanted):
+        known = np.ones_like(through) if costs is None else np.isfinite(costs)
+        known &= np.isfinite(self.prices) | (not takings)
+        self.left_out = int((through & ~known).sum())
+        """The number of bundles that pass the filters, but lack a price or discount that is needed."""
+        self.wanted = np.flatnonzero(through & known)
+        """Positions of all bundles that pass the filters."""
+        if not len(self.wanted):
             raise ConfigError(
                 "there is no bundle to show: the shop has none that passes the filters"
                 + (" and whose price and discount are known" if through.any() else "")
@@ -78,17 +61,16 @@ class Offer:
                 settings.budget,
             )
 
-        limits = limits_of(wanted)
+        limits = limits_of(self.wanted)
         most = limits.affordable(limits.room)
-        bundles = wanted[most >= 1 if settings.reserve == "shown" else most > 0]
-        if not len(bundles):
+        self.bundles = self.wanted[most >= 1 if settings.reserve == "shown" else most > 0]
+        """[candidates]: those of the wanted bundles with room for at least one showing."""
+        if not len(self.bundles):
             raise ConfigError(
-                f"there is no bundle to show: of the {len(wanted):,} that pass the filters, the limits have "
-                "no room for a single one. Raise the budget, or check the stock"
+                f"there is no bundle to show: of the {len(self.wanted):,} that pass the filters, the limits "
+                "have no room for a single one. Raise the budget, or check the stock"
             )
-        left_out = int((through & ~known).sum())
-        prices = _prices(shop)
-        return cls(settings, model, shop, calibration, wanted, bundles, prices, limits_of(bundles), left_out)
+        self.limits = limits_of(self.bundles)
 
     def _everything(self, users: Whole) -> tuple[Floats, int]:
         """The chance of each wanted bundle, 0 for bundles that a user has; and the number of users without a
@@ -161,10 +143,15 @@ def stock_of(shop: Shop) -> Whole:
     return np.maximum(stock, 0)
 
 
-def _prices(shop: Shop) -> Floats:
+def _prices(shop: Shop, *, needed: bool) -> Floats:
     try:
         return shop.bundle_shelf.prices
-    except ConfigError:  # `of` raises an error if the campaign needs prices
+    except ConfigError:
+        if needed:
+            raise ConfigError(
+                "takings are not known, because no bundle has a price: put a column 'price' into the table "
+                "of bundles and train again, or maximise sales"
+            ) from None
         return np.full(len(shop.dataset.bundles), np.nan)
 
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from bundlemage.campaigns.limits import Block, Floats, Limits, Whole, highest, serve_best
+from bundlemage.campaigns.limits import Floats, Limits, Whole, highest, serve_best
 from bundlemage.campaigns.offer import Offer
 from bundlemage.campaigns.prices import CANDIDATES, Demand, UserSample, learn
 
@@ -92,7 +92,9 @@ class Planner:
         most = self.offer.settings.different_at_most
         if most is None or most >= len(self.offer.bundles):
             return Plan(any_bundle)
-        chosen = self._choice(most)
+        count = min(len(self._drawn), self.block_users)
+        some = self._drawn[np.linspace(0, len(self._drawn) - 1, count).astype(np.int64)]
+        chosen = Choice(self.offer, some, most, len(self.users)).best()
         prices = learn(Demand(self._sample(self._drawn, chosen), limits, per_user), room)
         return Plan(_own_limits(sample, limits, prices, room, chosen), chosen, any_bundle)
 
@@ -125,19 +127,6 @@ class Planner:
     def _sample(self, users: Whole, among: Whole | None) -> UserSample:
         return UserSample.of((self.offer.scored(part).block for part in self.blocks(users)), among)
 
-    def _choice(self, most: int) -> Whole:
-        count = min(len(self._drawn), self.block_users)
-        users = self._drawn[np.linspace(0, len(self._drawn) - 1, count).astype(np.int64)]
-        limits = self.offer.limits
-        return Choice(
-            block=self.offer.scored(users).block,
-            limits=limits,
-            room=limits.room / limits.units * (count / len(self.users)),
-            per_user=self.offer.settings.per_user,
-            most=most,
-            whole=count == len(self.users),
-        ).best()
-
 
 def _own_limits(sample: UserSample, limits: Limits, prices: Floats, room: Floats, chosen: Whole) -> Floats:
     """Adds prices for the limit "shown" of bundles that were not chosen.
@@ -163,19 +152,17 @@ def _own_limits(sample: UserSample, limits: Limits, prices: Floats, room: Floats
 # ── The choice of bundles, if the number of different bundles is limited ─────────────────────────
 
 
-@dataclass
 class Choice:
-    """The search for a set of bundles, on a sample of users."""
+    """The search for a set of at most `most` bundles, on a sample of users out of `everyone`."""
 
-    block: Block
-    limits: Limits
-    room: Floats
-    """The room of each limit for these users."""
-    per_user: int
-    most: int
-    whole: bool
-    """Whether these are all users. Then a user gets a whole bundle or none; in a sample, also a fraction."""
-    left: float = field(default=float(WORK))
+    def __init__(self, offer: Offer, users: Whole, most: int, everyone: int) -> None:
+        self.block, self.limits = offer.scored(users).block, offer.limits
+        self.per_user, self.most = offer.settings.per_user, most
+        self.room = self.limits.room / self.limits.units * (len(users) / everyone)
+        """The room of each limit for these users."""
+        self.whole = len(users) == everyone
+        """Whether these are all users. Then a user gets a whole bundle or none; in a sample, also a part."""
+        self.left = WORK
 
     def best(self) -> Whole:
         """Chooses by greedy gains, then exchanges single bundles as long as that is better."""

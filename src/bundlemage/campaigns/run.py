@@ -69,7 +69,7 @@ def run_campaign(
     does it. Returns the summary, which is also written to the folder.
     """
     places = _positions(shop, users)
-    offer = Offer.of(settings, model, shop, calibration)
+    offer = Offer(settings, model, shop, calibration)
     folder = CampaignFolder(path, settings.format)
     folder.check(resume=resume)
     identity = {**settings.to_json(), **offer.fingerprints(places)}

@@ -129,8 +129,10 @@ class BundleModel:
                 NO_LIMIT if upper is None else new.get(upper, limit.most),
             )
 
-        self._keep(self.total(rules.size), len(rules.start) + 1, MOST_ITEMS)
-        for each in (rules.size, *rules.sums):
+        least, largest = bounds(rules.size)
+        sizes = max(least, len(rules.start) + 1), min(largest, MOST_ITEMS)
+        self._keep(self.total(rules.size), *sizes)
+        for each in rules.sums:
             self._keep(self.total(each), *bounds(each))
         group_of_entry = np.repeat(np.arange(len(rules.groups)), np.diff(self._members.edges))
         reach = self._so_far + np.bincount(group_of_entry, most[self._members.values], len(rules.groups))
@@ -138,7 +140,7 @@ class BundleModel:
         for number in binding if counted is None else sorted(set(binding) & set(counted)):
             self._keep(self.in_group(number), *bounds(rules.groups[number]))
         if rules.earlier:
-            self._keep_apart(*bounds(rules.size))
+            self._keep_apart(*sizes)
 
     def total(self, each: Sum) -> Any:
         """A sum over the items of the bundle."""
@@ -162,16 +164,15 @@ class BundleModel:
         return cp().LinearExpr.weighted_sum(self.counts, weights.tolist())
 
     def _keep(self, total: Any, least: int, most: int) -> None:
-        if most < NO_LIMIT:
-            self.model.add(total <= most)
-        if least > 0:
-            self.model.add(total >= least)
+        if least > 0 or most < NO_LIMIT:
+            self.model.add_linear_constraint(total, least, most)
 
     def _keep_apart(self, least: int, most: int) -> None:
         """Lets the bundle differ from earlier ones: the smaller of two bundles decides how much."""
         added, larger = self.weighted(np.ones(len(self.kinds), np.int64)), dict[int, Any]()
         for other in self.rules.earlier:
-            shared = self.weighted(np.isin(self.kinds, list(other)).astype(np.int64))
+            members = np.flatnonzero(np.isin(self.kinds, list(other))).tolist()
+            shared = cp().LinearExpr.sum([self.counts[number] for number in members])
             largest = min(most - len(self.inside), len(other))
             self.model.add(shared <= self.rules.most_common(largest))
             for size in range(max(1, least - len(self.inside)), largest):

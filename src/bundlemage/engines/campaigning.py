@@ -53,4 +53,4 @@ def run(job: CampaignJob, workers: Workers, progress: Progress) -> CampaignSumma
 def _asking(job: CampaignJob) -> Callable[[Whole], Scored]:
     """What the model says of a block of users."""
     model = job.recommender
-    return Offer.of(job.campaign, model.model, model.shop, model.calibration).scored
+    return Offer(job.campaign, model.model, model.shop, model.calibration).scored

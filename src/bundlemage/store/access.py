@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy import delete, insert, select, update
 
 from bundlemage.errors import SupersededError
 from bundlemage.store.checks import check_ids, check_time, is_id
@@ -35,16 +34,12 @@ class AccessStore(StorePart):
     def models(self) -> list[ModelRecord]:
         """All published models, the newest first."""
         newest = select(models).order_by(models.c.published_at.desc(), models.c.version.desc())
-        with self._database.read() as connection:
-            return [ModelRecord(**row._mapping) for row in connection.execute(newest)]
+        return [ModelRecord(**row) for row in self._rows(newest)]
 
     def model(self, version: str) -> ModelRecord | None:
         """A published model; None if there is no such version."""
-        if not is_id(version):
-            return None
-        with self._database.read() as connection:
-            row = connection.execute(select(models).where(models.c.version == version)).one_or_none()
-            return None if row is None else ModelRecord(**row._mapping)
+        rows = self._rows(select(models).where(models.c.version == version)) if is_id(version) else []
+        return ModelRecord(**rows[0]) if rows else None
 
     def add_key(self, key: Key) -> None:
         """Write a new API key."""
@@ -55,30 +50,26 @@ class AccessStore(StorePart):
 
     def key(self, key_id: str) -> Key | None:
         """An API key, which may be revoked; None if there is no such id."""
-        with self._database.read() as connection:
-            return _key_of(connection, key_id)
+        rows = self._rows(select(keys).where(keys.c.id == key_id)) if is_id(key_id) else []
+        return Key(**rows[0]) if rows else None
 
     def keys(self) -> list[Key]:
         """All API keys, the oldest first, with the revoked ones."""
-        with self._database.read() as connection:
-            rows = connection.execute(select(keys).order_by(keys.c.created_at, keys.c.id))
-            return [_key(row) for row in rows]
+        return [Key(**row) for row in self._rows(select(keys).order_by(keys.c.created_at, keys.c.id))]
 
     def has_keys(self) -> bool:
         """Whether there is a key that is not revoked."""
-        valid = select(keys.c.id).where(keys.c.revoked_at.is_(None)).limit(1)
-        with self._database.read() as connection:
-            return connection.execute(valid).first() is not None
+        return bool(self._rows(select(keys.c.id).where(keys.c.revoked_at.is_(None)).limit(1)))
 
     def revoke_key(self, key_id: str) -> bool:
         """Revoke a key and end its sessions. Returns False if there is no such key."""
+        if self.key(key_id) is None:
+            return False
+        still_valid = (keys.c.id == key_id, keys.c.revoked_at.is_(None))  # a revoked key keeps its time
         with self._database.write() as connection:
-            key = _key_of(connection, key_id)
-            if key is not None and key.revoked_at is None:  # a revoked key keeps its time
-                this_one = keys.c.id == key_id
-                connection.execute(update(keys).where(this_one).values(revoked_at=datetime.now(UTC)))
-                connection.execute(delete(sessions).where(sessions.c.key_id == key_id))
-            return key is not None
+            connection.execute(update(keys).where(*still_valid).values(revoked_at=datetime.now(UTC)))
+            connection.execute(delete(sessions).where(sessions.c.key_id == key_id))
+        return True
 
     def add_session(self, digest: bytes, key_id: str, expires_at: datetime) -> None:
         """Write a session of the page. Expired sessions are deleted."""
@@ -94,22 +85,10 @@ class AccessStore(StorePart):
             sessions.c.expires_at > datetime.now(UTC),
             keys.c.revoked_at.is_(None),
         )
-        with self._database.read() as connection:
-            row = connection.execute(select(keys).join(sessions).where(*valid)).one_or_none()
-            return None if row is None else _key(row)
+        rows = self._rows(select(keys).join(sessions).where(*valid))
+        return Key(**rows[0]) if rows else None
 
     def end_session(self, digest: bytes) -> None:
         """Delete a session."""
         with self._database.write() as connection:
             connection.execute(delete(sessions).where(sessions.c.digest == digest))
-
-
-def _key_of(connection: Connection, key_id: str) -> Key | None:
-    if not is_id(key_id):
-        return None
-    row = connection.execute(select(keys).where(keys.c.id == key_id)).one_or_none()
-    return None if row is None else _key(row)
-
-
-def _key(row: Row[Any]) -> Key:
-    return Key(**row._mapping)

@@ -19,6 +19,7 @@ from bundlemage.store.records import Bundle, CatalogueChange, Item, State
 Kind = Literal["item", "bundle"]
 _TABLES: dict[Kind, Table] = {"item": items, "bundle": bundles}
 _STATE = select(clock.c.catalogue, clock.c.model)
+ANY_ITEM = select(items.c.id).limit(1)
 _LOCK = select(clock.c.catalogue).with_for_update()
 """Nobody else changes the catalogue until the transaction ends. (SQLite has only one writer anyway.)"""
 _TICK = update(clock).values(catalogue=clock.c.catalogue + 1)
@@ -31,13 +32,11 @@ _QUERIES: dict[Kind, Select[Any]] = {"item": _ITEM, "bundle": _BUNDLE}
 class CatalogueStore(StorePart):
     def state(self) -> State:
         """The version of the catalogue, and the model that is to serve."""
-        with self._database.read() as connection:
-            return _state(connection)
+        return State(**self._rows(_STATE)[0])
 
     def is_empty(self) -> bool:
         """Whether the store has no item yet."""
-        with self._database.read() as connection:
-            return has_no_items(connection)
+        return not self._rows(ANY_ITEM)
 
     def catalogue(self, since: int = 0) -> CatalogueChange:
         """The items and bundles that changed after a version, ordered by id."""
@@ -51,7 +50,7 @@ class CatalogueStore(StorePart):
             item_rows = connection.execute(_ITEM.where(items.c.version > since).order_by(items.c.id))
             bundle_rows = connection.execute(_BUNDLE.where(changed).order_by(bundles.c.id))
             return CatalogueChange(
-                _state(connection).catalogue,
+                connection.execute(_STATE).one().catalogue,
                 [_item(row) for row in item_rows],
                 [_bundle(row, contents[row.id]) for row in bundle_rows],
             )
@@ -91,15 +90,11 @@ class CatalogueStore(StorePart):
             return True
 
 
-def has_no_items(connection: Connection) -> bool:
-    return connection.execute(select(items.c.id).limit(1)).first() is None
-
-
 def next_version(connection: Connection) -> int:
     """Take the next version. This locks the clock until the transaction ends, so that versions become visible
     in order and no reader misses one."""
     connection.execute(_TICK)
-    return _state(connection).catalogue
+    return int(connection.execute(_STATE).one().catalogue)
 
 
 def check_known(connection: Connection, kind: Kind, ids: Iterable[str]) -> None:
@@ -111,10 +106,6 @@ def check_known(connection: Connection, kind: Kind, ids: Iterable[str]) -> None:
         missing = set(wanted).difference(known)
         if missing:
             raise UnknownThingsError(kind, [name for name in wanted if name in missing])
-
-
-def _state(connection: Connection) -> State:
-    return State(*connection.execute(_STATE).one())
 
 
 def _put(connection: Connection, thing: Item | Bundle, only_new: bool = False) -> bool:

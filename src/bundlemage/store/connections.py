@@ -7,12 +7,23 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    RowMapping,
+    Select,
+    create_engine,
+    event,
+    func,
+    make_url,
+    select,
+)
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from bundlemage.errors import BusyError, StoreError
@@ -136,8 +147,7 @@ class Database:
     @property
     def _driver_error(self) -> type[Exception]:
         driver: Any = self._read.dialect.dbapi
-        error: type[Exception] = driver.Error
-        return error
+        return driver.Error  # type: ignore[no-any-return]
 
     def _failure(self, reason: str) -> StoreError:
         first = (reason.strip().splitlines() or ["it gives no reason"])[0]
@@ -212,17 +222,14 @@ class Database:
             try:
                 with self._read.connect() as connection:
                     mode = connection.exec_driver_sql("PRAGMA journal_mode = WAL").scalar()
-            except (
-                SQLAlchemyError
-            ) as error:  # here SQLite does not wait for another process that opens the file
+            except SQLAlchemyError as error:
+                # Here SQLite itself does not wait for another process that opens the file.
                 if "locked" not in str(error) or time.monotonic() > deadline:
                     raise
                 time.sleep(0.02)
                 continue
             if mode != "wal":
-                raise self._failure(
-                    f"the journal mode is {mode!r} instead of 'wal', as on some network disks"
-                )
+                raise self._failure(f"the journal mode is {mode!r}, not 'wal', as on some network disks")
             return
 
 
@@ -240,6 +247,11 @@ class StorePart:
         """Close all connections."""
         self._database.close()
 
+    def _rows(self, query: Select[Any]) -> Sequence[RowMapping]:
+        """The rows of a query by the names of its columns."""
+        with self._database.read() as connection:
+            return connection.execute(query).mappings().all()
+
 
 def _address(url: str) -> URL:
     wanted = "Write sqlite:///path/to/store.db or postgresql://user:password@host:5432/database"
@@ -254,9 +266,8 @@ def _address(url: str) -> URL:
     path = address.database
     if not path or path == ":memory:" or path.startswith("file:"):
         raise StoreError(f"{url}: the store must be a file, so that it outlives the process. {wanted}")
-    return address.set(
-        database=str(Path(path).absolute())
-    )  # so that it stays the same if the process changes its folder
+    # An absolute path stays the same if the process changes its folder.
+    return address.set(database=str(Path(path).absolute()))
 
 
 def _make_file(path: Path) -> None:

@@ -14,7 +14,7 @@ from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import StoreError
 from bundlemage.progress import Progress, in_silence
 from bundlemage.readers.frames import read_frames
-from bundlemage.store.catalogue import has_no_items, next_version
+from bundlemage.store.catalogue import ANY_ITEM, next_version
 from bundlemage.store.checks import check_ids
 from bundlemage.store.connections import StorePart
 from bundlemage.store.dialect import count_rows, insert_many
@@ -30,7 +30,7 @@ class DatasetStore(StorePart):
             check_ids(vocabulary.kind, vocabulary)
         with self._database.write(patient=True) as connection:
             version = next_version(connection)  # from here on nobody else imports
-            if not has_no_items(connection):
+            if connection.execute(ANY_ITEM).first() is not None:
                 raise StoreError(
                     "the store already has a catalogue; a dataset needs an empty store. Give another URL"
                 )
