@@ -1,4 +1,4 @@
-"""Our own PyTorch operators, and whether a tensor's device has Triton kernels for them."""
+"""Registers PyTorch operators, and chooses between our Triton kernels and plain PyTorch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _library = torch.library.Library("bundlemage", "FRAGMENT")  # type: ignore[no-un
 
 
 def operator(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes a function a PyTorch operator, which profilers and recorded graphs see as one operation.
+    """Decorator that registers a function as a PyTorch operator with this schema, and returns the operator.
 
-    (`torch.library.custom_op` does more, and takes seconds to import.)
+    Profilers and recorded graphs see one operation. (`torch.library.custom_op` takes seconds to import.)
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,13 +31,13 @@ def operator(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def kernels_for(tensor: Tensor) -> ModuleType | None:
-    """The Triton kernels for float32 on an NVIDIA GPU, else None: then plain PyTorch is used."""
+    """Returns the Triton kernels for a float32 tensor on an NVIDIA GPU, else None: use plain PyTorch."""
     return _kernels() if tensor.is_cuda and tensor.dtype == torch.float32 else None
 
 
 @cache
 def _kernels() -> ModuleType | None:
-    # On Windows PyTorch has no Triton, and before 2.8 no products of bfloat16 with float32 results.
+    # PyTorch has no Triton on Windows. Before 2.8 it cannot multiply bfloat16 into float32 results.
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if importlib.util.find_spec("triton") is None or version < (2, 8):
         return None

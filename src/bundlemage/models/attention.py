@@ -12,32 +12,33 @@ from torch import Tensor
 from bundlemage.models.ragged import Ragged, Unchanging, offsets_of
 
 SLOPE = 0.2
-"""Of the LeakyReLU on attention scores, as in the publication of graph attention."""
+"""The negative slope of the LeakyReLU on attention scores, as published."""
 BLOCK_ENTRIES = 2**24
-"""How many numbers of edge × dimension exist at a time in the gradient."""
+"""Maximum size, edges × dimensions, of a temporary tensor in the gradient. It bounds memory."""
 
 
 @dataclass(frozen=True)
 class Neighbours(Unchanging):
-    """The nodes that each node of one kind attends to, and the same edges in the other direction."""
+    """The edges from nodes of one kind (the rows) to the nodes that they attend to, in both directions."""
 
     edges: Ragged
     """Row n holds n's neighbours, as positions among all nodes."""
     row: Tensor  # [edges]
+    """The row that each edge starts from."""
     seen_by: Ragged
     """For every node of the graph, the rows that attend to it."""
     edge_of: Ragged
-    """For every node of the graph, the edges that lead to it: beside `seen_by`, entry for entry."""
+    """For every node of the graph, the numbers of the edges that lead to it, in the order of `seen_by`."""
     own: Ragged
-    """For each row, its edges by number."""
+    """For each row, the numbers of its edges."""
     pair: Tensor  # [edges]
-    """Which pair of the data the edge is; hiding a pair hides it both ways."""
+    """The number of the edge's pair in the data. Both edges of a pair are hidden together."""
 
     @classmethod
     def of(
         cls, rows: Tensor, values: Tensor, row_count: int, nodes: int, pair: Tensor | None = None
     ) -> Neighbours:
-        """The edges from `rows` to `values`. Without `pair` each edge is a pair of its own."""
+        """Builds the edges from `rows` to `values`. Without `pair` each edge is a pair of its own."""
         numbers = torch.arange(len(rows), device=rows.device)
         pair = numbers if pair is None else pair
         order = torch.argsort(rows, stable=True)
@@ -53,7 +54,7 @@ class _Attention(torch.autograd.Function):
     """Row n of the result is Σ_j α_nj · table_j over n's neighbours, head by head, with
     α_n = softmax_j LeakyReLU(query_n + key_j).
 
-    The gradient is written out, as the graph knows its edges both ways and autograd would sort them anew.
+    The gradient is written by hand: autograd would sort the edges again, but `Neighbours` has both orders.
     """
 
     @staticmethod
@@ -76,7 +77,7 @@ class _Attention(torch.autograd.Function):
         upstream = upstream.contiguous()
         grad_table = _by_head(near.seen_by, upstream, share.index_select(0, near.edge_of.values))
         grad_share = _products(upstream, table, near, heads)
-        # Σ_j α_nj · ∂α_nj is the product of the result with its gradient.
+        # The gradient of a softmax needs Σ_j α_nj · ∂L/∂α_nj. It equals the result times its gradient.
         mean = (result * upstream).view(len(result), heads, -1).sum(2)
         grad_raw = share * (grad_share - mean.index_select(0, near.row))
         grad_raw = torch.where(raw > 0, grad_raw, SLOPE * grad_raw)
@@ -84,12 +85,12 @@ class _Attention(torch.autograd.Function):
 
 
 def _shares(logits: Tensor, near: Neighbours, kept: Tensor | None) -> Tensor:
-    """A softmax of each row's edges, head by head; zeros for edges that are hidden."""  # [edges, heads]
+    """Attention weights: a softmax over each row's edges, per head; 0 for hidden edges."""  # [edges, heads]
     if kept is not None:
         logits = logits.masked_fill(~kept[:, None], -torch.inf)
     heads = logits.shape[1]
     row = near.row[:, None].expand(-1, heads)
-    lowest = torch.finfo(logits.dtype).min  # stays where all of a row is hidden
+    lowest = torch.finfo(logits.dtype).min  # the maximum of a row if all its edges are hidden
     highest = logits.new_full((len(near.edges), heads), lowest).scatter_reduce(0, row, logits, "amax")
     share = (logits - highest.index_select(0, near.row)).exp_()
     total = near.own.sum_of(share).clamp(min=torch.finfo(share.dtype).tiny)
@@ -98,7 +99,7 @@ def _shares(logits: Tensor, near: Neighbours, kept: Tensor | None) -> Tensor:
 
 
 def _products(left: Tensor, right: Tensor, near: Neighbours, heads: int = 1) -> Tensor:
-    """For each edge the product of its row's vector and its neighbour's, head by head."""  # [edges, heads]
+    """Per edge and head, the dot product of its row in `left` and node in `right`."""  # [edges, heads]
     products = left.new_empty(len(near.row), heads)
     step = max(1, BLOCK_ENTRIES // max(1, left.shape[1]))
     for start in range(0, len(products), step):
@@ -110,7 +111,7 @@ def _products(left: Tensor, right: Tensor, near: Neighbours, heads: int = 1) -> 
 
 
 def _by_head(edges: Ragged, table: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sums over neighbours, each head's weights on its own share of the columns."""
+    """Weighted sums over neighbours. Each head weighs its own part of the columns."""
     parts = table.chunk(weights.shape[1], dim=1)
     sums = [
         edges.weighted_sum_of(part.contiguous(), weights[:, n].contiguous()) for n, part in enumerate(parts)
@@ -119,7 +120,7 @@ def _by_head(edges: Ragged, table: Tensor, weights: Tensor) -> Tensor:
 
 
 def attend(table: Tensor, query: Tensor, key: Tensor, near: Neighbours, kept: Tensor | None = None) -> Tensor:
-    """The weighted sum of each row's neighbours in `near`; zeros for a row without any."""  # [rows, d]
+    """Returns the weighted sum of each row's neighbours; zeros for a row without neighbours."""  # [rows, d]
     result: Tensor = _Attention.apply(table, query, key, near, kept)  # type: ignore[no-untyped-call]
     return result
 
@@ -145,7 +146,7 @@ class _ProductAttention(torch.autograd.Function):
         upstream = upstream.contiguous()
         back = near.edge_of.values
         grad_table = near.seen_by.weighted_sum_of(upstream, share.index_select(0, back))
-        # Σ_j α_nj · ∂α_nj is the product of the result with its gradient.
+        # The gradient of a softmax needs Σ_j α_nj · ∂L/∂α_nj. It equals the result times its gradient.
         mean = (result * upstream).sum(1)
         grad_logit = share * (_products(upstream, table, near)[:, 0] - mean.index_select(0, near.row))
         grad_queries = near.edges.weighted_sum_of(keys, grad_logit)
@@ -154,13 +155,13 @@ class _ProductAttention(torch.autograd.Function):
 
 
 def product_shares(queries: Tensor, keys: Tensor, near: Neighbours, kept: Tensor | None = None) -> Tensor:
-    """Each edge's weight: a softmax over a row's neighbours of the products of query and key."""  # [edges]
+    """Returns each edge's weight: a softmax of query · key over the neighbours of a row."""  # [edges]
     return _shares(_products(queries, keys, near), near, kept)[:, 0]
 
 
 def attend_by_product(
     queries: Tensor, keys: Tensor, table: Tensor, near: Neighbours, kept: Tensor | None = None
 ) -> Tensor:
-    """As `attend`, with weights as in a transformer: by the product of a query and a key."""  # [rows, d]
+    """Like `attend`, with the weights of a transformer: a softmax of query · key."""  # [rows, d]
     result: Tensor = _ProductAttention.apply(queries, keys, table, near, kept)  # type: ignore[no-untyped-call]
     return result

@@ -1,8 +1,8 @@
-"""The contract that every model keeps, in parts: what it can do follows from the parts that its class names.
+"""The interfaces of models, called parts. A model's class inherits from a part for each thing it can do.
 
 `Matcher` scores bundles, `Completer` scores items, `Learner` learns by gradient steps, `Divisible` can be
-trained by several processes, `Indexable` can be searched by an index. Ask with `can`, and use a part with
-`require`.
+trained by several processes, `Indexable` can be searched by an index. `can` tests whether a model has a part,
+and `require` raises an error if it does not.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Histories:
-    """The items and bundles of a batch of users. Bundles are rows of a table of bundle contents."""
+    """The items and bundles of a batch of users. A bundle is given by its row in the table of contents."""
 
     items: Ragged
     bundles: Ragged
     users: Tensor | None = None
-    """Positions of the users in the training data, for models that know no other users."""
+    """The users' positions in the training data, for models that can score only those users."""
 
     def __len__(self) -> int:
         return len(self.items)
@@ -56,7 +56,7 @@ class Histories:
 
 @dataclass(frozen=True)
 class Interactions:
-    """A dataset on a device."""
+    """A dataset as tensors on a device."""
 
     user_item: Ragged
     user_bundle: Ragged
@@ -64,7 +64,7 @@ class Interactions:
     items: int
     """The number of items."""
     held_out: Tensor | None = field(default=None, kw_only=True)
-    """[bundles] bool: bundles whose contents generation must not learn, because it is judged by them."""
+    """[bundles] bool: bundles that test generation, so the model must not learn their contents."""
 
     @classmethod
     def of(cls, dataset: BundleDataset, device: torch.device) -> Interactions:
@@ -81,7 +81,7 @@ class Interactions:
         return Interactions(user_item, user_bundle, bundle_item, self.items, held_out=held_out)
 
     def histories(self, users: Tensor) -> Histories:
-        """The histories of some users, by their positions."""
+        """Returns the histories of the users at these positions."""
         return Histories(self.user_item.rows(users), self.user_bundle.rows(users), users)
 
     @cached_property
@@ -94,9 +94,9 @@ class Interactions:
         return replace(self, user_item=user_item, user_bundle=user_bundle)
 
     def completion(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The user and the bundle of some rows of a phase over `completions` or `user_bundle`.
+        """Returns the user and the bundle of each row of a phase over `completions` or `user_bundle`.
 
-        Rows after the last pair stand for bundles without a buyer. Their user is the one of `with_nobody`.
+        Rows after the last pair are bundles without a buyer. Their user is the extra one of `with_nobody`.
         """
         pairs = len(self.user_bundle.values)
         if not pairs:
@@ -114,7 +114,7 @@ class Interactions:
 
 @dataclass(frozen=True)
 class Factors:
-    """The bundles' side of scores that are a product of two vectors."""
+    """The bundles' part of scores of the form user vector · bundle vector + bias."""
 
     vectors: Tensor  # [bundles, d]
     bias: Tensor  # [bundles]
@@ -134,9 +134,9 @@ class Phase:
     index among the entries of that matrix (`Ragged.entries` returns the pair). `completions`: pairs of a user
     and a bundle, and bundles without a buyer (`Interactions.completion`)."""
     at_most: int | None = None
-    """For pairs: the most pairs of each right side in one epoch, drawn anew each time. None takes all."""
+    """For pairs: the maximum number of pairs per right-hand node in an epoch, drawn at random. None: all."""
     learns_contents: bool = False
-    """Whether the phase learns what is in bundles. Then it leaves out bundles that are held out."""
+    """Whether the phase learns the contents of bundles. If so, it skips held-out bundles."""
 
     def __post_init__(self) -> None:
         if self.over not in get_args(Over):
@@ -148,22 +148,22 @@ class Phase:
 
 
 class Model(nn.Module, ABC):
-    """What every model has. A model also is a `Matcher`, a `Completer`, or both.
+    """The base class of all models. Every model is also a `Matcher`, a `Completer`, or both.
 
-    Everything that must be saved is a parameter or a buffer. A buffer may have a size that follows from the
-    data: register it empty, and loading gives it the saved size.
+    Everything that must be saved is a parameter or a buffer. If the size of a buffer depends on the data,
+    register it empty: loading gives it the saved size.
     """
 
     lacks: ClassVar[str] = ""
-    """Of a part: what to say of a model without it. `{title}` stands for the model's title."""
+    """The error message for a model without this part. `{title}` stands for the model's title."""
 
     name: ClassVar[str]
     title: ClassVar[str]
     publication: ClassVar[str] = ""
-    """Authors, title, venue and year. Empty for a plain rule."""
+    """Authors, title, venue and year. Empty if the model has no publication."""
     config_class: ClassVar[type[ModelConfig]] = ModelConfig
     knows_new_users: ClassVar[bool] = True
-    """Whether it scores for users who were not in the training data."""
+    """Whether the model can score for users who were not in the training data."""
     config: ModelConfig
 
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
@@ -172,19 +172,19 @@ class Model(nn.Module, ABC):
         self.sizes = sizes
 
     def new_buffer(self, name: str, tensor: Tensor) -> Tensor:
-        """Registers a buffer, and returns it to be assigned to the attribute of that name."""
+        """Registers a buffer and returns it, to be assigned to the attribute of the same name."""
         self.register_buffer(name, tensor)
         return tensor
 
     def does(self, kind: type[Model]) -> bool:
-        """Whether the model, with its settings, does the work of a part that its class names."""
+        """Whether the model's settings leave this part of its class switched on."""
         return True
 
     def observe(self, data: Interactions) -> None:
-        """Takes from the training data what no gradient teaches, such as counts and closed forms."""
+        """Computes from the training data what gradients do not learn: counts, closed-form solutions."""
 
     def encoded(self, people: Histories, contents: Ragged) -> Any:
-        """Users in the form that `bundle_fit` and `item_fit` take, so that each is encoded once."""
+        """Encodes users once, for several calls of `bundle_fit` and `item_fit`. Returns their `people`."""
         return people
 
     def checked(self, method: str, scores: Tensor, rows: int, columns: int) -> Tensor:
@@ -193,7 +193,7 @@ class Model(nn.Module, ABC):
         if not isinstance(scores, Tensor) or tuple(scores.shape) != (rows, columns):
             kind = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise UnsupportedError(f"{where} gave {kind}; a tensor of the shape {[rows, columns]} is wanted")
-        # A sum is finite only if every term is. Large terms may add up to infinity, hence the second test.
+        # The sum is a quick test. Large finite scores can add up to infinity, hence the second test.
         if not bool(torch.isfinite(scores.sum())) and not bool(torch.isfinite(scores).all()):
             raise UnsupportedError(
                 f"{where} gave a score that is not a finite number, so there is no ranking"
@@ -212,12 +212,12 @@ Part = TypeVar("Part", bound=Model)
 
 
 def can(model: Model, kind: type[Part]) -> TypeGuard[Part]:
-    """Whether a model does the work of a part, such as `Matcher`, with its settings."""
+    """Whether a model has a part, such as `Matcher`, and its settings leave the part switched on."""
     return isinstance(model, kind) and model.does(kind)
 
 
 def require(model: Model, kind: type[Part]) -> Part:
-    """The model as one of its parts. Raises UnsupportedError if it does not do that work."""
+    """Returns the model, typed as the part. Raises UnsupportedError if it does not have the part."""
     if not can(model, kind):
         raise UnsupportedError(kind.lacks.format(title=model.title))
     return model
@@ -230,16 +230,16 @@ class Matcher(Model):
 
     @abstractmethod
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
-        """A score for every row of `contents`, [rows, bundles].
+        """Returns a score for every bundle, [rows, bundles].
 
-        `contents` has the items of each bundle. The first `sizes.bundles` rows are the bundles of training,
-        and the others came later.
+        `contents` has the items of each bundle. The first `sizes.bundles` rows are the bundles of the
+        training data; the others were added later.
         """
 
     def score_candidates(self, histories: Histories, candidates: Tensor, contents: Ragged) -> Tensor:
-        """Scores of some rows of `contents`, by their positions [rows, candidates].
+        """Returns the scores of `candidates`: for each user, rows of `contents`, [rows, candidates].
 
-        A model overrides it where it is less work to score only some bundles.
+        A model overrides this if scoring only some bundles is less work.
         """
         return self.bundle_scores(histories, contents).gather(1, candidates)
 
@@ -249,24 +249,24 @@ class Matcher(Model):
         return type(self).score_candidates is not Matcher.score_candidates
 
     def score_new_bundles(self, histories: Histories, contents: Ragged, new: Ragged) -> Tensor:
-        """Scores of bundles that are not in `contents`, as `score_bundles` would score them, [rows, new]."""
+        """Returns the scores of bundles that are not in `contents`; `new` has their items, [rows, new]."""
         return self.bundle_scores(histories, contents.append(new))[:, len(contents) :]
 
     def bundle_scores(self, histories: Histories, contents: Ragged) -> Tensor:
-        """The result of `score_bundles`, checked."""
+        """Returns the result of `score_bundles`, with its shape and values checked."""
         scores = self.score_bundles(histories, contents)
         return self.checked("score_bundles", scores, len(histories), len(contents))
 
     def bundle_fit(self, people: Any, which: Tensor, bundles: Tensor, contents: Ragged, among: int) -> Tensor:
-        """How far bundles stand out: a bundle's score less the mean score of the first `among` bundles.
+        """Returns each bundle's score minus the mean score of the first `among` bundles.
 
-        Row n asks about bundle `bundles[n]` for row `which[n]` of `people`, as `encoded` returned them.
+        Entry n is for bundle `bundles[n]` and user `which[n]` of `people`, the result of `encoded`.
         """
         scores = self.bundle_scores(people, contents)
         return scores[which, bundles] - scores[:, :among].mean(1)[which]  # [rows]
 
     def known_users(self, histories: Histories) -> Tensor:
-        """Positions of users of the training data, for a model that knows no others."""
+        """Returns the users' positions in the training data. Raises UnsupportedError for other users."""
         if histories.users is None:
             raise UnsupportedError(f"{self.title} knows only the users it was trained on")
         return histories.users
@@ -276,7 +276,7 @@ class Matcher(Model):
         return histories.bundles.keep(histories.bundles.values < self.sizes.bundles)
 
     def with_unnamed(self, scores: Tensor, contents: Ragged) -> Tensor:
-        """Scores of the bundles of training, with a lower one added for each bundle that came later."""
+        """Appends a score below all others for each bundle that was added after training."""
         later = len(contents) - scores.shape[1]
         if not later:
             return scores
@@ -291,24 +291,24 @@ class Completer(Model):
 
     @abstractmethod
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
-        """A score for every item as an addition to each row of `partial`, [rows, items]."""
+        """Returns a score for adding each item to each incomplete bundle in `partial`, [rows, items]."""
 
     def score_item_candidates(
         self, histories: Histories, partial: Ragged, candidates: Tensor, contents: Ragged
     ) -> Tensor:
-        """Scores of some items, by their positions [rows, candidates], as additions to `partial`."""
+        """Like `score_items`, only for the items at the positions `candidates`, [rows, candidates]."""
         return self.item_scores(histories, partial, contents).gather(1, candidates)
 
     def item_scores(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
-        """The result of `score_items`, checked."""
+        """Returns the result of `score_items`, with its shape and values checked."""
         scores = self.score_items(histories, partial, contents)
         return self.checked("score_items", scores, len(histories), self.sizes.items)
 
     def item_fit(
         self, people: Any, which: Tensor, partial: Ragged, items: Tensor, contents: Ragged
     ) -> Tensor:
-        """As `Matcher.bundle_fit`: an item's score as an addition to a row of `partial`, less the mean over
-        all items."""  # [rows]
+        """Returns the score for adding `items[n]` to row n of `partial`, minus the mean score of all items.
+        User n is row `which[n]` of `people`, the result of `encoded`."""  # [rows]
         scores = self.item_scores(people.rows(which), partial, contents)
         return scores.gather(1, items[:, None])[:, 0] - scores.mean(1)
 
@@ -316,7 +316,7 @@ class Completer(Model):
 class Learner(Model):
     """Learns by gradient steps. Its config class is a `LearnedConfig`."""
 
-    lacks = "{title} does not learn by steps"
+    lacks = "{title} does not learn by gradient steps"
 
     @property
     @abstractmethod
@@ -325,32 +325,32 @@ class Learner(Model):
 
     @abstractmethod
     def loss(self, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
-        """The loss of one batch of a phase, a scalar."""
+        """Returns the loss of one batch, a scalar. `rows` are the batch's rows of `phase.over`."""
 
     def settle(self, data: Interactions) -> None:
-        """Computes buffers that scoring needs from the weights and the training data.
+        """Computes the buffers for scoring from the weights and the training data.
 
-        It is called without gradients after the last step of each epoch. A graph model propagates here.
+        Training calls it without gradients at the end of each epoch. A graph model propagates here.
         """
 
     @property
     def fixed_shapes(self) -> bool:
-        """Whether the size of every array in `loss` follows from the batch size, and nothing in it waits for
-        the device. On a GPU the loop then records a step once and replays it."""
+        """Whether the batch size determines the shape of every tensor in `loss`, and `loss` never waits for
+        the device. If so, the loop records a step once on a GPU and replays it."""
         return False
 
     @property
     def touches_rows(self) -> bool:
-        """Whether `loss` gives sparse gradients of the rows that it looked at."""
+        """Whether `loss` produces sparse gradients, only for the rows of a table that it used."""
         return False
 
 
 class Divisible(Learner):
-    """Can be trained by several processes. It does all sums over items and bundles through `division`."""
+    """Can be trained by several processes. `division` computes all sums over items and bundles."""
 
     lacks = "{title} is not trained by several processes: use one worker"
     divided_tables: ClassVar[tuple[str, ...]]
-    """The parameters with a row for each item, which may be divided by rows among processes."""
+    """The names of the parameters with one row per item. Each process keeps some of the rows."""
 
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)
@@ -360,7 +360,7 @@ class Divisible(Learner):
         """Raises UnsupportedError if several processes cannot train the model with its settings."""
 
     def divide(self, division: Division) -> None:
-        """Makes this the model of one of several processes, which keeps its own rows of the tables."""
+        """Makes this the model of one of several processes, with only that process's rows of the tables."""
         self.check_divisible()
         self.division = division
         for name in self.divided_tables:
@@ -370,7 +370,7 @@ class Divisible(Learner):
 
 
 class Indexable(Matcher):
-    """Its bundle scores are a product of two vectors and a bias, so that an index can search them."""
+    """A bundle's score is user vector · bundle vector + bias, so an index can find the highest scores."""
 
     lacks = (
         "the scores of {title} are not a product of two vectors that an index could search: use it without "
@@ -379,15 +379,15 @@ class Indexable(Matcher):
 
     @abstractmethod
     def factors_of_bundles(self, contents: Ragged, start: int = 0) -> Factors:
-        """The vectors and biases of the rows of `contents` from `start` on."""
+        """Returns the vectors and biases of the bundles of `contents`, beginning at row `start`."""
 
     @abstractmethod
     def factors_of_users(self, histories: Histories, contents: Ragged) -> Tensor:
-        """The vectors of users, [rows, d]."""
+        """Returns a vector for each user, [rows, d]."""
 
 
 class Embedder(Model):
-    """Has vectors that tell which items, and which bundles, are alike."""
+    """Has vectors of items and of bundles that show which of them are similar."""
 
     lacks = "{title} has no vectors of items and bundles, so it cannot say which are alike"
 
@@ -407,13 +407,14 @@ class Gated(Model):
 
     @abstractmethod
     def item_share(self, histories: Histories, contents: Ragged) -> Tensor:
-        """The weight of item history for each user, 0 to 1. Bundle history has the rest."""  # [rows]
+        """Returns each user's weight of item history, 0 to 1. Bundle history has the rest."""  # [rows]
 
 
 class SalesScorer(Matcher):
-    """Its bundle scores have a term for sales, so a bundle that came after training is credited with some.
+    """Its bundle scores contain a term for sales. A bundle added after training needs an assumed number of
+    sales, its credit.
 
-    It reads `Contents.expected_sales`, and has the settings `tasks` and `new_bundle_credit`.
+    The model reads `Contents.expected_sales`, and has the settings `tasks` and `new_bundle_credit`.
     """
 
     lacks = (
@@ -423,12 +424,12 @@ class SalesScorer(Matcher):
 
     @abstractmethod
     def credit_new_bundles(self, sales: float) -> None:
-        """Sets the number of sales that a new bundle is credited with if nothing is expected of it."""
+        """Sets the number of sales assumed for a new bundle that has no expected sales."""
 
     @abstractmethod
     def known_sales(self) -> Tensor:
-        """The sales of each bundle in the training data, [bundles]."""
+        """Returns the sales of each bundle in the training data, [bundles]."""
 
     @abstractmethod
     def popularity_bias(self, sales: Tensor) -> Tensor:
-        """The term of a score for bundles with these sales."""
+        """Returns the score term of bundles with these numbers of sales."""

@@ -15,7 +15,7 @@ from bundlemage.models.ragged import Ragged
 
 
 class BGCNConfig(GraphConfig):
-    """As published, where the publication gives values."""
+    """The published values. Values that the publication does not give are ours."""
 
     space = GraphConfig.space | {
         "weight_decay": OneOf(0.0, 0.000005, 0.00002, 0.0001),
@@ -26,21 +26,21 @@ class BGCNConfig(GraphConfig):
     weight_decay: float = Field(0.00002, ge=0)
     ego_penalty: float = Field(0.0, ge=0)
     layers: int = Field(1, ge=1)
-    """Steps on each of the two graphs. The vectors of all steps and the first vectors are joined."""
+    """The number of layers on each of the two graphs. A node's vectors of all layers are concatenated."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """The dropout rate on the input of a node's next layer."""
+    """The dropout rate on the output of each layer."""
     unit_layers: bool = False
-    """Whether the vectors of each layer after the first get length one before they are joined."""
+    """Whether vectors of each layer except the initial one are scaled to length one before concatenation."""
     hard_negatives: float = Field(0.0, ge=0, le=1)
-    """The chance that a drawn bundle has an item of the user."""
+    """The probability that a negative bundle is drawn among those that contain an item of the user."""
 
 
 class BGCN(GraphModel):
-    """Two levels, each with its own users; a pair's score is the sum of the two levels' scores.
+    """Two levels, user-item and user-bundle. A pair's score is the sum of the two levels' scores.
 
-    The publication trains in two stages, the second with hard negatives. Here they are a setting, which is
-    off by default. These are ours, too: D^(-1/2) A D^(-1/2) for the mean over neighbours, one matrix W for
-    both kinds of nodes of a level, and zeros for nodes without an edge.
+    The publication trains in two stages, the second with hard negatives. Here hard negatives are a setting,
+    off by default. Also our choice: D^(-1/2) A D^(-1/2) instead of the mean over neighbours, one matrix W
+    for both kinds of nodes of a level, and zero vectors for nodes without an edge.
     """
 
     name = "bgcn"
@@ -86,8 +86,8 @@ class BGCN(GraphModel):
         return torch.cat([users_by_items, users], dim=1), torch.cat([by_items, bundles], dim=1)
 
     def _level(self, graph: Bipartite, layers: nn.ModuleList, things: Tensor) -> tuple[Tensor, Tensor]:
-        """Vectors spread between users and items, or between users and bundles. Bundles also take from
-        bundles that share items."""
+        """Propagates vectors on the user-item or the user-bundle graph. Bundles also receive vectors from
+        bundles that share items with them. Returns all layers, concatenated."""
         users, things = graph.connected(self.users, things)
         of_users, of_things = [users], [things]
         for layer in layers:
@@ -109,17 +109,17 @@ class BGCN(GraphModel):
 
 
 def overlap_totals(bundle_item: Bipartite) -> Tensor:
-    """For each bundle, the number of items that each other bundle shares with it, added up."""  # [bundles]
+    """For each bundle, the number of shared items, summed over all other bundles."""  # [bundles]
     sizes = bundle_item.left.lengths
     holders = bundle_item.right.lengths[:, None].float()
     return bundle_item.sum_to_left(holders)[:, 0].round() - sizes
 
 
 def mean_of_overlapping(bundle_item: Bipartite, totals: Tensor, bundles: Tensor) -> Tensor:
-    """The mean of the other bundles, weighted by the number of items in common.
+    """For each bundle, the mean vector of the other bundles, weighted by the number of shared items.
 
-    Two steps over the items give the product with X Xᵀ without making this matrix of bundles² entries. Then
-    its diagonal, a bundle's overlap with itself, is subtracted.
+    Two products with X compute the product with X Xᵀ, without building that bundles × bundles matrix. Its
+    diagonal, the overlap of each bundle with itself, is then subtracted.
     """  # [bundles, d]
     sizes = bundle_item.left.lengths[:, None]
     summed = bundle_item.sum_to_left(bundle_item.sum_to_right(bundles)) - sizes * bundles
@@ -127,7 +127,7 @@ def mean_of_overlapping(bundle_item: Bipartite, totals: Tensor, bundles: Tensor)
 
 
 def any_of(ragged: Ragged, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """One of each row's entries at random, and whether the row has any."""
+    """Returns a random entry of each row, and whether the row has any entries."""
     if not len(ragged.values):
         return torch.zeros_like(rows), torch.zeros_like(rows, dtype=torch.bool)
     lengths = ragged.lengths[rows]

@@ -1,4 +1,4 @@
-"""BPR: matrix factorisation that learns to rank what a user took above what the user did not take."""
+"""BPR: matrix factorisation that learns to rank the bundles that a user took above all others."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bundlemage.models.pairs import PAIRS, PairsConfig, PairsModel, random_vecto
 from bundlemage.models.ragged import Ragged, pick
 
 SPREAD = 0.01
-"""Of the first vectors: so small that the first scores are the biases alone."""
+"""Standard deviation of the initial vectors. It is so small that initial scores are almost only biases."""
 
 
 class BPRConfig(PairsConfig):
-    """λ, the publication's regularisation, is `weight_decay`."""
+    """`weight_decay` is λ, the regularisation of the publication."""
 
     space = PairsConfig.space | {"negatives": OneOf(1, 4, 8)}
 
@@ -38,19 +38,19 @@ class BPR(PairsModel):
         super().__init__(config, sizes)
         self.user_vectors = random_vectors(sizes.users, config.embedding_dim, SPREAD)
         self.bundle_vectors = random_vectors(sizes.bundles, config.embedding_dim, SPREAD)
-        # The only term for a user without bundles: weight decay takes such a user's vector to zero.
+        # For a user without bundles only this term counts: weight decay shrinks the user's vector to zero.
         self.bundle_bias = nn.Parameter(torch.zeros(sizes.bundles))
 
     def observe(self, data: Interactions) -> None:
         super().observe(data)
-        # Without vectors BPR-Opt is highest at b_i − b_j = ln(count_i / count_j), because j is drawn evenly.
-        # From there, the vectors learn taste. From zero, they learn by heart before the biases have grown.
+        # Without vectors, the loss is lowest at b_i − b_j = ln(count_i / count_j), as j is drawn uniformly.
+        # If the biases started at zero, the vectors would overfit before the biases have grown.
         counts = data.user_bundle.counts(self.sizes.bundles)
         with torch.no_grad():
             self.bundle_bias.copy_(counts.log1p())
 
     def loss(self, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
-        """BPR-Opt: −ln σ(x̂_ui − x̂_uj), where u took i and not j."""
+        """BPR-Opt: −ln σ(x̂_ui − x̂_uj), where user u took bundle i and not bundle j."""
         users, choices = self.choices(phase, rows, data)
         user = F.embedding(users, self.user_vectors)[:, None]  # [rows, 1, k]
         return pairwise_loss(self._score(user, choices[:, :1]), self._score(user, choices[:, 1:]))

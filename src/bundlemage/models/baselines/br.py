@@ -1,4 +1,4 @@
-"""BR: bundles ranked by the factors of their items, in two stages of BPR."""
+"""BR: scores a bundle by the factors of its items, learned in two stages of BPR."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ class BRConfig(PairsConfig):
     }
 
     largest_size: int = Field(100, ge=1)
-    """Bundles of this size and above share one size bias."""
+    """Bundles with this number of items or more share one size bias."""
     fine_tune: bool = True
-    """Whether the second stage moves the factors and biases of the first. Without, it learns only how to
-    turn and add them up."""
+    """Whether the second stage also trains the factors and biases of the first stage. If not, it learns only
+    the matrices U and V and the terms that it adds."""
     bundle_bias: bool = False
-    """Whether each bundle of training has a bias of its own. The publication has none."""
+    """Whether each bundle of the training data has its own bias. The publication has none."""
     item_weight: float = Field(1.0, ge=0)
     """The weight of the first stage's loss."""
 
 
 class BR(PairsModel, Indexable, Completer):
-    """A user's score for a bundle is the one for its items, plus terms for their number and compatibility.
+    """A bundle's score is the mean score of its items, plus terms for its size and its items' compatibility.
 
     Stage one is BPR on items: x_ui = β_i + γ_u·γ_i. Stage two is BPR on bundles,
     x_ub = mean_i (β_i + Uγ_u·Vγ_i) + C_|b| + mean_{i≠j} Σ_k w_k γ_ik γ_jk.
-    Only the publication's abstract was available, which names size and compatibility. Their form is our
-    choice: a bias for each size, and for two items the product of their factors with a learned weight for
-    each factor. It is also our choice that both stages run in every epoch.
+    Only the publication's abstract was available. It names size and compatibility, but not their formulas.
+    We chose a bias for each size, and for two items the product of their factors with a learned weight for
+    each factor. We also chose to run both stages in every epoch.
     """
 
     name = "br"
@@ -59,7 +59,7 @@ class BR(PairsModel, Indexable, Completer):
         self.user_factors = nn.Parameter(torch.randn(sizes.users, dim) * 0.1 / dim**0.5)  # γ_u
         self.item_factors = nn.Parameter(torch.randn(sizes.items, dim) * 0.1 / dim**0.5)  # γ_i
         self.item_bias = nn.Parameter(torch.zeros(sizes.items))  # β_i
-        # The second stage begins as the mean of the first stage's scores.
+        # With these initial values, the second stage's score is the mean of the first stage's scores.
         self.turn_user = nn.Parameter(torch.eye(dim))  # U
         self.turn_item = nn.Parameter(torch.eye(dim))  # V
         self.size_bias = nn.Parameter(torch.zeros(config.largest_size + 1))  # C
@@ -88,7 +88,7 @@ class BR(PairsModel, Indexable, Completer):
         if not self.config.fine_tune:
             first_stage = tuple(table.detach() for table in first_stage)
         user_table, item_table, item_bias = first_stage
-        # All bundles at once, because a batch with its negatives names most of them.
+        # All bundles at once, because a batch and its negatives contain most of them.
         columns = self._columns(item_table, item_bias)
         total, squares, bias = self._parts(self.contents.sum_to_left(columns))
         lengths = self.contents.left.lengths
@@ -122,7 +122,7 @@ class BR(PairsModel, Indexable, Completer):
         company = (total.square() - squares) @ self.compatibility / (lengths * (lengths - 1)).clamp(min=1)
         constants = bias / lengths.clamp(min=1) + self._size_bias(lengths) + company
         if self.bundle_bias is not None:
-            # A bundle that came after training has no bias of its own.
+            # A bundle added after training has no bias.
             constants = constants + F.pad(self.bundle_bias, (0, len(constants) - len(self.bundle_bias)))
         return constants
 
@@ -148,7 +148,7 @@ class BR(PairsModel, Indexable, Completer):
         return self._users(histories) @ factors.vectors.T + factors.bias  # [rows, bundles]
 
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
-        """The score of the bundle that consists of a row of `partial` and the item."""
+        """An item's score is the score of the bundle after adding the item to the row of `partial`."""
         user = self._users(histories)
         total, squares, bias = self._sums(partial)
         lengths = partial.lengths[:, None]  # [rows, 1]

@@ -13,7 +13,7 @@ from bundlemage.models.graphs import GraphConfig, ViewsConfig, ViewsModel
 
 
 class BundleGTConfig(ViewsConfig):
-    """Vectors and batches are the publication's. The sizes of the attention are ours."""
+    """The vector length and batch size are the published ones. The sizes of the attention are ours."""
 
     space = ViewsConfig.space | {
         "weight_decay": GraphConfig.space["weight_decay"],
@@ -27,19 +27,19 @@ class BundleGTConfig(ViewsConfig):
     attention_dim: int = Field(16, ge=1)
     """The length of queries and keys."""
     attention_dropout: float = Field(0.0, ge=0, lt=1)
-    """The chance that a token is hidden from attention while learning."""
+    """The probability that a token is hidden from attention during training."""
 
 
 class BundleGT(ViewsModel):
-    """A view by bundles (LightGCN on user-bundle) and a strategy-aware view by tokens, whose scores add up.
+    """The sum of the scores of two views: LightGCN on the user-bundle graph, and attention over tokens.
 
-    From the publication: items are tokens, with vectors that are spread on the user-item graph; attention
-    makes a bundle's strategy-aware vector of its items, and a user's of the bundles and items that the
-    user has; the user-bundle graph and the pairwise loss. The full text was not available, so this was
-    decided here: a bundle's query comes from its vector on the user-bundle graph, a user's from the user's
-    vectors on both graphs; one layer and one head; values are the tokens themselves, without a matrix; one
-    softmax over a user's bundles and items together; no feed-forward layer; a user's own vector on
-    the user-item graph is added to the result of attention; zeros for nodes without an edge.
+    From the publication: items are tokens, and their vectors are propagated on the user-item graph. Attention
+    over its items gives a bundle's strategy-aware vector, and attention over the user's bundles and items
+    gives a user's. The user-bundle graph and the pairwise loss are also published. The full text was not
+    available, so these are our choices: a bundle's query comes from its vector on the user-bundle graph, and
+    a user's query from the user's vectors on both graphs; one layer, one head, no value matrix, no
+    feed-forward layer; one softmax over a user's bundles and items together; a user's vector on the user-item
+    graph is added to the result of attention; nodes without an edge have zero vectors.
     """
 
     name = "bundlegt"
@@ -61,7 +61,7 @@ class BundleGT(ViewsModel):
         bundles, items = self.sizes.bundles, self.sizes.items
         contents = data.bundle_item
         self.tokens_of_bundles = Neighbours.of(contents.row_of_entry(), contents.values, bundles, items)
-        # A user's tokens are bundles, and items numbered after them.
+        # A user's tokens are bundles and items. Items are numbered after the bundles.
         owners = torch.cat([data.user_bundle.row_of_entry(), data.user_item.row_of_entry()])
         owned = torch.cat([data.user_bundle.values, data.user_item.values + bundles])
         self.tokens_of_users = Neighbours.of(owners, owned, self.sizes.users, bundles + items)

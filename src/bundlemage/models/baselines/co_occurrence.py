@@ -1,4 +1,4 @@
-"""Co-occurrence: items that share bundles with those of the partial bundle."""
+"""Co-occurrence: scores items by how many bundles they share with the items of the partial bundle."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from bundlemage.models.config import ModelConfig
 from bundlemage.models.ragged import Ragged
 
 MOST_ADDED = {"count": 0.1, "cosine": 1e-4}
-"""The most that popularity adds: less than one more bundle in common."""
+"""Maximum score for popularity. It is less than the score of one more shared bundle."""
 
 
 class CoOccurrenceConfig(ModelConfig):
-    """How bundles in common are counted."""
+    """How shared bundles are counted."""
 
     normalise: Literal["count", "cosine"] = "cosine"
-    """`count` is the number of bundles in common; `cosine` divides it by √(bundles of one × of the other)."""
+    """`count`: the number n_ij of bundles that hold items i and j. `cosine`: n_ij / √(n_i · n_j)."""
     user_weight: float = Field(0.05, ge=0)
-    """The weight of an item that the user has, where one of the partial bundle has weight 1."""
+    """The weight of an item in the user's history. An item of the partial bundle has weight 1."""
 
 
 class CoOccurrence(Completer):
-    """An item's score is the number of bundles that it shares with each item of the partial bundle.
+    """An item's score is the number of bundles that it shares with the partial bundle's items, summed up.
 
-    The matrix items × items is never made: scoring walks from the partial bundle to the bundles that hold
-    its items, and from those to their other items.
+    The items × items matrix is never built. Scoring goes from the items of the partial bundle to the bundles
+    that contain them, and from those bundles to their other items.
     """
 
     name = "co-occurrence"
@@ -41,7 +41,7 @@ class CoOccurrence(Completer):
     def __init__(self, config: CoOccurrenceConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)
         self.tie_break = self.new_buffer("tie_break", torch.zeros(sizes.items))
-        # The bundles that hold each item.
+        # The bundles that contain each item.
         self.holders = self.new_buffer("holders", torch.zeros(0, dtype=torch.int64))
         offsets = torch.zeros(sizes.items + 1, dtype=torch.int64)
         self.holder_offsets = self.new_buffer("holder_offsets", offsets)
@@ -50,7 +50,7 @@ class CoOccurrence(Completer):
         holders = data.bundle_item.transposed(self.sizes.items)
         self.holders, self.holder_offsets = holders.values, holders.offsets
         in_users = data.user_item.counts(self.sizes.items).float()
-        # By bundles, and among equals by users; between 0 and 1.
+        # Ordered by number of bundles; users, a term between 0 and 1, decide among equals.
         popularity = holders.lengths + in_users / (1 + in_users.amax())
         self.tie_break.copy_(popularity / (1 + popularity.amax()) * MOST_ADDED[self.config.normalise])
 

@@ -1,4 +1,4 @@
-"""CoHeat: a bundle is scored by its items, and the more it has sold the more by its buyers."""
+"""CoHeat: scores a bundle by its items and by its buyers. Buyers weigh more the more it has sold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bundlemage.models.ragged import Ragged
 
 
 class CoHeatConfig(ViewsConfig):
-    """The publication's design. The values that it does not give are ours."""
+    """The published design. Values that the publication does not give are ours."""
 
     space = ViewsConfig.space | {
         "highest_temperature": Between(2.0, 500.0, log=True),
@@ -24,23 +24,23 @@ class CoHeatConfig(ViewsConfig):
     }
 
     highest_temperature: float = Field(20.0, ge=1)
-    """ε: the temperature ψ, the divisor of a bundle's sales, rises from 1 to this."""
+    """ε: the final temperature. The temperature ψ divides a bundle's sales; it rises from 1 to ε."""
     heating_epochs: int = Field(50, ge=1)
-    """T, the number of epochs in which it rises. In the publication it is the length of the whole training,
-    which is not known for a run that stops early or is resumed (ours)."""
+    """T: the number of epochs until the temperature reaches ε. The publication uses the total number of
+    epochs, which is unknown if a run can stop early or be resumed."""
     agreement: float = Field(0.02, ge=0)
-    """λ₁, the weight of alignment and uniformity of the two views."""
+    """λ₁: the weight of the loss for alignment and uniformity of the two views."""
 
 
 class CoHeat(ViewsModel):
-    """A pair's score is γ · the product in the history view (user-bundle graph) + (1 − γ) · that in the
-    affiliation view (user-item graph; a bundle is the mean of its items), γ = tanh(sales / ψ).
+    """A pair's score is γ · history score + (1 − γ) · affiliation score, with γ = tanh(sales / ψ).
 
-    ψ rises while learning, so that weight moves from history, which is learned sooner, to affiliation. From
-    the publication: the two views, γ, the heating ψ = ε^(t/T), alignment and uniformity, the pairwise loss.
-    Decided here: the sum of layers of length one, as in CrossCBR; zeros for nodes without an edge; t runs by
-    steps; with `bundle_bias` a bundle without sales has no bias, so that its score is that of a bundle with
-    the same items that came after training.
+    The history view is the user-bundle graph. The affiliation view is the user-item graph; a bundle is the
+    mean of its items. ψ rises during training: weight moves from history, which is learned sooner, to
+    affiliation. From the publication: the two views, γ, the heating ψ = ε^(t/T), alignment and uniformity,
+    the pairwise loss. Our choices: layers are scaled to length one and added, as in CrossCBR; nodes without
+    an edge are zero; t grows with every step; with `bundle_bias`, a bundle without sales has no bias, so it
+    gets the same score as a bundle with the same items that was added after training.
     """
 
     name = "coheat"
@@ -57,7 +57,7 @@ class CoHeat(ViewsModel):
         super().__init__(config, sizes)
         dim = config.embedding_dim
         self.history_users = first_vectors(sizes.users, dim)
-        # A weight that no gradient moves: it is saved, resumed, and averaged along with the others.
+        # A parameter without a gradient, so that it is saved, resumed and averaged with the others.
         self.epochs_done = nn.Parameter(torch.zeros(()), requires_grad=False)
         self.item_vectors = self.new_buffer("item_vectors", torch.zeros(sizes.items, dim))
 
@@ -70,13 +70,13 @@ class CoHeat(ViewsModel):
         return (self.users, self.history_users), (self.bundles,)
 
     def history_weights(self) -> Tensor:
-        """γ of each bundle at the current temperature: 0 without sales, and nearer to 1 the more it has."""
+        """Returns γ of each bundle at the current temperature: 0 without sales, near 1 with many sales."""
         share = (self.epochs_done / self.config.heating_epochs).clamp(max=1)
         temperature = (share * math.log(self.config.highest_temperature)).exp()  # ψ = ε^(t/T)
         return torch.tanh(self.sales / temperature)  # [bundles, 1]
 
     def both_views(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Users and bundles by history, then both by affiliation."""
+        """Returns the vectors of users and bundles in the history view, then in the affiliation view."""
         history = self.spread(self.user_bundle, self.history_users, self.bundles)
         users, items = self.spread(self.user_item, self.users, self.items)
         return history, (users, self.disturbed(self.bundle_item).mean_to_left(items))
@@ -84,7 +84,7 @@ class CoHeat(ViewsModel):
     def joined(
         self, history: tuple[Tensor, Tensor], affiliation: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Vectors whose product is the weighted sum of the two views' products."""
+        """Joins the views: the product of the joined vectors is the weighted sum of both views' products."""
         weight = self.history_weights()
         users = torch.cat([history[0], affiliation[0]], dim=1)
         return users, torch.cat([weight * history[1], (1 - weight) * affiliation[1]], dim=1)
@@ -119,7 +119,7 @@ class CoHeat(ViewsModel):
         self.train(was_training)
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
-        """Bundles of training are scored by both views, and those that came later by their items."""
+        """Scores bundles of the training data by both views, and later bundles only by their items."""
         users = self.user_vectors[self.known_users(histories)]
         scores = users @ self.bundle_vectors.T  # [rows, bundles]
         known, dim = self.sizes.bundles, self.config.embedding_dim
@@ -131,8 +131,8 @@ class CoHeat(ViewsModel):
 
 
 def agreement_loss(one: Tensor, other: Tensor) -> Tensor:
-    """Alignment and uniformity of two views with rows of length one (Wang and Isola, ICML 2020): the mean of
-    ‖x − y‖² of a row in both, and in each view log of the mean of exp(−2 ‖x − x′‖²) over pairs of rows."""
+    """Alignment plus uniformity of two views with rows of length one (Wang and Isola, ICML 2020).
+    Alignment: mean ‖x − y‖² of a row in both. Uniformity of a view: log mean exp(−2 ‖x − x′‖²)."""
     alignment = (one - other).square().sum(1).mean()
     return alignment + (_uniformity(one) + _uniformity(other)) / 2
 
