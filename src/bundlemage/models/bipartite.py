@@ -1,4 +1,4 @@
-"""Sums over the neighbours in a two-sided graph. The gradient is the same sum in the other direction."""
+"""Sums over neighbours in a bipartite graph. The gradient is the same sum in the opposite direction."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ class Bipartite(Unchanging):
         return cls(edges, edges.transposed(right_nodes))
 
     def sum_to_left(self, right_table: Tensor) -> Tensor:
-        """The sum over each left node's neighbours."""  # [left, d]
+        """For each left node, the sum of its neighbours' rows of `right_table`."""  # [left, d]
         total: Tensor = _NeighbourSum.apply(right_table, self.left, self.right)  # type: ignore[no-untyped-call]
         return total
 
     def sum_to_right(self, left_table: Tensor) -> Tensor:
-        """The sum over each right node's neighbours."""  # [right, d]
+        """For each right node, the sum of its neighbours' rows of `left_table`."""  # [right, d]
         total: Tensor = _NeighbourSum.apply(left_table, self.right, self.left)  # type: ignore[no-untyped-call]
         return total
 
     def mean_to_left(self, right_table: Tensor) -> Tensor:
-        """The mean over neighbours; zeros for a node that has none."""  # [left, d]
+        """As `sum_to_left`, but the mean. A node without neighbours gets zeros."""  # [left, d]
         return self.sum_to_left(right_table) / self.left.lengths.clamp(min=1)[:, None]
 
     def mean_to_right(self, left_table: Tensor) -> Tensor:
-        """The mean over neighbours; zeros for a node that has none."""  # [right, d]
+        """As `sum_to_right`, but the mean. A node without neighbours gets zeros."""  # [right, d]
         return self.sum_to_right(left_table) / self.right.lengths.clamp(min=1)[:, None]
 
     def spread(self, left_table: Tensor, right_table: Tensor) -> tuple[Tensor, Tensor]:
-        """One step of D^(-1/2) A D^(-1/2) in both directions, which LightGCN calls a layer."""
+        """One LightGCN layer: D^(-1/2) A D^(-1/2) in both directions. Returns both new tables."""
         by_left, by_right = (
             side.lengths.clamp(min=1).to(left_table.dtype).rsqrt()[:, None]
             for side in (self.left, self.right)
@@ -54,27 +54,27 @@ class Bipartite(Unchanging):
         return to_left, to_right
 
     def connected(self, left_table: Tensor, right_table: Tensor) -> tuple[Tensor, Tensor]:
-        """The tables with zeros for nodes without an edge. Nothing in this graph teaches their vectors, which
-        would stay random."""
+        """The tables, with zeros for nodes without an edge. This graph cannot train their vectors: they would
+        stay random."""
         by_left, by_right = ((side.lengths > 0)[:, None] for side in (self.left, self.right))
         return left_table * by_left, right_table * by_right
 
     def layers(self, left_table: Tensor, right_table: Tensor, steps: int) -> list[tuple[Tensor, Tensor]]:
-        """The tables of connected nodes, and the tables after each of `steps` steps."""
+        """The result of `connected`, followed by the tables after each of `steps` calls of `spread`."""
         layers = [self.connected(left_table, right_table)]
         for _ in range(steps):
             layers.append(self.spread(*layers[-1]))
         return layers
 
     def thinned(self, ratio: float) -> Bipartite:
-        """The same nodes. Each edge is left out with chance `ratio`."""
+        """Returns a graph with the same nodes. Each edge is dropped with probability `ratio`."""
         return Bipartite.of(mask_whole_batch(self.left, ratio), len(self.right))
 
 
 class _NeighbourSum(torch.autograd.Function):
-    """Row n of the result is Σ of `table` over n's neighbours.
+    """Row n of the result is the sum of `table` over n's neighbours.
 
-    The gradient of embedding_bag would sort the edges in each step. The graph has them in both directions.
+    The gradient of embedding_bag sorts the edges in each step. Here both directions are already sorted.
     """
 
     @staticmethod

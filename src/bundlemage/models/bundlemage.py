@@ -1,7 +1,7 @@
-"""BundleMage, as in Section "Proposed Method" of the paper. Equations have the paper's own labels.
+"""BundleMage, as in Section "Proposed Method" of the paper. Names of equations are the paper's labels.
 
-The settings under "How scores are formed" go beyond the paper: cosines with a temperature, popularity as a
-term of the score, residual layers. The recipe `youshu/bundlemage-paper` switches them off.
+The settings under "How scores are formed" in config.py go beyond the paper: cosines with a temperature,
+popularity as a term of the score, residual layers. The recipe `youshu/bundlemage-paper` switches them off.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ Task = Literal["matching", "generation"]
 
 
 def feed_forward(dim: int) -> nn.Sequential:
-    """FNN: ℝᵈ → ℝᵈᐟ² → ℝᵈ, a ReLU between the two layers and none after."""
+    """FNN: ℝᵈ → ℝᵈᐟ² → ℝᵈ. A ReLU follows the first layer, but not the second."""
     return nn.Sequential(nn.Linear(dim, dim // 2), nn.ReLU(), nn.Linear(dim // 2, dim))
 
 
 class PreMix(nn.Module):
     """Eq. gate: g_u = σ(W¹[p_u; q_u] + b¹), z_u = FNN¹(g_u ⊙ p_u + (1 − g_u) ⊙ q_u).
 
-    It is a weighted mean of two vectors, with a weight for each dimension, and a feed-forward layer on it. In
-    the paper it mixes a user's item history and bundle history. With `pair_mixer="gate"` the same layer also
-    mixes a user with an incomplete bundle. With `residual` the mix is added to the output of FNN¹.
+    It computes a weighted mean of two vectors, with a weight for each dimension, and applies a feed-forward
+    network. In the paper it mixes a user's item history and bundle history. With `pair_mixer="gate"` the same
+    layer also mixes a user with an incomplete bundle. With `residual` the mix is added to the output of FNN¹.
     """
 
     def __init__(self, dim: int, mixer: Mixer, residual: bool = False) -> None:
@@ -63,7 +63,7 @@ class PreMix(nn.Module):
         self.residual = residual
 
     def gate(self, from_items: Tensor, from_bundles: Tensor) -> Tensor:
-        """The weight of the first vector against the second, in each dimension."""
+        """The weight of the first vector in each dimension. The second has one minus this weight."""
         if self.weigh is None:  # the ablation "-Avg"
             return torch.full_like(from_items, 0.5)
         return torch.sigmoid(self.weigh(torch.cat([from_items, from_bundles], dim=1)))  # g_u [rows, d]
@@ -101,10 +101,10 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
             self.project_bundle = nn.Linear(dim, dim // 2)  # W³, b³
             self.join = feed_forward(dim)  # FNN²
         else:
-            self.carry_user = nn.Linear(dim, dim)  # z_u among the vectors of generation
+            self.carry_user = nn.Linear(dim, dim)  # maps z_u to the space of E²
             self.pair_mix = PreMix(dim, "gate", config.residual)
         self.dropout = nn.Dropout(config.dropout)
-        # For matching and generation: the logarithms of the temperatures, and the weights of popularity.
+        # Log-temperatures and popularity weights: first for matching, then for generation.
         self.log_temperatures: Tensor
         temperatures = torch.tensor([config.temperature, config.generation_temperature]).log()
         if config.learn_temperature:
@@ -114,20 +114,20 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
         self.popularity_weights = self.new_buffer("popularity_weights", torch.zeros(2))
         self.sales = self.new_buffer("sales", torch.zeros(sizes.bundles))
         self.item_counts = self.new_buffer("item_counts", torch.zeros(sizes.items))  # bundles with the item
-        # The number of sales that a new bundle is credited with.
+        # The number of sales that is assumed for a new bundle.
         self.new_bundle_credit = self.new_buffer("new_bundle_credit", torch.zeros(()))
         # With `propagation`: E¹ after the last epoch.
         self.spread_items = self.new_buffer("spread_items", torch.zeros(0, dim))
-        # The contents of the bundles of training, and the graph between them and this process's items.
+        # The items of the training bundles, and the graph between these bundles and this process's items.
         self._contents: tuple[Ragged, Bipartite] | None = None
-        # While learning: the terms of scores that are the same for every user.
+        # In training: the part of the scores that is the same for every user (popularity).
         self.bundle_prior: Prior | None = None
         self.item_prior: Prior | None = None
         self._initialise()
 
     @torch.no_grad()
     def _initialise(self) -> None:
-        # Xavier-normal over the whole [items, d] table, though it is stored in parts.
+        # Xavier's standard deviation for the whole [items, d] table. The table is stored in parts.
         spread = self.config.initial_spread or (2.0 / (self.sizes.items + self.config.embedding_dim)) ** 0.5
         for part in (self.item_shared, self.item_matching, self.item_generation):
             part.normal_(0, spread)
@@ -159,14 +159,14 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
         return torch.cat([self.item_shared, self.item_generation], dim=1)  # E²ᵀ [items, d]
 
     def bundle_embeddings(self, item_table: Tensor, contents: Ragged) -> Tensor:
-        """E¹XD⁻¹: a bundle is the mean of its items; an empty one is zero."""  # [bundles, d]
+        """E¹XD⁻¹: the mean of each bundle's items. An empty bundle gets zeros."""  # [bundles, d]
         if self._contents is not None and self._contents[0] is contents:
             sums = self.division.total(self._contents[1].sum_to_left(item_table))
             return sums / contents.lengths.clamp(min=1)[:, None]
         return contents.mean_of(item_table)
 
     def matching_table(self) -> Tensor:
-        """E¹; with `propagation` it is spread over the bundles of training."""  # [items, d]
+        """E¹. With `propagation`, items are averaged over their training bundles."""  # [items, d]
         table = self.matching_embeddings()
         if self.config.propagation:
             assert self._contents is not None
@@ -183,7 +183,7 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
         return z  # [rows, d]
 
     def pair_vectors(self, users: Tensor, bundles: Tensor) -> Tensor:
-        """Eq. pair_rep: z_b^(u) = FNN²([W²z_u + b²; W³z_b + b³]), or a mix by a gate."""
+        """Eq. pair_rep: z_b^(u) = FNN²([W²z_u + b²; W³z_b + b³]), or `PreMix` with a gate."""
         if self.config.pair_mixer == "join":
             joined = torch.cat([self.project_user(users), self.project_bundle(bundles)], dim=1)
             z: Tensor = self.join(joined)
@@ -200,7 +200,7 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
         return self.config.scores == "cosine"
 
     def query(self, z: Tensor, task: Task) -> Tensor:
-        """The vector whose products with `factors` are the scores without the bias."""  # [rows, d]
+        """Scales user vectors: their products with `factors` are the scores without the bias."""  # [rows, d]
         if not self.cosine:
             return z
         return F.normalize(z, dim=1) * (-self.log_temperatures[int(task == "generation")]).exp()
@@ -283,12 +283,12 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
         return self.division.loss_over("items", rows, self.factors(table), self.item_prior)
 
     def row_weights(self, users: Tensor, data: Interactions, targets: Tensor | None = None) -> Tensor:
-        """The weight of each row of a loss: of users in matching, of users with targets in generation."""
+        """The weight of each row of a loss. A row is a user, in generation a user and a target."""
         weight = 1.0 if targets is None else self.config.generation_weight
         weights = torch.full_like(users, weight, dtype=self.item_shared.dtype)
         if self.config.loss_weighting == "mean":
             if targets is not None:
-                # A batch has pairs, and the mean of the equation is over users, hence pairs / users.
+                # The equation averages over users, but a batch holds pairs: multiply by pairs / users.
                 weights = weights * (len(data.user_bundle.values) / self.sizes.users)
             weights = weights / data.user_bundle.lengths[users].clamp(min=1)  # 1 / ‖r_u‖₁
             if targets is not None:
@@ -317,9 +317,9 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
         return self.table("bundles", contents, lambda: rows(self._item_table().rows, contents))
 
     def _bias(self, contents: Ragged, start: int = 0) -> Tensor | None:
-        """The term for sales in the scores of bundles from `start` on.
+        """The popularity term of the scores, for bundles from `start` on.
 
-        A bundle that came after training has no sales yet. It has those expected of it, or the credit.
+        A bundle added after training counts with its expected sales, or with `new_bundle_credit` sales.
         """  # [bundles from start]
         if not self.config.popularity_weight:
             return None
@@ -346,17 +346,17 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
         return self.popularity_weights[1] * self.division.own_items(self.item_counts).log1p()
 
     def _means(self, histories: Histories, contents: Ragged) -> tuple[Tensor, Tensor]:
-        """p_u and q_u."""
+        """Returns p_u and q_u: the mean of each user's items, and of each user's bundles."""
         p = self.division.mean_of_histories(histories, self._item_table().rows)
         return p, histories.bundles.mean_of(self._bundle_table(contents).rows)
 
     def vectors_of_bundles(self, contents: Ragged) -> Tensor:
-        """E¹XD⁻¹, the vectors of matching."""  # [bundles, d]
-        kept = self.kept("bundles", contents)  # vectors of other bundles do not replace those of the shop
+        """E¹XD⁻¹, the bundle vectors used in matching."""  # [bundles, d]
+        kept = self.kept("bundles", contents)  # other bundles must not replace the shop's table
         return self.bundle_embeddings(self._item_table().rows, contents) if kept is None else kept.rows
 
     def factors_of_bundles(self, contents: Ragged, start: int = 0) -> Factors:
-        if start:  # vectors of later bundles do not replace those of the shop
+        if start:  # later bundles must not replace the shop's table
             later = contents.rows(torch.arange(start, len(contents), device=contents.device))
             vectors = self.factors(self.vectors_of_bundles(later))
         else:
@@ -367,31 +367,31 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
     def factors_of_users(self, histories: Histories, contents: Ragged) -> Tensor:
         if self.kept("bundles", contents) is not None:
             return self.query(self.encoded(histories, contents), "matching")
-        # With other contents than the shop's, only the bundles in histories are embedded.
+        # For contents without a kept table, only the bundles in histories are embedded.
         held, places = torch.unique(histories.bundles.values, return_inverse=True)
         p = self.division.mean_of_histories(histories, self._item_table().rows)
         q = Ragged(places, histories.bundles.offsets).mean_of(self.vectors_of_bundles(contents.rows(held)))
         return self.query(self.user_vectors(p, q), "matching")
 
     def item_share(self, histories: Histories, contents: Ragged) -> Tensor:
-        """The mean of g_u over its dimensions."""  # [rows]
+        """For each user, the mean of the gate g_u: the weight of items against bundles."""  # [rows]
         return self.premix.gate(*self._means(histories, contents)).mean(1)
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
-        """Eq. matching_prob before its softmax: (E¹XD⁻¹)ᵀz_u; or the cosine between the two."""
+        """Eq. matching_prob before its softmax: (E¹XD⁻¹)ᵀz_u, or the cosine of the two vectors."""
         z = self.query(self.encoded(histories, contents), "matching")
         table, bias = self._bundle_table(contents).columns, self._bias(contents)
         return z @ table if bias is None else torch.addmm(bias, z, table)  # [rows, bundles]
 
     def score_new_bundles(self, histories: Histories, contents: Ragged, new: Ragged) -> Tensor:
-        """As `score_bundles`. Only the new bundles are embedded."""  # [rows, new]
+        """As `score_bundles`, but only for the bundles in `new`."""  # [rows, new]
         z = self.query(self.encoded(histories, contents), "matching")
         scores = z @ self.factors(new.mean_of(self._item_table().rows)).T
         bias = self._bias(contents.append(new), len(contents))
         return scores if bias is None else scores + bias
 
     def encoded(self, people: Histories, contents: Ragged) -> Tensor:
-        """z_u."""  # [people, d]
+        """Returns z_u for each user."""  # [people, d]
         return self.user_vectors(*self._means(people, contents))
 
     def bundle_fit(
@@ -403,7 +403,7 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
         return fit if bias is None else fit + bias[bundles] - bias[:among].mean()
 
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
-        """Eq. reconstruction before its softmax: E²ᵀz_b^(u); or the cosine between the two."""
+        """Eq. reconstruction before its softmax: E²ᵀz_b^(u), or the cosine of the two vectors."""
         z = self._pair_query(self.encoded(histories, contents), partial)
         columns, bias = self._completing_table().columns, self._item_bias()
         return z @ columns if bias is None else torch.addmm(bias, z, columns)  # [rows, items]
@@ -425,5 +425,5 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
         return fit if bias is None else fit + bias[items] - bias.mean()  # [rows]
 
     def vectors_of_items(self) -> Tensor:
-        """E², the vectors of generation."""  # [items, d]
+        """E², the item vectors used in generation."""  # [items, d]
         return self._completing_table().rows

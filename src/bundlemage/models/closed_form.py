@@ -1,4 +1,4 @@
-"""What models in closed form share: sparse matrices whose products take bounded memory."""
+"""Sparse matrices for models in closed form. Products need bounded memory."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor
 from bundlemage.models.ragged import Ragged
 
 TIE_BREAK = 1e-6
-"""The weight of the logarithm of a count: an order for candidates of which nothing else is known."""
+"""The weight of log-popularity in a score. It only orders candidates that are equal otherwise."""
 WALKS = 2**22
-"""How many pairs of entries a product of two sparse matrices holds at a time."""
+"""The maximum number of pairs of entries that a product of two sparse matrices holds at a time."""
 CELLS = 2**24
-"""How many cells a block of a dense matrix has at most, unless a single row has more."""
+"""The maximum number of cells in a block of a dense matrix. A longer row is a block by itself."""
 
 
 def exact(device: torch.device) -> torch.dtype:
-    """The most precise type of a device: MPS has no float64."""
+    """Returns the most precise float type of a device: MPS has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def blocks(rows: int, width: int) -> Iterator[slice]:
-    """Slices of rows that make dense blocks of bounded size."""
+    """Yields slices that split a dense matrix [rows, width] into blocks of at most `CELLS` cells."""
     step = max(1, CELLS // max(1, width))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
@@ -32,8 +32,7 @@ def blocks(rows: int, width: int) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class SparseRows:
-    """A sparse matrix. `rows` has the columns of each row's entries, and a column that is there twice counts
-    twice."""
+    """A sparse matrix. `rows` holds the columns of each row's entries. Entries of one cell are added up."""
 
     rows: Ragged
     weights: Tensor  # [entries]
@@ -43,7 +42,7 @@ class SparseRows:
     def of(
         cls, rows: Ragged, columns: int, weight: float = 1.0, dtype: torch.dtype = torch.float32
     ) -> SparseRows:
-        """The same weight for every entry."""
+        """Makes a matrix in which every entry has the same weight."""
         weights = torch.full((len(rows.values),), weight, dtype=dtype, device=rows.device)
         return cls(rows, weights, columns)
 
@@ -51,7 +50,7 @@ class SparseRows:
         return len(self.rows)
 
     def block(self, which: slice) -> SparseRows:
-        """Some consecutive rows."""
+        """Returns consecutive rows."""
         offsets = self.rows.offsets[which.start : which.stop + 1]
         entries = slice(int(offsets[0]), int(offsets[-1]))
         return SparseRows(
@@ -59,12 +58,12 @@ class SparseRows:
         )
 
     def above(self, other: SparseRows) -> SparseRows:
-        """These rows, then those of the other."""
+        """Returns these rows followed by the rows of `other`."""
         weights = torch.cat([self.weights, other.weights])
         return SparseRows(self.rows.append(other.rows), weights, self.columns)
 
     def beside(self, other: SparseRows) -> SparseRows:
-        """The columns of the other follow those of this one."""
+        """Returns these columns followed by the columns of `other`."""
         moved = Ragged(other.rows.values + self.columns, other.rows.offsets)
         total = self.columns + other.columns
         return SparseRows(self.rows, self.weights, total).plus(SparseRows(moved, other.weights, total))
@@ -82,10 +81,11 @@ class SparseRows:
         return SparseRows(self.rows.transposed(self.columns), self.weights[order], len(self))
 
     def times(self, other: SparseRows) -> Tensor:
-        """The dense product with another sparse matrix. It walks from each entry to that row of the other."""
+        """The dense product with another sparse matrix. Each entry (r, c) visits all entries in row c of
+        `other`; each visit is called a walk."""
         product = self.weights.new_zeros(len(self) * other.columns)
         row, walks = self.rows.row_of_entry(), other.rows.lengths[self.rows.values]  # [entries]
-        # Where the walk of an entry begins in the other's entries, less how many walks come before it.
+        # For each entry: its first entry in `other`, minus the number of walks before it.
         before = torch.cat([walks.new_zeros(1), walks.cumsum(0)])
         begin = other.rows.offsets[self.rows.values] - before[:-1]
         for first, last in _parts(before):
@@ -99,15 +99,15 @@ class SparseRows:
         return product.view(len(self), other.columns)
 
     def times_dense(self, table: Tensor) -> Tensor:
-        """The product with a dense matrix of `columns` rows."""  # [rows, d]
+        """The product with a dense matrix, which has `columns` rows."""  # [rows, d]
         return self.rows.weighted_sum_of(table, self.weights)
 
 
 def _parts(before: Tensor) -> Iterator[tuple[int, int]]:
-    """Runs of entries with at most `WALKS` walks. `before` has the number of walks before each entry."""
+    """Yields ranges of entries with at most `WALKS` walks. `before`: the walks before each entry."""
     start, entries = 0, len(before) - 1
     while start < entries:
         reach = int(torch.searchsorted(before, before[start] + WALKS, right=True)) - 1
-        end = max(start + 1, reach)  # an entry with more walks than that goes alone
+        end = max(start + 1, reach)  # an entry with more walks is a range by itself
         yield start, end
         start = end

@@ -1,6 +1,6 @@
-"""Settings of models. Each is written once, with its type, bounds and meaning, and an unknown one is refused.
+"""Settings of models: their types, bounds and meaning. An unknown setting is an error.
 
-A config class also declares its `space`: the values among which `bundlemage tune` searches.
+A config class also declares its `space`: the values that `bundlemage tune` tries.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Between:
 
 @dataclass(frozen=True, init=False)
 class OneOf:
-    """One of some values. They need not be numbers."""
+    """One of the listed values. They need not be numbers."""
 
     choices: tuple[Choice, ...]
 
@@ -93,12 +93,12 @@ class ModelConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     space: ClassVar[Space] = {}
-    """What `bundlemage tune` searches by default: the settings that matter most, each with its default among
-    the values."""
+    """The settings that `bundlemage tune` searches by default, and their values. The values of a setting
+    include its default."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """A setting that a subclass only gives another default keeps its description."""
+        """Copies a setting's description from the base class if a subclass only changes the default."""
         for name, field in cls.model_fields.items():
             if field.description is None:
                 bases = (base for base in cls.__mro__[1:] if issubclass(base, ModelConfig))
@@ -108,7 +108,7 @@ class ModelConfig(BaseModel):
                 field.description = next(described, None)
 
     seed: int = Field(0, ge=0, lt=2**32)
-    """Decides everything that is random: first weights, order of batches, masks, dropout."""
+    """Seed of all random numbers: initial weights, order of batches, masks, dropout."""
     device: str = "auto"
     """`auto` (CUDA, then MPS, then CPU), or a name such as `cpu`, `cuda`, `cuda:1`, `mps`."""
 
@@ -123,29 +123,29 @@ class LearnedConfig(ModelConfig):
     }
 
     epochs: int = Field(200, ge=1)
-    """The most passes over the training data."""
+    """Maximum number of passes over the training data."""
     patience: int = Field(50, ge=1)
-    """Stop after this many epochs without a better value on validation. In a small shop an epoch has few
-    steps, so the first dozens of epochs may show no progress."""
+    """Stop after this many epochs without a better validation score. In a small shop an epoch has few steps,
+    so a model may need dozens of epochs before the score improves."""
     select_by: SelectBy = "matching"
-    """The task whose validation cases choose the epoch that is kept."""
+    """The task that selects the best epoch on its validation cases. The weights of that epoch are kept."""
     batch_size: int = Field(2000, ge=1)
-    """The most users, or (user, bundle) pairs, per step."""
+    """Maximum number of users, or (user, bundle) pairs, per step."""
     min_steps: int = Field(1, ge=1)
-    """The fewest steps of a phase in an epoch. In a small shop batches get smaller for it."""
+    """Minimum number of steps of a phase in an epoch. If needed, batches are made smaller."""
     learning_rate: float = Field(0.001, gt=0)
     """Adam's step size."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """Whether the step size is constant, or falls along a half cosine to 0 at the last of `epochs`."""
+    """`constant` keeps the step size; `cosine` lowers it along a half cosine to 0 in the last epoch."""
     weight_decay: float = Field(0.00001, ge=0)
-    """Added to the gradient as weight_decay × weight."""
+    """weight_decay × weight is added to the gradient."""
     weight_average: float = Field(0.0, ge=0, lt=1)
-    """Decay of an exponential moving average of the weights. The average is then used; 0 for none."""
+    """Decay of an exponential moving average of the weights, which replaces the weights; 0 for no average."""
 
 
 class BundleMageConfig(LearnedConfig):
-    """The defaults are the most accurate settings found on validation cases (docs/results.md). The recipe
-    `youshu/bundlemage-paper` has the paper's own settings. The paper's ablations are settings, too."""
+    """Settings of BundleMage. The defaults were the most accurate on validation cases (docs/results.md). The
+    recipe `youshu/bundlemage-paper` has the paper's settings. The paper's ablations are settings, too."""
 
     space = {
         "learning_rate": OneOf(0.001, 0.002, 0.004),
@@ -165,8 +165,9 @@ class BundleMageConfig(LearnedConfig):
     epochs: int = Field(60, ge=1)
     patience: int = Field(12, ge=1)
     select_by: SelectBy = "both"
-    """The task whose validation cases choose the epoch that is kept: `matching` or `generation` by nDCG@5,
-    `both` by the mean of the two relative to popularity. For generation some bundles are held out."""
+    """The score that selects the best epoch: nDCG@5 on the validation cases of `matching` or `generation`.
+    `both` uses the mean of the two, each divided by that of popularity. For generation, some bundles are
+    held out."""
     batch_size: int = Field(1024, ge=1)
     min_steps: int = Field(8, ge=1)
     learning_rate: float = Field(0.004, gt=0)
@@ -175,79 +176,78 @@ class BundleMageConfig(LearnedConfig):
 
     # ── The paper's model ──
     embedding_dim: int = Field(400, ge=2, multiple_of=2)
-    """d, the length of every vector. It is even, because layers halve it. The paper's is 200."""
+    """d, the length of every vector. It must be even, because some layers halve it. The paper's is 200."""
     shared_fraction: float = Field(0.7, ge=0, le=1)
-    """The share of an item's two embeddings that is the same in both; 0 is the ablation -Sep, 1 is -Sha.
-    The paper's is 0.5."""
+    """An item has one embedding for each task. They share this part of their numbers; 0 is the ablation -Sep,
+    1 is -Sha. The paper's is 0.5."""
     mixer: Mixer = "gate"
-    """How item and bundle history are mixed; `average` is the ablation -Avg."""
+    """How a user's item and bundle history are mixed; `average` is the ablation -Avg."""
     tasks: Literal["both", "matching", "generation"] = "both"
     """The tasks that are learned; `matching` is the ablation -Lgen, `generation` is -Lmat."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """The dropout rate on the user's vector z_u and on the pair's vector z_b^(u). The paper's is 0.3."""
     mask_bundles: float = Field(0.7, ge=0, le=1)
-    """ρ, the share of a user's bundles that is hidden while they are predicted. The paper's is 0.5."""
+    """ρ, the share of a user's bundles that are hidden and then predicted. The paper's is 0.5."""
     mask_items: float = Field(0.5, ge=0, le=1)
-    """ψ, the share of a bundle's items that is hidden while they are predicted."""
+    """ψ, the share of a bundle's items that are hidden and then predicted."""
     masking: Literal["row", "batch"] = "batch"
-    """`row` hides that share of every user and bundle, as the paper says; `batch` hides that share of
-    a batch's entries wherever they fall, as the program behind the paper's tables did."""
+    """`row` hides these two shares in each user and bundle, as in the paper; `batch` hides them among all
+    entries of a batch, as in the program that made the paper's tables."""
     loss_weighting: Literal["sum", "mean"] = "sum"
-    """`mean` divides by the number of a user's bundles and a bundle's items, as the equations do;
-    `sum` does not, as the program behind the paper's tables did, and measures better."""
+    """`mean` divides a loss by the number of a user's bundles and a bundle's items, as in the paper's
+    equations. `sum` does not, as in the program that made the paper's tables; it is more accurate."""
     hide_target: bool = True
-    """Whether a bundle is left out of its owner's history while it is completed, because a bundle that does
-    not exist yet is in no history. The program behind the paper's tables left it in; hiding measures better.
-    """
+    """Whether a bundle is removed from the user's history while it is completed. A new bundle is in no
+    history either. The program that made the paper's tables did not remove it; removing is more accurate."""
 
     # ── How scores are formed ──
     scores: Literal["cosine", "dot"] = "cosine"
     """`cosine` compares directions and divides by a temperature; `dot` is the paper's inner product."""
     temperature: float = Field(0.2, gt=0)
-    """The divisor of cosines in matching. A lower one separates candidates more sharply."""
+    """Cosines in matching are divided by this. A lower value separates candidates more sharply."""
     generation_temperature: float = Field(0.085, gt=0)
-    """The divisor of cosines in generation."""
+    """Cosines in generation are divided by this."""
     learn_temperature: bool = False
     """Whether the two temperatures are learned, starting from these values."""
     residual: bool = True
-    """Whether a feed-forward layer's input is added to its output. The paper's layers have no such path."""
+    """Whether a feed-forward layer's input is added to its output. The paper's model does not do this."""
     pair_mixer: Literal["gate", "join"] = "gate"
-    """How user and incomplete bundle become one vector: `gate` weighs them in each dimension, as it weighs a
-    user's items and bundles; `join` is the paper's z_b^(u), each projected to half the length and joined."""
+    """How a user and an incomplete bundle become one vector. `gate` is a weighted mean, with a weight for
+    each dimension. `join` is the paper's z_b^(u): both are projected to half the length and concatenated."""
     popularity_weight: float = Field(1.0, ge=0)
     """The weight of log(1 + sales) in a bundle's score; 0 for none, as in the paper."""
     item_popularity_weight: float = Field(0.5, ge=0)
-    """The weight of log(1 + bundles that hold the item) in an item's score."""
+    """The weight of log(1 + number of bundles with the item) in an item's score."""
     fit_popularity: bool = True
-    """Whether these two are multiplied by the weight, from 0 to 1, that makes the training data most likely
-    by popularity alone: about 1 where popular bundles keep selling, 0 where every bundle is bought once."""
+    """Whether both popularity weights are multiplied by a factor from 0 to 1 that is fitted to the training
+    data. It is about 1 if popular bundles keep selling, and 0 if every bundle is bought once."""
     new_bundle_credit: Annotated[float, Field(ge=0, allow_inf_nan=False)] | Literal["fit", "median"] = "fit"
-    """The number of sales that a bundle is credited with if it came after training. `fit` holds bundles out
-    and finds the number that ranks new bundles best at little cost to known ones; `median` is the median of
+    """The number of sales that is assumed for a bundle added after training. `fit` holds out bundles and
+    finds the number that ranks new bundles best at little cost to known bundles. `median` is the median of
     all bundles' sales."""
     initial_spread: float = Field(0.06, ge=0)
-    """Standard deviation of the first item vectors; 0 for Xavier's, as in the program behind the paper."""
+    """Standard deviation of the initial item vectors; 0 for Xavier's, as the paper's program did."""
     propagation: int = Field(0, ge=0)
-    """How often the mean of an item's bundles is added to the item's matching vector."""
+    """Number of steps that average items' matching vectors over the items of their bundles; 0 for none."""
 
-    # ── What is learned from ──
+    # ── Training data and losses ──
     generation_weight: float = Field(0.2, gt=0)
     """The weight of the generation loss. The paper's is 1."""
     item_dropout: float = Field(0.4, ge=0, lt=1)
-    """The share of a user's items that is hidden in each training step."""
+    """The share of a user's items that are hidden in each training step."""
     pairs_per_bundle: int = Field(2, ge=0)
-    """For how many of its users a bundle is completed in an epoch, drawn anew each time; 0 for all."""
+    """Number of users for whom each bundle is completed in an epoch, drawn in each epoch; 0 for all."""
     every_bundle: bool = True
-    """Whether generation also learns from bundles without a buyer. They are completed for a user without a
+    """Whether generation also learns from bundles that nobody bought. They are completed for a user without a
     history."""
     sampled_softmax: int = Field(0, ge=0)
-    """The number of items, or bundles, that a step draws by popularity to compare the right ones with; 0 for
-    all. It is for catalogues beyond a million items: a step then touches only the rows that it needs."""
+    """Number of negative items, or bundles, that a step draws by popularity; 0 to compare with the whole
+    catalogue. It is for more than a million items: a step then updates only the vectors that it uses."""
 
     def model_post_init(self, _: Any) -> None:
         if self.propagation and self.sampled_softmax:
             raise ConfigError(
-                "propagation walks over all bundles in each step, which sampled_softmax is meant to avoid: "
+                "propagation uses all bundles in each step, but sampled_softmax is meant to avoid that: "
                 "set one of them to 0"
             )
 
@@ -256,7 +256,7 @@ Config = TypeVar("Config", bound=BaseModel)
 
 
 def parse_config(config_class: type[Config], settings: Mapping[str, Any]) -> Config:
-    """Makes a config of settings. Raises one ConfigError that names every wrong setting."""
+    """Makes a config from settings. Raises one ConfigError that names every wrong setting."""
     try:
         return config_class(**settings)
     except ValidationError as error:

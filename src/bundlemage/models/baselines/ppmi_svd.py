@@ -1,4 +1,4 @@
-"""Item vectors from how much more often than by chance two items are in a bundle together."""
+"""PPMI-SVD: item vectors learned from the pairs of items that occur together in bundles."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from bundlemage.models.config import ModelConfig
 from bundlemage.models.ragged import Ragged
 
 TOLERANCE = 1e-4
-"""The relative error of a singular value. It changes scores by less than their shown digits."""
+"""The relative error allowed in a singular value. The effect on scores is smaller than the digits shown."""
 
 SMALL = 512
-"""Up to this many items, all singular vectors are computed, which always converges."""
+"""For at most this many items, the full SVD is computed: it always converges."""
 
 
 class PpmiSvdConfig(ModelConfig):
-    """How pairs are counted and how much of them is kept."""
+    """How pairs of items are counted, and how many singular vectors are kept."""
 
     embedding_dim: int = Field(200, ge=1)
-    """How many singular vectors are kept."""
+    """The number of singular vectors that are kept."""
     similarity: Literal["dot", "cosine"] = "dot"
     """How an item is compared with the mean of the bundle's items. `dot` gives common items more weight."""
     longest: int = Field(200, ge=2)
-    """A bundle with more items counts as several bundles of this size, which bounds the number of pairs."""
+    """A larger bundle is split into bundles of at most this many items. This bounds the number of pairs."""
     user_weight: float = Field(0.0, ge=0)
-    """The weight of a pair of items of a user, where a pair in a bundle has weight 1."""
+    """The weight of a pair of items that a user has. A pair in a bundle has weight 1."""
 
 
 class PpmiSvd(Completer):
-    """Truncated SVD of the items' positive pointwise mutual information; vectors are u √s."""
+    """Truncated SVD of the positive pointwise mutual information of item pairs. An item's vector is u √s."""
 
     name = "ppmi-svd"
     title = "PPMI-SVD"
@@ -70,7 +70,8 @@ class PpmiSvd(Completer):
 
 
 def pair_counts(rows: Ragged, columns: int, longest: int) -> Any:
-    """The number of rows that hold two columns, 0 for a column with itself."""  # sparse [columns, columns]
+    """For each pair of columns, the number of rows that hold both, 0 on the
+    diagonal."""  # sparse [columns, columns]
     values, row = rows.values.cpu().numpy(), rows.row_of_entry().cpu().numpy()
     within = np.arange(len(values)) - rows.offsets.cpu().numpy()[row]
     _, piece = np.unique(np.column_stack([row, within // longest]), axis=0, return_inverse=True)
@@ -83,7 +84,7 @@ def pair_counts(rows: Ragged, columns: int, longest: int) -> Any:
 
 
 def positive_information(counts: Any) -> Any:
-    """max(0, log(n_ij n / (n_i n_j))) for pairs i and j that occur together."""
+    """The PPMI matrix: max(0, log(n_ij n / (n_i n_j))) for items i and j that occur together, else 0."""
     pairs = counts.tocoo()
     totals = np.asarray(counts.sum(1), dtype=np.float64).ravel()
     data = pairs.data.astype(np.float64)
@@ -94,7 +95,7 @@ def positive_information(counts: Any) -> Any:
 
 
 def singular_vectors(matrix: Any, most: int, seed: int) -> Any:
-    """u √s of the largest singular values."""  # [items, at most `most`], float32
+    """Returns u √s for the `most` largest singular values s."""  # [items, at most `most`], float32
     if matrix.shape[0] <= max(SMALL, most):
         left, values, _ = np.linalg.svd(matrix.toarray())
         left, values = left[:, :most], values[:most]
@@ -103,6 +104,6 @@ def singular_vectors(matrix: Any, most: int, seed: int) -> Any:
     else:
         start = np.random.default_rng(seed).standard_normal(matrix.shape[0])
         left, values, _ = svds(matrix, k=most, v0=start, tol=TOLERANCE)
-    # The vector of an item without a partner is zero but for rounding, which a cosine would enlarge.
+    # An item without a partner has a vector of rounding errors. A cosine would enlarge them, so set it to 0.
     partners = (np.diff(matrix.indptr) > 0)[:, None]
     return np.where(partners, left * np.sqrt(values), 0).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Plain rules that learn nothing: popularity, the share of items owned, and chance."""
+"""Simple baselines without training: popularity, the share of items owned, and a random order."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from bundlemage.models.ragged import Ragged
 # Three odd 64-bit constants with no pattern in their bits, as signed numbers.
 _STEP, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
 _BITS = 24
-"""As many as a float32 holds exactly."""
+"""The number of random bits in a score: a float32 holds 24 bits exactly."""
 _FINER = 64
-"""How many times smaller a block is than usual: one that fits a cache is mixed several times faster."""
+"""Blocks are this many times smaller than usual, because hashing is faster within a CPU cache."""
 
 
 class Popularity(Matcher, Completer):
-    """Ranks bundles, and items, by the number of their users, alike for every user. Any other model must beat
-    it."""
+    """Ranks bundles and items by their number of users. The order is the same for every user."""
 
     name = "popularity"
     title = "Popularity"
@@ -44,7 +43,7 @@ class Popularity(Matcher, Completer):
 
 
 class ItemPopularity(Matcher):
-    """Ranks bundles by the mean number of users of their items: the row POP of the BundleMage paper."""
+    """Ranks bundles by the mean popularity of their items. The BundleMage paper calls this baseline POP."""
 
     name = "item-popularity"
     title = "Mean item popularity"
@@ -64,7 +63,7 @@ class ItemPopularity(Matcher):
 
 
 class OwnedShare(Matcher):
-    """The share of the bundle's items that the user has, and among equals the bundle's popularity."""
+    """Ranks bundles by the share of their items that the user has. Popularity breaks ties."""
 
     name = "owned-share"
     title = "Share of items owned"
@@ -77,7 +76,7 @@ class OwnedShare(Matcher):
         self.popularity.copy_(data.user_bundle.counts(self.sizes.bundles).log1p())
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
-        # The steps between shares of large bundles are too fine for float32.
+        # Shares of large bundles differ by less than float32 can represent.
         precise = exact(contents.device)
         sizes = contents.lengths.clamp(min=1).to(precise)  # [bundles]
         held = SparseRows.of(contents, self.sizes.items, dtype=precise).transposed()
@@ -85,7 +84,7 @@ class OwnedShare(Matcher):
         return (owned / sizes).add_(self._tie_break(contents, sizes))
 
     def _tie_break(self, contents: Ragged, sizes: Tensor) -> Tensor:
-        """Less than the step between any two shares, which is 1 / (size × size) at the least."""  # [bundles]
+        """A popularity term below the smallest difference of two shares, 1 / largest size²."""  # [bundles]
         later = self.popularity.new_zeros(len(contents) - self.sizes.bundles)
         popularity = torch.cat([self.popularity, later]).to(sizes.dtype)
         highest = popularity.amax() if len(popularity) else popularity.new_zeros(())
@@ -94,8 +93,8 @@ class OwnedShare(Matcher):
 
 
 class Random(Matcher, Completer):
-    """Scores by a hash of the seed, the user's history, and the bundle or item: another order for each user,
-    which is the same every time."""
+    """Scores by a hash of the seed, the user's history, and the bundle or item. Each user gets another order,
+    which is the same in every call."""
 
     name = "random"
     title = "Random"
@@ -117,7 +116,7 @@ class Random(Matcher, Completer):
 
 
 def _mix(numbers: Tensor) -> Tensor:
-    """64-bit numbers in which every bit depends on every bit of `numbers`. The overflow is intended."""
+    """Returns a 64-bit hash of each number. Every bit depends on every input bit. Overflow is intended."""
     numbers = numbers + _STEP
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         numbers = (numbers ^ _shifted(numbers, shift)) * factor
@@ -125,18 +124,18 @@ def _mix(numbers: Tensor) -> Tensor:
 
 
 def _shifted(numbers: Tensor, by: int) -> Tensor:
-    """A shift to the right with zeros from the left, though the numbers have a sign."""
+    """Shifts signed numbers to the right and fills with zeros, as for unsigned numbers."""
     return (numbers >> by) & ((1 << (64 - by)) - 1)
 
 
 def _set_hash(rows: Ragged, kind: int) -> Tensor:
-    """The same for the same members in any order."""  # [rows]
+    """Returns a hash of each row. It does not depend on the order of the row's members."""  # [rows]
     hashed = _mix(rows.values * 4 + kind)
     return hashed.new_zeros(len(rows)).index_add_(0, rows.row_of_entry(), hashed)
 
 
 def _scores(user: Tensor, columns: int) -> Tensor:
-    """Evenly spread from 0 to 1."""  # [rows, columns]
+    """Returns scores between 0 and 1, evenly distributed, from each user's hash."""  # [rows, columns]
     thing = _mix(torch.arange(columns, device=user.device))
     scores = torch.empty(len(user), columns, device=user.device)
     for which in blocks(len(user), columns * _FINER):

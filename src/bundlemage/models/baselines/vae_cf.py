@@ -1,4 +1,4 @@
-"""VAE-CF: a variational autoencoder of what a user took, with a multinomial likelihood (Mult-VAE)."""
+"""VAE-CF: a variational autoencoder of a user's bundles, with a multinomial likelihood (Mult-VAE)."""
 
 from __future__ import annotations
 
@@ -29,20 +29,19 @@ class VAECFConfig(LearnedConfig):
     embedding_dim: int = Field(200, ge=1)
     """K, the length of a user's latent vector."""
     hidden_dim: int = Field(600, ge=1)
-    """Units of the hidden layers of the encoder and the decoder."""
+    """The number of units in the hidden layers of the encoder and the decoder."""
     dropout: float = Field(0.5, ge=0, lt=1)
     """The dropout rate on the encoder's input, the user's bundles."""
     kl_weight: float = Field(0.2, ge=0)
-    """The highest β, the weight of the distance between latent vectors and the normal distribution."""
+    """The final value of β, the weight of the KL divergence of latent vectors from N(0, I)."""
     anneal_steps: int = Field(2000, ge=0)
     """The number of steps in which β rises from 0 to `kl_weight`; 0 starts at `kl_weight`."""
     bundle_bias: bool = False
-    """Whether the last layer's biases, one for each bundle, begin as the logarithm of its sales (ours)
-    instead of near zero."""
+    """Whether the bias of each bundle in the last layer starts at log(1 + sales), not near zero."""
 
 
 class VAECF(Matcher, Learner):
-    """Bundles of a user → hidden → a normal distribution of z → hidden → chances of all bundles."""
+    """A user's bundles → hidden layer → normal distribution of z → hidden layer → bundles' probabilities."""
 
     name = "vae-cf"
     title = "VAE-CF"
@@ -56,7 +55,7 @@ class VAECF(Matcher, Learner):
     def __init__(self, config: VAECFConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)
         hidden, dim = config.hidden_dim, config.embedding_dim
-        # The encoder's first layer has a row for each bundle, so that only a user's bundles are read.
+        # The first layer is a table with a row for each bundle: only the rows of a user's bundles are read.
         self.encoder_table = nn.Parameter(torch.empty(sizes.bundles, hidden))
         self.encoder_bias = nn.Parameter(torch.empty(hidden))
         self.latent = nn.Linear(hidden, 2 * dim)  # to μ and log σ²
@@ -80,7 +79,8 @@ class VAECF(Matcher, Learner):
                 self.decoder_bias.copy_(data.user_bundle.counts(self.sizes.bundles).log1p())
 
     def encode(self, bundles: Ragged) -> tuple[Tensor, Tensor]:
-        """μ and log σ² of each user's latent vector; the input has length 1 before dropout."""  # [rows, K]
+        """Returns μ and log σ² of each user's latent vector. The input has length 1 before
+        dropout."""  # [rows, K]
         share = bundles.lengths.to(self.encoder_table.dtype).clamp(min=1).rsqrt()
         entries = F.dropout(share[bundles.row_of_entry()], self.config.dropout, self.training)
         hidden = torch.tanh(bundles.weighted_sum_of(self.encoder_table, entries) + self.encoder_bias)
@@ -91,20 +91,20 @@ class VAECF(Matcher, Learner):
         return torch.tanh(self.decoder(z))
 
     def kl_weight_now(self) -> Tensor:
-        """β, which rises linearly with the steps."""
+        """Returns β for the current step. It rises linearly up to `kl_weight`."""
         if not self.config.anneal_steps:
             return torch.full_like(self.encoder_bias[0], self.config.kl_weight)
         return (self.steps_done / self.config.anneal_steps).clamp(max=1) * self.config.kl_weight
 
     def loss(self, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
-        """−ELBO_β: −Σ_i x_ui log π_i(z_u) + β · KL(q(z_u | x_u) ‖ N(0, I)), the mean over users."""
+        """−ELBO_β: −Σ_i x_ui log π_i(z_u) + β · KL(q(z_u | x_u) ‖ N(0, I)), averaged over users."""
         bundles = data.user_bundle.rows(rows)
         mean, log_variance = self.encode(bundles)
         z = mean
         if self.training:
             z = mean + torch.randn_like(mean) * (log_variance / 2).exp()
         hidden = self.decode(z)
-        # The bias as one more column, of a hidden unit that is always 1.
+        # The bias is one more column of the table. Its hidden unit is always 1.
         hidden = torch.cat([hidden, torch.ones_like(hidden[:, :1])], dim=1)
         table = torch.cat([self.decoder_table, self.decoder_bias[:, None]], dim=1)
         likelihood = multinomial_loss(hidden, table, bundles, torch.ones_like(hidden[:, 0]))
@@ -115,7 +115,7 @@ class VAECF(Matcher, Learner):
         return likelihood + weight * divergence
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
-        """The logits of π at z = μ."""
+        """Returns the logits of π at z = μ."""
         mean, _ = self.encode(self.named_bundles(histories))
         scores = torch.addmm(self.decoder_bias, self.decode(mean), self.decoder_table.T)
         return self.with_unnamed(scores, contents)  # [rows, bundles]
