@@ -145,7 +145,7 @@ def test_a_password_is_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None
 
 # ── Killed in the middle ─────────────────────────────────────────────────────────────────────────
 
-SLOW = ["--set", "embedding_dim=32", "--set", "batch_size=64", "--set", "patience=500", "--device", "cpu"]
+SMALL = ["--set", "embedding_dim=8", "--set", "batch_size=512", "--set", "patience=500", "--device", "cpu"]
 
 
 def epochs_done(cache: Path) -> int:
@@ -166,7 +166,7 @@ def without_times(found: Any) -> Any:
 
 
 def test_kill_and_run_again(shop: Path, tmp_path: Path) -> None:
-    asked = ["compare", shop, "-m", "popularity,bundlemage", *SLOW, "--epochs", "60", "--json", "--cache"]
+    asked = ["compare", shop, "-m", "popularity,bundlemage", *SMALL, "--epochs", "60", "--json", "--cache"]
     whole = json.loads(finish(start(*asked, tmp_path / "whole")))
 
     cache = tmp_path / "killed"
@@ -187,7 +187,7 @@ def test_kill_and_run_again(shop: Path, tmp_path: Path) -> None:
 def test_ctrl_c_keeps_what_is_done(shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     endless = ["--epochs", "5000", "--set", "patience=5000", "--cache", cache]
-    command = ["compare", shop, "-m", "popularity,bundlemage", *SLOW, *endless]
+    command = ["compare", shop, "-m", "popularity,bundlemage", *SMALL, *endless]
     done = stopped("last.safetensors", 2, *command, how=signal.SIGINT)
     assert "the same command continues from here" in done.stderr
     assert "Traceback" not in done.stderr

@@ -12,8 +12,8 @@ from bundlemage.errors import CheckpointError
 from bundlemage.training.checkpoint import RunFolder
 from tests.cli.run import finish, run, start, stopped
 
-SMALL = ["--set", "embedding_dim=32", "--set", "batch_size=128", "--device", "cpu"]
-SETTINGS = [*SMALL, "--epochs", "60", "--json"]
+SMALL = ["--set", "embedding_dim=16", "--set", "batch_size=512", "--device", "cpu"]
+SETTINGS = [*SMALL, "--epochs", "20", "--json"]
 
 
 def epochs_done(model: Path) -> int:
