@@ -186,7 +186,7 @@ class TestFitting:
         )
         credit = credit_of(Recommender(**SETTINGS | {"epochs": 1}).fit(shop, SplitPlan("none")))
         assert (credit.sales, credit.median) == (1, 1)
-        assert "hardly anyone has bought two bundles" in str(credit)
+        assert "too few users have bought two bundles" in str(credit)
 
     def test_models_without_a_term_for_sales_have_none(self, shop: BundleDataset) -> None:
         plain = Recommender(**SETTINGS | {"epochs": 1, "popularity_weight": 0.0}).fit(shop)

@@ -1,7 +1,6 @@
-"""Adam (Kingma and Ba, 2015), for weights that every step moves and for tables of which a step touches few
-rows.
+"""The optimiser Adam (Kingma and Ba, 2015), for dense gradients and for sparse gradients of large tables.
 
-It is our own, because PyTorch's takes seconds to import, and for sparse gradients it stores the whole table.
+PyTorch's Adam is not used: it takes seconds to import, and it keeps state for every row of a sparse table.
 """
 
 from __future__ import annotations
@@ -15,24 +14,25 @@ from torch import Tensor, nn
 FIRST, SECOND, EPSILON = 0.9, 0.999, 1e-8
 
 Memory = dict[str, Tensor]
+"""The state of one parameter: step counts and moving averages of the gradient, by name."""
 
 
 class Adam:
-    """With a sparse gradient, only the rows in it are moved.
+    """Adam. If a gradient is sparse, a step changes only the rows that have a gradient.
 
-    The state of a row begins when it is first touched, so time and memory depend on the touched rows, not on
+    A row gets its state at its first step. So time and memory depend on the number of changed rows, not on
     the size of the table. Each row counts its own steps.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], rate: float, weight_decay: float = 0.0) -> None:
         self.parameters = list(parameters)
         self.rate: float | Tensor = rate
-        """A tensor if steps are replayed, because a recorded step reads it again each time."""
+        """The learning rate. It is a tensor if steps are replayed: a replayed step reads it again."""
         self.weight_decay = weight_decay
         self.state: dict[nn.Parameter, Memory] = {}
 
     def set_rate(self, rate: float) -> None:
-        """Sets the step size."""
+        """Sets the learning rate."""
         if isinstance(self.rate, Tensor):
             self.rate.fill_(rate)
         else:
@@ -45,7 +45,7 @@ class Adam:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Moves the weights along their gradients."""
+        """Updates all weights that have a gradient."""
         learned = [parameter for parameter in self.parameters if parameter.grad is not None]
         dense = [parameter for parameter in learned if not _gradient(parameter).is_sparse]
         if dense:
@@ -55,7 +55,7 @@ class Adam:
                 self._move_rows(parameter, _gradient(parameter).coalesce())
 
     def rows_of(self, parameter: nn.Parameter) -> tuple[Tensor, Tensor] | None:
-        """The rows that the last step moved, and each row's number of steps. None if it moved all rows."""
+        """Returns the rows that the last step changed, and their step counts; None if it changed all rows."""
         if parameter.grad is None or not parameter.grad.is_sparse:
             return None
         memory = self.state[parameter]
@@ -99,13 +99,13 @@ class Adam:
         mean.lerp_(slope, 1 - FIRST)
         square.lerp_(slope.square(), 1 - SECOND)
         memory["mean"][slots], memory["square"][slots] = mean, square
-        # 1 − β^steps, which would lose all digits in float32 if it were written so.
+        # This is 1 − β^steps. Computed directly in float32, it would lose its digits.
         young_mean, young_square = (-torch.expm1(steps * math.log(decay)) for decay in (FIRST, SECOND))
         length = (square / young_square).sqrt_().add_(EPSILON)
         parameter[rows] -= (mean / young_mean).div_(length).mul_(self.rate)
 
     def _slots(self, parameter: nn.Parameter, rows: Tensor) -> Tensor:
-        """The place of each row's state. Rows without a state get one."""
+        """Returns the index of each row's state. Adds a state for rows that have none."""
         if parameter not in self.state:
             nothing = torch.zeros_like(parameter[:0])
             self.state[parameter] = {
@@ -129,10 +129,10 @@ class Adam:
             memory["taken"].fill_(needed)
         return memory["slot_of"][rows].long()
 
-    # ── Keeping ──────────────────────────────────────────────────────────────────────────────────────
+    # ── Saving and loading ────────────────────────────────────────────────────────────────────────────
 
     def tensors(self) -> Memory:
-        """The state, by the place of the parameter and a name."""
+        """Returns the state as tensors named `N.key`: N is the index of the parameter."""
         return {
             f"{place}.{key}": tensor
             for place, parameter in enumerate(self.parameters)

@@ -1,4 +1,4 @@
-"""A training run on disk, which continues from the last stored epoch after any kind of end."""
+"""A training run on disk. After any kind of interruption it can continue from the last stored epoch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from bundlemage.training.history import EpochRecord
 
 Weights = dict[str, Tensor]
 CHECKSUMS = frozenset({"training data", "validation data"})
-"""Keys of a run's identity whose values mean nothing to a reader."""
+"""Keys of a run's identity that hold checksums. Messages do not show their values."""
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """How far a run is, apart from its tensors."""
+    """The progress of a run: its epochs so far and the best one. The tensors are stored separately."""
 
     history: tuple[EpochRecord, ...] = ()
     best_epoch: int = 0
@@ -30,14 +30,15 @@ class RunProgress:
 
     @property
     def epoch(self) -> int:
+        """The last finished epoch; 0 before the first."""
         return self.history[-1].epoch if self.history else 0
 
 
 class RunFolder(ResumableFolder):
-    """`last.safetensors` holds the last finished epoch, `best-N.safetensors` the weights of the best one.
+    """The folder of a run. `last.safetensors` holds the state after the last stored epoch.
 
-    Each member of an ensemble has a folder `member-N` of its own. `history.jsonl` is for people and plots;
-    resuming does not read it.
+    `best-N.safetensors` holds the weights of the best epoch, N. Each member of an ensemble has its own folder
+    `member-N`. `history.jsonl` is for people and plots; resuming does not read it.
     """
 
     kind = "training run"
@@ -47,7 +48,7 @@ class RunFolder(ResumableFolder):
     anew = "start over without --resume"
 
     def begin(self, identity: Mapping[str, Any], **more: Any) -> None:
-        """Start anew. An earlier run in this folder is removed; other files are refused."""
+        """Start a new run. Removes an earlier run in this folder. Raises an error if it holds other files."""
         self.discard()
         self.check(resume=False)
         super().begin(identity, **more)
@@ -62,19 +63,19 @@ class RunFolder(ResumableFolder):
         return (self.path / "last.safetensors").exists()
 
     def member(self, number: int) -> RunFolder:
-        """The folder of one member of an ensemble, counted from 1."""
+        """Returns the folder of one member of an ensemble, counted from 1."""
         return RunFolder(self.path / f"member-{number}")
 
     def members(self) -> list[RunFolder]:
-        """The folders of the members that have begun; none for the run of a single model."""
+        """Returns the folders of the members whose training has begun; an empty list for a single model."""
         return [RunFolder(path.parent) for path in sorted(self.path.glob("member-*/run.json"))]
 
     def can_go_on(self) -> bool:
-        """Whether an epoch is stored, of a single model or of a member."""
+        """Whether at least one epoch of the model, or of a member of the ensemble, is stored."""
         return any(folder.holds_progress() for folder in (self, *self.members()))
 
     def save(self, tensors: Weights, progress: RunProgress, best: Weights | None) -> None:
-        """Write a finished epoch, and the weights of the best epoch if they are not stored yet."""
+        """Write the state after an epoch, and the best epoch's weights if they are not stored yet."""
         if best is not None and not self._best(progress.best_epoch).exists():
             _save_tensors(self._best(progress.best_epoch), best, {})
         state = {
@@ -90,7 +91,7 @@ class RunFolder(ResumableFolder):
                 old.unlink(missing_ok=True)
 
     def load(self) -> tuple[Weights, RunProgress, Weights | None]:
-        """The tensors and the progress of the last epoch, and the weights of the best one."""
+        """Returns the tensors and the progress of the last stored epoch, and the best epoch's weights."""
         tensors, metadata = self._tensors(self.path / "last.safetensors")
         state = json.loads(metadata["progress"])
         progress = RunProgress(
@@ -113,10 +114,12 @@ class RunFolder(ResumableFolder):
 
 
 def prefixed(prefix: str, weights: Weights) -> Weights:
+    """Returns the tensors with `prefix.` before each name."""
     return {f"{prefix}.{name}": value for name, value in weights.items()}
 
 
 def unprefixed(prefix: str, weights: Weights) -> Weights:
+    """Returns the tensors whose names begin with `prefix.`, under their names without it."""
     start = f"{prefix}."
     return {name[len(start) :]: value for name, value in weights.items() if name.startswith(start)}
 

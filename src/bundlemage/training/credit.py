@@ -1,9 +1,9 @@
-"""The number of sales that a bundle is credited with if it came after training, by holding bundles out.
+"""Finds the credit of new bundles: the number of sales that the model assumes for a bundle without sales.
 
-Scores have a term for sales, and a new bundle has no sales yet. With too few it is never shown; with too many
-it displaces bundles that users do buy. So some bundles of the training data are treated as new. A model that
-has not seen their sales ranks them for their buyers under several credits, and it ranks known bundles for
-other users.
+A bundle's score grows with its sales, and a new bundle has none yet. With a low credit a new bundle is never
+shown; with a high credit it displaces bundles that users do buy. To find a good credit, some bundles of the
+training data are treated as new: a model, the probe, is trained without their sales. It then ranks them for
+their buyers, and known bundles for other users, with several credits.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from bundlemage.training.loop import train
 
 K = 20
 CREDITS = 25
-"""The number of credits that are tried, from the median of all bundles' sales to the highest."""
+"""The number of credits to try. They lie between the median and the maximum of all bundles' sales."""
 MOST_LOST = 0.02
-"""The most that known bundles may lose of their nDCG."""
+"""The largest share of their nDCG that known bundles may lose."""
 LEAST_BUNDLES = 40
-"""With fewer bundles that have a buyer, none is held out, because each is needed to learn from."""
+"""If fewer bundles have a buyer, none is held out: all are needed for training."""
 HELD_OUT, MOST_HELD_OUT = 0.1, 500
 MOST_CASES = 2_000
 FEWEST_EPOCHS = 3
@@ -43,7 +43,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class CreditMetrics:
-    """Metrics under one credit: means over the cases of new and of known bundles."""
+    """The metrics with one credit: means over the cases of new bundles, and over those of known bundles."""
 
     new_ndcg: float
     new_recall: float
@@ -57,13 +57,13 @@ class NewBundleCredit:
 
     sales: float
     median: float
-    """The median of all bundles' sales in training: the credit if none is fitted."""
+    """The median of all bundles' sales in training. It is the credit if none is fitted."""
     reason: str
-    """Where the number comes from, in words."""
+    """How `sales` was chosen, in words."""
     held_out: int = 0
     """The number of bundles that were treated as new."""
     cases: int = 0
-    """The number of users for whom new bundles were ranked. Known ones were ranked for at most as many."""
+    """The number of users for whom new bundles were ranked. Known bundles were ranked for no more users."""
     at_credit: CreditMetrics | None = None
     at_median: CreditMetrics | None = None
 
@@ -92,13 +92,13 @@ class NewBundleCredit:
 def find_credit(
     name: str, config: ModelConfig, split: Split, device: torch.device, *, epochs: int
 ) -> NewBundleCredit:
-    """The credit for a model of this name and config, which was trained on `split.train` for `epochs` epochs.
+    """Returns the credit for a model of this name and config that was trained for `epochs` epochs.
 
-    It follows from the training data and the seed alone. The model must be a `SalesScorer`. A probe of the
-    same kind is trained on matching alone.
+    The model was trained on `split.train`, and must be a `SalesScorer`. The probe has the same name and
+    learns only matching. The result depends only on the training data, the settings and the seed.
     """
     sales = np.bincount(split.train.user_bundle.indices, minlength=len(split.train.bundles))
-    median = float(torch.from_numpy(sales).median()) if len(sales) else 0.0  # as the model takes it
+    median = float(torch.from_numpy(sales).median()) if len(sales) else 0.0  # the model uses this median too
     setting = getattr(config, "new_bundle_credit", "fit")
     if setting == "median":
         return NewBundleCredit(median, median, "the median of all bundles' sales, as the settings say")
@@ -111,7 +111,8 @@ def find_credit(
     probe, data = _trained_probe(name, config, held, device, epochs)
     new, absent = held.bundles.copy(), np.zeros_like(held.bundles)
     if split.new_bundles is not None:
-        # These are new to the model itself. As many compete here as will then; the others are hidden.
+        # The split has bundles that are new to the model too. In total, as many new bundles compete here
+        # as there are in the split. The other ones are hidden.
         others = random.permutation(split.new_bundles)
         beside = max(0, len(others) - int(held.bundles.sum()))
         new[others[:beside]], absent[others[beside:]] = True, True
@@ -129,7 +130,7 @@ def find_credit(
     return NewBundleCredit(
         float(grid[chosen]),
         median,
-        f"what ranks new bundles best while known ones lose at most {MOST_LOST:.0%} of their nDCG@{K}",
+        f"this number ranks new bundles best while known ones lose at most {MOST_LOST:.0%} of their nDCG@{K}",
         int(held.bundles.sum()),
         len(held.new),
         metrics(chosen),
@@ -138,10 +139,11 @@ def find_credit(
 
 
 def best_credit(of_new: npt.NDArray[np.float64], of_known: npt.NDArray[np.float64]) -> int:
-    """The place of the best credit for new and known bundles together.
+    """Returns the index of the best credit for new and known bundles together.
 
-    The metric of new bundles is relative to their best under any credit, that of known bundles to the first
-    credit, the lowest. A credit that costs known bundles too much is never chosen.
+    `of_new` and `of_known` hold nDCG for each credit, the lowest credit first. The sum of two ratios is
+    maximised: new bundles relative to their best value, known bundles relative to the lowest credit. A
+    credit that costs known bundles more than MOST_LOST is never chosen.
     """
     new = of_new / max(of_new.max(), 1e-12)
     known = of_known / max(of_known[0], 1e-12)
@@ -151,16 +153,16 @@ def best_credit(of_new: npt.NDArray[np.float64], of_known: npt.NDArray[np.float6
 
 @dataclass(frozen=True)
 class _HeldOut:
-    """Training data without some purchases, and the cases whose answers these purchases are."""
+    """Training data without some purchases, and the cases that ask for these purchases."""
 
     train: BundleDataset
-    bundles: Flags  # [bundles], those treated as new
+    bundles: Flags  # [bundles], True for those treated as new
     new: MatchingCases
     known: MatchingCases
 
     @classmethod
     def of(cls, train: BundleDataset, random: np.random.Generator) -> _HeldOut | str:
-        """Holds bundles out, or returns the reason why it cannot, in words."""
+        """Holds bundles out. Returns the reason in words if this is not possible."""
         matrix = train.user_bundle
         users = np.repeat(np.arange(matrix.shape[0], dtype=np.int32), np.diff(matrix.indptr))
         bought = matrix.indices
@@ -173,14 +175,14 @@ class _HeldOut:
         chosen[random.permutation(usable)[:count]] = True
         is_new = chosen[bought]
         buyers = random.permutation(np.unique(users[is_new]))[:MOST_CASES]
-        # One known purchase of users who have another one, so that the model learns about them.
+        # Hold out one known purchase of users who have another: the probe still learns from the other.
         order = np.lexsort((random.random(len(users)), is_new, users))
         first = order[np.searchsorted(users, np.unique(users))]
         others = np.bincount(users[~is_new], minlength=matrix.shape[0])
         first = first[others[users[first]] > 1]
         first = np.sort(random.permutation(first)[: len(buyers)])
         if not len(first):
-            return "hardly anyone has bought two bundles, so that what known ones lose cannot be measured"
+            return "too few users have bought two bundles to measure how much known bundles lose"
         kept = ~is_new
         kept[first] = False
         return cls(
@@ -220,13 +222,13 @@ def _metrics(
     absent: Flags,
     grid: npt.NDArray[np.float64],
 ) -> dict[str, npt.NDArray[np.float64]]:
-    """The mean of each metric over the cases, under each credit. A credit changes only the bias of new
-    bundles, so they are scored once."""
+    """Returns the mean of each metric over the cases, for each credit in `grid`. A credit only adds a
+    constant to the scores of new bundles, so the model scores the cases once."""
     device = data.user_bundle.device
     users = torch.from_numpy(cases.users.astype(np.int64)).to(device)
     positives = Ragged.from_csr(cases.positives, device)
     places = torch.from_numpy(np.flatnonzero(new)).to(device)
-    empty = data.bundle_item.lengths == 0  # such a bundle cannot be sold
+    empty = data.bundle_item.lengths == 0  # a bundle without items cannot be sold
     hidden = empty | torch.from_numpy(absent).to(device)
     totals: dict[str, Tensor] = {}
     probe.eval()

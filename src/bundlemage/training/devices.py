@@ -12,13 +12,18 @@ import torch
 
 from bundlemage.errors import DeviceError
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _USUAL = -1, -3, 128 * 1024  # of glibc: malloc.h, and its defaults
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _USUAL = (
+    -1,
+    -3,
+    128 * 1024,
+)  # from glibc's malloc.h; the last is its default
 _settings: Any = torch.utils.deterministic
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device of a name. `auto` is the fastest of this machine. Raises DeviceError if it is not
-    present."""
+    """Returns the device with this name. `auto` is the fastest device of this machine.
+
+    Raises DeviceError if the machine does not have the device."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -40,7 +45,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def present(name: str) -> bool:
-    """Whether this machine has a device of that name."""
+    """Whether this machine has a device with that name."""
     try:
         resolve_device(name)
     except DeviceError:
@@ -50,9 +55,10 @@ def present(name: str) -> bool:
 
 @contextmanager
 def repeatable(device: torch.device) -> Iterator[None]:
-    """Inside, the same seed gives the same result on one device. The caller's random state is not changed.
+    """Within this context, the same seed gives the same result on one device.
 
-    On CUDA, matrix products run in TF32, which is several times faster and has 10 bits of mantissa.
+    The caller's random state is not changed. On CUDA, matrix products use TF32: it is several times faster
+    than float32, with a mantissa of 10 bits.
     """
     # cuBLAS reads this when it starts.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -60,9 +66,9 @@ def repeatable(device: torch.device) -> Iterator[None]:
     precision = torch.get_float32_matmul_precision()
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        # (`use_deterministic_algorithms` does the same, and imports a compiler for seconds.)
+        # `use_deterministic_algorithms` does the same, but first imports a compiler for seconds.
         torch.set_deterministic_debug_mode("error" if device.type == "cuda" else "default")
-        # No code here reads memory that it did not write, and filling costs a pass over each tensor.
+        # Filling costs a pass over each tensor, and this code never reads uninitialised memory.
         _settings.fill_uninitialized_memory = False
         if device.type == "cuda":
             torch.set_float32_matmul_precision("high")
@@ -76,25 +82,25 @@ def repeatable(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def memory_kept(device: torch.device) -> Iterator[None]:
-    """On a CPU, keeps the memory that a step frees in the process for the next step.
+    """On a CPU, the process keeps memory that a step frees, for the next step.
 
-    By default the C library asks the system for each large array again, and the first access costs as much as
-    the work with it: 6% of an epoch on Youshu. With another C library than glibc this does nothing.
+    By default the C library requests memory for each large array from the system again, and the first access
+    to new memory is slow: this takes 6% of an epoch on Youshu. Has an effect only with glibc.
     """
     library: Any = ctypes.CDLL(None) if device.type == "cpu" and os.name == "posix" else None
     if not hasattr(library, "mallopt") or not hasattr(library, "malloc_trim"):
         yield
         return
     library.mallopt(_MMAP_THRESHOLD, 2**31 - 1)
-    library.mallopt(_TRIM_THRESHOLD, -1)  # never
+    library.mallopt(_TRIM_THRESHOLD, -1)  # never return memory
     try:
         yield
     finally:
-        for what in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
-            library.mallopt(what, _USUAL)
+        for setting in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
+            library.mallopt(setting, _USUAL)
         library.malloc_trim(0)
 
 
 def seed_epoch(seed: int, epoch: int) -> None:
-    """Seeds an epoch: what is random in it follows from the seed and its number, also after resuming."""
+    """Sets the random state from the seed and the epoch's number. So a resumed run draws the same numbers."""
     torch.manual_seed(seed * 1_000_003 + epoch)

@@ -1,4 +1,4 @@
-"""What happens in training: a record for each epoch, and observers that are called meanwhile."""
+"""The history of a training: a record of each epoch, and observers that are called during training."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ class EpochRecord:
     epoch: int
     """Counted from 1."""
     losses: Mapping[str, float]
-    """Mean loss of each phase."""
+    """The mean loss of each phase."""
     validation: Mapping[str, float]
-    """Matching metrics on the validation cases; empty if there are none."""
+    """Matching metrics on the validation cases; empty without validation cases."""
     improved: bool
     """Whether this is the best epoch so far."""
     seconds: float
     generation: Mapping[str, float] = field(default_factory=dict)
-    """Generation metrics on held-out training bundles; empty if there are none."""
+    """Generation metrics on held-out training bundles; empty if no bundles are held out."""
     value: float | None = None
-    """The number that chooses the best epoch: nDCG@5, or with both tasks the ratio to popularity. None
-    without validation cases."""
+    """The epoch with the highest value is used. It is nDCG@5 of one task, or for both tasks the mean ratio to
+    the model `popularity`. None without validation cases."""
     member: int = 1
-    """The number of the ensemble's member that learned; 1 for a single model."""
+    """The member of the ensemble that was trained, counted from 1; 1 for a single model."""
 
     def chosen_by(self) -> dict[str, float]:
-        """All validation metrics, with those of generation under names of their own, and the value."""
+        """Returns all validation metrics by name. Names of generation metrics begin with `generation`."""
         generation = {f"generation {name}": value for name, value in self.generation.items()}
         value = {} if self.value is None else {"value": self.value}
         return {**self.validation, **generation, **value}
@@ -49,48 +49,48 @@ class EpochRecord:
         return asdict(self)
 
     def to_line(self) -> str:
-        """A line of JSON."""
+        """Returns the record as a line of JSON."""
         return json.dumps(self.to_json()) + "\n"
 
     @classmethod
     def from_line(cls, line: str) -> EpochRecord:
-        """Reads what `to_line` wrote."""
+        """Returns the record from a line that `to_line` wrote."""
         return cls(**json.loads(line))
 
 
 def kept(history: Sequence[EpochRecord]) -> list[EpochRecord]:
-    """The epoch whose weights are used, of each member; none for a model that learns nothing by steps."""
+    """Returns the best epoch of each member: its weights are used. Empty for a model without epochs."""
     return [*{record.member: record for record in history if record.improved}.values()]
 
 
 def mean_validation(history: Sequence[EpochRecord]) -> dict[str, float]:
-    """The validation metrics of the kept epoch, or their mean over several members."""
+    """Returns the validation metrics of the best epoch; for an ensemble, their means over the members."""
     metrics = [record.chosen_by() for record in kept(history)]
     names = metrics[0] if metrics else ()
     return {name: sum(each[name] for each in metrics) / len(metrics) for name in names}
 
 
 class Observer:
-    """Is called when something happens in training. Override the methods of interest."""
+    """Its methods are called during training. A subclass overrides the methods that it needs."""
 
     def on_member(self, number: int, of: int) -> None:
-        """Before `on_start` of each member of an ensemble, counted from 1. Never for a single model."""
+        """Called before `on_start` of an ensemble's member, counted from 1; never for a single model."""
 
     def on_start(self, *, epochs: int, steps_per_epoch: int, done: Sequence[EpochRecord]) -> None:
-        """Before the first epoch. `done` has the epochs of a run that is resumed."""
+        """Called before the first epoch. `done` holds the earlier epochs of a resumed run."""
 
     def on_step(self, phase: str) -> None:
-        """After each optimiser step."""
+        """Called after each optimiser step."""
 
     def on_epoch(self, record: EpochRecord) -> None:
-        """After each epoch."""
+        """Called after each epoch."""
 
     def on_end(self) -> None:
-        """After the last epoch, also if training is interrupted or fails."""
+        """Called at the end of training, also if it is interrupted or fails."""
 
 
 class Observers(Observer):
-    """Several observers as one. With a member's number, it tells them which member of an ensemble learns."""
+    """Several observers as one. For an ensemble, the member's number is added to each record."""
 
     def __init__(self, observers: Sequence[Observer], member: int = 1, of: int = 1) -> None:
         self.observers, self.member, self.of = observers, member, of
@@ -118,7 +118,7 @@ class Observers(Observer):
 
 
 class Teller(Observer):
-    """Sends events to another process, where `show` passes them to observers. Steps are collected."""
+    """Sends events to another process; there, `show` passes them to observers. Steps are sent in groups."""
 
     def __init__(self, tell: Callable[[Event], None]) -> None:
         self.tell, self.steps, self.last = tell, 0, 0.0
@@ -142,7 +142,7 @@ class Teller(Observer):
 
 
 def show(event: Event, observers: Sequence[Observer]) -> None:
-    """Tells observers an event of a `Teller`."""
+    """Calls the observers' method for an event that a `Teller` sent."""
     name, arguments = event
     times = arguments.pop("times", 1)
     for observer in observers:
@@ -151,7 +151,7 @@ def show(event: Event, observers: Sequence[Observer]) -> None:
 
 
 class EpochProgress(Observer):
-    """Tells `progress` how many epochs are done. `stage` names the training if there are several."""
+    """Reports finished epochs to `progress`. `stage` is the name of this training in the report."""
 
     def __init__(self, progress: Progress, stage: str = "epochs") -> None:
         self.progress, self.name, self.stage = progress, stage, stage
@@ -184,7 +184,7 @@ class EpochProgress(Observer):
         self._tell()
 
     def _tell(self) -> None:
-        # Patience may end the training earlier, so only `on_end` ends the stage.
+        # Training may stop before the last epoch, so only `on_end` marks the stage as complete.
         self.progress(self.stage, min(self.done, self.epochs - 0.01), self.epochs, self.note)
 
     def on_end(self) -> None:

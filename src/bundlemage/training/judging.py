@@ -1,4 +1,7 @@
-"""The value of an epoch, by the validation cases of both tasks."""
+"""Computes the value of an epoch from the validation cases of both tasks. The best epoch is used.
+
+An exam is a set of cases, prepared for evaluating models.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ from bundlemage.models.ragged import Ragged
 from bundlemage.training.history import SELECTION_METRIC
 
 FLOOR = 0.001
-"""A lower nDCG@5 counts as this if two tasks are compared."""
+"""Smallest nDCG@5 in the ratio to popularity: lower values are replaced by this one."""
 
 
 class Verdict(NamedTuple):
-    """The metrics of both tasks after an epoch, and the one number by which epochs are compared."""
+    """The metrics of both tasks after an epoch, and the value of the epoch."""
 
     matching: dict[str, float]
     generation: dict[str, float]
@@ -32,7 +35,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Judges:
-    """The cases that choose the epoch. Generation must not learn from the bundles in `held_out`."""
+    """The validation cases. The bundles in `held_out` must not be used to learn generation."""
 
     matching: MatchingCases | None = None
     generation: GenerationCases | None = None
@@ -41,12 +44,12 @@ class Judges:
 
     @classmethod
     def of(cls, model: Model, config: ModelConfig, split: Split) -> Judges:
-        """The cases of a split for the tasks of a model, as the setting `select_by` says."""
+        """Returns the cases of a split for the model's tasks, according to the setting `select_by`."""
         select_by = config.select_by if isinstance(config, LearnedConfig) else "matching"
         has_cases = split.validation is not None and len(split.validation) > 0
         matching = split.validation if can(model, Matcher) and has_cases else None
         completes = can(model, Completer) and can(model, Learner) and select_by != "matching"
-        # With the protocol `none`, as for a live shop, a model learns from every bundle.
+        # With the protocol `none` (a live shop) a model learns from every bundle, so none is held out.
         chosen = completion_cases(split.train, split.plan) if completes and split.protocol != "none" else None
         if chosen is None:
             return cls(matching)
@@ -60,7 +63,7 @@ class Judges:
 
 
 class Judgement:
-    """The cases on a device, to be asked of a model after each epoch."""
+    """Evaluates a model on the validation cases, which are kept on the device."""
 
     def __init__(self, judges: Judges, data: Interactions, division: Division) -> None:
         self.exams = {
@@ -78,7 +81,7 @@ class Judgement:
             self.popularity = {task: exam.means(rival)[SELECTION_METRIC] for task, exam in self.exams.items()}
 
     def of(self, model: Model) -> Verdict:
-        """The verdict on a model with its current weights."""
+        """Returns the metrics and the value of a model with its current weights."""
         metrics = {task: exam.means(model) for task, exam in self.exams.items()}
         values = {
             task: each[SELECTION_METRIC] for task, each in metrics.items() if each and task in self.tasks
@@ -90,7 +93,7 @@ class Judgement:
             return next(iter(values.values()), None)
         if not any(values.values()):
             return 0.0
-        # In the geometric mean, a tenth more in one task counts as much as a tenth more in the other.
+        # The geometric mean of the ratios: a gain of 10% counts the same in both tasks.
         times = 1.0
         for task, value in values.items():
             times *= max(value, FLOOR) / max(self.popularity[task], FLOOR)
@@ -98,7 +101,7 @@ class Judgement:
 
 
 class _SharedExam:
-    """Each process asks about its own users. All get the same means, over all cases in their order."""
+    """An exam for several processes. Each evaluates its own users; all get the means over all cases."""
 
     def __init__(
         self, cases: MatchingCases | GenerationCases, data: Interactions, division: Division
@@ -121,7 +124,7 @@ class _SharedExam:
         metrics = self.exam.metrics(model)
         if self.mine is not None and self.group is not None:
             mine = self.mine.to(self.exam.device)
-            for name in self.names:  # also in a process without a case
+            for name in self.names:  # also in a process without cases
                 everyone = torch.zeros(self.count, device=self.exam.device)
                 if name in metrics:
                     everyone[mine] = metrics[name].to(everyone.dtype)

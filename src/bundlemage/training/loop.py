@@ -1,4 +1,4 @@
-"""The one training loop. Nothing else in the package steps an optimiser."""
+"""The training loop of all models. No other module steps an optimiser."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from bundlemage.training.judging import Judgement, Judges
 from bundlemage.training.steps import Rows, Stepper
 
 MAY_DIFFER_ON_RESUME = frozenset({"epochs", "patience", "device"})
-"""Settings that change how long or where a run trains, but not what an epoch does."""
+"""Settings that may be changed when a run is resumed: they do not change the result of an epoch."""
 
 WORK_PER_WRITING = 19
-"""Seconds of training for each second of writing checkpoints, unless the user says how often."""
+"""Seconds of training for each second of writing checkpoints, unless the user sets the interval."""
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What happened in a training."""
+    """The history and the best epoch of a training."""
 
     history: tuple[EpochRecord, ...]
     best_epoch: int
-    """The epoch whose weights the model (of an ensemble the first member) has; 0 for a model that learns
-    nothing by steps. `history.kept` has the epoch of each member."""
+    """The model has the weights of this epoch. For an ensemble, this is the epoch of the first member, and
+    `history.kept` returns those of all members. 0 for a model without epochs."""
     seconds: float
     device: str
     interrupted: bool = False
@@ -54,16 +54,17 @@ def train(
     observers: Sequence[Observer] = (),
     division: Division = ALONE,
 ) -> TrainingResult:
-    """Fits `model` to `split.train`. It then has the weights of the best epoch on validation cases, chosen as
-    the setting `select_by` says, or of the last epoch if there are no validation cases.
+    """Trains `model` on `split.train`. Returns the history.
 
-    With a `folder`, every `checkpoint_every`-th epoch is written there, and `resume` continues from it. By
-    default writing takes a twentieth of the time. Ctrl-C ends training early and keeps the best weights so
-    far. With a `division` this is one of several processes. They see the same folder, and the whole weights
-    are there.
+    Afterwards the model has the weights of the best epoch on the validation cases (see the setting
+    `select_by`), or of the last epoch without validation cases. Ctrl-C ends training early and keeps the best
+    weights so far. If `folder` is given, every `checkpoint_every`-th epoch is written to it, by default so
+    often that writing takes a twentieth of the time. `resume` continues from the last written epoch. If
+    `division` is given, this is one of several processes that share the folder and train one model: the
+    folder holds the whole weights.
     """
     if resume and folder is None:
-        raise CheckpointError("resume needs the folder that the run was begun in")
+        raise CheckpointError("resume needs the folder of the run to continue")
     device = resolve_device(config.device)
     started = time.perf_counter()
     if division.group is not None:
@@ -100,7 +101,7 @@ def _data_identity(split: Split) -> dict[str, Any]:
 
 
 class _Run:
-    """A fit in progress."""
+    """A training in progress."""
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class _Run:
         self.observers = Observers(observers)
         self.leads = division.group is None or division.group.leads
         self.judgement = Judgement(judges, data, division)
-        # The model that is evaluated and kept: the moving average of the weights if there is one.
+        # The model that is evaluated and saved. It has the moving average of the weights, if one is kept.
         self.scored = copy.deepcopy(model) if config.weight_average else model
         self.rows = {phase: Rows(phase, data) for phase in model.phases}
         self.batch_sizes = {
@@ -134,7 +135,7 @@ class _Run:
     def attach(self, folder: RunFolder, identity: dict[str, Any], resume: bool, every: int | None) -> None:
         self.folder, self.checkpoint_every = folder, every
         if self._agreed(resume and folder.holds_progress()):
-            # With a schedule every step's size follows from the number of all steps.
+            # With a schedule, every learning rate depends on the total number of steps.
             fixed = {"epochs"} if self.config.schedule != "constant" else set()
             folder.resume(identity, MAY_DIFFER_ON_RESUME - fixed)
             tensors, self.progress, best = folder.load()
@@ -146,29 +147,32 @@ class _Run:
                 self.stepper.optimiser.load(self._own(unprefixed("optimiser", tensors)))
             except (RuntimeError, KeyError, IndexError, ValueError) as error:
                 raise CheckpointError(
-                    f"{folder.path} does not fit the model, so another version of it wrote this: "
-                    f"train anew ({str(error).splitlines()[0]})"
+                    f"{folder.path} does not fit the model: another version of the model wrote it. "
+                    f"Train anew ({str(error).splitlines()[0]})"
                 ) from error
             self.stepper.steps = self.progress.epoch * self.steps_per_epoch
         elif self.leads:
             folder.begin(identity)
 
     def _agreed(self, value: Any) -> Any:
-        """The first process's value, because each process has its own view of files and clocks."""
+        """Returns the value of the first process. Processes may see different files and clocks."""
         return value if self.division.group is None else self.division.group.agreed(value)
 
-    # Files hold whole tables, so a run may continue with any number of processes.
+    # Checkpoints hold whole tables, so a run may continue with another number of processes.
 
     def _rows(self, name: str) -> int | None:
-        """The number of rows of a tensor in all processes together, or None if they do not divide it."""
+        """Returns the number of rows of a tensor in all processes together; None if it is not divided."""
         owner = name
-        if name.split(".")[0].isdecimal():  # the optimiser's, by the place of its parameter
+        if name.split(".")[
+            0
+        ].isdecimal():  # a tensor of the optimiser: `N.kind`, N is the index of its parameter
             place, _, kind = name.partition(".")
             owner = self.parameters[int(place)] if kind in ("mean", "square") else ""
         divided = isinstance(self.model, Divisible) and owner in self.model.divided_tables
         return self.model.sizes.items if divided else None
 
     def _own(self, tensors: Weights) -> Weights:
+        """Returns this process's rows of whole tensors."""
         here = self.division.rows_of(self.model.sizes.items)
         return {
             name: tensor if self._rows(name) is None else tensor[here.start : here.stop]
@@ -176,7 +180,7 @@ class _Run:
         }
 
     def _whole(self, tensors: Weights) -> Weights:
-        """The whole tensors, for the first process. All processes must call it at the same time."""
+        """Returns whole tensors in the first process. All processes must call it at the same time."""
         group, items = self.division.group, self.model.sizes.items
         if group is None or len(self.division.rows_of(items)) == items:
             return tensors
@@ -192,7 +196,7 @@ class _Run:
         return sum(-(-len(rows) // self.batch_sizes[phase]) for phase, rows in self.rows.items())
 
     def go(self) -> bool:
-        """Trains to the end. Returns True if the user interrupted."""
+        """Trains to the end. Returns True if the user pressed Ctrl-C."""
         interrupted = False
         self.observers.on_start(
             epochs=self.config.epochs, steps_per_epoch=self.steps_per_epoch, done=self.progress.history
@@ -212,7 +216,7 @@ class _Run:
 
     def _finished(self) -> bool:
         progress = self.progress
-        # While the best value is 0, patience does not count.
+        # Patience only counts once the best value is above 0.
         waited = progress.epoch - progress.best_epoch if progress.best_value != 0 else 0
         return progress.epoch >= self.config.epochs or waited >= self.config.patience
 
@@ -244,8 +248,8 @@ class _Run:
             for batch in rows.shuffled(self.batch_sizes[phase]):
                 self.stepper.step(phase, batch)
                 self.observers.on_step(phase.name)
-        # They are read at once, because each reading waits for the device. A weight with an infinite square
-        # makes scores that are not numbers.
+        # All losses are read together, because each read waits for the device. The norms of the weights are
+        # checked too: a weight with an infinite square makes scores NaN.
         lengths = torch.stack(torch._foreach_norm([*self.model.parameters()]))
         counted = torch.stack([*self.stepper.losses.values(), lengths.square().sum()])
         *totals, sound = self.division.add_losses(counted).tolist()

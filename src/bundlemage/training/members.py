@@ -17,7 +17,7 @@ from bundlemage.training.history import Observer, Observers
 from bundlemage.training.loop import TrainingResult, train
 
 Trainer = Callable[..., TrainingResult]
-"""Trains one model: `training.loop.train`, or an engine with several processes and the same parameters."""
+"""A function that trains one model: `training.loop.train`, or one that uses several processes."""
 
 
 def train_members(
@@ -32,11 +32,11 @@ def train_members(
     checkpoint_every: int | None = None,
     observers: Sequence[Observer] = (),
 ) -> tuple[Model, TrainingResult]:
-    """Trains a model by its name, or several members as one model. Returns the model and what happened.
+    """Trains a model, or an ensemble of `members` models. Returns the model and the history.
 
-    Member k has the seed of the config plus k - 1, and its checkpoints in `folder`/member-k. With `resume` a
-    finished member is not trained again. Ctrl-C ends the training: finished members are kept, and if there is
-    none, the best weights of the first member so far.
+    `model` is a name. Member k has the seed of the config plus k - 1, and writes checkpoints to
+    `folder`/member-k. With `resume`, a finished member is not trained again. Ctrl-C ends the training: the
+    result has the finished members, or else the first member with its best weights so far.
     """
     sizes = Sizes.of(split.dataset)
     configs = member_configs(model, config, members)
@@ -71,7 +71,7 @@ def train_members(
 
 
 def _check_folder(folder: RunFolder, members: int, resume: bool) -> None:
-    """Raises CheckpointError if a run of one model is resumed as an ensemble, or the other way round."""
+    """Raises CheckpointError if a run of one model is resumed as an ensemble, or vice versa."""
     if not resume:
         if members > 1:
             folder.discard()
@@ -86,6 +86,7 @@ def _check_folder(folder: RunFolder, members: int, resume: bool) -> None:
 
 
 def _together(results: Sequence[TrainingResult], interrupted: bool) -> TrainingResult:
+    """Returns the results of all members as one."""
     if len(results) == 1:
         return replace(results[0], interrupted=interrupted)
     records = [

@@ -1,7 +1,7 @@
-"""Runs several tasks at a time on this machine, each in a process of its own; or one at a time in this one.
+"""Runs tasks on this machine in several processes, or one after another in this process.
 
-A process does many tasks, because starting torch and CUDA takes seconds. Each process has a pipe to the
-command and shares nothing with the others, so that one that is killed leaves nothing locked.
+A process does many tasks, because starting torch and CUDA takes seconds. Each process has its own pipe to the
+main process, the command, and shares nothing with the others. So a killed process leaves no lock behind.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ Result = TypeVar("Result")
 Ask = Callable[[Any], Any]
 """Sends a question from a task to the command, and returns the answer."""
 Work = Callable[[Any, Task, Ask], Result]
-"""Is called in another process with the shared data, a task, and `Ask`. It must be a module's function."""
+"""Does a task. Called in another process with the shared data, the task and an `Ask`. It must be defined at
+the top level of a module."""
 
 SECONDS_TO_END = 5.0
 _SPAWN = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
@@ -37,7 +38,7 @@ _SPAWN = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
 
 @dataclass(frozen=True)
 class Died:
-    """Stands for a result if the process ended without one."""
+    """Returned in place of a result if the process died before it had one."""
 
     reason: str
     how: str = field(default="", compare=False)
@@ -51,12 +52,12 @@ def check_jobs(jobs: int) -> None:
 
 
 class Pool(Generic[Task, Result]):
-    """At most `jobs` processes. They are started when they are needed, and end with the `with` block.
+    """Up to `jobs` processes. They are started when needed, and end with the `with` block.
 
     Parameters
     ----------
     jobs
-        How many tasks run at a time. The processors are divided among them. A single job is this process.
+        Number of tasks that run at a time. They share the processors. With 1, tasks run in this process.
     work
         The function that does a task.
     shared
@@ -78,10 +79,10 @@ class Pool(Generic[Task, Result]):
     def run(
         self, tasks: Iterable[Task], answer: Callable[[Task, Any], Any]
     ) -> Iterator[tuple[Task, Result | Died]]:
-        """Yields each task with its result, in the order in which they end.
+        """Yields each task with its result, in the order in which tasks finish.
 
-        The next task is taken when a process is free, after the caller has seen all results so far. `answer`
-        is called in this process with a task and its question. An error of `work` is raised here.
+        The next task is taken when a process is free and the caller has all results so far. If a task asks a
+        question, `answer` is called here with the task and the question. Errors of `work` are raised here.
         """
         waiting = iter(tasks)
         if self.jobs == 1:
@@ -108,23 +109,23 @@ class Pool(Generic[Task, Result]):
                 yield task, content
 
     def _next(self, waiting: Iterator[Task]) -> Task | None:
-        """The next task, if a process is free for it."""
+        """Returns the next task if a process is free; None otherwise, or if no task is left."""
         at_work = sum(worker.task is not None for worker in self._workers)
         return next(waiting, None) if at_work < self.jobs else None
 
     def _free(self) -> _PoolProcess:
-        """A process that waits, or else a new one."""
+        """Returns an idle process, or starts one."""
         for worker in [worker for worker in self._workers if worker.task is None]:
             if worker.process.is_alive():
                 return worker
             self._workers.remove(worker)
-        # By default torch takes all processors, or OMP_NUM_THREADS of them.
+        # By default torch uses all processors, or OMP_NUM_THREADS of them.
         threads = max(1, torch.get_num_threads() // self.jobs)
         self._workers.append(_PoolProcess(self.work, self._shared, threads))
         return self._workers[-1]
 
     def terminate(self) -> None:
-        """End all processes, whatever they do."""
+        """End all processes, even in the middle of a task."""
         for worker in self._workers:
             worker.process.terminate()
 
@@ -143,7 +144,7 @@ class Pool(Generic[Task, Result]):
 
 
 class _PoolProcess:
-    """A process of the pool, seen from the command."""
+    """The command's handle of a process in the pool."""
 
     def __init__(self, work: Work[Any, Any], shared: bytes, threads: int) -> None:
         self.pipe, theirs = _SPAWN.Pipe()
@@ -152,19 +153,19 @@ class _PoolProcess:
         self.process = _SPAWN.Process(target=_process, args=(theirs, work, threads), daemon=True)
         with _ctrl_c_held_back():
             self.process.start()
-        theirs.close()  # so that the pipe ends with the process
+        theirs.close()  # so the pipe closes when the process ends
 
     def give(self, task: Any) -> None:
         self.task = task
         if self._shared is None:
             self.send(task)
             return
-        # A new process reads seconds later, when it has started, and a pipe has little room.
+        # A new process takes seconds to start, and a pipe holds little data: sending here would block.
         threading.Thread(target=self.send, args=(task, self._shared), daemon=True).start()
         self._shared = None
 
     def send(self, content: Any, before: bytes | None = None) -> None:
-        with suppress(OSError):  # the process is dead, which `hear` notices
+        with suppress(OSError):  # the process is dead; `hear` reports this
             if before is not None:
                 self.pipe.send_bytes(before)
             self.pipe.send(content)
@@ -184,11 +185,11 @@ class _PoolProcess:
 
 @contextmanager
 def _ctrl_c_held_back() -> Iterator[None]:
-    """Processes that are started inside do not get Ctrl-C, which is for the command."""
+    """Processes started in this context do not receive Ctrl-C; only the command does."""
     if not hasattr(signal, "pthread_sigmask"):  # not on Windows
         yield
         return
-    resource_tracker.ensure_running()  # starting it later would lift the mask
+    resource_tracker.ensure_running()  # started later, it would undo the mask
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -223,9 +224,9 @@ def _process(pipe: Connection[Any, Any], work: Work[Any, Any], threads: int) -> 
 
 
 def end_with_the_command() -> None:
-    """Waits until the command has ended, and ends this process.
+    """Waits until the command has ended, and then ends this process.
 
-    So the processes of a command that was killed are gone when it is started again.
+    So a killed command leaves no processes behind.
     """
     command = multiprocessing.parent_process()
     assert command is not None
@@ -234,7 +235,7 @@ def end_with_the_command() -> None:
 
 
 def _that_travels(error: Exception) -> Exception:
-    """The error in a form that the command can always unpickle, also if its class is from another package."""
+    """Returns the error in a form that the command can unpickle, whatever package its class is from."""
     if isinstance(error, BundleMageError):
         return error
     if isinstance(error, OSError):

@@ -1,7 +1,7 @@
 """The shuffled batches of a phase, and the steps of the optimiser.
 
-On a GPU a step is recorded once and then replayed, because starting its hundreds of small operations one by
-one takes longer than their work.
+On a GPU, a step is recorded once as a CUDA graph and then replayed. A step has hundreds of small operations,
+and starting each of them takes longer than computing it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bundlemage.training.adam import Adam
 
 
 class Rows:
-    """All rows of a phase. Their order is drawn on the CPU, so that it is the same on every device."""
+    """The training rows of a phase. They are shuffled on the CPU: the order is the same on all devices."""
 
     def __init__(self, phase: Phase, data: Interactions) -> None:
         pairs = {
@@ -33,11 +33,13 @@ class Rows:
         }.get(phase.over)
         self.device = data.user_bundle.device
         self.at_most = phase.at_most
-        self.rows: Tensor | None = None  # if not all numbers up to a count
-        self.groups: Tensor | None = None  # the right side of each pair
+        self.rows: Tensor | None = None  # the numbers of the rows; None: all
+        self.groups: Tensor | None = None  # the right side of each pair, for `at_most`
         if pairs is None:
             if phase.at_most is not None:
-                raise ConfigError(f"the phase {phase.name!r} is over {phase.over}: at_most is for pairs")
+                raise ConfigError(
+                    f"the phase {phase.name!r} is over {phase.over}; only phases over pairs can have at_most"
+                )
             counts = {"users": len(data.user_bundle), "items": data.items, "bundles": len(data.bundle_item)}
             self.count = counts[phase.over]
         else:
@@ -52,7 +54,7 @@ class Rows:
                 self.groups = right
                 self.count = int(torch.bincount(right).clamp(max=phase.at_most).sum())
 
-        # Pinned memory, so that sending does not wait. It has been read when the next epoch writes to it.
+        # Pinned memory makes the copy to the GPU asynchronous. The copy is over before the next epoch.
         self.pinned = (
             torch.empty(self.count, dtype=torch.int64, pin_memory=True)
             if self.device.type == "cuda"
@@ -64,11 +66,11 @@ class Rows:
         return self.count
 
     def batch_size(self, most: int, min_steps: int) -> int:
-        """The batch size: at most `most`, and less if an epoch would have fewer than `min_steps` batches."""
+        """Returns the batch size: `most`, or less if an epoch would have fewer than `min_steps` batches."""
         return max(1, min(most, -(-self.count // min_steps)))
 
     def shuffled(self, batch_size: int) -> tuple[Tensor, ...]:
-        """The batches of an epoch."""
+        """Returns the batches of an epoch, in random order."""
         order = torch.randperm(self.count if self.groups is None else len(self.groups))
         if self.groups is not None:
             order = order[_early(self.groups[order], self.at_most or 0)]
@@ -81,7 +83,7 @@ class Rows:
 
 
 def _completions(data: Interactions) -> tuple[Tensor, Tensor]:
-    """The rows of a phase over `completions`, and the bundle of each."""
+    """Returns the rows of a phase over `completions`, and the bundle of each row."""
     bundles, taken = len(data.bundle_item), data.user_bundle.values.cpu()
     allowed = data.bundle_item.lengths.cpu() > 0
     if data.held_out is not None:
@@ -92,7 +94,7 @@ def _completions(data: Interactions) -> tuple[Tensor, Tensor]:
 
 
 def _early(groups: Tensor, at_most: int) -> Tensor:
-    """True for the first `at_most` of each group."""
+    """Returns True for the first `at_most` elements of each group."""
     together = torch.argsort(groups, stable=True)
     sizes = torch.bincount(groups)
     starts = torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
@@ -102,7 +104,7 @@ def _early(groups: Tensor, at_most: int) -> Tensor:
 
 
 class Stepper:
-    """Takes steps, one batch at a time: the loss, the optimiser, the moving average."""
+    """Does training steps. A step computes the loss of a batch, and updates the weights and their average."""
 
     def __init__(
         self,
@@ -113,7 +115,7 @@ class Stepper:
         all_steps: int,
         division: Division = ALONE,
     ) -> None:
-        """`scored` is the model, or its copy with the moving average of the weights."""
+        """`scored` is the model itself, or its copy with the moving average of the weights."""
         self.all_steps, self.division = all_steps, division
         self.model, self.scored, self.config, self.data = model, scored, config, data
         self.device = data.user_item.device
@@ -124,7 +126,7 @@ class Stepper:
             self.optimiser.rate = torch.tensor(config.learning_rate, device=self.device)
         self.steps = 0
         self.losses = {phase: torch.zeros((), device=self.device) for phase in model.phases}
-        """The sum of each phase's loss over its rows, on the device: reading it in each step would wait."""
+        """The sum of each phase's loss over its rows. It stays on the device: reading it would wait."""
         self._fresh = torch.zeros((), device=self.device)  # the share of the newest weights in the average
         self._seen: dict[tuple[Phase, int], _Recorded | None] = {}
 
@@ -141,7 +143,9 @@ class Stepper:
         if self.config.weight_average:
             self._fresh.fill_(1 - min(self.config.weight_average, _kept(self.steps)))
         key = (phase, len(batch))
-        if not self.replays or key not in self._seen:  # the first time compiles kernels
+        if (
+            not self.replays or key not in self._seen
+        ):  # the first step compiles kernels, so it is not recorded
             self._seen[key] = None
             self._do(phase, batch)
             return
@@ -164,7 +168,7 @@ class Stepper:
     def _average(self) -> None:
         for mine, newest in zip(self.scored.parameters(), self.model.parameters(), strict=True):
             if self.model.touches_rows and newest.grad is None:
-                continue  # a step that does not touch a table does not average it
+                continue  # the step did not change this table
             moved = self.optimiser.rows_of(newest)
             if moved is None:
                 mine.lerp_(newest, self._fresh)
@@ -178,13 +182,13 @@ Number = TypeVar("Number", float, Tensor)
 
 
 def _kept(steps: Number) -> Number:
-    """The weight of the old average. A young one forgets faster, or the first random weights would stay
-    long."""
+    """Returns the largest weight of the old average after `steps` steps. It is small at first: otherwise the
+    random initial weights would stay in the average for long."""
     return (1 + steps) / (10 + steps)
 
 
 class _Recorded:
-    """A CUDA graph: the same work on the rows in its input."""
+    """A step as a CUDA graph, which can be replayed with other rows."""
 
     def __init__(self, work: Callable[[Tensor], None], example: Tensor) -> None:
         self.rows = example.clone()
