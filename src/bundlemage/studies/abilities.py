@@ -1,4 +1,4 @@
-"""What a model can do. A tiny instance of it is examined, because this may depend on its settings."""
+"""What a model can do. This may depend on its settings, so a tiny instance of the model is examined."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from bundlemage.models.registry import build, make_config, model_class, model_na
 
 @dataclass(frozen=True)
 class Abilities:
-    """Which tasks a model does, and how it gets its results."""
+    """The tasks that a model can do, and whether it learns and depends on a seed."""
 
     matches: bool
     generates: bool
     learns: bool
-    """Whether it learns by gradient steps."""
+    """Whether the model learns by gradient steps."""
     seeded: bool
     """Whether another seed could give another result."""
 
 
 def abilities(model: str, settings: Mapping[str, Any] | None = None) -> Abilities:
-    """The abilities of a registered model with some settings."""
+    """Returns the abilities of a registered model with these settings."""
     return _abilities(model, json.dumps(dict(settings or {}), sort_keys=True))
 
 
@@ -46,7 +46,7 @@ def _abilities(name: str, settings_json: str) -> Abilities:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A line of the list of models. With an `error`, only the name is known."""
+    """A row of the list of models. If `error` is set, the other fields except `name` are empty."""
 
     name: str
     title: str = ""
@@ -59,7 +59,7 @@ class ModelFacts:
 
 
 def every_model() -> list[ModelFacts]:
-    """All registered models, also those of other packages. One that cannot be loaded has an error."""
+    """Returns all registered models, including other packages'. A model that fails to load has an `error`."""
     taken = [
         ModelFacts(name, error=f"{where} registers a name that is taken: rename it there")
         for name, where in names_taken().items()
@@ -78,7 +78,7 @@ def _facts(name: str) -> ModelFacts:
     return ModelFacts(name, kind.title, *tasks, kind.knows_new_users, kind.publication)
 
 
-# ── Whether a model that does not learn is random ────────────────────────────────────────────────
+# ── Does the seed matter to a model without training? ────────────────────────────────────────────
 
 _TINY = Sizes(8, 8, 8)
 
@@ -88,7 +88,7 @@ def _seed_matters(name: str, settings: Mapping[str, Any]) -> bool:
     try:
         first, second = (_observed(name, {**settings, "seed": seed}) for seed in (1, 2))
         return not all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
-    except Exception:  # the shop is too small for it: then every seed is run, which is never wrong
+    except Exception:  # it may fail on such a small shop: running every seed is always correct
         return True
 
 

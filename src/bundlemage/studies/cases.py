@@ -1,7 +1,7 @@
-"""Case studies: answers of a fitted model to single users, chosen by a rule and never by hand.
+"""Case studies: answers of a fitted model for single users. A rule chooses the cases, never a person.
 
-One shows the same incomplete bundle completed for users of different taste (the paper's Fig. 1b), the other
-an unpopular but right item where popularity is wrong (its Fig. "case2").
+The first study completes one incomplete bundle for users with different tastes (the paper's Fig. 1b). In the
+second, the model is right with an unpopular item, and the most popular item is wrong (its Fig. "case2").
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ LEAST_ITEMS = 8
 _ROWS = 512
 
 NO_LEAK_NOTE = (
-    "In this study a user's items are the games of the user's training bundles alone: with the games of the "
-    "held-out bundles, which the reconstruction has too, the right answer would stand in the question."
+    "In this study a user's items are only the games of the user's training bundles. The reconstruction also "
+    "has the games of the held-out bundles, but these would reveal the right answer."
 )
 
 
@@ -43,36 +43,36 @@ class ItemCard:
     title: str
     tags: tuple[str, ...]
     top: float
-    """The item's rank by number of users, as a share of all items: 0.01 is among the most popular 1%."""
+    """The item's rank by number of users, as a share of all items: 0.01 means the most popular 1%."""
 
 
 @dataclass(frozen=True)
 class Leaning:
-    """A tag that a user owns more of than is usual."""
+    """A tag that is more frequent among a user's items than usual."""
 
     tag: str
     share: float
     """Share of the user's tagged items that have the tag."""
     usual: float
-    """Share of all user-item pairs whose item has the tag."""
+    """Share of the pairs of all users and their items in which the item has the tag."""
 
 
 @dataclass(frozen=True)
 class TasteUser:
-    """A user of a case study, and the model's answers to this user."""
+    """A user of a case study, and the model's answers for this user."""
 
     user: str
     items: int
     """Number of items that the user owns in the training data."""
     taste: tuple[Leaning, ...]
-    """The tags that the user leans on most, strongest first."""
+    """The tags that are most above their usual share, strongest first."""
     answers: tuple[ItemCard, ...]
     """The items that the model would add, best first."""
 
 
 @dataclass(frozen=True)
 class TasteCase:
-    """One incomplete bundle, completed for users of different taste."""
+    """One incomplete bundle, completed for users with different tastes."""
 
     bundle: str
     users: int
@@ -81,12 +81,12 @@ class TasteCase:
     hidden: tuple[ItemCard, ...]
     people: tuple[TasteUser, ...]
     by_taste: int
-    """Number of different first items for these users if owned items count. One means that their answers
-    differ only because of what they own."""
+    """Number of different first items for these users if answers may include items that they own. If it is 1,
+    their answers differ only because owned items are left out."""
     bundles: int
     """Number of held-out bundles with two test users or more."""
     personal: int
-    """How many of those have different first items for their test users, owned items included."""
+    """Number of those bundles for which not all test users have the same first item, owned items included."""
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,12 @@ class UnpopularCase:
     opposite: int
     """Number of cases in which popularity is right and the model is wrong."""
     cases: int
-    """Number of all cases."""
+    """Total number of cases."""
 
 
 @dataclass(frozen=True)
 class CaseStudy:
-    """Both cases of one model on one dataset; a case is None if none fits its rule."""
+    """Both case studies of one model on one dataset. A study is None if no case fits its rule."""
 
     dataset: str
     model: str
@@ -120,7 +120,7 @@ class CaseStudy:
 
 
 def fair_split(split: Split) -> Split:
-    """The split; if its users' items are reconstructed, with those of training bundles alone."""
+    """Returns the split. If its user-item pairs are reconstructed, only items of training bundles stay."""
     if split.dataset.name != pathak.PARTIAL_NAME:
         return split
     train = split.train
@@ -130,7 +130,7 @@ def fair_split(split: Split) -> Split:
 
 
 def case_study(model: Model, split: Split, label: str) -> CaseStudy:
-    """Both cases of a fitted model on a split; `label` names the model."""
+    """Returns both case studies of a fitted model on a split. `label` is the model's name in the report."""
     taste = unpopular = None
     if split.generation is not None and len(split.generation):
         chooser = _Chooser(model, split, split.generation)
@@ -139,7 +139,7 @@ def case_study(model: Model, split: Split, label: str) -> CaseStudy:
 
 
 class _Chooser:
-    """Chooses cases among the generation cases of a split; names, tags and sales are of the training data."""
+    """Chooses cases among a split's generation cases. Titles, tags and sales come from the training data."""
 
     def __init__(self, model: Model, split: Split, cases: GenerationCases) -> None:
         self.model, self.cases, self.dataset = model, cases, split.dataset
@@ -172,7 +172,7 @@ class _Chooser:
         return tuple(map(self.card, items))
 
     def shares(self, user: int) -> npt.NDArray[np.float64]:
-        """The share of the user's tagged items that has each tag; zeros without tagged items."""
+        """For each tag, its share among the user's tagged items; zeros if the user has no tagged items."""
         rows = self.has_tag[self.owned(user)]
         shares: npt.NDArray[np.float64] = rows.sum(0) / max(1, int(rows.any(1).sum()))
         return shares
@@ -189,7 +189,7 @@ class _Chooser:
     # ── The questions ────────────────────────────────────────────────────────────────────────────
 
     def bundle_name(self, row: int) -> str:
-        """The name of the shop's bundle with these items; a number if several have them."""
+        """The name of the bundle with these items. If not exactly one bundle has them, a number."""
         whole = sorted({*self.shown(row), *self.hidden(row)})
         contents = self.dataset.bundle_item
         overlap = np.asarray(contents[:, whole].sum(1)).ravel()
@@ -199,7 +199,7 @@ class _Chooser:
         return self.data.bundle_title(int(same[0])) or f"bundle {self.data.bundles[int(same[0])]}"
 
     def scores(self, users: npt.NDArray[Any], rows: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """The score of every item, for each user and row of the incomplete bundles."""
+        """The score of every item, for each pair of a user and a row of the incomplete bundles."""
         self.model.eval()
         with torch.inference_mode():
             who, which = (torch.from_numpy(part.astype(np.int64)).to(self.device) for part in (users, rows))
@@ -210,7 +210,7 @@ class _Chooser:
         return scores
 
     def scores_of_others(self, users: npt.NDArray[Any], row: int) -> npt.NDArray[np.float64]:
-        """Each user's scores for one bundle; -∞ for the items in it."""
+        """Each user's scores of all items for one bundle; -∞ for the items in the bundle."""
         scores = self.scores(users, np.full(len(users), row))
         scores[:, self.shown(row)] = -np.inf
         return scores
@@ -225,7 +225,7 @@ class _Chooser:
     # ── The choice ───────────────────────────────────────────────────────────────────────────────
 
     def taste_case(self) -> TasteCase | None:
-        """The case that the first rule of `report.j2` chooses."""
+        """The case that `taste_rule` in `report.j2` describes; None if no case fits."""
         cases = self.cases
         users_of = np.bincount(cases.bundles, minlength=cases.partial.shape[0])
         firsts = {
@@ -255,8 +255,8 @@ class _Chooser:
         )
 
     def leaning_users(self, users: Sequence[int], row: int) -> dict[int, list[int]]:
-        """User → answers. Each user leans most on a tag that no user before leans on most, and has another
-        first answer than the users before, as long as there are such users."""
+        """Returns user → answers for up to USERS users. Each is chosen for a different tag, the one furthest
+        above its usual share, and if possible has a different first answer."""
         known = [user for user in users if self.has_tag[self.owned(user)].any(1).sum() >= LEAST_ITEMS]
         if not known or not self.tag_names:
             return {}
@@ -281,7 +281,7 @@ class _Chooser:
         }
 
     def unpopular_case(self) -> UnpopularCase | None:
-        """The case that the second rule of `report.j2` chooses."""
+        """The case that `unpopular_rule` in `report.j2` describes; None if no case fits."""
         cases, sales = self.cases, self.sales
         best: tuple[float, int, int] | None = None
         alike = opposite = 0
@@ -319,7 +319,7 @@ class _Chooser:
         )
 
     def candidates(self, row: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Right and wrong candidates of an incomplete bundle."""
+        """Returns the right and the wrong candidates for an incomplete bundle."""
         candidates = self.cases.candidates[row]
         candidates = candidates[candidates != PAD]
         right = np.isin(candidates, self.hidden(row))

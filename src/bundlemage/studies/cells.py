@@ -1,4 +1,4 @@
-"""A cell of a study: one contender, one split, one seed. It runs once; then the cache has its outcome."""
+"""A cell of a study: one contender on one split with one seed. Its outcome is kept in the cache."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ from bundlemage.training.history import SELECTION_METRIC, EpochRecord, Observer,
 
 @dataclass(frozen=True)
 class Contender:
-    """A registered model with settings, under a name of its own."""
+    """A registered model with its settings. `label` is its name in the study."""
 
     label: str
     model: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings that differ from the defaults. The cell sets `seed` and `device`."""
     ensemble: int = 1
-    """Number of members that are trained and averaged."""
+    """Number of models that are trained and averaged; 1 for a single model."""
 
     @classmethod
     def parse(cls, text: str) -> Contender:
-        """From a model's name, a recipe's path (`mine/wide.toml` is called `wide`), or a recipe's name.
+        """Returns a contender for the name of a model or recipe, or a path (`a/wide.toml` is named `wide`).
 
         Raises ConfigError for an unknown name and for a model that cannot be loaded.
         """
@@ -74,16 +74,16 @@ class Contender:
         return replace(self, settings={**self.settings, **settings})
 
     def config(self, seed: int = 0, device: str = "auto") -> ModelConfig:
-        """The settings for a seed of the study; for an ensemble those of its first member.
+        """Returns the settings for a seed of the study. For an ensemble they are those of its first member.
 
-        The seeds of the other members follow, so ensembles of two seeds have no member in common.
+        The other members have the following seeds, so two ensembles with different seeds share no member.
         """
         check_ensemble(self.ensemble, self.model)
         first = seed * self.ensemble
         return make_config(self.model, {**self.settings, "seed": first, "device": device})
 
     def abilities(self) -> Abilities:
-        """Whether it matches, generates, learns, and whether the seed matters to it."""
+        """The tasks that the model can do, and whether it learns and depends on the seed."""
         return abilities(self.model, {**self.settings, "seed": 0, "device": "cpu"})
 
 
@@ -97,15 +97,15 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        """A SHA-256 over all that the result depends on, which leaves out the label and the device.
+        """A SHA-256 of everything that the result depends on. The label and the device are not part of it.
 
-        The code of a model is included only if another package defines the model, because its author changes
-        it between two comparisons. Results of this package's models stay valid if their code changes; with
-        `fresh` they are computed again.
+        The code of a model is included only if another package defines the model, because its author may
+        change it between two comparisons. Results of this package's models are kept when their code changes;
+        `fresh` computes them again.
         """
         settings = self.contender.config(self.seed).model_dump(mode="json", exclude={"device"})
         parts = [FORMAT, self.contender.model, settings, self.split.key]
-        if self.contender.ensemble != 1:  # so older results, without ensembles, keep their keys
+        if self.contender.ensemble != 1:  # results from before ensembles existed keep their keys
             parts.append({"ensemble": self.contender.ensemble})
         kind = model_class(self.contender.model)
         if kind.__module__.partition(".")[0] != "bundlemage":
@@ -114,13 +114,13 @@ class Cell:
 
     @property
     def can_be_tested(self) -> bool:
-        """Whether the split has cases of a task that the contender does."""
+        """Whether the split has test cases of a task that the contender can do."""
         able, split = self.contender.abilities(), self.split
         return bool((able.matches and split.test) or (able.generates and split.generation))
 
 
 def _source(kind: type[Model]) -> str:
-    """The text of the file that a model is written in."""
+    """The source code of the file that defines a model; empty if there is no file."""
     try:
         return inspect.getsource(inspect.getmodule(kind) or kind)
     except (OSError, TypeError):  # not written in a file
@@ -128,7 +128,7 @@ def _source(kind: type[Model]) -> str:
 
 
 def find(cell: Cell, cache: Cache, *, quiet: bool = False) -> Outcome | None:
-    """A cell's outcome if it is in the cache, else None. A damaged one causes a warning, unless `quiet`."""
+    """Returns a cell's outcome from the cache, or None. A damaged one causes a warning, unless `quiet`."""
     outcome = cache.load(cell.key, quiet=quiet)
     return None if outcome is None else replace(outcome, label=cell.contender.label)
 
@@ -142,11 +142,11 @@ def run(
     fresh: bool = False,
     jobs: int = 1,
 ) -> tuple[Outcome, bool]:
-    """A cell's outcome, and whether another process has put it into the cache in the meantime.
+    """Returns a cell's outcome, and whether it came from the cache because another process has computed it.
 
-    `begin` is called when the cell has to be run, and returns observers of its training. `fresh` runs it even
-    if its outcome is known. `jobs` is the number of cells that run at a time, for the record. Ctrl-C raises
-    KeyboardInterrupt and keeps the checkpoint, from which the next call goes on.
+    `begin` is called before the cell runs, and returns observers of its training. `fresh` runs the cell even
+    if the cache has its outcome. `jobs` is the number of cells that run at a time; it is only stored in the
+    outcome. Ctrl-C raises KeyboardInterrupt and keeps the checkpoint. The next call continues from it.
     """
     with cache.working(cell.key) as folder:  # waits for another process that works on this cell
         if not fresh and (known := find(cell, cache, quiet=True)):
@@ -214,7 +214,7 @@ def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Obs
 
 
 def fitted(cell: Cell, device: str, folder: Path, observers: Sequence[Observer]) -> Recommender:
-    """A cell's model, fitted to the end, from the checkpoint in `folder` if it has a sound one."""
+    """Returns a cell's fitted model. Training continues from the checkpoint in `folder` if it can be read."""
     config = cell.contender.config(cell.seed, device)
     recommender = Recommender(cell.contender.model, ensemble=cell.contender.ensemble, **config.model_dump())
 
@@ -234,7 +234,7 @@ def fitted(cell: Cell, device: str, folder: Path, observers: Sequence[Observer])
 
 
 class _Resumed(Observer):
-    """Notes the time of the epochs that an earlier, interrupted process did, for each member."""
+    """Records the training time of earlier, interrupted processes, for each member of an ensemble."""
 
     def __init__(self) -> None:
         self.member, self.seconds = 1, dict[int, float]()
@@ -248,7 +248,7 @@ class _Resumed(Observer):
 
 @remembered
 def _warm_up(device: str) -> None:
-    """Make torch do its one-time work, whose time and memory must not count for the first model."""
+    """Train a tiny model once, to keep torch's start-up time and memory out of the first measurement."""
     pairs = np.eye(2, dtype=np.float32)
     users, items, bundles = (Vocabulary(kind, ["0", "1"]) for kind in ("user", "item", "bundle"))
     data = BundleDataset(pairs, pairs, pairs, users, items, bundles)
@@ -263,7 +263,7 @@ _PROCESS = Path("/proc/self")
 
 
 def device_in_words(device: torch.device) -> str:
-    """The name of a GPU, or of the processor with its number of cores."""
+    """Returns the name of the GPU, or the name of the processor and its number of cores."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cores = f"{os.cpu_count() or 1} cores"
@@ -279,9 +279,9 @@ def _processor() -> str:
 
 
 def _peak_memory(device: torch.device) -> Callable[[], int | None]:
-    """Begin to measure memory, and return a function that returns the peak since then, in bytes.
+    """Start to measure memory. The returned function returns the peak since then, in bytes.
 
-    That is the memory allocated on a GPU, or added to the process on a CPU; None where it is not reported.
+    On a GPU it is the memory allocated there, on a CPU the growth of the process; None if it is unknown.
     """
     gc.collect()
     if device.type == "cuda":
@@ -297,7 +297,7 @@ def _peak_memory(device: torch.device) -> Callable[[], int | None]:
 
 
 def _peak(*, reset: bool = False) -> int | None:
-    """The peak memory of this process in bytes; with `reset` it first becomes the memory in use now."""
+    """The peak memory of this process in bytes. `reset` first sets the peak to the memory in use now."""
     try:
         if reset:
             (_PROCESS / "clear_refs").write_text("5")  # Linux

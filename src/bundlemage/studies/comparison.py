@@ -1,6 +1,7 @@
-"""Contenders × splits × seeds: the cells of a comparison are run, then put into tables.
+"""Compares contenders: runs each on every split with every seed, and puts the results into tables.
 
-Cells run one after another in this process, or several at a time in processes of their own.
+One contender on one split with one seed is a cell. Cells run one after another in this process, or several
+at a time in their own processes.
 """
 
 from __future__ import annotations
@@ -25,31 +26,31 @@ from bundlemage.training.pool import Ask, Died, Pool, check_jobs
 
 @dataclass(frozen=True)
 class Comparison:
-    """All results. `tables` has one for each split and task, in the order of the splits."""
+    """All results. `tables` has one table for each split and task, in the order of the splits."""
 
     metric: str
     data: tuple[DataFacts, ...]
     tables: tuple[ResultTable, ...]
     outcomes: tuple[Outcome, ...]
     failures: tuple[Missing, ...] = ()
-    """Contenders that failed; each keeps its row in the tables."""
+    """Contenders that failed. Each still has a row in the tables."""
     skipped: tuple[Missing, ...] = ()
-    """Contenders that a split has no question for, such as a model that only completes bundles."""
+    """Contenders that cannot do any task of a split, such as a model that only completes bundles."""
 
     def to_json(self) -> dict[str, Any]:
-        """All results as plain values, without the values of single cases."""
+        """Returns all results as plain values, without the metrics of single cases."""
         without: Any = {"outcomes": {"__all__": {"cases"}}}
         content: dict[str, Any] = TypeAdapter(Comparison).dump_python(self, exclude=without)
         return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Comparison:
-        """The comparison that `to_json` wrote; its outcomes have no values of single cases."""
+        """Returns the comparison that `to_json` wrote. Its outcomes have no metrics of single cases."""
         return TypeAdapter(cls).validate_python(content)
 
 
 class CompareObserver:
-    """Hears of the progress of a comparison. Override the methods of interest."""
+    """Receives the progress of a comparison. Override the methods that you need."""
 
     def on_plan(self, cells: Sequence[Cell]) -> None:
         """Called before anything runs."""
@@ -59,7 +60,7 @@ class CompareObserver:
         return ()
 
     def on_done(self, cell: Cell, outcome: Outcome, from_cache: bool) -> None:
-        """Called when a cell has its outcome."""
+        """Called when the outcome of a cell is known, computed or from the cache."""
 
     def on_failure(self, cell: Cell, message: str) -> None:
         """Called when a cell has failed."""
@@ -82,9 +83,9 @@ def compare(
 ) -> Comparison:
     """Fit and test every contender on every split with every seed, unless the cache has the result.
 
-    A contender whose result does not depend on the seed runs with the first one only. One that fails keeps
-    its row, and the others go on. `metric` decides which row is best, `fresh` ignores the cache, and `jobs`
-    is the number of cells that run at a time, each in a process of its own.
+    If a contender's result does not depend on the seed, it runs only with the first one. A contender that
+    fails keeps its row, and the others continue. `metric` decides which row is best, `fresh` ignores the
+    cache, and `jobs` is the number of cells that run at a time, each in its own process.
     """
     check_metric(metric)
     cells, skipped = plan_cells(contenders, splits, seeds)
@@ -99,7 +100,7 @@ def compare(
 
 
 def check_metric(metric: str) -> None:
-    """Raise ConfigError unless the metric is kept case by case, which significance tests need."""
+    """Raise ConfigError unless the metric is stored for each case. Significance tests need these values."""
     if metric not in CASE_METRICS:
         raise ConfigError(
             f"models cannot be compared by {metric!r}: only {', '.join(CASE_METRICS)} are kept case by case"
@@ -112,9 +113,9 @@ def check_metric(metric: str) -> None:
 def plan_cells(
     contenders: Sequence[Contender], splits: Sequence[Split], seeds: Sequence[int]
 ) -> tuple[list[Cell], list[Missing]]:
-    """The cells to run, and the contenders that a split has no question for.
+    """Returns the cells to run, and the contenders that cannot do any task of a split.
 
-    Raises ConfigError for anything that can be known to be wrong before an hour of work.
+    Raises ConfigError for every mistake that can be detected before training.
     """
     _check(contenders, splits, seeds)
     cells: list[Cell] = []
@@ -124,7 +125,7 @@ def plan_cells(
             first = Cell(contender, split, seeds[0])
             try:
                 testable, seeded = first.can_be_tested, contender.abilities().seeded
-            except Exception:  # a model that cannot even be built fails when its turn comes
+            except Exception:  # a model that cannot be built: the failure is reported when it runs
                 testable, seeded = True, True
             if not testable:
                 task = "generation" if split.generation and not split.test else "matching"
@@ -169,10 +170,10 @@ def run_cells(
     fresh: bool = False,
     jobs: int = 1,
 ) -> tuple[tuple[Outcome, ...], tuple[Missing, ...]]:
-    """The outcomes and the failures, in the order of the cells. A contender that fails with one seed is not
-    run with the others.
+    """Returns the outcomes and the failures, in the order of the cells. A contender that fails with one seed
+    is not run with the other seeds.
 
-    With several `jobs` the cells that are not in the cache run in as many processes, on the same device.
+    `jobs` is the number of processes for cells that are not in the cache. They share the device.
     """
     check_jobs(jobs)
     watch = observer or CompareObserver()
@@ -184,7 +185,7 @@ def run_cells(
         watch.on_done(cells[place], outcome, from_cache)
 
     def left_out(place: int) -> bool:
-        """Whether the same contender has failed with an earlier seed: it would fail with this one too."""
+        """Whether the same contender has failed with an earlier seed. It would probably fail again."""
         cell = cells[place]
         same = (cell.contender.label, cell.split.key)
         return any(
@@ -193,8 +194,8 @@ def run_cells(
         )
 
     def answer(task: _Task, question: Any) -> Any:
-        """Pass on what happens in a training. At its beginning, return its observers, or in another process
-        whether there are any."""
+        """Pass events of a training to its observers. At the beginning, create the observers and return them;
+        if the training runs in another process, return whether there are any."""
         place = task[0]
         if question == _BEGIN:
             watching[place] = watch.on_begin(cells[place])
@@ -229,7 +230,7 @@ def run_cells(
                     watch.on_failure(cells[place], reason)
     finally:
         watch.on_end()
-    # The results are as if one cell had run after the other, whatever the number of jobs.
+    # The number of jobs does not change the results: they are the same as with one cell after another.
     results = [ended[place] for place in sorted(ended) if not left_out(place)]
     outcomes = (result for result in results if isinstance(result, Outcome))
     return tuple(outcomes), tuple(result for result in results if isinstance(result, Missing))
@@ -240,19 +241,19 @@ def _find(cell: Cell, cache: Cache) -> Outcome | None:
         return find(cell, cache)
     except OSError:
         raise
-    except Exception:  # a model of another package that fails here fails when its turn comes
+    except Exception:  # another package's model may fail: the failure is reported when it runs
         return None
 
 
 _Task = tuple[int, Contender, int, int]
-"""A cell without its split, which is large: its place, its contender, the number of its split, its seed."""
+"""A cell without its large split: the cell's place, its contender, the number of its split, its seed."""
 _BEGIN = "begin"
 
 
 def _run_task(
     shared: tuple[Sequence[Split], Path, str, bool, int], task: _Task, ask: Ask
 ) -> tuple[Outcome, bool] | str:
-    """A cell's outcome, and whether another process has put it into the cache; or why the cell failed."""
+    """Returns a cell's outcome and whether another process computed it; if the cell failed, the reason."""
     splits, folder, device, fresh, jobs = shared
     _, contender, number, seed = task
     cell, cache = Cell(contender, splits[number], seed), Cache(folder)
@@ -263,7 +264,7 @@ def _run_task(
 
     try:
         return run(cell, cache, device, begin, fresh=fresh, jobs=jobs)
-    except OSError:  # of the disk, not of the model
+    except OSError:  # an error of the disk, not of the model
         raise
     except Exception as error:
         return _explained(error, cell, cache, jobs)
@@ -273,14 +274,14 @@ def _run_task(
 
 
 def _missing(cell: Cell, message: str) -> Missing:
-    """A cell without a result, and why."""
+    """The entry for a cell without a result. `message` is the reason."""
     split, contender = cell.split, cell.contender
     name, protocol = split.dataset.name, split.protocol
     return Missing(contender.label, contender.model, name, protocol, split.key, message)
 
 
 def _explained(error: Exception, cell: Cell, cache: Cache, jobs: int) -> str:
-    """What went wrong, for a reader of the table."""
+    """The reason of a failure, as the table shows it."""
     if isinstance(error, BundleMageError):
         return str(error)
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):

@@ -1,7 +1,7 @@
-"""The report's figures, each as SVG (for the page and as a file) and as PNG.
+"""The report's figures. Each is drawn as SVG (for the page and as a file) and as PNG.
 
-Colours are Okabe and Ito's, which colour-blind people tell apart; in the SVG they are CSS variables, so that
-a figure follows the page, or the reader's system, from light to dark. Colour is never the only sign.
+The colours are Okabe and Ito's: colour-blind people can tell them apart. In the SVG they are CSS variables, so
+a figure changes between light and dark with the page or the system. Nothing is shown by colour alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COLOURS: Mapping[str, tuple[str, str]] = {
     "beyond": ("#c28e0e", "#e6c060"),
     "mark": ("#d55e00", "#ff8a3d"),
 }
-"""Name → colour on light and on dark ground. Each is used for one thing only, in every figure."""
+"""Name → colour on a light and on a dark background. A colour has the same meaning in every figure."""
 _GROUPS: Mapping[Group, tuple[str, str]] = {
     "ours": ("ours", "BundleMage"),
     "paper": ("rival", "rivals of the paper"),
@@ -46,38 +46,38 @@ _HEADING: Mapping[str, Any] = {"loc": "left", "fontsize": 10.5, "fontweight": "b
 @dataclass(frozen=True)
 class Figure:
     name: str
-    """The stem of its files."""
+    """The name of its files, without the extension."""
     title: str
     alt: str
-    """What it shows, for those who do not see it."""
+    """A description of the figure for readers who cannot see it."""
     inline: str
-    """SVG for the page, whose style sheet has the colours."""
+    """SVG for the page. The style sheet of the page defines the colours."""
     file: str
-    """SVG that stands alone."""
+    """SVG as a file of its own, with the colours."""
     png: bytes
 
 
 @dataclass(frozen=True)
 class Plotted:
-    """One model in a figure; each figure uses the fields that it shows."""
+    """One model in a figure. Each figure uses only some of the fields."""
 
     label: str
     group: Group
     value: float | None = None
-    """Test nDCG@5; None where it was not run, so that only the paper's mark is shown."""
+    """Test nDCG@5. None if the model was not run; then only the paper's value is shown."""
     spread: float | None = None
     """Standard deviation of the value over seeds."""
     paper: float | None = None
-    """The paper's figure."""
+    """The paper's nDCG@5."""
     seconds: float = 0.0
-    """Time of training."""
+    """Training time."""
     curve: Sequence[float] = ()
-    """Validation nDCG@5 after each epoch, from the first on."""
+    """Validation nDCG@5 after each epoch."""
     best_epoch: int = 0
 
 
 def require_plots() -> None:
-    """Raise MissingExtraError without matplotlib: before hours of training, not after."""
+    """Raise MissingExtraError if matplotlib is not installed. Call this before hours of training."""
     try:
         import matplotlib as _  # noqa: F401
     except ImportError:
@@ -85,7 +85,7 @@ def require_plots() -> None:
 
 
 def colour_variables(dark: bool = False) -> str:
-    """The colours as CSS declarations."""
+    """Returns the colours as CSS declarations, for a light or a dark background."""
     return "".join(f"--fig-{name}:{pair[dark]};" for name, pair in COLOURS.items())
 
 
@@ -93,7 +93,7 @@ def colour_variables(dark: bool = False) -> str:
 
 
 def accuracy_bars(name: str, title: str, panels: Mapping[str, Sequence[Plotted]]) -> Figure:
-    """A bar for each model, a panel for each task (the paper's Fig. 1a), the paper's figure as a mark."""
+    """One panel for each task, with a bar for each model and a mark for the paper's value (its Fig. 1a)."""
     rows = max(len(bars) for bars in panels.values())
     figure, axes = _canvas(1, len(panels), 1.1 + 0.29 * rows)
     for axis, (heading, bars) in zip(axes, panels.items(), strict=True):
@@ -102,7 +102,7 @@ def accuracy_bars(name: str, title: str, panels: Mapping[str, Sequence[Plotted]]
             _draw_bar(axis, row, bar)
         axis.set_yticks(range(len(ordered)), [bar.label for bar in ordered])
         top = max((max(bar.value or 0, bar.paper or 0) for bar in bars), default=1)
-        heights = (len(ordered) - rows - 0.7, len(ordered) - 0.3)  # bars of one height in all panels
+        heights = (len(ordered) - rows - 0.7, len(ordered) - 0.3)  # bars have the same height in all panels
         axis.set(ylim=heights, xlim=(0, (top or 1) * 1.16), xlabel="nDCG@5")
         axis.set_title(heading, **_HEADING)
         axis.grid(axis="x")
@@ -152,7 +152,7 @@ def _bars_in_words(panels: Mapping[str, Sequence[Plotted]]) -> str:
 
 
 def similarity(name: str, title: str, cosines: npt.NDArray[np.float64]) -> Figure:
-    """How alike a user's items and bundles are: over users, and as the paper sorts it ("dissimilarity")."""
+    """Histogram and sorted curve of the similarity of users' items and bundles (Fig. "dissimilarity")."""
     known = np.sort(cosines[~np.isnan(cosines)])[::-1]
     figure, (left, right) = _canvas(1, 2, 3.3)
     left.hist(known, bins=np.linspace(0, 1, 21), color=_LIGHT["ours"], rwidth=0.92)
@@ -177,7 +177,7 @@ def similarity(name: str, title: str, cosines: npt.NDArray[np.float64]) -> Figur
 
 
 def training_curves(name: str, title: str, curves: Sequence[Plotted]) -> Figure:
-    """Validation nDCG@5 over the epochs: a small panel for each model, the others faint behind it."""
+    """Validation nDCG@5 over the epochs. Each model has a small panel; the other models are faint in it."""
     columns = min(4, len(curves))
     rows = -(-len(curves) // columns)
     figure, axes = _canvas(rows, columns, 0.5 + 1.65 * rows, share=True)
@@ -187,7 +187,7 @@ def training_curves(name: str, title: str, curves: Sequence[Plotted]) -> Figure:
             axis.set_visible(False)
             continue
         for other in curves:
-            thin = max(1, len(other.curve) // 40)  # drawn in every panel: all points would fill megabytes
+            thin = max(1, len(other.curve) // 40)  # every panel draws all curves: all points would take megabytes
             epochs = range(1, len(other.curve) + 1, thin)
             axis.plot(epochs, other.curve[::thin], color=_LIGHT["rule"], linewidth=0.8)
         own = curves[number]
@@ -206,7 +206,7 @@ def training_curves(name: str, title: str, curves: Sequence[Plotted]) -> Figure:
 
 
 def time_and_accuracy(name: str, title: str, points: Sequence[Plotted]) -> Figure:
-    """What a model's accuracy costs in training time."""
+    """Training time and test nDCG@5 of each model, as points."""
     figure, (axis,) = _canvas(1, 1, 4.6)
     for group, (colour, label) in _GROUPS.items():
         chosen = [point for point in points if point.group == group]
@@ -225,7 +225,7 @@ def time_and_accuracy(name: str, title: str, points: Sequence[Plotted]) -> Figur
 
 
 def _label_points(figure: Any, axis: Any, points: Sequence[Plotted]) -> None:
-    """Names beside their points, moved up or down where two would lie on each other."""
+    """Write the name of each model beside its point. Names that would overlap move up."""
     figure.canvas.draw()
     places = {id(point): axis.transData.transform((point.seconds, point.value)) for point in points}
     taken: list[tuple[float, float, float]] = [(x - 6, y, x + 6) for x, y in places.values()]
@@ -268,7 +268,7 @@ def _finished(figure: Any, name: str, title: str, alt: str) -> Figure:
     for text in figure.findobj(Text):
         text.set_color(_LIGHT["ink"])
     picture, vector = io.BytesIO(), io.StringIO()
-    # Text stays text, and the same figures make the same file.
+    # Text stays text in the SVG, and the same values always give the same file.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(
             picture, format="png", dpi=_DOTS_PER_INCH, facecolor="white", metadata={"Title": title}
@@ -289,10 +289,10 @@ def _element(tag: str, content: str, **attributes: str) -> ElementTree.Element:
 
 
 def _described(text: str, name: str, title: str, alt: str) -> ElementTree.Element:
-    """The drawing with its title and description, colours as variables, and ids that no other figure has."""
+    """Returns the drawing with its title and description, colours as variables, and unique ids."""
     for colour, (light, _) in COLOURS.items():
         text = re.sub(light, f"var(--fig-{colour})", text, flags=re.IGNORECASE)
-    # Hatches are drawn in a pattern whose colours are attributes, where variables do not work.
+    # A hatch pattern has its colours in attributes, and CSS variables do not work there.
     text = re.sub(r'\b(fill|stroke)="(var\(--[\w-]+\))"', r'style="\1: \2"', text)
     text = re.sub(r"font: ([^;\"]*?)(\d[\d.]*px) [^;\"]*", rf"font: \1\2 {_FONT}", text)
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", text)

@@ -1,4 +1,4 @@
-"""All that a reproduction measures, before any of it is written."""
+"""Measures everything that the report of a reproduction shows."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ class ReproduceOptions:
     only_cached: bool = False
     skip: tuple[str, ...] = ()
     note: str = ""
-    """A sentence on this run for readers of the report."""
+    """A sentence about this run that is printed in the report."""
     jobs: int = 1
-    """How many models are trained at a time."""
+    """Number of models that are trained at a time."""
 
     @property
     def shown_folder(self) -> str:
-        """The data's folder without its place on this machine, as a report may show it."""
+        """The data's folder as a report shows it, without its path on this machine."""
         return SAMPLE if self.folder is None else f"DATA/{self.folder.resolve().name}"
 
     @property
     def shown_seeds(self) -> str:
-        """The seeds as a command names them."""
+        """The seeds as they are written in a command."""
         return ",".join(map(str, self.seeds))
 
     def shown_part(self, part: str) -> str:
-        """A part of the data as a command names it."""
+        """A part of the data as it is written in a command."""
         return SAMPLE if part == SAMPLE else f"{self.shown_folder}/{part}"
 
 
@@ -67,19 +67,19 @@ class TableResult:
 
     plan: plan.TablePlan
     table: ResultTable | None = None
-    """None where it could not be made, or none of its models was run."""
+    """None if the table could not be made, or if none of its models was run."""
     reason: str | None = None
-    """Why it could not be made."""
+    """Why the table could not be made."""
 
     def row(self, name: str) -> Row | None:
-        """The results of a row of the plan; None if it was not run."""
+        """Returns the results of a model of the plan by its name; None if it was not run."""
         rows = self.table.rows if self.table else ()
         return next((row for row in rows if row.label == name), None)
 
 
 @dataclass(frozen=True)
 class CaseResult:
-    """The case studies on one dataset, or why there are none."""
+    """The case studies on one dataset, or the reason why they are missing."""
 
     dataset: str
     study: cases.CaseStudy | None
@@ -92,7 +92,7 @@ class Findings:
 
     options: ReproduceOptions
     statistics: Mapping[str, int | float]
-    """As `dataset_table` returns them, without those that reconstructed data cannot give."""
+    """The result of `dataset_table`, without the statistics that reconstructed data cannot give."""
     statistics_part: str
     bias: float | None
     cosines: npt.NDArray[np.float64] | None
@@ -106,21 +106,21 @@ class Findings:
 
     @property
     def partial(self) -> bool:
-        """Whether the data is a reconstruction, so that its figures never stand beside the paper's."""
+        """Whether the data is a reconstruction. Its results are then never compared with the paper's."""
         return any(facts.name == pathak.PARTIAL_NAME for facts in self.facts)
 
     @property
     def nothing(self) -> bool:
-        """Whether the folder held no known data at all."""
+        """Whether the folder has no data that could be read."""
         return not self.facts and not self.statistics
 
     def machines(self, task: str) -> set[str]:
-        """The devices that the results of a task were measured on."""
+        """Returns the devices on which the results of a task were measured."""
         return {outcome.device for outcome in self.outcomes if getattr(outcome, task) is not None}
 
 
 def gather(options: ReproduceOptions, observer: CompareObserver | None = None) -> Findings:
-    """Read the data, run what the cache does not know, and measure."""
+    """Read the data, train and test the models that are not in the cache, and return all findings."""
     plans = plan.without(plan.table_plans(options.dataset), options.skip)
     contenders = {  # an unknown model fails before anything is read
         one.key: [plan.contender(entry.name, one.recipes, options.epochs) for entry in one.entries]
@@ -171,7 +171,7 @@ def gather(options: ReproduceOptions, observer: CompareObserver | None = None) -
 def _cells(
     contenders: Sequence[Contender], split: Split, options: ReproduceOptions, cache: Cache
 ) -> list[Cell]:
-    """The cells of one part of the data; with `only_cached` those of contenders that the cache has whole."""
+    """The cells of one part of the data; with `only_cached`, only contenders with all seeds in the cache."""
     if not contenders:
         return []
     cells, _ = plan_cells(contenders, [split], options.seeds)
@@ -182,7 +182,7 @@ def _cells(
 
 
 def _described_by(parts: Mapping[str, plan.DataPart]) -> tuple[BundleDataset | None, str]:
-    """The data for the statistics, and its part: the first one present, whole ones before partial ones."""
+    """The data for the statistics and the name of its part. Real data is preferred to reconstructed data."""
     for part in sorted(parts.values(), key=lambda part: part.partial):
         if part.split is not None:
             return part.split.dataset, part.name
@@ -220,7 +220,7 @@ def _case_studies(
 
 
 def _games_beside(folder: Path | None) -> Split | None:
-    """Steam's named games, if their folder is beside the folder of the data."""
+    """Steam's games with names, if `steam/pathak` is beside the folder of the data; otherwise None."""
     place = folder.resolve().parent / "steam" / plan.NAMES_PART if folder else None
     if place is None or not place.is_dir():
         return None
@@ -247,5 +247,5 @@ def _case(split: Split, recipes: str, options: ReproduceOptions, cache: Cache) -
 def _saved(folder: Path, device: str) -> Recommender | None:
     try:
         return Recommender.load(folder, device=device) if folder.is_dir() else None
-    except ArtifactError:  # damaged: it is trained anew
+    except ArtifactError:  # damaged: train it again
         return None

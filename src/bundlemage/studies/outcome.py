@@ -1,8 +1,8 @@
-"""The result of one cell of a study, and the cache that keeps such outcomes on disk.
+"""The outcome of one cell of a study, and the cache that keeps outcomes on disk.
 
-Several processes may share a cache, and any of them may be killed at any time. An outcome is `KEY.json` and
-`KEY.npz`, which has the values case by case. The JSON is written last and holds the checksum of the other
-file, so an outcome with a JSON file is complete.
+Several processes may share a cache, and any of them may be killed at any time. An outcome has two files:
+`KEY.npz` has the metrics of each test case, `KEY.json` the rest. The JSON file is written last and contains
+the checksum of the other file. If it exists, the outcome is complete.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TASKS = ("matching", "generation")
 KS = (5, 10, 20, 40)
 METRICS = tuple(f"{name}@{k}" for name in ("ndcg", "recall") for k in KS)
 CASE_METRICS = ("ndcg@5", "ndcg@20", "recall@20")
-"""Metrics that are kept case by case, and so can be tested for significance."""
+"""Metrics that are stored for each case. Only these can be tested for significance."""
 
 
 @dataclass(frozen=True)
@@ -41,57 +41,57 @@ class Outcome:
     """One model with one seed on one split, fitted and tested."""
 
     label: str
-    """The contender's name in this study, which does not identify the result."""
+    """The contender's name in this study. Other studies may use another name for the same result."""
     model: str
     settings: Mapping[str, Any]
     """Every setting, defaults included."""
     dataset: str
     protocol: str
     split: str
-    """`key` of the split: two splits may share a dataset's name and protocol."""
+    """`key` of the split. Two splits may have the same dataset name and protocol."""
     seed: int
     seeded: bool
     """Whether another seed could give another result."""
     matching: Mapping[str, float] | None
-    """Mean over the test cases of each of METRICS; None without cases, or if the model does not match."""
+    """Metric of METRICS → its mean over the test cases; None without cases, or if the model does not match."""
     matching_cases: int
     generation: Mapping[str, float] | None
     generation_cases: int
     validation: Mapping[str, float]
-    """The metrics of the epoch that was kept, or their mean over the members of an ensemble; empty for a
-    model that learns nothing by steps."""
+    """The metrics of the epoch that was kept; for an ensemble, their mean over the members. Empty for a model
+    without gradient steps."""
     epochs: int
-    """Of an ensemble, of all its members together."""
+    """Number of epochs; for an ensemble, the sum over its members."""
     best_epoch: int
-    """Of an ensemble, its first member's."""
+    """The epoch that was kept; for an ensemble, that of the first member."""
     fit_seconds: float
     evaluate_seconds: float
     memory: int | None
-    """Peak bytes: allocated on a GPU, or what the process grew by on a CPU; None where unknown."""
+    """Peak memory in bytes: allocated on a GPU, or growth of the process on a CPU; None if unknown."""
     device: str
-    """The hardware in words."""
+    """The name of the GPU or processor."""
     version: str
     torch: str
     date: str
-    """When it was done, in UTC."""
+    """When the cell ended, in UTC."""
     jobs: int = 1
-    """How many cells ran at a time: beside others, seconds are no measure of speed."""
+    """Number of cells that ran at a time. If it is above 1, the seconds do not measure the model's speed."""
     curve: Sequence[float] = ()
-    """Validation nDCG@5 after each epoch; empty for an ensemble, whose members have one each."""
+    """Validation nDCG@5 after each epoch; empty for an ensemble, because each member has its own curve."""
     ensemble: int = 1
-    """How many members were trained and averaged."""
+    """Number of members that were trained and averaged."""
     cases: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """`TASK.METRIC`, with a metric of CASE_METRICS → an array of float32 with a value for each case. Not part
-    of the JSON."""
+    """`TASK.METRIC` → an array of float32 with a value for each case, for the metrics of CASE_METRICS. They
+    are not part of the JSON."""
 
     @property
     def shown_settings(self) -> dict[str, Any]:
-        """The settings that say which model it is: without seed and device, with `ensemble` if it is one."""
+        """The settings without seed and device. An ensemble also has its number of members, `ensemble`."""
         shown = {key: value for key, value in self.settings.items() if key not in ("seed", "device")}
         return shown if self.ensemble == 1 else {"ensemble": self.ensemble, **shown}
 
     def settings_text(self) -> str:
-        """The model and the settings above as lines of text."""
+        """Returns the model and its `shown_settings` as lines of text."""
         shown = self.shown_settings.items()
         return "\n".join([f"model = {self.model}", *(f"{key} = {value!r}" for key, value in shown)])
 
@@ -101,14 +101,14 @@ class Outcome:
         return f"{self.device}; BundleMage {self.version}, PyTorch {self.torch}"
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the cases as plain values, which are the arguments of `Outcome`."""
+        """Returns all fields except `cases` as plain values. They are arguments of `Outcome`."""
         plain = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "cases"}
         return {name: dict(value) if isinstance(value, Mapping) else value for name, value in plain.items()}
 
 
 @dataclass(frozen=True)
 class Missing:
-    """A contender without a result: why it failed, or why there was nothing to ask it."""
+    """A contender without a result. `message` says why it failed, or why no test case suits it."""
 
     label: str
     model: str
@@ -119,7 +119,7 @@ class Missing:
 
     @property
     def name(self) -> str:
-        """The contender and the split."""
+        """The contender, the dataset and the protocol, as text."""
         return f"{self.label} on {self.dataset}, {self.protocol}"
 
     def __str__(self) -> str:
@@ -129,7 +129,7 @@ class Missing:
 # ── The cache ────────────────────────────────────────────────────────────────────────────────────
 
 FORMAT = 1
-"""The version of what is stored; part of every key, so that another version's files are never found."""
+"""The version of the stored files. It is part of every key, so files of other versions are ignored."""
 
 
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile)
@@ -140,23 +140,23 @@ class CacheWarning(UserWarning):
 
 
 class Cache:
-    """Outcomes by their keys. A key is a checksum of all that an outcome depends on."""
+    """A folder of outcomes. The key of an outcome is a checksum of everything that it depends on."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
-            raise ConfigError(f"the cache {self.folder} is a file, or lies in one; name a folder") from None
+            raise ConfigError(f"the cache {self.folder} is a file, or inside a file; name a folder") from None
 
     def load(self, key: str, *, quiet: bool = False) -> Outcome | None:
-        """The outcome of a key, or None. A damaged outcome gives None and, unless `quiet`, a warning."""
+        """Returns the outcome of a key, or None. If it is damaged, returns None and warns, unless `quiet`."""
         file = self.folder / f"{key}.json"
         try:
             content = json.loads(file.read_bytes())
             cases = (self.folder / f"{key}.npz").read_bytes()
             if content["key"] != key or content["cases"] != hashlib.sha256(cases).hexdigest():
-                raise ValueError("its parts do not belong together")
+                raise ValueError("its two files do not belong together")
             with np.load(io.BytesIO(cases), allow_pickle=False) as stored:
                 return Outcome(**content["outcome"], cases=dict(stored))
         except FileNotFoundError as error:
@@ -166,11 +166,11 @@ class Cache:
         except _DAMAGED as error:
             reason = f"{error or type(error).__name__}"
         if not quiet:
-            warnings.warn(f"{file} is not used, and done again: {reason}", CacheWarning, stacklevel=2)
+            warnings.warn(f"{file} cannot be used, so this result is computed again: {reason}", CacheWarning, stacklevel=2)
         return None
 
     def save(self, key: str, outcome: Outcome) -> None:
-        """Store an outcome, in place of an earlier one or of the note that it failed."""
+        """Store an outcome. It replaces an earlier outcome, and the traceback of an earlier failure."""
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **outcome.cases)
         cases = buffer.getvalue()
@@ -180,7 +180,7 @@ class Cache:
         (self.folder / f"{key}.error.txt").unlink(missing_ok=True)
 
     def note(self, key: str, text: str) -> Path:
-        """Keep the traceback of a cell that failed, and return its file."""
+        """Write the traceback of a failed cell to a file, and return the file's path."""
         file = self.folder / f"{key}.error.txt"
         write_whole(file, text.encode())
         return file
@@ -189,7 +189,7 @@ class Cache:
     def working(self, key: str) -> Iterator[Path]:
         """Yield the folder for a cell's checkpoints, locked against other processes and threads.
 
-        The system removes the lock of a process that is killed.
+        If a process is killed, the operating system removes its lock.
         """
         lock = self.folder / f"{key}.lock"
         handle = _locked(lock)

@@ -1,4 +1,4 @@
-"""The paper's numbers, from `paper.toml`: tables, dataset statistics, and where the data is published."""
+"""The paper's numbers, read from `paper.toml`: tables, dataset statistics, and links to the data."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _CONTENT: Mapping[str, Any] = tomllib.loads(
     Path(__file__).with_name("paper.toml").read_text(encoding="utf-8")
 )
 AUTHORS_FILES: str = _CONTENT["authors_files"]
-"""Where the authors publish their splits."""
+"""The address at which the authors publish their splits."""
 SOURCES: Mapping[str, str] = _CONTENT["sources"]
-"""Dataset → where it was first published."""
+"""Dataset → the address at which it was first published."""
 STATISTICS: Mapping[str, Mapping[str, int | float]] = _CONTENT["statistics"]
-"""Dataset → its row of the table of datasets. A density is a fraction."""
+"""Dataset → statistic → value in the paper's table of datasets. Densities are fractions, not percent."""
 STATISTICS_TITLES: Mapping[str, str] = _CONTENT["statistics_titles"]
 """Name of a statistic → its title in a report."""
 POPULARITY_BIAS: Mapping[str, float] = _CONTENT["popularity_bias"]
@@ -35,14 +35,14 @@ class PaperRow:
     shown: str
     """The model's name in our reports."""
     contender: str
-    """The recipe or model that is run for it here; empty if there is none."""
+    """The name of the recipe or model that reproduces this row; empty if there is none."""
     printed: Mapping[str, Mapping[str, float]]
     """Dataset → metric → figure, for the datasets that have figures."""
     remark: str
     """Why a dataset has no figures, or the source of a published row."""
 
     def figures(self, dataset: str) -> Mapping[str, float]:
-        """Metric → figure on a dataset; empty where the publication has none."""
+        """Returns metric → figure on a dataset; empty if the publication has no figures for it."""
         return self.printed.get(dataset, {})
 
 
