@@ -1,4 +1,4 @@
-"""Every question that a model answers about a shop. `Recommender` and `Live` are both askers."""
+"""The questions that a model can answer about a shop. `Recommender` and `Live` inherit from `Asker`."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from bundlemage.wire.design_answers import BundleForecast, Designs, Explanation
 
 Row = TypeVar("Row")
 Pages: TypeAlias = Callable[[], Iterable[Mapping[str, History]]]
-"""Users by id with what they have, page by page. It is called more than once."""
+"""A function that returns pages of users: user id → history. It is called more than once."""
 
 
 class Asker:
-    """A model, a shop, and how scores become chances. Ids go in, ids come out."""
+    """Answers questions with a model and a shop. Parameters and answers use the shop's ids."""
 
     def __init__(self) -> None:
         self.calibration: Calibration | None = None
-        """How scores become chances; None for a model that was fitted without validation cases."""
+        """Turns scores into probabilities; None for a model that was fitted without validation cases."""
         self._fitted: tuple[Model, Shop] | None = None
         self._index: BundleIndex | None = None
 
@@ -50,7 +50,7 @@ class Asker:
 
     @property
     def shop(self) -> Shop:
-        """The shop that questions are about."""
+        """The shop: its users, items, bundles and interactions."""
         return self._fit_or_fail()[1]
 
     @property
@@ -76,11 +76,12 @@ class Asker:
         sells_like: Mapping[str, Id] | None = None,
         include_owned: bool = False,
     ) -> list[Recommendation]:
-        """The k bundles that fit a user best, without those that the user has or that `where` excludes.
+        """Returns the k bundles that fit a user best. Leaves out bundles that `where` excludes and, unless
+        `include_owned`, bundles that the user has.
 
-        `new_bundles` are further candidates that the shop did not have at training: id → item ids. Each is
-        ranked as if it had sold as often as `new_bundle_credit` says. If you know better, `expected_sales`
-        has a number of sales for some of them, and `sells_like` a bundle of the shop that sold as often.
+        `new_bundles` are further candidates that the shop did not have at training: id → item ids. The
+        model assumes that each has sold `new_bundle_credit` times. To change this for some of them, give a
+        number of sales in `expected_sales`, or in `sells_like` a bundle of the shop that sold as often.
 
         >>> model.recommend("u0007", new_bundles={"box": ["g0022", "g0401"]}, sells_like={"box": "b0013"})
         """
@@ -105,7 +106,7 @@ class Asker:
         sells_like: Mapping[str, Id] | None = None,
         include_owned: bool = False,
     ) -> list[list[Recommendation]]:
-        """`recommend` for several users: one list of answers each. For all users, see `recommend_all`."""
+        """`recommend` for several users. Returns a list for each user. For all users, use `recommend_all`."""
         require(self.model, Matcher)
         new = {str(name): items for name, items in (new_bundles or {}).items()}
         expected = self.shop.expectations(self.model, new, expected_sales or {}, sells_like or {})
@@ -125,9 +126,9 @@ class Asker:
         where: Filter | None = None,
         include_owned: bool = False,
     ) -> list[Recommendation]:
-        """The k items that best complete a partial bundle for a user; with no items, the best to begin with.
+        """Returns the k items that best complete a partial bundle for a user. `items` may be empty.
 
-        Items of the partial bundle are never in the answer; items that the user owns only with
+        The answer never has items of the partial bundle. It has items that the user owns only if
         `include_owned`.
         """
         return self.complete_many([(user, items)], k, where=where, include_owned=include_owned)[0]
@@ -140,7 +141,7 @@ class Asker:
         where: Filter | None = None,
         include_owned: bool = False,
     ) -> list[list[Recommendation]]:
-        """`complete` for several pairs of a user and items: one list of answers each."""
+        """`complete` for several pairs of a user and a partial bundle. Returns a list of items for each."""
         require(self.model, Completer)
         candidates = self.shop.items(where)
 
@@ -153,9 +154,9 @@ class Asker:
         return self._answers(batches(), candidates, k, include_owned)
 
     def similar(self, bundle: Id, k: int = 10, *, where: Filter | None = None) -> list[Recommendation]:
-        """The k bundles that are most similar to a bundle, by the model's vectors.
+        """Returns the k bundles that are most similar to a bundle.
 
-        A score is the cosine between the two vectors, from -1 to 1. The bundle itself is not in the answer.
+        A score is the cosine of the model's vectors of both bundles. The bundle itself is not in the answer.
         """
         _check_k(k)
         place, contents = self.shop.bundle_position(bundle), self.shop.interactions.bundle_item
@@ -168,20 +169,20 @@ class Asker:
         return nearest(self.model, contents, vector, self.shop.bundles(where), k, but=place)
 
     def gate(self, user: User) -> float:
-        """The weight of item history when the model describes a user, from 0 to 1; the rest is the weight of
-        bundle history."""
+        """Returns the weight of a user's items in the model's vector of the user, from 0 to 1. The rest is the
+        weight of the user's bundles."""
         with torch.inference_mode():
             return float(require(self.model, Gated).item_share(*self._encode([user]))[0])
 
     # ── Designing ────────────────────────────────────────────────────────────────────────────────
 
     def design(self, user: User, request: DesignRequest | None = None, **conditions: Any) -> Designs:
-        """Whole bundles for a user that meet every condition of a `DesignRequest`, or each of `conditions`.
+        """Returns whole bundles for a user that meet all conditions: a `DesignRequest`, or its fields by name.
 
         >>> model.design("u0007", start=["g0022"], size=(3, 5), budget=40, tags={"at least": {"Horror": 1}})
 
-        The best bundle comes first. Each has its price, score and reasons. Where no bundle is possible,
-        `ImpossibleDesignError` says which conditions conflict, and what would have to change.
+        The best bundle comes first. Each has its price, score and reasons. If no bundle is possible, raises
+        `ImpossibleDesignError`, which names the conflicting conditions and possible changes.
         """
         require(self.model, Completer)
         request = DesignRequest.of(**conditions) if request is None else request
@@ -190,9 +191,9 @@ class Asker:
     def explain(
         self, user: User, *, bundle: Id | None = None, item: Id | None = None, items: Sequence[Id] = ()
     ) -> Explanation:
-        """Why a bundle is recommended to a user; or why an item, as an addition to `items`.
+        """Returns the reasons why `bundle` is recommended to a user, or why `item` is added to `items`.
 
-        The model answers again without each thing that the user has, and without each of `items`. The
+        The model scores again without each item and bundle of the user, and without each of `items`. The
         strongest reason comes first.
         """
         if (bundle is None) == (item is None) or (items and item is None):
@@ -204,7 +205,7 @@ class Asker:
         return Explainer(self.model, self.shop, *self._encode([user])).item(place, partial)
 
     def explain_bundles(self, user: User, bundles: Sequence[Id]) -> list[Explanation]:
-        """Why each of these bundles is recommended to a user, in the same order."""
+        """Returns the reasons why each of the bundles is recommended to a user, in the same order."""
         require(self.model, Matcher)
         places = [self.shop.bundle_position(bundle) for bundle in bundles]
         return Explainer(self.model, self.shop, *self._encode([user])).bundles(places)
@@ -218,11 +219,11 @@ class Asker:
         k: int = 10,
         users: Pages | None = None,
     ) -> BundleForecast:
-        """The audience of a bundle that does not exist yet, among all users of the shop, or among `users`.
+        """Returns the audience of a bundle that does not exist yet, among all users of the shop or `users`.
 
-        It contains the k users who are most likely to take it, how many would, the most similar bundles,
-        the item that it needs least and a better one in its place. The model knows no prices: a price, or a
-        discount on the items' prices, only turns buyers into takings.
+        The forecast has the k most likely buyers, the expected number of buyers, the most similar bundles,
+        the weakest item and a better one. The model does not know prices: a price, or a discount on the
+        items' prices, is only used to compute the revenue.
         """
         require(self.model, Matcher)
         _check_k(k)
@@ -251,7 +252,7 @@ class Asker:
             calibration=self.calibration,
         )
 
-    # ── Everyone at once ─────────────────────────────────────────────────────────────────────────
+    # ── All users at once ────────────────────────────────────────────────────────────────────────
 
     def recommend_all(
         self,
@@ -261,10 +262,10 @@ class Asker:
         where: Filter | None = None,
         include_owned: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        """`recommend` for all users of the shop, or for these, as Arrow batches of some hundred users each.
+        """`recommend` for all users of the shop, or for `users`. Yields Arrow batches of some hundred users.
 
         Columns: user_id, rank, bundle_id, score, source. Memory does not grow with the number of users. A
-        user for whom no bundle is left has no row.
+        user has no row if all bundles are owned or excluded.
         """
         if users is None:
             histories, names = self.shop.everyone(), self.shop.user_ids
@@ -284,10 +285,10 @@ class Asker:
         where: Filter | None = None,
         include_owned: bool = False,
     ) -> Iterator[Ranking]:
-        """`recommend` by positions, for any number of histories, of known users or not.
+        """`recommend` for any number of histories, with positions instead of ids. Users need not be known.
 
-        Bundles and items are positions in `dataset.bundles` and `dataset.items`, in the histories and in the
-        rankings. The rankings come in the order of the histories, each for some hundred of them.
+        In histories and rankings, bundles and items are positions in `dataset.bundles` and `dataset.items`.
+        Yields rankings in the order of the histories, each for some hundred of them.
         """
         require(self.model, Matcher)
         _check_k(k)
@@ -310,13 +311,13 @@ class Asker:
         seed: int = 0,
         progress: Progress = in_silence,
     ) -> IndexReport:
-        """Search bundles by an index from now on, in `recommend`, `recommend_all` and `rank_bundles`.
+        """Use an index to search bundles from now on, in `recommend`, `recommend_all` and `rank_bundles`.
 
-        The index is built in memory and compared with an exact search for the ten best bundles of some of
-        the shop's users. If it finds less than `least_recall` of them in up to `most_share` of the bundles,
-        that is a `RecallError`, and the search stays exact. It also stays exact for fewer than
-        `least_bundles` bundles, where one user is answered sooner without an index. With an index, scores
-        are estimates. The report says how good they are, and how the index was built.
+        The index is built in memory. For some users of the shop, its ten best bundles are compared with those
+        of an exact search. It may look at a share of at most `most_share` of the bundles. If it finds a share
+        below `least_recall` of the ten, `RecallError` is raised, and the search stays exact. The search also
+        stays exact for fewer than `least_bundles` bundles: an index would be slower. The scores of an index
+        are estimates. Returns a report on their quality and on the index.
         """
         require(self.model, Matcher)
         self._index = None
@@ -331,7 +332,7 @@ class Asker:
         )
         return report
 
-    # ── What the questions have in common ────────────────────────────────────────────────────────
+    # ── Steps that all questions share ───────────────────────────────────────────────────────────
 
     def _encode(
         self,
@@ -339,13 +340,13 @@ class Asker:
         new: NewBundles | None = None,
         expected: Mapping[str, float] | None = None,
     ) -> tuple[Histories, Ragged]:
-        """`Shop.encode`, unless the model knows no users but those of training."""
+        """`Shop.encode`; raises UnsupportedError for new users if the model only knows those of training."""
         if not self.model.knows_new_users and any(isinstance(user, History) for user in users):
             raise UnsupportedError(f"{self.model.title} knows only the users it was trained on")
         return self.shop.encode(users, new, expected)
 
     def _width(self, candidates: Candidates) -> int:
-        """About how many scores a question about bundles needs."""
+        """Approximate number of scores to compute for one user."""
         return len(candidates.ids) if self._index is None else self._index.width
 
     def _in_batches(self, rows: Iterable[Row], k: int, width: int) -> Iterator[list[Row]]:
@@ -365,10 +366,10 @@ class Asker:
     def _rankings(
         self, batches: Iterable[Batch], candidates: Candidates, k: int, include_owned: bool
     ) -> Iterator[Ranking]:
-        """The k best candidates for each question, batch by batch; without an index, exactly."""
+        """Yields the k best candidates for each batch, from the index if there is one, else exact."""
         ranker = candidates.ranker()
         for batch in batches:
-            with torch.inference_mode():  # not around the yield: the caller may be training something
+            with torch.inference_mode():  # not around the yield: the caller may train in between
                 if self._index is not None and batch.partial is None:
                     ranking = self._index.rank(batch, ranker, k, include_owned)
                 else:
@@ -378,4 +379,4 @@ class Asker:
 
 def _check_k(k: int) -> None:
     if not isinstance(k, int) or k < 1:
-        raise ConfigError(f"k is {k!r}; ask for at least one answer, in a whole number")
+        raise ConfigError(f"k is {k!r}; it must be a whole number, at least 1")

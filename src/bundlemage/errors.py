@@ -20,7 +20,7 @@ class BundleMageError(Exception):
     """An error that the caller can fix. The command line prints it and exits with 2."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Lets an error be sent to another process as it is."""
+        """Lets an error be sent to another process unchanged."""
         return _error, (type(self), self.args, self.__dict__)
 
 
@@ -35,24 +35,24 @@ def _error(
 
 @dataclass(frozen=True)
 class Problem:
-    """One kind of fault in one place: the first instance in full, and the number of the others."""
+    """One kind of fault in one file or table: the first instance in full, and the number of further ones."""
 
     kind: str
-    """A stable slug, e.g. `missing-file`, for programs and tests."""
+    """A name for programs and tests that does not change, e.g. `missing-file`."""
     where: str
-    """The file, table or frame, by the user's name for it."""
+    """The file, table or frame, as the user named it."""
     message: str
     """What was found and what is expected."""
     fix: str
     """What to do about it."""
     line: int | None = None
-    """The 1-based line in a text file (or row in a table) of the first instance."""
+    """The line of the first instance in a text file, or its row in a table, counted from 1."""
     value: str | None = None
     """The offending value of the first instance."""
     more: int = 0
     """The number of further instances of the same kind in the same place."""
     severity: Literal["error", "warning"] = "error"
-    """With an error nothing is loaded. With a warning the data loads, but `data check` still fails."""
+    """After an error nothing is loaded. After a warning the data is loaded, but `data check` still fails."""
 
     def __str__(self) -> str:
         place = self.where if self.line is None else f"{self.where}:{self.line}"
@@ -61,7 +61,7 @@ class Problem:
 
 
 class DataError(BundleMageError):
-    """The data cannot be used. Holds every problem, not only the first."""
+    """The data cannot be used. `problems` has every problem, not only the first."""
 
     def __init__(self, problems: Problem | Iterable[Problem]) -> None:
         self.problems: tuple[Problem, ...] = (problems,) if isinstance(problems, Problem) else tuple(problems)
@@ -71,7 +71,7 @@ class DataError(BundleMageError):
     def of(
         cls, kind: str, where: str, message: str, fix: str, line: int | None = None, value: str | None = None
     ) -> DataError:
-        """The error of a single problem."""
+        """Returns an error with a single problem. The parameters are the fields of `Problem`."""
         return cls(Problem(kind, where, message, fix, line, value))
 
 
@@ -89,9 +89,9 @@ class ConfigError(BundleMageError):
 
 
 def config_error(error: ValidationError, values: Mapping[str, Any], known: Mapping[str, Any]) -> ConfigError:
-    """Turns pydantic's error into one of ours, with a message that names every wrong value.
+    """Returns a ConfigError for an error of pydantic. Its message names every wrong value.
 
-    `values` are what the caller wrote, by name; the keys of `known` are the valid names.
+    `values` are the settings as the caller wrote them, by name. The keys of `known` are the valid names.
     """
     lines = []
     for fault in error.errors():
@@ -101,7 +101,7 @@ def config_error(error: ValidationError, values: Mapping[str, Any], known: Mappi
             hint = f"did you mean {close[0]!r}? " if close else ""
             lines.append(f"unknown setting {name!r}; {hint}the settings are: {', '.join(known)}")
             continue
-        # A short form is quoted as it was written, and not as the long form that was made of it.
+        # Quote the value as the caller wrote it: validators may have replaced a short form by a long one.
         place, value = str(name), values.get(str(name))
         for step in path:
             inside = value if isinstance(value, Mapping) else {}
@@ -119,11 +119,11 @@ def config_error(error: ValidationError, values: Mapping[str, Any], known: Mappi
 
 
 class UnknownIdError(BundleMageError):
-    """An id that is not in the vocabulary."""
+    """An id that the model does not know."""
 
     def __init__(self, kind: str, unknown: Sequence[str], known: Iterable[str]) -> None:
         first = unknown[0]
-        # Fuzzy matching a large catalogue takes seconds; a prefix pool keeps the answer immediate.
+        # Fuzzy matching in a large catalogue takes seconds. Only ids with the same first letter are compared.
         pool = [name for name in known if name[:1].casefold() == first[:1].casefold()][:5000]
         close = get_close_matches(first, pool, n=3)
         more = f" (and {len(unknown) - 1:,} more)" if len(unknown) > 1 else ""
@@ -136,7 +136,7 @@ class UnknownIdError(BundleMageError):
 
 
 class OutOfTimeError(BundleMageError):
-    """A search found no answer in its time limit."""
+    """A search found no answer within its time limit."""
 
 
 class NoModelYetError(BundleMageError):
@@ -148,7 +148,7 @@ class ArtifactError(BundleMageError):
 
 
 class CheckpointError(BundleMageError):
-    """A folder cannot be used for long work, or the work in it cannot be continued."""
+    """A folder cannot be used for checkpoints, or the work in it cannot be continued."""
 
 
 class DeviceError(BundleMageError):
@@ -156,7 +156,7 @@ class DeviceError(BundleMageError):
 
 
 class UnsupportedError(BundleMageError):
-    """Something that this model cannot do, such as scoring users it was not trained on."""
+    """The model cannot do this, such as scoring users it was not trained on."""
 
 
 class StoreError(BundleMageError):
@@ -168,7 +168,7 @@ class UnstorableError(StoreError):
 
 
 class SupersededError(StoreError):
-    """A model was to replace another one that no longer serves. Nothing was published."""
+    """A new model should replace a certain one, but that one no longer serves. Nothing was published."""
 
     def __init__(self, serving: str | None, instead_of: str) -> None:
         super().__init__(
@@ -193,7 +193,7 @@ class UnknownThingsError(BundleMageError):
 
 
 class ExistsError(BundleMageError):
-    """Something that should be new exists already. Nothing was written."""
+    """An item or bundle that should be new exists already. Nothing was written."""
 
     def __init__(self, kind: Literal["item", "bundle"], name: str) -> None:
         super().__init__(f"there is a {kind} {name!r} already, and the request says not to replace it")
@@ -223,7 +223,7 @@ class RecallError(BundleMageError):
 
 
 class ClusterError(BundleMageError):
-    """A cluster cannot be reached, or has lost more than it can replace."""
+    """A cluster cannot be reached or used, or a training process failed."""
 
 
 class BusyError(BundleMageError):

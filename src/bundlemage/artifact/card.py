@@ -18,7 +18,7 @@ def model_card(
     history: Sequence[EpochRecord],
     credit: NewBundleCredit | None = None,
 ) -> str:
-    """The text of the card: what the model is, what it was trained on, how good it is, and how to use it."""
+    """Returns the card as Markdown: the model, its training data, its test metrics, its settings, its use."""
     settings = "\n".join(f"| `{key}` | {value} |" for key, value in sorted(config["settings"].items()))
     notes = "".join(f"\n> {note}\n" for note in dataset.notes)
     return f"""# {title} trained on {dataset.name}
@@ -27,7 +27,7 @@ Recommends this shop's bundles to a user and completes partial bundles. The shop
 {len(dataset.users):,} users, {len(dataset.bundles):,} bundles and {len(dataset.items):,} items
 ({dataset.user_bundle.nnz:,} user-bundle, {dataset.user_item.nnz:,} user-item and
 {dataset.bundle_item.nnz:,} bundle-item pairs). The protocol `{config["protocol"]}`
-with seed {config["split"]["seed"]} says which of the pairs were learned from and which were held out.
+with seed {config["split"]["seed"]} divided the pairs into training and held-out pairs.
 {notes}
 ## How good it is
 {_metrics(metrics)}
@@ -45,7 +45,7 @@ model = Recommender.load("this-folder")
 model.recommend({next(iter(dataset.users), "")!r}, k=5)
 ```
 
-This folder also holds the purchase histories of the users it was trained on: keep it as you keep those.
+This folder also contains the purchase histories of the training users: protect it as you protect those.
 """
 
 
@@ -61,7 +61,7 @@ def _metrics(metrics: dict[str, Any]) -> str:
                 for model, values in rows
             ]
             tables.append("\n".join(lines))
-    return "\n\n".join(tables) or "It was not evaluated: there was nothing held out to test on."
+    return "\n\n".join(tables) or "It was not evaluated: no test cases were held out."
 
 
 def _training(history: Sequence[EpochRecord]) -> str:

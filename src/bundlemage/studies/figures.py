@@ -1,6 +1,6 @@
 """The report's figures. Each is drawn as SVG (for the page and as a file) and as PNG.
 
-The colours are Okabe and Ito's: colour-blind people can tell them apart. In the SVG they are CSS variables, so
+The colours are Okabe and Ito's: colour-blind people can tell them apart. In the SVG they are CSS variables:
 a figure changes between light and dark with the page or the system. Nothing is shown by colour alone.
 """
 
@@ -187,7 +187,7 @@ def training_curves(name: str, title: str, curves: Sequence[Plotted]) -> Figure:
             axis.set_visible(False)
             continue
         for other in curves:
-            thin = max(1, len(other.curve) // 40)  # every panel draws all curves: all points would take megabytes
+            thin = max(1, len(other.curve) // 40)  # each panel has all curves: fewer points keep it small
             epochs = range(1, len(other.curve) + 1, thin)
             axis.plot(epochs, other.curve[::thin], color=_LIGHT["rule"], linewidth=0.8)
         own = curves[number]

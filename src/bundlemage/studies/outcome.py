@@ -53,7 +53,7 @@ class Outcome:
     seeded: bool
     """Whether another seed could give another result."""
     matching: Mapping[str, float] | None
-    """Metric of METRICS → its mean over the test cases; None without cases, or if the model does not match."""
+    """Each of METRICS → its mean over the test cases; None without cases, or if the model cannot match."""
     matching_cases: int
     generation: Mapping[str, float] | None
     generation_cases: int
@@ -166,7 +166,8 @@ class Cache:
         except _DAMAGED as error:
             reason = f"{error or type(error).__name__}"
         if not quiet:
-            warnings.warn(f"{file} cannot be used, so this result is computed again: {reason}", CacheWarning, stacklevel=2)
+            message = f"{file} cannot be used, so this result is computed again: {reason}"
+            warnings.warn(message, CacheWarning, stacklevel=2)
         return None
 
     def save(self, key: str, outcome: Outcome) -> None:

@@ -1,4 +1,4 @@
-"""What a reproduction consists of: its tables, the models in them, and the files of data that they need."""
+"""The plan of a reproduction: its tables, their models, and the data files that they need."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from bundlemage.studies.figures import Group
 STUDIES = (*paper.DATASETS, SAMPLE)
 MATCHING_PART, GENERATION_PART, FULL_PART, NAMES_PART = "authors/mat", "authors/gen", "bgcn", "pathak"
 SECTIONS = ("matching", "generation", "ablations", "parts", "full-ranking", "cases")
-"""Sections that can be left out. Single models can be left out too."""
+"""The sections of a report that `--skip` can leave out. It can leave out single models too."""
 ENSEMBLE = "bundlemage-ensemble"
 _PAPERS_OWN = "bundlemage-paper"
 _PAPERS_RECIPES = "youshu"
-"""The folder with the paper's own settings: it has one set of hyperparameters for all data."""
+"""The folder of recipes with the paper's own settings. The paper uses the same ones for all datasets."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of a table."""
+    """A row of a table: one model."""
 
     name: str
-    """A recipe of the data's folder, or else a model."""
+    """The name of a recipe in the table's folder of recipes; if there is none, the name of a model."""
     title: str
     group: Group
     paper: Mapping[str, float] = field(default_factory=dict)
-    """Metric → the figure that stands beside ours."""
+    """Metric → the published figure that is shown beside ours."""
     remark: str = ""
 
 
 @dataclass(frozen=True)
 class TablePlan:
-    """A table of the report: what is measured on what, and which models have a row. See `tables.toml`."""
+    """A table of the report: its data, task, metrics and models. `tables.toml` explains the fields."""
 
     key: str
     title: str
@@ -61,11 +61,11 @@ class TablePlan:
 
 _CONTENT = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
 SHORT_NAMES: Mapping[str, str] = _CONTENT["short_names"]
-"""Name of a row → its name in figures, where its title is too long."""
+"""Name of a row → a short name for figures, for rows with a long title."""
 
 
 def table_plans(dataset: str) -> tuple[TablePlan, ...]:
-    """The tables of a dataset's report, in the paper's order."""
+    """Returns the tables of a dataset's report, in the paper's order."""
     return tuple(_table_plan(table, dataset) for table in _CONTENT["table"] if dataset in table["datasets"])
 
 
@@ -107,9 +107,9 @@ def _entries(table: Mapping[str, Any], dataset: str) -> Iterable[Entry]:
 
 
 def recipe_of(name: str, recipes: str) -> str | None:
-    """The recipe that a row is run by; None for a model with its defaults.
+    """Returns the recipe of a row; None for a model with its default settings.
 
-    `recipes` is the folder of the table. The paper's own settings are in one folder for all data.
+    `recipes` is the table's folder of recipes. The paper's own settings are in one folder for all data.
     """
     candidates = [f"{recipes}/{name}"]
     if name in (_PAPERS_OWN, ENSEMBLE) or name.startswith("ablation-"):
@@ -118,7 +118,7 @@ def recipe_of(name: str, recipes: str) -> str | None:
 
 
 def contender(name: str, recipes: str, epochs: int | None = None) -> Contender:
-    """The model and settings of a row; `epochs` overrides the number of epochs of models that have one."""
+    """Returns the model and settings of a row. `epochs` replaces the model's number of epochs, if any."""
     recipe = recipe_of(name, recipes)
     chosen = replace(Contender.parse(recipe or name), label=name)
     if epochs is not None and "epochs" in chosen.known_settings:
@@ -127,7 +127,7 @@ def contender(name: str, recipes: str, epochs: int | None = None) -> Contender:
 
 
 def without(plans: Iterable[TablePlan], skipped: Collection[str]) -> tuple[TablePlan, ...]:
-    """The plans without the skipped models and sections; raises ConfigError for an unknown name."""
+    """Returns the plans without the skipped models and sections. Raises ConfigError for an unknown name."""
     known = {entry.name for plan in table_plans("steam") + table_plans("youshu") for entry in plan.entries}
     for name in skipped:
         if name not in known and name not in SECTIONS:
@@ -148,7 +148,7 @@ def without(plans: Iterable[TablePlan], skipped: Collection[str]) -> tuple[Table
 
 @dataclass(frozen=True)
 class DataPart:
-    """One folder of a dataset: its split, or the problems that leave it without one."""
+    """One folder of a dataset: its split, or the problems if it could not be read."""
 
     name: str
     split: Split | None
@@ -167,14 +167,14 @@ class MissingFiles:
     part: str
     problems: tuple[str, ...]
     where: str
-    """Where they are published, and how to get them."""
+    """Where the files are published, and how to get them."""
 
     def __str__(self) -> str:
         return f"{self.part}: {'; '.join(dict.fromkeys(self.problems))} — {self.where}"
 
 
 def read_parts(dataset: str, folder: Path | None) -> dict[str, DataPart]:
-    """Read every part of a dataset. A part that is missing or damaged has its problems instead of a split."""
+    """Returns every part of a dataset by name. A missing or damaged part has problems instead of a split."""
     if dataset == SAMPLE:
         return {SAMPLE: DataPart(SAMPLE, SplitPlan("paper").divide(read(SAMPLE).dataset))}
     names = (MATCHING_PART, GENERATION_PART, NAMES_PART if dataset == "steam" else FULL_PART)
@@ -201,7 +201,7 @@ def _read_part(name: str, folder: Path) -> DataPart:
 
 
 def missing_files(dataset: str, parts: Mapping[str, DataPart], folder: str) -> tuple[MissingFiles, ...]:
-    """The files that the dataset is published with and that are not in `parts`."""
+    """Returns the published files that are missing or damaged in `parts`. `folder` is the folder to show."""
     if dataset == SAMPLE:
         return ()
     missing = []
@@ -225,20 +225,18 @@ def _published(dataset: str, part: str, folder: str) -> str:
             return f"published at {entry.page}; put into {folder}/{part}"
     if part in (MATCHING_PART, GENERATION_PART):
         return f"published at {paper.AUTHORS_FILES}; put into {folder}/{part}"
-    return f"the data was first published at {paper.SOURCES[dataset]}; no source of this part is known"
+    return f"the data was first published at {paper.SOURCES[dataset]}; no address of this part is known"
 
 
 def why_not(plan: TablePlan, part: DataPart) -> str | None:
-    """The reason why a table cannot be made from a part; None if it can."""
+    """Returns the reason why a table cannot be made from a part of the data; None if it can be made."""
     if part.split is None:
         return "; ".join(part.problems)
     if part.partial and not plan.partial:
-        return (
-            f"{part.name}/user_item.pkl is missing, and the reconstruction is not what the paper measured on"
-        )
+        return f"{part.name}/user_item.pkl is missing, and the paper did not use the reconstruction"
     if plan.partial and not part.partial:
-        return "the real data is here, so its reconstruction is not needed"
+        return "the real data is present, so the reconstruction is not needed"
     cases = part.split.test if plan.task == "matching" else part.split.generation
     if not cases:
-        return f"{part.name}/ has no cases of {plan.task}"
+        return f"{part.name}/ has no test cases for {plan.task}"
     return None

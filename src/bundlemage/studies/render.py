@@ -1,7 +1,6 @@
-"""How results are written: numbers as text, tables as grids of cells, and pages from the templates.
+"""Writes results: numbers as text, tables as grids of cells, and pages from templates.
 
-A page is written twice from one template, as HTML and as Markdown, so both say the same. All text that comes
-from data is escaped in both.
+One template gives two pages with the same content: HTML and Markdown. Text from data is escaped in both.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ LIKE = "†"
 
 
 def figure(value: float) -> str:
-    """A metric with four digits and without a leading zero: `.5073`."""
+    """Returns a metric with four decimals and no leading zero, such as `.5073`."""
     text = f"{value:.4f}"
     return text[1:] if text.startswith("0.") else text
 
 
 def deviation(spread: Spread, seeds: Sequence[int]) -> str:
-    """`±.0008`; empty for a single run."""
+    """Returns the standard deviation, such as `±.0008`; empty for a single run."""
     return f"±{figure(spread.sd)}" if spread.sd is not None and len(seeds) > 1 else ""
 
 
 def duration(seconds: float | None) -> str:
-    """`2.3 s`, `15 min` or `2 h 30`; a dash for None."""
+    """Returns a time, such as `2.3 s`, `15 min` or `2 h 30`; a dash for None."""
     if seconds is None:
         return "–"
     if seconds < 0.05:
@@ -55,7 +54,7 @@ def duration(seconds: float | None) -> str:
 
 
 def size(count: int | None) -> str:
-    """Bytes as `38 MB`; a dash for None."""
+    """Returns a number of bytes, such as `38 MB`; a dash for None."""
     if count is None:
         return "–"
     if count < 2**19:
@@ -64,23 +63,23 @@ def size(count: int | None) -> str:
 
 
 def words(parts: Sequence[str]) -> str:
-    """`a, b and c`"""
+    """Returns a list in words: `a, b and c`."""
     return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
 
 
 def dates(comparison_dates: Sequence[str]) -> str:
-    """`on 2026-01-01`, or `from 2026-01-01 to 2026-01-03`, for the times of some outcomes."""
+    """Returns the dates of outcomes: `on 2026-01-01`, or `from 2026-01-01 to 2026-01-03`."""
     first, last = min(comparison_dates)[:10], max(comparison_dates)[:10]
     return f"on {first}" if first == last else f"from {first} to {last}"
 
 
 def heading(table: ResultTable) -> str:
-    """The name of a table: its dataset, protocol and task."""
+    """Returns the heading of a table: its dataset, protocol and task."""
     return f"{table.dataset}, {table.protocol}: {table.task}"
 
 
 def legend(table: ResultTable, *, times: bool = True) -> str:
-    """What bold, ± and the mark mean, and, if `times` are shown, how far to trust them."""
+    """Returns the meaning of bold, ± and the mark. If `times` are shown, says how they were measured."""
     seeds = max(len(row.seeds) for row in table.rows)
     parts = ["Bold: the best of a column."]
     if seeds > 1:
@@ -99,7 +98,7 @@ def legend(table: ResultTable, *, times: bool = True) -> str:
 
 
 def measured_beside(table: ResultTable) -> str:
-    """How the seconds of a table were measured; empty if each run had the machine to itself."""
+    """Returns a warning if runs were timed beside each other; empty if each had the machine to itself."""
     jobs = sorted({count for row in table.rows for count in row.jobs})
     if not jobs or jobs == [1]:
         return ""
@@ -108,7 +107,7 @@ def measured_beside(table: ResultTable) -> str:
 
 
 def described(facts: DataFacts) -> str:
-    """The sizes of a split in a sentence."""
+    """Returns the sizes of a split as a sentence."""
     cases = [f"{facts.matching_cases:,} matching"] * bool(facts.matching_cases)
     cases += [f"{facts.generation_cases:,} generation"] * bool(facts.generation_cases)
     return (
@@ -129,37 +128,37 @@ class GridCell:
     text: str = ""
     best: bool = False
     spread: str = ""
-    """`±.0008`"""
+    """The standard deviation, such as `±.0008`."""
     beside: str = ""
-    """The figure that this one is compared with."""
+    """The published figure that `text` is compared with."""
     difference: str = ""
-    """A sign and the difference from `beside`."""
+    """The difference from `beside`, after one of ≈ ▲ ▼."""
     tone: str = ""
-    """The colour of the difference: near, above or below."""
+    """`near`, `above` or `below`: decides the colour of the difference."""
     code: str = ""
-    """A name for programs, after the text."""
+    """The name of the recipe or model, shown after the text."""
     hint: str = ""
     """An explanation of the text, shown on hovering."""
     order: float | None = None
     """The value that the column is sorted by; None sorts last."""
     bar: tuple[float, float, float] | None = None
-    """A bar's length, and where one deviation around its end begins and ends, in percent of the cell."""
+    """In percent of the cell: the bar's length (the mean), mean minus deviation, mean plus deviation."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of numbers. The first cell of a row names it; the last cell of a short row is wide."""
+    """A table of numbers. A row's first cell is its name. The last cell of a short row fills the rest."""
 
     key: str
     head: tuple[str, ...]
     rows: tuple[tuple[GridCell, ...], ...]
     groups: tuple[str, ...] = ()
-    """The group of each row; a line is drawn where the group changes."""
+    """The group of each row. A line separates two groups."""
     legend: str = ""
 
 
 def rendered(template: str, form: Form, **context: Any) -> str:
-    """A template as HTML or Markdown, which shows the values of `context`. The HTML loads no other file."""
+    """Returns the page of a template with the values of `context`. An HTML page loads no other file."""
     text = _environment(form).get_template(f"{template}.j2").render(form=f"{form}.j2", **context)
     lines = [line.rstrip() for line in text.strip().splitlines()]
     kept = [line for number, line in enumerate(lines) if line or (form == "markdown" and lines[number - 1])]
@@ -189,7 +188,7 @@ def _environment(form: Form) -> Environment:
 
 
 def _markdown(value: object) -> object:
-    """Escape what a template prints, so that no text from data is taken for Markdown or HTML."""
+    """Escape the values that a template prints: text from data must not act as Markdown or HTML."""
     if hasattr(value, "__html__"):  # written by a macro
         return value
     one_line = escape(" ".join(str(value).split()), quote=False)
@@ -202,7 +201,7 @@ def _markdown(value: object) -> object:
 def comparison_page(
     comparison: Comparison, form: Form, command: str = "", columns: Sequence[str] = COLUMNS
 ) -> str:
-    """A whole comparison as one page; `command` is the command that made it."""
+    """Returns a whole comparison as one page. `command` is the command that made it."""
     tables = [
         (table, comparison_grid(f"{number}", table.ranked(), columns))
         for number, table in enumerate(comparison.tables)
@@ -211,7 +210,7 @@ def comparison_page(
 
 
 def comparison_grid(key: str, table: ResultTable, columns: Sequence[str] = COLUMNS) -> Grid:
-    """The rows of a table in their order, with a bar in each cell."""
+    """Returns the rows of a table in their order, with a bar for each metric."""
     tops = {column: _top(table, column) for column in columns}
     rows: list[tuple[GridCell, ...]] = []
     for row in table.rows:
@@ -231,7 +230,7 @@ def comparison_grid(key: str, table: ResultTable, columns: Sequence[str] = COLUM
 
 
 def metric_cell(row: Row, metric: str, top: float | None = None, **others: Any) -> GridCell:
-    """A metric of a row with its deviation; with `top`, the value of a full bar, also as a bar."""
+    """Returns the cell of a metric, with its deviation. `top` adds a bar: it is the value of a full bar."""
     assert row.metrics is not None
     spread = row.metrics[metric]
     spread_text = deviation(spread, row.seeds)

@@ -1,4 +1,4 @@
-"""A report as a folder: a page, the same in Markdown, the figures and all results."""
+"""Writes a report as a folder: an HTML page, the same page in Markdown, the figures and all results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RESULTS = "results.json"
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse, before hours of work, to replace anything but a report or an empty folder."""
+    """Raise ConfigError unless `folder` is new, empty or a report. Call this before hours of training."""
     if folder.is_dir() and not any(folder.iterdir()):
         return
     if folder.exists() or folder.is_symlink():
@@ -47,7 +47,7 @@ def check_writable(folder: Path) -> None:
 
 
 def content(findings: Findings) -> dict[str, Any]:
-    """What a report on some findings shows, before it is written as a page and as Markdown."""
+    """Returns the values that the template of a report shows."""
     dataset = findings.options.dataset
     what = "BundleMage and its rivals on" if dataset == SAMPLE else "BundleMage rebuilt on"
     data = findings.options.shown_part(findings.statistics_part) if findings.statistics else ""
@@ -75,7 +75,7 @@ def content(findings: Findings) -> dict[str, Any]:
 
 
 def write_report(findings: Findings, folder: Path) -> list[str]:
-    """Write a report, which replaces an earlier one as a whole, and return the names of its figures."""
+    """Write a report and return the names of its figures. It replaces an earlier report completely."""
     check_writable(folder)
     shown = content(findings)
     results = json.dumps(results_of(findings), ensure_ascii=False, indent=1, allow_nan=False)
@@ -95,7 +95,7 @@ def write_report(findings: Findings, folder: Path) -> list[str]:
 
 
 def results_of(findings: Findings) -> dict[str, Any]:
-    """Everything that the page shows, for programs."""
+    """Returns everything that the page shows as plain values, for programs."""
     cosines = findings.cosines
     known = None if cosines is None else cosines[~(cosines != cosines)]
     return {
@@ -148,7 +148,7 @@ def _table(result: TableResult, findings: Findings) -> dict[str, Any]:
 
 
 def banners(findings: Findings) -> tuple[str, ...]:
-    """Warnings that a reader must see first."""
+    """Returns the warnings that a reader must see first."""
     lines = []
     if findings.options.epochs is not None:
         lines.append(
@@ -164,13 +164,13 @@ def banners(findings: Findings) -> tuple[str, ...]:
         )
     if findings.nothing:
         lines.append(
-            "The data's folder holds no data that is known here: these are the paper's figures alone."
+            "The data's folder has no data that can be read: this report shows only the paper's figures."
         )
     return tuple(lines)
 
 
 def summary(findings: Findings) -> tuple[str, ...]:
-    """A few sentences: the best models, how near the paper's figures are, and what is missing."""
+    """Returns some sentences on the best models, the distance to the paper's figures and missing files."""
     lines = [_of_table(result) for result in findings.tables if result.table]
     lines += _furthest(findings)
     impossible = [result.plan.title for result in findings.tables if result.reason is not None]
@@ -203,7 +203,7 @@ def _of_table(result: TableResult) -> str:
 
 
 def _beside(result: TableResult) -> list[tuple[str, float, float]]:
-    """Rows with a figure to compare with: their title, our figure and theirs."""
+    """Rows that have a published figure: title, our figure, published figure."""
     metric = result.plan.metric
     return [
         (entry.title, row.metrics[metric].mean, entry.paper[metric])
@@ -213,7 +213,7 @@ def _beside(result: TableResult) -> list[tuple[str, float, float]]:
 
 
 def _furthest(findings: Findings) -> list[str]:
-    """The three rows that are furthest from the paper."""
+    """A sentence on the three rows that are furthest from the paper; empty without rows to compare."""
     pairs = [
         (f"{title} in {result.plan.title.lower()}", ours, theirs)
         for result in findings.tables

@@ -1,4 +1,4 @@
-"""The parts of a reproduction's report: every number beside the paper's, with its command."""
+"""The parts of a reproduction's report: statistics, tables and figures, with the paper's numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bundlemage.studies.render import (
 from bundlemage.studies.standings import Row
 
 NEAR_SHARE, NEAR_FIGURE = 0.05, 0.005
-"""A figure is near the paper's within this share of it, or within this much: less is noise between seeds."""
+"""Our figure is near the paper's if it differs by at most 5% or .005. Seeds can differ this much."""
 NONE = "--"
 DATASET_TITLES = {"youshu": "Youshu", "netease": "NetEase", "steam": "Steam", SAMPLE: "the sample shop"}
 _SIGNS = {"near": "≈", "above": "▲", "below": "▼"}
@@ -32,13 +32,13 @@ _STATISTICS_HEAD = ("", "this data", "the paper", "difference")
 
 
 def signed(value: float) -> str:
-    """`+.0012`, `−.0125`; `.0000` has no sign."""
+    """Returns a difference with its sign: `+.0012` or `−.0125`. `.0000` has no sign."""
     size = figure(abs(value))
     return size if size == figure(0.0) else f"{'−' if value < 0 else '+'}{size}"
 
 
 def tone_of(ours: float, theirs: float) -> str:
-    """Whether our figure is near, above or below the paper's."""
+    """Returns `near`, `above` or `below`: how our figure compares with the paper's."""
     difference = ours - theirs
     if abs(difference) <= max(NEAR_FIGURE, NEAR_SHARE * theirs):
         return "near"
@@ -49,7 +49,7 @@ def tone_of(ours: float, theirs: float) -> str:
 
 
 def statistics_grid(findings: Findings) -> Grid:
-    """The statistics of the data, beside the paper's."""
+    """Returns the statistics of the data and, if the paper has them, its figures."""
     printed = paper.STATISTICS.get(findings.options.dataset, {})
     rows = []
     for name, title in paper.STATISTICS_TITLES.items():
@@ -60,7 +60,7 @@ def statistics_grid(findings: Findings) -> Grid:
 
 
 def _beside_the_paper(key: str, rows: Sequence[Sequence[str]], printed: bool) -> Grid:
-    """A grid of our figures; if the paper has `printed` figures, with those and the differences."""
+    """A grid of our figures. If `printed`, it also has the paper's figures and the differences."""
     width = 4 if printed else 2
     cells = tuple(tuple(GridCell(text) for text in row[:width]) for row in rows)
     return Grid(key, _STATISTICS_HEAD[:width], cells)
@@ -85,7 +85,7 @@ def _difference(name: str, ours: float | None, theirs: float | None) -> str:
 
 
 def bias_grid(findings: Findings) -> Grid:
-    """The popularity bias of the data, beside the paper's."""
+    """Returns the popularity bias of the data and, if the paper has it, its figure."""
     ours, printed = findings.bias, paper.POPULARITY_BIAS.get(findings.options.dataset)
     difference = NONE
     if ours is not None and printed is not None:
@@ -99,7 +99,7 @@ def bias_grid(findings: Findings) -> Grid:
 
 
 def table_part(result: TableResult, findings: Findings) -> dict[str, Any]:
-    """What the report shows of a table: its grid, sources, remarks, and the command that makes it."""
+    """Returns the values that the report shows for a table: grid, sources, remarks and command."""
     one, entries = result.plan, result.plan.entries
     if result.reason is not None:  # only the paper's figures are known
         own = ("bundlemage", plan.ENSEMBLE)
@@ -117,7 +117,7 @@ def table_part(result: TableResult, findings: Findings) -> dict[str, Any]:
                 rows.append((GridCell(published.title, hint=published.remark), *cells, GridCell(NONE)))
                 groups.append("published")
         head = ("model", *map(metric_title, one.metrics), "fit")
-        times = len(findings.machines(one.task)) <= 1  # seconds of different machines do not compare
+        times = len(findings.machines(one.task)) <= 1  # seconds from different machines cannot be compared
         if not times:
             head, rows = head[:-1], [row[:-1] for row in rows]
         grid = Grid(one.key, head, tuple(rows), tuple(groups), _legend(result, times))
@@ -131,7 +131,7 @@ def table_part(result: TableResult, findings: Findings) -> dict[str, Any]:
 
 
 def metric_title(metric: str) -> str:
-    """`nDCG@5` for `ndcg@5`."""
+    """Returns the title of a metric, such as `nDCG@5` for `ndcg@5`."""
     return metric.replace("ndcg", "nDCG").replace("recall", "Recall")
 
 
@@ -140,7 +140,7 @@ def _printed(theirs: float | None) -> str:
 
 
 def _row(entry: plan.Entry, result: TableResult, without: str) -> tuple[GridCell, ...]:
-    """A row of a table; `without` is shown where there is no result."""
+    """A row of a table. If there is no result, its cells show `without`."""
     row = result.row(entry.name)
     recipe = plan.recipe_of(entry.name, result.plan.recipes)
     mark = f" {LIKE}" if row is not None and row.metrics and not row.distinguishable else ""
@@ -179,7 +179,7 @@ def _legend(result: TableResult, times: bool) -> str:
 
 
 def compare_command(result: TableResult, findings: Findings) -> str:
-    """The command that makes the numbers of one table."""
+    """Returns the command that computes the numbers of one table."""
     one, options = result.plan, findings.options
     names = [plan.recipe_of(entry.name, one.recipes) or entry.name for entry in one.entries]
     parts = [f"bundlemage compare {options.shown_part(one.part)} --seeds {options.shown_seeds}"]
@@ -195,7 +195,7 @@ def compare_command(result: TableResult, findings: Findings) -> str:
 
 
 def drawn_figures(findings: Findings) -> list[tuple[figures.Figure, str]]:
-    """The figures of a report, each with its caption."""
+    """Returns the figures of a report, each with its caption."""
     if findings.nothing:
         return []
     name = pathak.PARTIAL_NAME if findings.partial else DATASET_TITLES[findings.options.dataset]
@@ -207,7 +207,8 @@ def drawn_figures(findings: Findings) -> list[tuple[figures.Figure, str]]:
             for one in tables
         }
         drawn = figures.accuracy_bars("ndcg", f"nDCG@5 of every model on {name}", bars)
-        pictures.append((drawn, "Test nDCG@5 of every model (the paper's Fig. 1a). Whiskers: seeds."))
+        caption = "Test nDCG@5 of every model (the paper's Fig. 1a). Whiskers: deviation over seeds."
+        pictures.append((drawn, caption))
     if findings.cosines is not None:
         drawn = figures.similarity("similarity", f"Item and bundle preference on {name}", findings.cosines)
         caption = "Cosine similarity of each user's item and bundle preference"
@@ -223,7 +224,7 @@ def drawn_figures(findings: Findings) -> list[tuple[figures.Figure, str]]:
     if len(models) > 1 and len(findings.machines("matching")) == 1:
         drawn = figures.time_and_accuracy("time", f"Training time and accuracy on {name}", models)
         beside = measured_beside(matching.table)
-        caption = "What accuracy costs: training time and test nDCG@5 of matching."
+        caption = "Training time and test nDCG@5 of matching."
         pictures.append((drawn, caption + (f" The time was {beside}." if beside else "")))
     return pictures
 
@@ -255,13 +256,13 @@ def _plotted(result: TableResult, findings: Findings) -> list[figures.Plotted]:
 
 
 def how_it_was_made(findings: Findings) -> list[str]:
-    """The machines, the seeds and the data of a report, and what failed."""
+    """Returns sentences on the machines, the seeds, the data and the failures of a report."""
     lines = [f"Ran on {machine}." for machine in sorted({one.machine for one in findings.outcomes})]
     if findings.options.note:
         lines.append(findings.options.note)
     if findings.outcomes:
         lines.append(f"Measured {dates([one.date for one in findings.outcomes])}.")
-    lines.append(f"Seeds {findings.options.shown_seeds}: those of the training; the splits do not change.")
+    lines.append(f"Seeds of the training: {findings.options.shown_seeds}. The splits are always the same.")
     lines += [f"{facts.name}, {facts.protocol}: {described(facts)}" for facts in findings.facts]
     notes = dict.fromkeys(note for facts in findings.facts for note in facts.notes)
     lines += [f"Note: {note}" for note in notes]
@@ -269,7 +270,7 @@ def how_it_was_made(findings: Findings) -> list[str]:
 
 
 def reproduce_command(findings: Findings) -> str:
-    """The command that makes the report."""
+    """Returns the command that makes the report."""
     options = findings.options
     parts = [f"bundlemage reproduce {options.dataset}"]
     if options.folder is not None:

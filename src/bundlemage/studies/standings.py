@@ -1,4 +1,4 @@
-"""Tables of outcomes: means and deviations over seeds, the best row, and rows that are not worse than it."""
+"""Tables of outcomes: means and deviations over seeds, the best row, and significance tests."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from bundlemage.studies.cells import Contender
 from bundlemage.studies.outcome import METRICS, Missing, Outcome
 
 LEVEL = 0.05
-"""A row whose corrected p is at least this is not significantly different from the best."""
+"""A row is significantly different from the best row if its corrected p is below this."""
 
 Values = npt.NDArray[np.floating]
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A metric over seeds."""
+    """Mean and standard deviation of a metric over seeds."""
 
     mean: float
     sd: float | None
-    """Sample standard deviation; 0 where the seed does not matter, None where one seed says nothing."""
+    """Sample standard deviation; 0 if the seed does not matter, None if it does and only one seed was run."""
 
 
 @dataclass(frozen=True)
@@ -37,27 +37,27 @@ class Row:
     model: str
     seeds: tuple[int, ...] = ()
     metrics: Mapping[str, Spread] | None = None
-    """Each of METRICS; None for a contender that failed."""
+    """Each of METRICS → its mean and deviation; None for a contender that failed."""
     best: tuple[str, ...] = ()
-    """The metrics in which no row is better."""
+    """The metrics for which no other row has a higher mean."""
     leads: bool = False
-    """Whether this is the row that the others are tested against."""
+    """Whether this is the best row. The other rows are tested against it."""
     p: float | None = None
-    """Of a paired t-test against the leading row over the cases, Holm-corrected; None if not tested."""
+    """The p of a paired t-test against the leading row, Holm-corrected; None if not tested."""
     distinguishable: bool = True
     """False for a row that is not significantly different from the leading one."""
     fit_seconds: float | None = None
-    """Mean over the seeds."""
+    """Training time, mean over the seeds."""
     jobs: tuple[int, ...] = ()
-    """Numbers of runs at a time while the seconds were measured."""
+    """How many cells ran at a time when the seconds were measured: each number that occurs."""
     memory: int | None = None
-    """The most of all seeds, in bytes."""
+    """Peak memory in bytes, maximum over the seeds."""
     failure: str | None = None
 
 
 @dataclass(frozen=True)
 class ResultTable:
-    """One dataset, one protocol, one task."""
+    """The results for one dataset, protocol and task."""
 
     dataset: str
     protocol: str
@@ -66,22 +66,22 @@ class ResultTable:
     """`matching` or `generation`."""
     cases: int
     metric: str
-    """The metric by which the leading row is chosen and the others are tested."""
+    """The metric for choosing the best row and for the significance tests."""
     rows: tuple[Row, ...]
-    """In the order of the contenders."""
+    """The rows, in the order of the contenders."""
 
     def row(self, label: str) -> Row:
         return next(row for row in self.rows if row.label == label)
 
     def ranked(self) -> ResultTable:
-        """The same with the best row first, and those that failed last."""
+        """Returns the same table with the best row first and failed rows last."""
         value = {row.label: row.metrics[self.metric].mean if row.metrics else -1.0 for row in self.rows}
         return replace(self, rows=tuple(sorted(self.rows, key=lambda row: -value[row.label])))
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """The sizes of a split, for readers of its figures."""
+    """The sizes of a split."""
 
     name: str
     protocol: str
@@ -93,7 +93,7 @@ class DataFacts:
     user_item_pairs: int
     bundle_item_pairs: int
     training_pairs: int
-    """User-bundle pairs that are learned from."""
+    """Number of user-bundle pairs for training."""
     validation_cases: int
     matching_cases: int
     generation_cases: int
@@ -129,10 +129,10 @@ def make_table(
     failures: Sequence[Missing],
     groups: npt.NDArray[np.integer] | None = None,
 ) -> ResultTable | None:
-    """The table of a task on a split; None if the split has no such cases or no contender has a result.
+    """Returns the table of a task on a split; None without such cases or without any result.
 
-    `groups` says which cases belong together and so are not independent (`case_groups`). A contender with a
-    failure in one seed has failed: a mean over fewer seeds is not comparable.
+    `groups` has the group of each case. Cases of one group are not independent (see `case_groups`). A
+    contender that failed with one seed has no metrics: a mean over fewer seeds is not comparable.
     """
     failed = {missing.label: missing for missing in failures if missing.split == facts.split}
     rows: list[Row] = []
@@ -192,7 +192,7 @@ def _over_seeds(runs: Sequence[Outcome], task: str) -> Row:
 
 
 def _does(contender: Contender, task: str) -> bool:
-    """Whether a contender that failed has a row; one that cannot even be built has a row in every table."""
+    """Whether a contender can do a task. One that cannot be built counts as able: its failure is shown."""
     try:
         able = contender.abilities()
     except Exception:
@@ -204,14 +204,14 @@ def _does(contender: Contender, task: str) -> bool:
 
 
 def case_groups(split: Split, task: str) -> npt.NDArray[np.integer] | None:
-    """The held-out bundle of each generation case: its users share the shown items and the right answers."""
+    """Returns the held-out bundle of each generation case. Cases of a bundle have the same right answers."""
     return split.generation.bundles if task == "generation" and split.generation else None
 
 
 def _tested(
     leading: str, cases: Mapping[str, Values], groups: npt.NDArray[np.integer] | None
 ) -> dict[str, float]:
-    """Corrected p of each row against the leading one, for the rows that can be tested."""
+    """Label → corrected p against the leading row, for the rows that can be tested."""
     raw = {
         label: paired_p(cases[leading], values, groups)
         for label, values in cases.items()
@@ -222,11 +222,11 @@ def _tested(
 
 
 def paired_p(leading: Values, other: Values, groups: npt.NDArray[np.integer] | None = None) -> float | None:
-    """The two-sided p of a paired t-test over the cases that both have a value for.
+    """Returns the two-sided p of a paired t-test over the cases for which both have a value.
 
     Returns None for fewer than two independent cases. Cases of one group, such as the users of one held-out
-    bundle, are not independent: the error of the mean is then computed from the groups' sums (a
-    cluster-robust error).
+    bundle, are not independent. The standard error of the mean is then computed from the sums of the groups
+    (cluster-robust).
     """
     both = np.isfinite(leading) & np.isfinite(other)
     difference = leading[both].astype(np.float64) - other[both]
@@ -236,16 +236,16 @@ def paired_p(leading: Values, other: Values, groups: npt.NDArray[np.integer] | N
         return None
     if not difference.any():
         return 1.0
-    # Without groups this is the textbook's error: Σ (d − d̄)² / (n − 1) / n, under the root.
+    # Without groups this is the usual standard error: sqrt(Σ (d − d̄)² / (n − 1) / n).
     sums = np.bincount(which, difference - difference.mean())
     error = np.sqrt((sums**2).sum() * count / (count - 1)) / len(difference)
-    if np.ptp(difference) == 0:  # the same difference in every case: no doubt, and no variance to divide by
+    if np.ptp(difference) == 0:  # the same difference in every case: the variance is zero
         return 0.0
     return float(2 * stats.t.sf(abs(difference.mean()) / error, count - 1)) if error else 0.0
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Holm's correction: the smallest p times their number, the next times one less, never falling."""
+    """Holm's correction: multiplies the smallest of n p by n, the next by n - 1, ...; never decreasing."""
     corrected, highest = [0.0] * len(ps), 0.0
     for rank, place in enumerate(sorted(range(len(ps)), key=lambda place: ps[place])):
         highest = max(highest, min(1.0, (len(ps) - rank) * ps[place]))
