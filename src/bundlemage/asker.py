@@ -169,7 +169,7 @@ class Asker:
         return nearest(self.model, contents, vector, self.shop.bundles(where), k, but=place)
 
     def gate(self, user: User) -> float:
-        """Returns the weight of a user's items in the model's vector of the user, from 0 to 1. The rest is the
+        """Returns the weight of a user's items in the model's vector of the user, 0 to 1. The rest is the
         weight of the user's bundles."""
         with torch.inference_mode():
             return float(require(self.model, Gated).item_share(*self._encode([user]))[0])
@@ -177,7 +177,7 @@ class Asker:
     # ── Designing ────────────────────────────────────────────────────────────────────────────────
 
     def design(self, user: User, request: DesignRequest | None = None, **conditions: Any) -> Designs:
-        """Returns whole bundles for a user that meet all conditions: a `DesignRequest`, or its fields by name.
+        """Returns whole bundles for a user that meet all conditions of a `DesignRequest`, or of its fields.
 
         >>> model.design("u0007", start=["g0022"], size=(3, 5), budget=40, tags={"at least": {"Horror": 1}})
 
