@@ -151,38 +151,33 @@ class _Trial:
 
     def __init__(self, index: BundleIndex, histories: Histories, progress: Progress) -> None:
         self.index = index
-        self.histories = histories
         shop = index.shop
-        self.asked = len(self.histories)
+        self.asked = len(histories)
         self.exactly = 0
         """How many of them own so much that the index is not used."""
         self.lacking = 0
         """For how many of them the index found too few bundles in the first cells."""
-        self.ranker = shop.bundles().ranker()
+        ranker = shop.bundles().ranker()
+        self.hidden = ranker.hidden
         progress(f"an exact search for {self.asked:,} users, to compare with", 0, 0)
-        rows = rows_at_a_time(len(self.ranker.shares), shop.device)
+        parts = slices(histories, rows_at_a_time(len(ranker.shares), shop.device))
+        batches = (Batch(part, shop.interactions.bundle_item) for part in parts)
         self._exact = [
-            exact_ranking(index.model, self._batch(part), self.ranker, MEASURED_AT, include_owned=False)
-            for part in slices(self.histories, rows)
+            (batch, exact_ranking(index.model, batch, ranker, MEASURED_AT, include_owned=False))
+            for batch in batches
         ]
-
-    def _batch(self, part: Histories) -> Batch:
-        return Batch(part, self.index.shop.interactions.bundle_item)
 
     def _pairs(self) -> Iterator[tuple[Ranking, Ranking, Tensor, Tensor, Tensor]]:
         """The exact ranking and that of the index; True where both contain the same bundle; True for each
         row that the index searched for; True for each row where it found too few."""
-        start = 0
-        for exact in self._exact:
-            rows = torch.arange(start, start + len(exact), device=exact.positions.device)
-            batch, k = self._batch(self.histories.rows(rows)), exact.positions.shape[1]
+        for batch, exact in self._exact:
+            k = exact.positions.shape[1]
             ranking, searched, lacking = self.index.searched(
-                batch, self.ranker.hidden, k, include_owned=False, once=True
+                batch, self.hidden, k, include_owned=False, once=True
             )
             true, other = _named(exact), _named(ranking)
             same = (true[:, :, None] == other[:, None, :]) & (true >= 0)[:, :, None]
             yield exact, ranking, same, searched, lacking
-            start += len(exact)
 
     def recall(self) -> float:
         hits = wanted = self.lacking = self.exactly = 0

@@ -122,19 +122,10 @@ class Session:
         config = make_config(self.search.model, self.settings(self.first))
         return config.model_dump(mode="json", exclude={*self.space, *WHERE})
 
-    def numbers(self) -> Iterator[int]:
-        """The numbers of the trials to run, until the time is up. At least one runs in any case."""
-        for number in range(self.search.trials):
-            if number in self.trials:
-                continue
-            if self.trials and time.monotonic() - self.started >= (self.search.timeout or math.inf):
-                return
-            yield number
-
     @property
-    def missing(self) -> int:
-        """How many trials are still to run."""
-        return sum(number not in self.trials for number in range(self.search.trials))
+    def missing(self) -> list[int]:
+        """The numbers of the trials that are still to run."""
+        return [number for number in range(self.search.trials) if number not in self.trials]
 
     @property
     def best(self) -> Trial | None:
@@ -146,11 +137,14 @@ class Session:
         return {**self.fixed, **chosen}
 
     def run(self, pool: Pool[Task, Trial]) -> None:
-        """Run the trials that are missing."""
+        """Run the trials that are missing, until the time is up. At least one runs in any case."""
+        most_seconds = self.search.timeout or math.inf
         running: dict[int, tuple[float, dict[int, float]]] = {}  # number → start, values by epoch
 
         def tasks() -> Iterator[Task]:
-            for number in self.numbers():
+            for number in self.missing:
+                if self.trials and time.monotonic() - self.started >= most_seconds:
+                    return
                 running[number] = time.perf_counter(), {}
                 yield number, self.adviser.ask(number)
 
@@ -271,7 +265,7 @@ def tune(
     session = Session(search, progress)
     try:
         shared: Shared = (search.model, session.fixed, session.split)
-        with pool(max(1, min(jobs, session.missing)), make_trial, shared) as processes:
+        with pool(max(1, min(jobs, len(session.missing))), make_trial, shared) as processes:
             session.run(processes)
     except KeyboardInterrupt:
         return session.study(interrupted=True)
