@@ -194,9 +194,8 @@ class _Users:
 
 @dataclass(frozen=True)
 class _CrowdAnswer:
-    totals: npt.NDArray[
-        np.float64
-    ]  # [bundles], sums of chances, or of probabilities if there is no calibration
+    totals: npt.NDArray[np.float64]  # [bundles]
+    """The sum of the users' chances, or of their probabilities if there is no calibration."""
     above: int
     users: int
     best: _Users

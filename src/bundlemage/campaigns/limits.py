@@ -181,12 +181,43 @@ def serve(
 
     A bundle is shown only if its value exceeds the price of what it takes: the room may be worth more to a
     later user. With `last` there are no later users, and the rest of the room is given away.
+
+    Users are served in rounds: each asks for the best bundle that is left, and the largest gains come first.
+    Returns all pairs, by user, and the most valuable first.
     """
-    serving = _Serving(block, limits, room, per_user)
-    serving.by(limits.reduced(prices, block.values, block.shares))
-    if last:
-        serving.by(block.values.copy())
-    return serving.shown()
+    counts = np.zeros(len(block), np.int64)
+    pairs: list[Shown] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+    values, shares = block.values, block.shares
+    for after_prices in (True, False) if last else (True,):
+        worth = limits.reduced(prices, values, shares) if after_prices else values.copy()
+        worth[values <= 0] = -np.inf
+        for users, bundles in pairs:
+            worth[users, bundles] = -np.inf
+        waiting = np.flatnonzero(counts < per_user)
+        while len(waiting):
+            most, rows = limits.affordable(room), worth[waiting]  # a copy
+            if shares is None:
+                rows[:, most < 1] = -np.inf
+            else:
+                rows[shares[waiting] > most] = -np.inf
+            wanted = rows.argmax(1)
+            worths = rows[np.arange(len(waiting)), wanted]
+            order = np.argsort(-worths, kind="stable")
+            order = order[worths[order] > 0]
+            users, bundles = waiting[order], wanted[order]
+            fits = limits.admitted(bundles, None if shares is None else shares[users, bundles], room)
+            if len(users) and not fits.any():
+                # The first one fits by its share, but not when the share is rounded up.
+                worth[users[0], bundles[0]] = -np.inf
+            waiting = np.sort(users)
+            users, bundles = users[fits], bundles[fits]
+            pairs.append((users, bundles))
+            counts[users] += 1
+            worth[users, bundles] = -np.inf
+            waiting = waiting[counts[waiting] < per_user]
+    users, bundles = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+    order = np.lexsort((bundles, -values[users, bundles], users))
+    return users[order], bundles[order]
 
 
 def serve_best(block: Block, limits: Limits, room: Whole, prices: Floats, per_user: int) -> Shown:
@@ -199,51 +230,3 @@ def serve_best(block: Block, limits: Limits, room: Whole, prices: Floats, per_us
     _, best, left = max(tries, key=lambda each: each[0])  # of equal ones the first
     room[:] = left
     return best
-
-
-class _Serving:
-    """Rounds in which each user asks for the best bundle that is left, and the largest gains come first."""
-
-    def __init__(self, block: Block, limits: Limits, room: Whole, per_user: int) -> None:
-        self.block, self.limits, self.room, self.per_user = block, limits, room, per_user
-        self.counts = np.zeros(len(block), np.int64)
-        self.pairs: list[Shown] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
-
-    def by(self, worth: Floats) -> None:
-        """Serves by this worth, which is overwritten."""
-        worth[self.block.values <= 0] = -np.inf
-        for users, bundles in self.pairs:
-            worth[users, bundles] = -np.inf
-        waiting = np.flatnonzero(self.counts < self.per_user)
-        while len(waiting):
-            rows = worth[waiting]  # a copy
-            rows[self._out_of_reach(waiting)] = -np.inf
-            wanted = rows.argmax(1)
-            worths = rows[np.arange(len(waiting)), wanted]
-            positive = worths > 0
-            waiting, wanted, worths = waiting[positive], wanted[positive], worths[positive]
-            order = np.argsort(-worths, kind="stable")
-            users, bundles = waiting[order], wanted[order]
-            shares = None if self.block.shares is None else self.block.shares[users, bundles]
-            fits = self.limits.admitted(bundles, shares, self.room)
-            if len(users) and not fits.any():
-                # The first one fits by its share, but not when the share is rounded up.
-                worth[users[0], bundles[0]] = -np.inf
-            users, bundles = users[fits], bundles[fits]
-            self.pairs.append((users, bundles))
-            self.counts[users] += 1
-            worth[users, bundles] = -np.inf
-            waiting = waiting[self.counts[waiting] < self.per_user]
-
-    def _out_of_reach(self, users: Whole) -> Mask | tuple[slice, Mask]:
-        """The bundles for which no room is left."""
-        most = self.limits.affordable(self.room)
-        if self.block.shares is None:
-            return slice(None), most < 1
-        return self.block.shares[users] > most
-
-    def shown(self) -> Shown:
-        """All pairs, by user, and the most valuable first."""
-        users, bundles = (np.concatenate(parts) for parts in zip(*self.pairs, strict=True))
-        order = np.lexsort((bundles, -self.block.values[users, bundles], users))
-        return users[order], bundles[order]
