@@ -196,7 +196,7 @@ class Model(nn.Module, ABC):
         # The sum is a quick test. Large finite scores can add up to infinity, hence the second test.
         if not bool(torch.isfinite(scores.sum())) and not bool(torch.isfinite(scores).all()):
             raise UnsupportedError(
-                f"{where} gave a score that is not a finite number, so there is no ranking"
+                f"{where} gave a score that is not a finite number; a ranking needs finite scores"
             )
         return scores
 
@@ -226,7 +226,7 @@ def require(model: Model, kind: type[Part]) -> Part:
 class Matcher(Model):
     """Scores bundles for users."""
 
-    lacks = "{title} learned generation alone: it does not recommend bundles"
+    lacks = "{title} was trained for generation only: it does not recommend bundles"
 
     @abstractmethod
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
@@ -287,7 +287,7 @@ class Matcher(Model):
 class Completer(Model):
     """Scores items as additions to incomplete bundles."""
 
-    lacks = "{title} learned matching alone: it does not complete bundles"
+    lacks = "{title} was trained for matching only: it does not complete bundles"
 
     @abstractmethod
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
@@ -348,7 +348,7 @@ class Learner(Model):
 class Divisible(Learner):
     """Can be trained by several processes. `division` computes all sums over items and bundles."""
 
-    lacks = "{title} is not trained by several processes: use one worker"
+    lacks = "{title} cannot be trained by several processes: use one worker"
     divided_tables: ClassVar[tuple[str, ...]]
     """The names of the parameters with one row per item. Each process keeps some of the rows."""
 
@@ -418,8 +418,8 @@ class SalesScorer(Matcher):
     """
 
     lacks = (
-        "the scores of {title}, as it is configured, have no term for sales: it cannot go by how often a new "
-        "bundle is expected to sell"
+        "the scores of {title} with these settings have no term for sales: expected sales of a new bundle "
+        "have no effect"
     )
 
     @abstractmethod

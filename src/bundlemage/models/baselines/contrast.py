@@ -16,13 +16,13 @@ from bundlemage.models.losses import multinomial_loss
 from bundlemage.models.ragged import Ragged
 
 Tables = tuple[Tensor, Tensor]
-"""One tensor for users and one for bundles, or two views of one of them."""
+"""Two tensors: one for users and one for bundles, or two views of the same users or bundles."""
 
 
 class CrossCBRConfig(ViewsConfig):
-    """Weight and temperature of the contrast are those published for Youshu. The augmentation is a choice.
+    """The weight and the temperature of the contrastive loss are those published for Youshu.
 
-    Without `weight_decay` the model is at its best after a dozen epochs, and less accurate.
+    Without `weight_decay` the model stops improving after a dozen epochs, and is less accurate.
     """
 
     space = ViewsConfig.space | {
@@ -31,19 +31,22 @@ class CrossCBRConfig(ViewsConfig):
     }
 
     contrast: float = Field(0.04, ge=0)
-    """λ₁, the weight of the contrastive loss."""
+    """λ₁: the weight of the contrastive loss."""
     temperature: float = Field(0.25, gt=0)
-    """τ, the divisor of cosines in the contrastive loss."""
+    """τ: the number that divides cosines in the contrastive loss."""
 
 
 class ContrastModel(ViewsModel):
-    """Adds a contrastive loss of users and of bundles to the pairwise loss."""
+    """Adds two contrastive losses, for users and for bundles, to the pairwise loss."""
 
     config: CrossCBRConfig
 
     @abstractmethod
     def contrasted(self, tables: Tables, chosen: Tables) -> list[Tables]:
-        """Two views of the chosen users, and two of the chosen bundles, from the tables of all."""
+        """Returns two views of the chosen users, and two views of the chosen bundles.
+
+        `tables` has the vectors of all users and of all bundles, and `chosen` the positions of a batch.
+        """
 
     def loss(self, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
         users, bundles = data.user_bundle.entries(rows)
@@ -57,9 +60,9 @@ class ContrastModel(ViewsModel):
 
 
 class CrossCBR(ContrastModel):
-    """A view by items (a bundle is the mean of its items) and a view by bundles, whose scores add up.
+    """The sum of the scores of two views: by items (a bundle is the mean of its items), and by bundles.
 
-    A node without an edge in a graph is zero in its view (ours).
+    A node without an edge in a graph has a zero vector in that view (our choice).
     """
 
     name = "crosscbr"
@@ -84,7 +87,7 @@ class CrossCBR(ContrastModel):
 
 
 class MultiCBRConfig(CrossCBRConfig):
-    """Vectors, batches and step size as published. The fusion, the contrast and its augmentation are ours."""
+    """Vector length, batch size and learning rate are published. Weights and augmentation are ours."""
 
     space = CrossCBRConfig.space | {
         "user_bundle_weight": Between(0.0, 1.0),
@@ -94,21 +97,21 @@ class MultiCBRConfig(CrossCBRConfig):
     }
 
     user_bundle_weight: float = Field(1 / 3, ge=0)
-    """The share of the view by user-bundle edges in the fused vectors."""
+    """The weight of the view by user-bundle edges in the fused vectors."""
     user_item_weight: float = Field(1 / 3, ge=0)
-    """The share of the view by user-item edges, in which a bundle is the mean of its items."""
+    """The weight of the view by user-item edges. In this view a bundle is the mean of its items."""
     bundle_item_weight: float = Field(1 / 3, ge=0)
-    """The share of the view by bundle-item edges, in which a user is the mean of its items."""
+    """The weight of the view by bundle-item edges. In this view a user is the mean of the user's items."""
 
 
 class MultiCBR(ContrastModel):
-    """The vectors of a user and of a bundle are weighted sums over three views, and their product is the
-    score. A batch's fused vectors are contrasted with a second copy that is changed at random. With the
-    augmentation `none` they are contrasted with themselves, which spreads them out.
+    """A score is the product of a user's and a bundle's fused vectors: weighted sums over three views.
 
-    From the publication: the three views, fusion before the contrast, two contrastive losses (users and
-    bundles), the pairwise loss. Decided here: the sum of layers of length one, as in CrossCBR, zeros for
-    nodes without an edge, and the values of the weights.
+    The contrastive loss compares a batch's fused vectors with a second, randomly changed copy. With the
+    augmentation `none` it compares them with themselves, which moves different vectors apart. From the
+    publication: the three views, fusion before the contrast, two contrastive losses (users and bundles), the
+    pairwise loss. Our choices: layers are scaled to length one and added, as in CrossCBR; nodes without an
+    edge are zero; the values of the weights.
     """
 
     name = "multicbr"
@@ -148,8 +151,8 @@ class MultiCBR(ContrastModel):
 
 
 def contrastive_loss(one: Tensor, other: Tensor, temperature: float) -> Tensor:
-    """InfoNCE: the mean of −log of a row's softmax share, by cosine / τ, of the same row in the other
-    view."""
+    """InfoNCE: a cross-entropy loss. Each row of `one` must find the same row among all rows of `other`, with
+    cosine / τ as logits. Returns the mean over rows."""
     rows = torch.arange(len(one) + 1, device=one.device)
     itself = Ragged(rows[:-1], rows)
     return multinomial_loss(

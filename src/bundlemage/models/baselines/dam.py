@@ -1,5 +1,4 @@
-"""DAM: a bundle is the mean of its items by the user's attention, and one network scores items and
-bundles."""
+"""DAM: a bundle is the mean of its items, weighted by the user's attention. One network scores both."""
 
 from __future__ import annotations
 
@@ -18,13 +17,13 @@ from bundlemage.models.pairs import BUNDLES, ITEMS, PairsConfig, PairsModel
 from bundlemage.models.ragged import Ragged, pick
 
 NUMBERS_AT_A_TIME = 2**27
-"""How many numbers scoring makes at a time: 512 MiB of float32."""
+"""Maximum number of temporary values in scoring: 512 MiB of float32."""
 SPREAD = 0.1
-"""Of the first vectors. The mean of a bundle's items is much smaller, and the layers must still see it."""
+"""Standard deviation of the initial vectors. The mean of a bundle's items must not become too small."""
 
 
 class DAMConfig(PairsConfig):
-    """BPR over items and over bundles in turn, through shared layers."""
+    """Settings of DAM, which alternates BPR over items and BPR over bundles."""
 
     space = PairsConfig.space | {
         "dropout": Between(0.0, 0.7),
@@ -34,23 +33,23 @@ class DAMConfig(PairsConfig):
     hidden_dims: tuple[PositiveInt, ...] = Field((100, 50), min_length=1)
     """The widths of the layers that items and bundles share."""
     pooling: Literal["product", "both"] = "both"
-    """The input of the layers: the product of the two vectors, or the product and the two vectors."""
+    """The input of the layers. `product`: user ⊙ item or bundle. `both`: the product and the two vectors."""
     dropout: float = Field(0.3, ge=0, lt=1)
     """The dropout rate on the input of each shared layer."""
     item_weight: float = Field(1.0, ge=0)
     """The weight of the loss over users' items."""
     bundle_bias: bool = False
-    """Whether each bundle of training has a bias of its own. The publication has none."""
+    """Whether each bundle of the training data has its own bias. The publication has none."""
 
 
 class DAM(PairsModel):
-    """To user u a bundle is f_ub = Σ_i α_ui v_i, with α_ui the softmax over the bundle's items of p_u·a_i.
+    """A bundle's vector for user u is f_ub = Σ_i α_ui v_i, with α_ui = softmax_i (p_u·a_i) over its items.
 
-    The matrix of every user's attention to every item is factorised: p_u is the user's only vector, and each
-    item has a vector a_i for attention beside its vector v_i. The layers take [p_u ⊙ x; p_u; x], where x is
-    an item's v_i or a bundle's f_ub, and each task has its own last layer. Only the publication's abstract
-    and summaries of it were available. They say that attention follows from the user's vector and a second
-    vector of the item. The pooling, widths and dropout are our choice.
+    p_u is the user's only vector. Each item has a vector v_i, and a second vector a_i for attention. The
+    input of the layers is [p_u ⊙ x; p_u; x]; x is an item's v_i or a bundle's f_ub. Items and bundles have
+    separate last layers. Only the publication's abstract and summaries of it were available. They say that
+    attention is computed from the user's vector and a second vector of the item. The pooling, widths and
+    dropout are our choice.
     """
 
     name = "dam"
@@ -84,7 +83,7 @@ class DAM(PairsModel):
     # ── The network ──────────────────────────────────────────────────────────────────────────────
 
     def attend(self, users: Tensor, bundles: Ragged) -> Tensor:
-        """f_ub of each row of `bundles` for the user whose vector is the same row of `users`."""
+        """Returns f_ub for each row: the user's vector in `users`, the bundle's items in `bundles`."""
         attended = F.embedding(bundles.values, self.attended_factors)  # [entries, d]
         scores = (F.embedding(bundles.row_of_entry(), users) * attended).sum(1)  # p_u·a_i
         return bundles.weighted_sum_of(self.item_factors, bundles.softmax(scores))  # [rows, d]
@@ -98,7 +97,7 @@ class DAM(PairsModel):
         return hidden  # [..., the last width]
 
     def pair_scores(self, users: Tensor, bundles: Ragged) -> Tensor:
-        """The score of each row's bundle for its user, without the bundle's bias."""
+        """Returns the score of each row's bundle for the same row's user, without the bundle's bias."""
         scores: Tensor = self.judge_bundle(self._hidden(users, self.attend(users, bundles)))
         return scores[:, 0]  # [rows]
 
@@ -115,7 +114,7 @@ class DAM(PairsModel):
     # ── Scoring ──────────────────────────────────────────────────────────────────────────────────
 
     def _score_some(self, users: Tensor, choices: Tensor, contents: Ragged) -> Tensor:
-        """The scores of each user's row of choices."""  # [rows, choices]
+        """Returns the scores of bundles, `choices[n]` for user `users[n]`."""  # [rows, choices]
         each = users.repeat_interleave(choices.shape[1], output_size=choices.numel())
         bundles = contents.rows(choices.flatten())
         scores = self.pair_scores(F.embedding(each, self.user_factors), bundles).view_as(choices)
@@ -134,9 +133,9 @@ class DAM(PairsModel):
         return torch.cat([self._score_some(users, some, contents) for users, some in blocks])
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
-        """Every user has other vectors of bundles, so a few users are scored at a time."""
+        """Scores a few users at a time, because the bundles' vectors differ for every user."""
         users = self.user_factors[self.known_users(histories)]  # [rows, d]
-        # The numbers of one user: vectors and a layer of each bundle, shares of entries, scores of items.
+        # Temporary values per user: vectors and a layer per bundle, attention per entry, scores per item.
         wide = 2 * users.shape[1] + 2 * max(self.config.hidden_dims)
         each = len(contents) * wide + 8 * len(contents.values) + self.sizes.items
         at_a_time = max(1, NUMBERS_AT_A_TIME // max(1, each))
@@ -148,7 +147,7 @@ class DAM(PairsModel):
 
     def _score_all(self, users: Tensor, contents: Ragged) -> Tensor:
         count, bundles = len(users), len(contents)
-        # p_u·a_i once for each user and item, which each bundle then looks up.
+        # Compute p_u·a_i once for each user and item; each bundle then looks it up.
         attention = (users @ self.attended_factors.T)[:, contents.values].flatten()
         starts = torch.arange(count, device=users.device) * len(contents.values)
         offsets = (contents.offsets[:-1] + starts[:, None]).flatten()
@@ -163,7 +162,7 @@ class DAM(PairsModel):
         return scores[:, :, 0]  # [users, bundles]
 
     def _first_layer(self, users: Tensor, vectors: Tensor) -> Tensor:
-        """A[p ⊙ f] + Bp + Cf = (A diag(p) + C)f + Bp: a third of the work for many bundles of a user."""
+        """Uses A[p ⊙ f] + Bp + Cf = (A diag(p) + C)f + Bp: a third of the work if a user has many bundles."""
         first = self.layers[0]
         assert isinstance(first, nn.Linear)
         of_product, *of_each = first.weight.tensor_split(first.in_features // users.shape[1], dim=1)

@@ -1,4 +1,4 @@
-"""EASE: each bundle, or item, is predicted by a weighted sum of the others."""
+"""EASE: a linear model that predicts each bundle, or item, from all others."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from bundlemage.models.ragged import Ragged
 
 
 class EaseModel(Model):
-    """Minimises ‖X − XB‖² + λ‖B‖² under diag(B) = 0, for the first columns of B, and scores by xB.
+    """Minimises ‖X − XB‖² + λ‖B‖² under diag(B) = 0. The score is xB. Only the first columns of B are needed.
 
-    With P = (XᵀX + λI)⁻¹ the solution is B = I − P diag(P)⁻¹. If X has more columns than rows, P is never
-    made: P = (I − XᵀKX) / λ with K = (XXᵀ + λI)⁻¹, and so, with d = diag(XᵀKX),
-    xB = (xXᵀKX − d ∘ x) / (1 − d).
+    The solution is B = I − P diag(P)⁻¹ with P = (XᵀX + λI)⁻¹. If X has more columns than rows, P is not
+    computed. Then P = (I − XᵀKX) / λ with K = (XXᵀ + λI)⁻¹, so xB = (xXᵀKX − d ∘ x) / (1 − d) with
+    d = diag(XᵀKX).
     """
 
     publication = "Steck, Embarrassingly Shallow Autoencoders for Sparse Data, WWW 2019"
@@ -27,19 +27,19 @@ class EaseModel(Model):
     def __init__(self, config: ModelConfig, sizes: Sizes, predicted: int) -> None:
         super().__init__(config, sizes)
         self.predicted = predicted
-        # B; or K; or K times the predicted columns, where that is smaller than K.
+        # B, or K, or K times the predicted columns of X if that is smaller than K.
         self.solution = self.new_buffer("solution", torch.zeros(0, 0))
-        # d, and the columns of X. They are empty if B is kept.
+        # d, and the columns of X. They are empty if the solution is B.
         self.own_share = self.new_buffer("own_share", torch.zeros(0))
         self.column_rows = self.new_buffer("column_rows", torch.zeros(0, dtype=torch.int64))
         self.column_offsets = self.new_buffer("column_offsets", torch.zeros(1, dtype=torch.int64))
         self.column_weights = self.new_buffer("column_weights", torch.zeros(0))
-        # The logarithm of each predicted column's count.
+        # log(1 + count) of each predicted column.
         self.popularity = self.new_buffer("popularity", torch.zeros(predicted))
 
     @torch.no_grad()
     def solve(self, rows: SparseRows, regularisation: float) -> None:
-        """Computes the buffers of `predict`. `rows` is X, with weights in the type to solve in."""
+        """Computes the buffers of `predict`. `rows` is X; its dtype is used for solving."""
         columns = rows.transposed()
         if rows.columns <= len(rows):
             inverse = _inverse(columns.times(rows), regularisation)  # P [columns, columns]
@@ -64,7 +64,7 @@ class EaseModel(Model):
         self.column_weights = columns.weights.float()
 
     def predict(self, inputs: SparseRows) -> Tensor:
-        """xB for each row x, plus the order by popularity."""  # [rows, predicted]
+        """Returns xB for each row x. Popularity decides ties."""  # [rows, predicted]
         if not len(self.own_share):
             scores = inputs.times_dense(self.solution)
         else:
@@ -77,7 +77,7 @@ class EaseModel(Model):
 
     def _predict_block(self, inputs: SparseRows, columns: SparseRows) -> Tensor:
         through = inputs.times(columns) @ self.solution  # xXᵀK, or xXᵀKX
-        if self.predicted > len(self.solution):  # only K is kept
+        if self.predicted > len(self.solution):  # the solution is K
             first = columns.block(slice(0, self.predicted))
             through = first.times_dense(through.T.contiguous()).T
         row, own = inputs.rows.row_of_entry(), inputs.rows.values < self.predicted
@@ -94,12 +94,12 @@ def _inverse(gram: Tensor, regularisation: float) -> Tensor:
 
 
 def training_rows(rows: Ragged, columns: int, weight: float = 1.0) -> SparseRows:
-    """A matrix in the type to solve in."""
+    """Returns a matrix with the dtype that is used for solving."""
     return SparseRows.of(rows, columns, weight, exact(rows.device))
 
 
 class EaseConfig(ModelConfig):
-    """How EASE weighs its inputs."""
+    """The inputs of EASE and their weights."""
 
     space = ModelConfig.space | {
         "beside": OneOf("items", "contents", "nothing"),
@@ -108,16 +108,16 @@ class EaseConfig(ModelConfig):
     }
 
     beside: Literal["items", "contents", "nothing"] = "contents"
-    """What is added to user-bundle: `items`, the users' items as further columns, so that they predict
-    bundles, too; `contents`, a further row for each item with the bundles that it is in."""
+    """Data added to the user-bundle matrix. `items`: columns with the users' items, which then also predict
+    bundles. `contents`: a row for each item, with the bundles that contain it."""
     regularisation: float = Field(1000.0, ge=0.1)
-    """λ. With much less, rounding errors would dominate."""
+    """λ, the regularisation. With a very small value, rounding errors would dominate."""
     side_weight: float = Field(0.5, gt=0)
-    """The weight of an entry of the further columns or rows, where one of user-bundle has weight 1."""
+    """The weight of an entry in the added columns or rows. A user-bundle entry has weight 1."""
 
 
 class Ease(EaseModel, Matcher):
-    """Predicts bundles from the bundles, and the items, that a user has."""
+    """Predicts bundles from a user's bundles, and from the user's items if `beside` is `items`."""
 
     name = "ease"
     title = "EASE"
@@ -146,13 +146,13 @@ class Ease(EaseModel, Matcher):
 
 
 class EaseItemsConfig(ModelConfig):
-    """How EASE weighs its inputs."""
+    """The inputs of EASE and their weights."""
 
     regularisation: float = Field(300.0, ge=0.1)
-    """λ. With much less, rounding errors would dominate."""
+    """λ, the regularisation. With a very small value, rounding errors would dominate."""
     user_weight: float = Field(0.0, ge=0)
-    """The weight of an item that the user has, where one in the bundle has weight 1. With 0 users are left
-    out; else the items of each user are a row to learn from as well."""
+    """The weight of an item in the user's history. An item in the bundle has weight 1. If this is not 0, the
+    items of each user are also rows of the training matrix."""
 
 
 class EaseItems(EaseModel, Completer):

@@ -1,4 +1,4 @@
-"""EFM: factors of users, items and bundles, learned from choices and from items that share bundles."""
+"""EFM: factors of users, items and bundles, learned from users' choices and from bundles' contents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTENTS = Phase("contents", over="bundle_item")
 
 
 class EFMConfig(PairsConfig):
-    """Three losses in turn, each over its own pairs."""
+    """Settings of EFM. Three losses alternate: over user-item, bundle-item and user-bundle pairs."""
 
     space = PairsConfig.space | {
         "negatives": OneOf(1, 4),
@@ -26,8 +26,8 @@ class EFMConfig(PairsConfig):
     }
 
     shift: int = Field(5, ge=1)
-    """k: the number of random items that each pair of a bundle's items is told from. It shifts the mutual
-    information that is factorised by log k."""
+    """k: the number of random negative items for each pair of items in a bundle. The factorised mutual
+    information is shifted by log k."""
     item_weight: float = Field(1.0, ge=0)
     """The weight of the loss over users' items."""
     content_weight: float = Field(1.0, ge=0)
@@ -37,15 +37,15 @@ class EFMConfig(PairsConfig):
 
 
 class EFM(PairsModel):
-    """A user's factors p_u rank items (p_u·q_i) and bundles (p_u·h_b + bias_b) by BPR; the items' factors q
-    and the bundles' h also tell which items are together in which bundle.
+    """A user's score is p_u·q_i for an item and p_u·h_b + bias_b for a bundle, both learned by BPR. The
+    factors q and h also learn which items occur together in which bundle.
 
-    The publication factorises a matrix of shifted positive mutual information (SPPMI) of item, item and
-    bundle. That matrix grows with the square of a bundle, so it is not built: for an item i of bundle b and
-    another item j of it, σ(q_i·(c_j + h_b)) is told from k items drawn by their number of bundles. The
-    optimum is the same mutual information less log k (without the cut at zero). Only the publication's
-    abstract was available: we read its item-item-list co-occurrence as a bundle's vector that is added to
-    its item's context vector c_j.
+    The publication factorises a matrix of shifted positive pointwise mutual information (SPPMI) of item, item
+    and bundle. Its size grows with the square of a bundle's size, so we do not build it. Instead we use
+    negative sampling: for items i and j of bundle b, σ(q_i·(c_j + h_b)) is trained towards 1, and towards 0
+    for k items in place of i, drawn in proportion to their number of bundles. The optimum is the same mutual
+    information minus log k, but not cut off at zero. Only the publication's abstract was available. To model
+    its item-item-list co-occurrence, we add the bundle's vector to the context vector c_j.
     """
 
     name = "efm"
@@ -87,17 +87,17 @@ class EFM(PairsModel):
         return choice_loss(scores)
 
     def companions(self, pairs: Tensor, contents: Ragged) -> Tensor:
-        """Another item of the bundle for each pair of bundle and item, or the same if it has no other."""
+        """Returns another item of the bundle for each bundle-item pair; the same item if it is alone."""
         bundles, _ = contents.entries(pairs)
         starts, lengths = contents.offsets[bundles], contents.lengths[bundles]
-        # A step of 1 to n - 1 onwards in the row, round its end.
+        # Go 1 to n - 1 places onwards in the row, and continue at its start.
         step = 1 + (torch.rand(len(pairs), device=pairs.device) * (lengths - 1)).long()
         return contents.values[starts + (pairs - starts + step) % lengths]
 
     def _content_loss(self, pairs: Tensor, contents: Ragged) -> Tensor:
         bundles, items = contents.entries(pairs)
         others = self.companions(pairs, contents)
-        # A bundle of one item has no pair: then its own vector is the whole context.
+        # A bundle with one item has no pair of items: the context is then only the bundle's vector.
         paired = (others != items)[:, None]
         context = F.embedding(bundles, self.bundle_factors)
         context = context + F.embedding(others, self.context_factors) * paired  # c_j + h_b

@@ -1,4 +1,4 @@
-"""GRAM-SMOT: graph attention over users, items and bundles, and scores by distance."""
+"""GRAM-SMOT: graph attention over users, items and bundles. Scores are negative squared distances."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ USERS, ITEMS, BUNDLES = KINDS = range(3)
 
 
 class GramSmotConfig(LearnedConfig):
-    """The publication's design. Settings that we added are marked (ours)."""
+    """The published design. Settings that we added are marked (ours)."""
 
     space = LearnedConfig.space | {
         "embedding_dim": OneOf(64, 128, 200),
@@ -31,47 +31,48 @@ class GramSmotConfig(LearnedConfig):
     }
 
     embedding_dim: int = Field(200, ge=1)
-    """d, the length of every vector. It is a multiple of `heads`."""
+    """d: the length of every vector. It must be a multiple of `heads`."""
     layers: int = Field(1, ge=1)
-    """The number of steps of attention, each along one edge."""
+    """The number of attention layers."""
     heads: int = Field(1, ge=1)
-    """The number of parallel attentions, each over its share of the dimensions."""
+    """The number of attention heads. Each has its part of the dimensions."""
     user_embedding: bool = True
-    """Whether a user has a vector of its own. Without one, a user's vector follows from its neighbours alone,
-    and the user adds nothing to its neighbours in the first layer (ours)."""
+    """Whether users have learned vectors. If not, a user's vector is computed only from the neighbours,
+    and neighbours do not attend to users in the first layer (ours)."""
     residual: bool = True
     """Whether a node's vector is added to the result of attention (ours)."""
     dropout: float = Field(0.5, ge=0, lt=1)
     """The dropout rate on the input of the first layer and the output of the last layer."""
     edge_dropout: float = Field(0.2, ge=0, lt=1)
-    """The share of user-item and bundle-item edges that is hidden in a step, in both directions."""
+    """The share of user-item and bundle-item pairs whose edges are hidden in a training step."""
     hide_bundles: float = Field(0.5, ge=0, lt=1)
-    """The share of user-bundle edges that is hidden in a step, because a visible edge gives its answer
-    away."""
+    """The share of user-bundle pairs whose edges are hidden in a training step. A visible edge would reveal
+    the bundle that the model must predict."""
     loss: Literal["hinge", "softmax"] = "softmax"
-    """`hinge` is the publication's, over sampled negatives; `softmax` (ours) compares each positive with all
+    """`hinge`: the published loss, with sampled negatives. `softmax` (ours): compares each positive with all
     bundles, or items, by the same distance."""
     margin: float = Field(0.5, gt=0)
-    """`hinge`: how much farther away a negative must be than a positive."""
+    """`hinge`: how much larger the squared distance of a negative must be than that of a positive."""
     negatives: int = Field(50, ge=1)
-    """`hinge`: the number of negatives that are drawn for each positive."""
+    """`hinge`: the number of negatives drawn for each positive."""
     rank_weights: bool = True
     """`hinge`: whether a positive is weighted by the logarithm of its estimated rank, as in collaborative
     metric learning."""
     unit_ball: bool = False
-    """Whether vectors are moved into the unit ball, as in collaborative metric learning."""
+    """Whether vectors longer than 1 are scaled to length 1, as in collaborative metric learning."""
     sharpness: float = Field(1.0, gt=0)
-    """The factor of squared distances in the loss. In the unit ball they are at most 4."""
+    """The factor for squared distances in losses and bundle scores. With `unit_ball` they are at most 4."""
     bundle_bias: bool = True
-    """Whether each bundle has a bias, which begins as the logarithm of its sales (ours)."""
+    """Whether each bundle has a bias. Its initial value is log(1 + sales) (ours)."""
     item_weight: float = Field(0.1, ge=0)
-    """The weight of the loss over user-item pairs. With 0 the model does not complete bundles."""
+    """The weight of the loss over user-item pairs. With 0 the model cannot complete bundles."""
     diversity: float = Field(0.0, ge=0)
-    """Generation: the penalty of an item for its similarity to the items in the bundle."""
+    """Generation: the weight of the penalty for an item's similarity to the items in the bundle."""
 
 
 class Graph:
-    """All nodes, numbered from users over items to bundles. Each attends to itself as well."""
+    """The edges between all nodes. Users are numbered first, then items, then bundles. A node has an edge to
+    itself. With `from_users=False` no node attends to users."""
 
     def __init__(self, data: Interactions, sizes: Sizes, from_users: bool = True) -> None:
         counts = (sizes.users, sizes.items, sizes.bundles)
@@ -103,7 +104,7 @@ class Graph:
             self.near.append(Neighbours.of(rows, values, counts[kind], nodes, pairs))
 
     def hide(self, bundles: float, others: float) -> Tensor:
-        """The pairs that are visible in a step. The last entry is for edges never hidden."""  # [pairs + 1]
+        """Draws which pairs are visible in a step. The last entry, for self-edges, is True."""  # [pairs + 1]
         kept = torch.rand(self.pairs + 1, device=self.near[USERS].row.device)
         kept[: self.bundle_pairs] -= bundles
         kept[self.bundle_pairs : self.pairs] -= others
@@ -111,8 +112,8 @@ class Graph:
 
 
 class AttentionLayer(nn.Module):
-    """One step of graph attention for nodes of three kinds. Each kind has one softmax over all its
-    neighbours, and a matrix W and a bias of attention for each kind of neighbour."""
+    """A layer of graph attention for nodes of three kinds. Each node has one softmax over all its neighbours.
+    Each pair of node kind and neighbour kind has its own matrix W and its own bias of attention."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -128,7 +129,7 @@ class AttentionLayer(nn.Module):
     def forward(
         self, tables: list[Tensor], graph: Graph, kept: Tensor | None, wanted: tuple[int, ...]
     ) -> list[Tensor]:
-        """New vectors of the wanted kinds. The others are unchanged."""
+        """Returns new vectors of the wanted kinds, and the other kinds unchanged."""
         moved = list(tables)
         for kind in wanted:
             parts = [table @ self.project[kind, other] for other, table in enumerate(tables)]  # W h_j
@@ -145,15 +146,15 @@ class AttentionLayer(nn.Module):
 
 
 class GramSmot(Matcher, Completer, Learner):
-    """Places users near the bundles and items that they take. A node's place follows from those of its
-    neighbours by attention.
+    """Moves users near the bundles and items that they take. Attention computes each node's final vector, its
+    place, from its neighbours.
 
     From the publication: the graph of three kinds of nodes and three kinds of edges, graph attention,
-    squared Euclidean distance in place of a product, a ranking loss over user-bundle and user-item pairs,
-    greedy generation. Decided here: matrices by kind of node and one softmax over neighbours of all kinds;
-    the places of residuals, dropout and ELU; hidden edges; the softmax loss; the bias of a bundle; and the
-    submodular term of generation, a graph cut: the value of a bundle is the nearness of its items to the user
-    less `diversity` × (1 + cosine) / 2 of each pair of them.
+    squared Euclidean distance instead of a product, a ranking loss over user-bundle and user-item pairs,
+    greedy generation. Our choices: a matrix for each kind of node; one softmax over neighbours of all kinds;
+    where residuals, dropout and ELU are applied; hidden edges; the softmax loss; the bundle bias; and the
+    submodular term of generation, a graph cut. The value of a bundle is the nearness of its items to the
+    user, minus `diversity` × (1 + cosine) / 2 for each pair of its items.
     """
 
     name = "gram-smot"
@@ -192,7 +193,7 @@ class GramSmot(Matcher, Completer, Learner):
     def observe(self, data: Interactions) -> None:
         config = self.config
         whole = Graph(data, self.sizes) if config.user_embedding or config.layers > 1 else None
-        # A user without a vector of its own adds nothing in the first layer.
+        # If users have no learned vectors, no node attends to users in the first layer.
         begin = whole if whole and config.user_embedding else Graph(data, self.sizes, from_users=False)
         self.graphs = [begin] + [whole or begin] * (config.layers - 1)
         self.not_owned = Negatives(data.user_bundle, self.sizes.bundles)
@@ -203,14 +204,17 @@ class GramSmot(Matcher, Completer, Learner):
     # ── Places ───────────────────────────────────────────────────────────────────────────────────
 
     def places(self, wanted: tuple[int, ...] = (USERS, ITEMS, BUNDLES)) -> list[Tensor]:
-        """The places of users, items and bundles, by the current weights."""
+        """Returns the places of users, items and bundles with the current weights.
+
+        The last layer computes only the kinds that are `wanted`.
+        """
         config = self.config
         if self.user_vectors is None:
             users = self.item_vectors.new_zeros(self.sizes.users, config.embedding_dim)
         else:
             users = self.dropout(self.user_vectors)
         tables = [users, self.dropout(self.item_vectors), self.dropout(self.bundle_vectors)]
-        # The same pairs are hidden in every layer, or a pair hidden in one would show through another.
+        # Every layer hides the same pairs. Otherwise another layer would reveal a hidden pair.
         kept = self.graphs[0].hide(config.hide_bundles, config.edge_dropout) if self.training else None
         for number, layer in enumerate(self.attention):
             last = number + 1 == len(self.attention)
@@ -225,7 +229,7 @@ class GramSmot(Matcher, Completer, Learner):
         return tables
 
     def biases(self) -> Tensor:
-        """The term of each bundle's score that is the same for every user."""  # [bundles]
+        """Returns the part of each bundle's score that is the same for every user."""  # [bundles]
         return self.log_sales if self.bias is None else self.log_sales + self.bias
 
     # ── Learning ─────────────────────────────────────────────────────────────────────────────────
@@ -253,7 +257,7 @@ class GramSmot(Matcher, Completer, Learner):
             return softmax_loss(users, table, bias, taken, config.sharpness)
         which = taken.row_of_entry()
         wrong = others.draw(rows[which], config.negatives)  # [positives, negatives]
-        # All distances of the batch at once: vectors of every negative would take many times the memory.
+        # Compute all distances at once: the vectors of all negatives would need many times the memory.
         near = (bias + config.sharpness * nearness(users, table)).flatten()
         begin = which * len(table)
         near_right, near_wrong = near[begin + taken.values], near[begin[:, None] + wrong]
@@ -287,14 +291,14 @@ class GramSmot(Matcher, Completer, Learner):
 
 
 def nearness(places: Tensor, table: Tensor) -> Tensor:
-    """−‖u − v‖² of every place u and every row v of the table."""  # [places, rows]
+    """Returns −‖u − v‖² for every place u and every row v of the table."""  # [places, rows]
     apart = places.square().sum(1)[:, None] + table.square().sum(1)
     return 2 * places @ table.T - apart
 
 
 def softmax_loss(places: Tensor, table: Tensor, bias: Tensor, taken: Ragged, sharpness: float) -> Tensor:
-    """The mean over rows of −Σ log softmax(bias − sharpness · ‖u − v‖²), over the row's positives."""
-    # ‖u‖² is the same for all v, so the rest is a product of [2su, 1] and [v, β − s‖v‖²].
+    """Cross-entropy of logits bias − sharpness · ‖u − v‖²: a sum over positives, a mean over rows."""
+    # ‖u‖² is the same for all v and can be left out. The rest is [2su, 1] · [v, β − s‖v‖²].
     level = bias - sharpness * table.square().sum(1)
     left = torch.cat([2 * sharpness * places, torch.ones_like(places[:, :1])], dim=1)
     right = torch.cat([table, level[:, None]], dim=1)
@@ -304,10 +308,10 @@ def softmax_loss(places: Tensor, table: Tensor, bias: Tensor, taken: Ragged, sha
 def hinge_loss(
     right: Tensor, wrong: Tensor, margin: float, catalogue: int, rank_weights: bool = True
 ) -> Tensor:
-    """The sum over positives of w · the mean over negatives of [margin + wrong − right]₊.
+    """Returns Σ w · mean [margin + wrong − right]₊: a mean over a positive's negatives, a sum over positives.
 
-    w = log(1 + rank), where the rank is estimated from the share of negatives that are too near (Hsieh et
-    al., Collaborative Metric Learning, WWW 2017). Without rank weights w is 1.
+    w is log(1 + rank). The rank is estimated from the share of negatives that are too near (Hsieh et al.,
+    Collaborative Metric Learning, WWW 2017). Without `rank_weights` w is 1.
     """
     short = F.relu(margin + wrong - right[:, None])  # [positives, negatives]
     if not rank_weights:

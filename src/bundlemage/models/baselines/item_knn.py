@@ -1,4 +1,4 @@
-"""Neighbours: bundles with the same buyers as the bundles of the user."""
+"""ItemKNN: recommends bundles with the same buyers as the user's bundles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bundlemage.models.ragged import Ragged
 
 
 class ItemKnnConfig(ModelConfig):
-    """How neighbours are found."""
+    """How neighbours are found and weighted."""
 
     space = ModelConfig.space | {
         "neighbours": OneOf(50, 100, 200, 500),
@@ -24,14 +24,17 @@ class ItemKnnConfig(ModelConfig):
     neighbours: int = Field(500, ge=1)
     """The number of neighbours of each bundle and each item."""
     shrinkage: float = Field(30.0, ge=0)
-    """Added to the denominator of the cosine, so that a few shared users do not make close neighbours."""
+    """Added to the denominator of the cosine. It lowers similarities that rest on few shared users."""
     item_weight: float = Field(0.0, ge=0)
-    """The weight of an item that the user has, where a bundle has weight 1; 0 for bundles alone. With it,
-    users with items but without bundles get personal answers; on Youshu popular bundles are better."""
+    """The weight of an item in the user's history; a bundle has weight 1. With 0, users without bundles get
+    popular bundles, which is better on Youshu. With more, their items decide."""
 
 
 class ItemKnn(Matcher):
-    """A bundle's score is the sum of its similarities to what the user has: cosines over users."""
+    """A bundle's score is the sum of its similarities to the user's bundles and items.
+
+    The similarity is the cosine between the sets of users who have them.
+    """
 
     name = "item-knn"
     title = "ItemKNN"
@@ -71,13 +74,16 @@ class ItemKnn(Matcher):
         weights: Tensor,
         themselves: bool = False,
     ) -> None:
-        """Writes each row's nearest bundles into two tables. `themselves`: the rows are the bundles."""
+        """Writes each row's nearest bundles and their similarities into `neighbours` and `weights`.
+
+        `themselves`: the rows are the bundles, so a bundle must not be its own neighbour.
+        """
         mine = users_of.rows.lengths.float().sqrt()
         theirs = taken.rows.counts(taken.columns).float().sqrt()
         for which in blocks(len(users_of), taken.columns):
             shared = users_of.block(which).times(taken)  # users of both [block, bundles]
             lengths = mine[which, None] * theirs + self.config.shrinkage
-            similarity = shared / lengths.clamp(min=1)  # no user at all: 0 / 1
+            similarity = shared / lengths.clamp(min=1)  # 0 / 1 if there are no users
             if themselves:
                 similarity.diagonal(which.start).zero_()
             best = similarity.topk(neighbours.shape[1], dim=1)

@@ -1,4 +1,4 @@
-"""LightGCN: the mean of vectors over the layers of a plain walk on the graph of users and bundles."""
+"""LightGCN: propagates vectors on the user-bundle graph and takes the mean over all layers."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from bundlemage.models.graphs import GraphConfig, GraphModel
 
 
 class LightGCNConfig(GraphConfig):
-    """As published, with the vectors on users and bundles."""
+    """The published settings, applied to users and bundles."""
 
     space = GraphConfig.space | {"layers": OneOf(1, 2, 3, 4)}
 
     layers: int = Field(3, ge=0)
-    """Steps on the graph. The vectors before the first one count as a layer, too."""
+    """The number of propagation steps. The initial vectors count as one more layer."""
 
 
 class LightGCN(GraphModel):
-    """No weights but the first vectors: every layer is D^(-1/2) A D^(-1/2) times the one before.
+    """Only the initial vectors are learned. Every layer is D^(-1/2) A D^(-1/2) times the layer before.
 
-    A node without an edge is zero (ours).
+    A node without an edge has a zero vector (our choice).
     """
 
     name = "lightgcn"

@@ -1,4 +1,4 @@
-"""NCF: a neural network, NeuMF, instead of the inner product of matrix factorisation."""
+"""NCF: matrix factorisation with a neural network, NeuMF, in place of the inner product."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from bundlemage.models.pairs import PAIRS, PairsConfig, PairsModel, random_vecto
 from bundlemage.models.ragged import Ragged, pick
 
 SPREAD = 0.01
-"""Of the first vectors, as in the publication."""
+"""Standard deviation of the initial vectors, as published."""
 HIDDEN_AT_A_TIME = 2**22
-"""How many values of the first hidden layer exist at a time in scoring: 16 MiB of float32. More is slower on
-a CPU, because it does not fit its caches."""
+"""Maximum number of values of the first hidden layer in scoring: 16 MiB of float32. More does not fit into a
+CPU's caches, and is slower."""
 
 
 class NCFConfig(PairsConfig):
-    """NeuMF, learned from the beginning, without the publication's pre-training."""
+    """Settings of NeuMF. It is trained without the publication's pre-training."""
 
     space = PairsConfig.space | {
         "dropout": Between(0.0, 0.7),
@@ -31,18 +31,18 @@ class NCFConfig(PairsConfig):
     }
 
     embedding_dim: int = Field(200, ge=1)
-    """The length of each of a user's and a bundle's two vectors: one for GMF, one for the MLP."""
+    """The length of vectors. Users and bundles have two vectors each: one for GMF, one for the MLP."""
     layers: int = Field(3, ge=1)
-    """Hidden layers of the MLP. The first has `embedding_dim` units, each other half of those before it."""
+    """The number of hidden layers. The first has `embedding_dim` units, each next one half as many."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """The dropout rate on all vectors and on the hidden layers. The publication has none."""
+    """The dropout rate on all vectors and hidden layers. The publication uses no dropout."""
     negatives: int = Field(4, ge=1)
 
 
 class NCF(PairsModel):
     """GMF and an MLP, each with its own vectors, joined by the last layer.
 
-    The bias of each bundle, which begins at its popularity, is ours: the publication has none.
+    Each bundle also has a bias, whose initial value follows from its popularity. The publication has no bias.
     """
 
     name = "ncf"
@@ -56,13 +56,13 @@ class NCF(PairsModel):
         super().__init__(config, sizes)
         dim = config.embedding_dim
         widths = [max(1, dim // 2**depth) for depth in range(config.layers)]
-        # The first layer is W[p; q] + a = Wᵖp + (W^q q + a): two parts, each computed once for a user or a
-        # bundle, so that a pair costs only their sum.
+        # The first layer is W[p; q] + a = Wᵖp + (W^q q + a). The first part is computed once per user, the
+        # second once per bundle. A pair then needs only their sum.
         self.user_part = nn.Linear(dim, widths[0], bias=False)
         self.bundle_part = nn.Linear(dim, widths[0])
         self.hidden = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
-        self.join_factors = nn.Parameter(torch.empty(dim))  # h, the half that weighs GMF
-        self.join_hidden = nn.Parameter(torch.empty(widths[-1]))  # h, the half that weighs the MLP
+        self.join_factors = nn.Parameter(torch.empty(dim))  # h, the weights of GMF
+        self.join_hidden = nn.Parameter(torch.empty(widths[-1]))  # h, the weights of the MLP
         self.bundle_bias = nn.Parameter(torch.zeros(sizes.bundles))
         self.user_factors = random_vectors(sizes.users, dim, SPREAD)  # pᴳ
         self.bundle_factors = random_vectors(sizes.bundles, dim, SPREAD)  # qᴳ
@@ -83,15 +83,15 @@ class NCF(PairsModel):
 
     def observe(self, data: Interactions) -> None:
         super().observe(data)
-        # Without vectors the log loss is lowest at the log odds that a pair of the bundle was taken and not
-        # drawn. Each count is one more, for bundles without a buyer.
+        # Without vectors, the log loss is lowest at log(positives / negatives) of each bundle. One is added
+        # to both counts, for bundles without a buyer.
         counts = data.user_bundle.counts(self.sizes.bundles)
         drawn = self.config.negatives * len(data.user_bundle.values) / max(1, self.sizes.bundles)
         with torch.no_grad():
             self.bundle_bias.copy_(counts.log1p() - math.log1p(drawn))
 
     def loss(self, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
-        """The log loss: bundles that the user took are 1, drawn ones are 0."""
+        """The log loss: the target is 1 for bundles that the user took, and 0 for drawn negatives."""
         users, bundles = self.choices(phase, rows, data)  # [rows], [rows, 1 + negatives]
         logits = self.pair_logits(users, bundles)
         answers = torch.zeros_like(logits)
@@ -99,7 +99,7 @@ class NCF(PairsModel):
         return F.binary_cross_entropy_with_logits(logits, answers)
 
     def pair_logits(self, users: Tensor, bundles: Tensor) -> Tensor:
-        """ŷ before its σ, for each user and each bundle of the user's row."""  # [rows, count]
+        """Returns the logit of ŷ for each user and each bundle in the user's row."""  # [rows, count]
         factors = self._drop(F.embedding(users, self.user_factors))[:, None] * self._drop(
             F.embedding(bundles, self.bundle_factors)
         )  # φᴳ = pᴳ ⊙ qᴳ  [rows, count, d]
@@ -109,14 +109,14 @@ class NCF(PairsModel):
         return factors @ self.join_factors + self._tower(user + bundle) + bias
 
     def _tower(self, first: Tensor) -> Tensor:
-        """The MLP's part of the logit, from the first layer before its ReLU."""
+        """Returns the MLP's part of the logit. `first` is the first layer before its ReLU."""
         value = self._drop(F.relu(first, inplace=True))
         for layer in self.hidden:
             value = self._drop(F.relu(layer(value), inplace=True))
         return value @ self.join_hidden
 
     def _drop(self, values: Tensor) -> Tensor:
-        # With a rate of 0 torch still draws a mask.
+        # torch draws a mask even if the rate is 0.
         return F.dropout(values, self.config.dropout, self.training) if self.config.dropout else values
 
     def score_candidates(self, histories: Histories, candidates: Tensor, contents: Ragged) -> Tensor:
@@ -125,7 +125,7 @@ class NCF(PairsModel):
         step = max(1, HIDDEN_AT_A_TIME // max(1, candidates.shape[1] * self.config.embedding_dim))
         chunks = zip(torch.split(self.known_users(histories), step), torch.split(named, step), strict=True)
         scores = torch.cat([self.pair_logits(users, bundles) for users, bundles in chunks])
-        # Bundles that came later rank below all others, as in `with_unnamed`.
+        # Bundles added after training rank below all others, as in `with_unnamed`.
         return scores.masked_fill(later, torch.finfo(scores.dtype).min)
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
