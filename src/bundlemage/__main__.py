@@ -1,4 +1,4 @@
-"""`python -m bundlemage`."""
+"""Runs the command line with `python -m bundlemage`."""
 
 from bundlemage.cli.main import main
 

@@ -1,4 +1,4 @@
-"""From encoded questions to ranked candidates, for one user or a million."""
+"""Ranks candidates for encoded questions, of one user or of a million."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from bundlemage.models.ragged import Ragged
 ROWS_AT_A_TIME = 1024
 """The maximum number of questions in one pass of the model."""
 SCORES_AT_A_TIME = 2**21
-"""Target number of scores in memory on a CPU: 8 MB, which stay in the cache between passes."""
+"""Target number of scores in one pass on a CPU. They take 8 MB, which fit into the processor's cache."""
 SCORES_ON_A_GPU = 2**25
 FEWEST_ROWS = 32
-"""With fewer rows, a matrix product is slow, however wide it is."""
+"""Minimum number of rows in one pass: with fewer, a matrix product is slow."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Batch:
 
     histories: Histories
     contents: Ragged
-    """The items of the bundles that histories refer to; the candidates come first."""
+    """The items of all bundles that the histories refer to. The candidates come first."""
     partial: Ragged | None = None
-    """Bundles to complete, one for each history; None: bundles are recommended."""
+    """Bundles to complete, one for each history; None if bundles are to be recommended."""
 
     def rows(self, index: Tensor) -> Batch:
-        """The questions of the chosen users."""
+        """Returns the questions of the chosen users."""
         partial = None if self.partial is None else self.partial.rows(index)
         return Batch(self.histories.rows(index), self.contents, partial)
 
@@ -46,13 +46,13 @@ class Batch:
 
 
 def rows_at_a_time(candidates: int, device: torch.device) -> int:
-    """How many rows of scores fit into one pass, so that memory is bounded for any catalogue."""
+    """Returns the number of rows to score in one pass. It bounds the memory for any number of candidates."""
     room = SCORES_AT_A_TIME if device.type == "cpu" else SCORES_ON_A_GPU
     return max(1, min(ROWS_AT_A_TIME, max(FEWEST_ROWS, room // max(1, candidates))))
 
 
 def slices(histories: Histories, rows: int) -> Iterator[Histories]:
-    """The same histories in parts of `rows` rows; only the offsets are copied."""
+    """Yields the histories in parts of `rows` rows. Only the offsets are copied."""
     for start in range(0, len(histories), rows):
         end = min(start + rows, len(histories))
         users = None if histories.users is None else histories.users[start:end]
@@ -65,12 +65,12 @@ def _rows(ragged: Ragged, start: int, end: int) -> Ragged:
 
 
 def exact_ranking(model: Model, batch: Batch, ranker: Ranker, k: int, include_owned: bool) -> Ranking:
-    """The k best candidates for each question, by the scores of all candidates."""
+    """Returns the k best candidates for each question. All candidates are scored."""
     histories, contents, partial = batch.histories, batch.contents, batch.partial
     nothing = batch.nothing
     if partial is None:
         scores = require(model, Matcher).bundle_scores(histories, contents)
-        # Bundles without an id, which come from histories, are no candidates.
+        # Bundles after the candidates come from histories and have no id. They cannot be recommended.
         scores = scores[:, : len(ranker.shares)]
         return ranker.rank(scores, nothing, [] if include_owned else [histories.bundles], k)
     scores = require(model, Completer).item_scores(histories, partial, contents)
@@ -81,7 +81,7 @@ def exact_ranking(model: Model, batch: Batch, ranker: Ranker, k: int, include_ow
 def nearest(
     model: Model, contents: Ragged, vector: Tensor, candidates: Candidates, k: int, but: int | None = None
 ) -> list[Recommendation]:
-    """The k bundles with the highest cosine to `vector`, without the bundle `but`; a score is the cosine."""
+    """Returns the k bundles with the highest cosine to `vector`; it is their score. `but` is left out."""
     with torch.inference_mode():
         order = F.cosine_similarity(require(model, Embedder).vectors_of_bundles(contents), vector)
         order = order + candidates.hidden

@@ -1,4 +1,4 @@
-"""Answers for a whole shop in columns: Arrow batches and a Parquet file, in bounded memory."""
+"""Recommendations for all users of a shop as Arrow batches and a Parquet file, in bounded memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bundlemage.core.ranking import Ranking
 from bundlemage.data.folders import whole_file
 
 ROWS_IN_A_GROUP = 2**20
-"""Rows in a group of the Parquet file: they are held in memory until they are written."""
+"""Rows in a row group of the Parquet file. A group is held in memory until it is written."""
 
 SCHEMA = pa.schema(
     [
@@ -33,7 +33,7 @@ _DICTIONARIES = [name for name in SCHEMA.names if name != "score"]  # scores har
 def record_batches(
     rankings: Iterable[Ranking], users: pa.Array, bundles: pa.Array
 ) -> Iterator[pa.RecordBatch]:
-    """Rankings as Arrow batches. `users` has the ids of all rows, `bundles` those of the candidates."""
+    """Yields rankings as Arrow batches. `users` are the ids of all rows, `bundles` the candidates' ids."""
     start = 0
     for ranking in rankings:
         names = users.slice(start, len(ranking))
@@ -52,7 +52,7 @@ def record_batches(
 
 
 def write_parquet(batches: Iterable[pa.RecordBatch], file: Path) -> int:
-    """Write batches as they come, with a temporary name until the end. Returns the number of rows."""
+    """Write batches one by one. The file has a temporary name until the end. Returns the number of rows."""
     _remove_left_behind(file)
     rows = 0
     with (
@@ -66,7 +66,7 @@ def write_parquet(batches: Iterable[pa.RecordBatch], file: Path) -> int:
 
 
 def _remove_left_behind(file: Path) -> None:
-    """Remove the temporary files of runs that were killed."""
+    """Remove temporary files of killed runs."""
     for old in file.parent.glob(f".{escape(file.name)}.*.tmp"):
         process = old.name.split(".")[-2]
         if os.name == "posix" and process.isdecimal() and not _runs(int(process)):
@@ -84,7 +84,7 @@ def _runs(process: int) -> bool:
 
 
 def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Batches joined to row groups; each group has a dictionary of its own users only."""
+    """Yields row groups that join several batches. The dictionary of a group has only its own users."""
     held: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
@@ -99,12 +99,12 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def joined(batches: list[pa.RecordBatch]) -> pa.Table:
-    """Batches as one table, with one dictionary for each column."""
+    """Returns batches as one table, with one dictionary for each column."""
     columns = []
     for number, field in enumerate(SCHEMA):
         parts = [batch.column(number) for batch in batches]
         if pa.types.is_dictionary(field.type) and len({_memory(part.dictionary) for part in parts}) == 1:
-            # The same dictionary each time: comparing its values would take longer than writing the answers.
+            # All parts share one dictionary. Comparing its values would take longer than writing the rows.
             indices = pa.concat_arrays([part.indices for part in parts])
             parts = [pa.DictionaryArray.from_arrays(indices, parts[0].dictionary)]
         columns.append(pa.chunked_array(parts, field.type))
@@ -112,6 +112,6 @@ def joined(batches: list[pa.RecordBatch]) -> pa.Table:
 
 
 def _memory(array: pa.Array) -> tuple[int, ...]:
-    """The addresses of an array's memory: arrays of one type at the same addresses are equal."""
+    """Returns the memory addresses of an array. Arrays of one type with the same addresses are equal."""
     addresses = (buffer.address for buffer in array.buffers() if buffer is not None)
     return (array.offset, len(array), *addresses)

@@ -1,7 +1,7 @@
-"""The sharded layout: a data set as many files of limited size. A process may read only some of them.
+"""The sharded layout: a data set as a folder of many files. A process may read only some of them.
 
-`layout.json` lists the files and is written last: a folder that has it is complete. The same rows give the
-same bytes on every engine.
+`layout.json` lists the files and is written last, so a folder with this file is complete. The same rows give
+the same bytes with every engine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MATRICES = {
     "user_bundle": ("users", "bundles"),
     "bundle_item": ("bundles", "items"),
 }
-"""For each matrix the files and the column that hold its pairs."""
+"""For each matrix: the kind of files that holds its rows, and their column with the positions."""
 _POSITIONS = pa.list_(pa.int32())
 SCHEMAS = {
     "users": pa.schema([("user_id", pa.string()), ("items", _POSITIONS), ("bundles", _POSITIONS)]),
@@ -66,16 +66,16 @@ class Part:
 
 
 def lists(counts: Counts, positions: npt.NDArray[np.integer]) -> pa.Array:
-    """Returns rows of positions as an Arrow array; `counts` are the lengths of the rows."""
+    """Returns an Arrow array of lists. `positions` are all lists in order, `counts` their lengths."""
     offsets = np.concatenate([[0], np.cumsum(counts)])
-    if offsets[-1] >= 2**31:  # the limit of the lists in one file
+    if offsets[-1] >= 2**31:  # the limit of an Arrow list array
         message = f"the lists of {len(counts):,} rows hold {offsets[-1]:,} positions, too many for one file"
         raise DataError.of("shard-too-large", "the layout", message, "Set a smaller --shard-rows")
     return pa.ListArray.from_arrays(offsets.astype(np.int32), positions.astype(np.int32, copy=False))
 
 
 def read_part(folder: Path, part: Part, columns: Sequence[str] | None = None) -> pa.Table:
-    """Returns some columns of a file, or all; raises `DataError` unless its checksum is right."""
+    """Returns the columns of a file, by default all. Raises `DataError` if its checksum is wrong."""
     path = folder / part.name
     try:
         content = path.read_bytes()
@@ -93,7 +93,7 @@ def _damaged(path: Path, message: str, fix: str = _COPY_AGAIN) -> DataError:
 
 
 def rows_of(column: pa.ChunkedArray) -> tuple[Counts, npt.NDArray[np.int32]]:
-    """Returns the lengths of the rows of a column of lists, and all their positions in order."""
+    """Returns the lengths of the lists in a column, and the positions of all lists in order."""
     lists_ = column.combine_chunks()
     if isinstance(lists_, pa.ChunkedArray):  # a column without rows
         return np.empty(0, np.int32), np.empty(0, np.int32)
@@ -102,7 +102,7 @@ def rows_of(column: pa.ChunkedArray) -> tuple[Counts, npt.NDArray[np.int32]]:
 
 @dataclass(frozen=True)
 class Layout:
-    """A folder of shards. Row n of all parts of a kind, in order, is position n."""
+    """A folder of shards. The parts of a kind are numbered through: row n has the position n."""
 
     folder: Path
     name: str
@@ -113,13 +113,13 @@ class Layout:
     pairs: Mapping[str, int]
     """The number of pairs of each matrix."""
     catalogue: bool
-    """Whether there is a catalogue of items and bundles."""
+    """Whether the layout has a catalogue of items and bundles."""
     digests: Mapping[str, str]
     files: tuple[Part, ...]
 
     @classmethod
     def open(cls, folder: Path) -> Layout:
-        """Open a folder; raises `DataError` if it is not a complete layout. Files are checked when read."""
+        """Open a folder. Raises `DataError` if it is not a complete layout. Parts are checked when read."""
         path = folder / LAYOUT
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -152,11 +152,11 @@ class Layout:
     def dataset(
         self, users: range | None = None, ids: bool = True, items: range | None = None
     ) -> BundleDataset:
-        """Read the data set, or a part of it: bundles are always complete.
+        """Returns the data set. All bundles are read; the items of users may be limited.
 
-        `users` keeps the items of these users, and leaves the rows of the others empty; `items` keeps only
-        these items of every user. Without `ids` the vocabularies are numbers and there is no catalogue.
-        The fingerprint is that of the complete data in any case.
+        If `users` is given, all other users have no items. If `items` is given, users have only these items.
+        Without `ids`, the ids are numbers and the data set has no catalogue. The fingerprint is always that
+        of the complete data.
         """
         wanted = range(self.sizes["users"]) if users is None else users
         if wanted.step != 1 or (len(wanted) and not 0 <= wanted.start <= wanted.stop <= self.sizes["users"]):
@@ -175,7 +175,7 @@ class Layout:
                     del lists["user_item"]
                     rows["user_item"].append((np.zeros(part.rows, np.int32), np.empty(0, np.int32)))
                 table = read_part(self.folder, part, [*texts, *lists.values()])
-                # Parquet names the insides of lists differently, so the schema is restored.
+                # Parquet changes the field names inside lists, so the schema is restored.
                 described.append(table.select(texts).cast(described[0].schema))
                 for matrix, column in lists.items():
                     counts, positions = rows_of(table[column])
@@ -207,7 +207,7 @@ class Layout:
 def _kept(
     counts: Counts, positions: Positions, rows: range, columns: range | None
 ) -> tuple[Counts, Positions]:
-    """Empties the rows outside a range, and removes positions outside another one."""
+    """Returns the rows without positions outside `columns`. Rows outside the range `rows` are empty."""
     owners = np.repeat(np.arange(len(counts)), counts)
     kept = (owners >= rows.start) & (owners < rows.stop)
     if columns is not None:
@@ -216,10 +216,10 @@ def _kept(
 
 
 def _matrix(rows: list[tuple[Counts, Positions]], shape: tuple[int, int]) -> sparse.csr_matrix:
-    """Returns the matrix of rows in several pieces, from the top down."""
+    """Returns the matrix of rows that come in several pieces, the first rows first. Empties the list."""
     indices = np.concatenate([np.empty(0, np.int32), *(positions for _, positions in rows)])
     counts = np.concatenate([np.zeros(1, np.int32), *(counts for counts, _ in rows)])
-    rows.clear()  # they take as much memory as the matrix
+    rows.clear()  # frees memory: the pieces are as large as the matrix
     indptr = np.cumsum(counts, dtype=np.int32 if len(indices) < 2**31 else np.int64)
     return frozen(sparse.csr_matrix((np.ones(len(indices), np.float32), indices, indptr), shape))
 
@@ -229,7 +229,7 @@ def _checksum(described: Mapping[str, Any]) -> str:
 
 
 def check_output(folder: Path, shard_rows: int, *, overwrite: bool) -> None:
-    """Raises `ConfigError` unless `folder` is new, or a layout that may be overwritten."""
+    """Raises `ConfigError` if `folder` exists, unless it is a layout and `overwrite` is set."""
     if shard_rows < 1:
         raise ConfigError(f"shard_rows is {shard_rows}; a file has at least one row")
     if not folder.exists():
@@ -251,7 +251,7 @@ def write_layout(
     overwrite: bool = False,
     progress: Progress = in_silence,
 ) -> Layout:
-    """Write a data set as a layout, and return the layout. The folder appears complete or not at all."""
+    """Write a data set as a layout. Returns the layout. The folder is created or replaced when complete."""
     check_output(folder, shard_rows, overwrite=overwrite)
 
     def columns(kind: str, start: int, stop: int) -> dict[str, Any]:
@@ -274,7 +274,7 @@ def write_layout(
 
 
 def matrices_of(kind: str) -> dict[str, str]:
-    """Returns the matrices in the files of a kind, and their columns there."""
+    """Returns the matrices that files of a kind hold, and the column of each."""
     return {name: column for name, (owners, column) in MATRICES.items() if owners == kind}
 
 
@@ -288,11 +288,11 @@ def write_shards(
     name: str,
     notes: Sequence[str] = (),
 ) -> None:
-    """Write all files of a layout into a folder, and layout.json, which makes it complete, at the end.
+    """Write all files of a layout into the folder `building`, and layout.json last.
 
-    `sizes` are the numbers of users, items and bundles. `columns` returns the columns of the rows of each
-    file: of a kind, from a position to, but not including, another. It is called in order. Columns that it
-    does not return are null.
+    `sizes` are the numbers of users, items and bundles. `columns(kind, start, stop)` returns the columns of
+    the rows from `start` to `stop`, without `stop`. It is called once for each file, in order. Columns that
+    it does not return become null.
     """
     total = sum(-(-sizes[kind] // shard_rows) for kind in KINDS)
     files: dict[str, dict[str, Any]] = {}

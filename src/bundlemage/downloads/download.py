@@ -30,7 +30,7 @@ PAUSES = (1.0, 2.0, 4.0, 8.0)
 """Seconds to wait before each further attempt."""
 LONGEST_PAUSE = 60.0
 LARGEST = 2**30
-"""Maximum size in bytes of a file whose size is not known beforehand."""
+"""Maximum size of a file in bytes."""
 _TIMEOUT = 30.0
 _BLOCK = 1 << 16
 
@@ -40,10 +40,10 @@ class DownloadError(BundleMageError):
 
 
 class _TemporaryError(Exception):
-    """A failure after which another attempt may succeed."""
+    """A failure that another attempt may not have."""
 
     def __init__(self, reason: str, wait: float = 0.0, *, unreachable: bool = False) -> None:
-        """`wait` are the seconds that the server asks to wait; `unreachable` means no connection was made."""
+        """`wait`: seconds to wait, as the server asks. `unreachable`: no connection could be made."""
         super().__init__(reason)
         self.wait, self.unreachable = wait, unreachable
 
@@ -80,8 +80,9 @@ class Download:
 def download(file: Download, progress: Progress = in_silence, pauses: Sequence[float] = PAUSES) -> str:
     """Download a file, or the rest of it, and put it in place.
 
-    `progress` counts bytes, and says why an attempt failed. An existing target is replaced only at the
-    end. Returns the SHA-256 of the file; raises `DownloadError`.
+    `progress` is called with the bytes received so far, and with the reason if an attempt failed. `pauses`
+    are the seconds to wait before each further attempt. An existing target is replaced only at the end.
+    Returns the SHA-256 of the file. Raises `DownloadError` if all attempts fail or the file is a wrong one.
     """
     check_address(file.url, file.hosts)
     with _locked(file.target.parent):
@@ -97,7 +98,7 @@ def download(file: Download, progress: Progress = in_silence, pauses: Sequence[f
                     f"{file.url}: the download is not the published file: its SHA-256 is {checksum}, "
                     f"expected {file.sha256}. The download was deleted. Try again, or use another mirror"
                 )
-            # The part from an earlier run may have been damaged: try once more from the start.
+            # The bytes from an earlier run may be damaged: try once more from the start.
         into_place(file.part, file.target)
         file.part_info.unlink(missing_ok=True)
     return checksum
@@ -110,12 +111,12 @@ def sha256_of(path: Path) -> str:
 
 
 def _receive_all(file: Download, progress: Progress, pauses: Sequence[float]) -> None:
-    """Complete the part, with pauses between attempts."""
+    """Download the rest of the part file, in several attempts with pauses."""
     for attempt, pause in enumerate((*pauses, None), start=1):
         try:
             _receive(file, progress)
         except _TemporaryError as failure:
-            # A host that cannot be reached at first stays unreachable; one that was reached may come back.
+            # If the first attempt does not reach the host, give up. Later on, the host may come back.
             if failure.unreachable and attempt == 1:
                 raise DownloadError(
                     f"no network: {urlsplit(file.url).hostname} could not be reached ({failure}); "
@@ -134,11 +135,11 @@ def _receive_all(file: Download, progress: Progress, pauses: Sequence[float]) ->
 
 
 def _receive(file: Download, progress: Progress) -> None:
-    """One attempt to complete the part. Raises if the part is still incomplete afterwards."""
+    """Make one attempt to complete the part file. Raises an error if it is still incomplete."""
     done = _resumable_bytes(file)
     if done and done == file.size:
         return
-    # If-Range: the server sends the rest of the same version, or the whole of any other.
+    # With If-Range, the server sends the rest of the same version, or the whole file if it has changed.
     resume = {"Range": f"bytes={done}-", "If-Range": _part_info(file)["version"]} if done else {}
     try:
         response = _request(file, resume)
@@ -152,14 +153,14 @@ def _receive(file: Download, progress: Progress) -> None:
     with response:
         if response.status == 206:
             _check_range(file, response, done)
-        else:  # the whole file: the server has no ranges, or the file has changed
+        else:  # the whole file: the server cannot send ranges, or the file has changed
             done = 0
             _start_over(file, response)
         _store(file, response, done, progress)
 
 
 def _store(file: Download, response: HTTPResponse, done: int, progress: Progress) -> None:
-    """Append the response to the part."""
+    """Append the content of the response to the part file."""
     total = _total(file, response, done)
     progress("bytes", done, total or 0)
     with file.part.open("ab") as part:
@@ -185,7 +186,7 @@ def _store(file: Download, response: HTTPResponse, done: int, progress: Progress
 
 
 def _resumable_bytes(file: Download) -> int:
-    """How many bytes of the part can be reused: 0 if their URL or version differs or is unknown."""
+    """Returns the number of reusable bytes in the part file; 0 if they are from another URL or version."""
     if not file.part.is_file():
         return 0
     info, size = _part_info(file), file.part.stat().st_size
@@ -203,7 +204,7 @@ def _part_info(file: Download) -> dict[str, str]:
 
 
 def _start_over(file: Download, response: HTTPResponse) -> None:
-    """Begin an empty part. In this order no part_info ever describes another version's part."""
+    """Begin an empty part file. The order of the steps matters: `part_info` never describes an older part."""
     file.forget()
     info = {"url": file.url, "version": _version(response.headers)}
     write_whole(file.part_info, json.dumps(info).encode())
@@ -214,11 +215,11 @@ def _check_range(file: Download, response: HTTPResponse, done: int) -> None:
     same_version = _version(response.headers) in ("", _part_info(file)["version"])
     if not done or _range(response.headers)[0] != done or not same_version:
         file.forget()
-        raise _TemporaryError("the server sent another part of the file than requested")
+        raise _TemporaryError("the server did not send the requested part of the file")
 
 
 def _total(file: Download, response: HTTPResponse, done: int) -> int | None:
-    """The length of the whole file; None for a chunked response, which marks its own end."""
+    """Returns the length of the whole file; None if it is unknown, as in a chunked response."""
     total = _range(response.headers)[1] if response.status == 206 else None
     if total is None and response.length is not None:
         total = done + response.length
@@ -229,7 +230,7 @@ def _total(file: Download, response: HTTPResponse, done: int) -> int | None:
             "It is not the same file"
         )
     if total is None and file.size is None and not response.chunked:
-        # Nobody would notice if the connection ended too early.
+        # If the connection ended too early, the file would be cut off without any sign.
         raise DownloadError(f"{file.url}: the server does not say how long the file is; use another server")
     if total is not None and total > LARGEST:
         raise DownloadError(f"{file.url}: the file has {total:,} bytes, more than any published file")
@@ -238,7 +239,7 @@ def _total(file: Download, response: HTTPResponse, done: int) -> int | None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Let one program at a time download into a folder. A killed program loses the lock by itself."""
+    """Let one program at a time download into a folder. The system frees the lock of a killed program."""
     folder.mkdir(parents=True, exist_ok=True)
     if sys.platform == "win32":
         yield
@@ -263,7 +264,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _request(file: Download, headers: dict[str, str]) -> HTTPResponse:
-    """Send a GET request. Returns the response if it holds the file or a part of it."""
+    """Send a GET request. Returns the response; raises an error if it is not the plain file."""
     request = Request(
         file.url, headers={"Accept-Encoding": "identity", "User-Agent": "bundlemage", **headers}
     )
@@ -277,7 +278,9 @@ def _request(file: Download, headers: dict[str, str]) -> HTTPResponse:
         raise _TemporaryError(f"the connection failed ({_reason(error)})") from None
     if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":
         response.close()
-        raise DownloadError(f"{file.url}: the server compresses the file ({encoding}) against the request")
+        raise DownloadError(
+            f"{file.url}: the server sends the file compressed ({encoding}), which was not requested"
+        )
     if response.headers.get_content_type() == "text/html":
         response.close()
         raise DownloadError(
@@ -287,20 +290,20 @@ def _request(file: Download, headers: dict[str, str]) -> HTTPResponse:
 
 
 def _version(headers: Any) -> str:
-    """The validator for If-Range. A weak ETag is not used: two different files may share it."""
+    """Returns the version of the file for If-Range. A weak ETag is not used: two files may share it."""
     tag = headers.get("ETag", "")
     return str(headers.get("Last-Modified", "") if not tag or tag.startswith("W/") else tag)
 
 
 def _range(headers: Any) -> tuple[int | None, int | None]:
-    """The first byte and the whole length in Content-Range; None where it does not say."""
+    """Returns the first byte and the total length from Content-Range; None for a missing value."""
     parts = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(?:(\d+)|\*)", headers.get("Content-Range", "").strip())
     start, whole = parts.groups() if parts else (None, None)
     return int(start) if start else None, int(whole) if whole else None
 
 
 def _refusal(url: str, error: HTTPError) -> Exception:
-    """The exception for an HTTP error status."""
+    """Returns the exception for an HTTP error status."""
     if error.code in (404, 410):
         return DownloadError(
             f"{url}: there is no such file ({error.code}). "
@@ -332,7 +335,7 @@ class _Redirects(HTTPRedirectHandler):
 def check_address(url: str, hosts: frozenset[str], came_from: str = "") -> None:
     """Raise `DownloadError` unless `url` is http or https on one of `hosts`.
 
-    `came_from` is the URL that redirects to it: from https only https is accepted.
+    `came_from` is the URL that redirected to `url`. A redirect from https to http is refused.
     """
     try:
         address = urlsplit(url)

@@ -1,4 +1,4 @@
-"""The public data sets (listed in public_data.toml), and a folder of their downloaded files."""
+"""The public data sets, which public_data.toml lists, and the download of their files into a folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bundlemage.errors import ConfigError
 from bundlemage.progress import Progress, in_silence
 
 SOURCES = "SOURCES.json"
-"""Records in the folder of the files where each of them came from."""
+"""The name of a file in the data set's folder. It records the origin of each downloaded file."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class PublicFile:
     """The size in bytes of the published file; None: not known."""
     sha256: str | None = None
     about: int | None = None
-    """The approximate size where `size` is not known: shown, not checked."""
+    """The approximate size in bytes if `size` is not known. It is shown, but not checked."""
 
     @property
     def name(self) -> str:
@@ -41,12 +41,12 @@ class PublicFile:
 
 @dataclass(frozen=True)
 class ByHand:
-    """Published data that is not available as a plain file at a URL."""
+    """Published data that users must download by hand: no URL leads directly to the file."""
 
     what: str
     page: str
     put: tuple[str, ...]
-    """The folders it belongs in, below the data's own. Empty: no reader knows the format."""
+    """The folders for the file, relative to the data set's folder. Empty if no reader supports the format."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class PublicData:
     pages: tuple[str, ...]
     """The web pages where the files were published."""
     folder: str
-    """The layout of the files, and the name of the folder that holds them."""
+    """The name of the folder for the files. It is also the name of their format."""
     files: tuple[PublicFile, ...]
     by_hand: tuple[ByHand, ...] = ()
     note: str = ""
 
     @property
     def hosts(self) -> frozenset[str]:
-        """The only hosts that the files may come from."""
+        """The only hosts from which files are downloaded."""
         return frozenset(urlsplit(file.url).hostname or "" for file in self.files)
 
 
@@ -77,7 +77,7 @@ PUBLIC_DATA = TypeAdapter(dict[str, PublicData]).validate_python(tomllib.loads(_
 
 
 def public_data(name: str) -> PublicData:
-    """Returns the data set of that name, or raises `ConfigError` with the known names."""
+    """Returns the data set with that name. Raises `ConfigError` with the known names if none has it."""
     if name not in PUBLIC_DATA:
         known = ", ".join(PUBLIC_DATA)
         raise ConfigError(f"no public data is called {name!r}; there is: {known} ('list' describes them)")
@@ -86,12 +86,12 @@ def public_data(name: str) -> PublicData:
 
 @dataclass(frozen=True)
 class Fetched:
-    """A file that is in its place."""
+    """A file of a data set that exists in the folder."""
 
     file: str
     """The path."""
     state: Literal["fetched", "already there", "kept"]
-    """`kept`: it was there before, and nothing is known to compare it with."""
+    """`kept`: the file existed before, and no checksum is known to compare it with."""
     url: str
     size: int
     sha256: str
@@ -101,14 +101,14 @@ class Fetched:
 
 @dataclass(frozen=True)
 class Order:
-    """A file of a data set, and the file that is already in its place, if any."""
+    """A file of a data set, and the existing file at its target, if any."""
 
     file: PublicFile
     url: str
-    """Where it is downloaded from: the publisher or the mirror."""
+    """The address of the file at the publisher or the mirror."""
     target: Path
     there: Fetched | None
-    """None: it must be downloaded."""
+    """The existing file; None if the file must be downloaded."""
 
 
 def orders(
@@ -116,8 +116,8 @@ def orders(
 ) -> list[Order]:
     """Compare the files below `folder` with those of the data set.
 
-    `mirror` is the base URL of another server; `overwrite` replaces files that are not the published ones.
-    Returns an entry for each file. Raises `DownloadError` that names each file that differs.
+    `mirror` is the base URL of another server. Files that differ from the published ones are
+    downloaded again with `overwrite`; without it, `DownloadError` names them. Returns an entry for each file.
     """
     inner = folder / data.folder
     recorded = _sources(inner)
@@ -149,8 +149,8 @@ def fetch(
 ) -> list[Fetched]:
     """Download the files of a data set that are not below `folder` yet. Returns all of its files.
 
-    `say` is called with a text about each file, for people to read. `pauses` are the seconds to wait before
-    each further attempt. The rest is as for `orders`.
+    `say` is called with messages for the user about each file. `pauses` are the seconds to wait before each
+    further attempt. The other parameters are those of `orders`.
     """
     hosts = frozenset({urlsplit(mirror).hostname or ""}) if mirror else data.hosts
     done = []
@@ -175,7 +175,7 @@ def fetch(
 def _existing(
     file: PublicFile, url: str, target: Path, recorded: dict[str, Any] | None
 ) -> tuple[Fetched | None, str | None]:
-    """The file at the target, or why it is not the right one. (None, None): there is no file."""
+    """Returns the existing file and None, or None and why it is wrong; (None, None) if no file exists."""
     if not target.exists():
         return None, None
     if not target.is_file():
@@ -204,7 +204,7 @@ def _fetched(
 
 
 def _sources(folder: Path) -> dict[str, dict[str, Any]]:
-    """The record of the files that were downloaded into this folder, by file name."""
+    """Returns the records of the files that were downloaded into this folder, by file name."""
     path = folder / SOURCES
     if not path.exists():
         return {}
@@ -218,7 +218,7 @@ def _sources(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _record(data: PublicData, folder: Path, fetched: Fetched) -> None:
-    """Add a file to the record. Done after each file, so that a killed run loses none."""
+    """Add a file to SOURCES.json. This is done after each file, so a killed run loses no record."""
     entry = {key: value for key, value in asdict(fetched).items() if key not in ("file", "state")}
     entry["fetched"] = datetime.now(UTC).isoformat(timespec="seconds")
     record = {
