@@ -202,7 +202,7 @@ BROKEN: dict[str, Broken] = {
     "a plain file named gzip": Broken(
         with_files(user_item_csv=None, user_item_csv_gz=GOOD["user_item.csv"]),
         "bad-gzip",
-        "user_item.csv.gz: this is not a sound gzip file (Not a gzipped file (b'us')). "
+        "user_item.csv.gz: this is not a valid gzip file (Not a gzipped file (b'us')). "
         "Compress it again, or drop .gz from the name if it is plain text",
     ),
     "a gzip cut short": Broken(
@@ -297,15 +297,15 @@ BROKEN: dict[str, Broken] = {
     "a space around an id": Broken(
         with_files(user_item_csv=GOOD["user_item.csv"] + "bob ,i1\n"),
         "id-with-spaces",
-        "user_item.csv:6: 'user_id' holds 'bob ', with a space at its start or end, which makes it another "
-        "id than without. Trim the ids if the space is not meant",
+        "user_item.csv:6: 'user_id' holds 'bob ', with a space at its start or end: without the space "
+        "it is a different id. Trim the ids if the space is not meant",
         "warning",
     ),
     "an empty catalogue": Broken(
         with_files(items_csv="item_id,title\n"),
         "no-rows",
         "items.csv: there are column names but no rows. "
-        "Fill it or remove it; it is read as if it were not there",
+        "Fill the table or remove it; an empty table is ignored",
         "warning",
     ),
 }

@@ -1,4 +1,4 @@
-"""Tables become a data set here and nowhere else, so that equal content gives equal data by any reader."""
+"""Builds a data set from tables. All readers use this module: equal tables give equal data sets."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ CATALOGUE_SCHEMAS = {"items": ITEM_SCHEMA, "bundles": BUNDLE_SCHEMA}
 
 @dataclass(frozen=True)
 class TableData:
-    """One table as read, with its columns under their canonical names."""
+    """One table as it was read. Its columns have their canonical names, such as `user_id`."""
 
     where: str
     """The name of the file, table or frame in messages."""
     ids: Mapping[str, Coded]
     details: pa.Table
+    """The other columns, such as titles and prices."""
     locate: Locate
 
     @classmethod
     def from_arrow(cls, name: str, where: str, table: pa.Table, locate: Locate | None = None) -> TableData:
-        """Takes the columns of the table `name`; raises `DataError` if they cannot be identified."""
+        """Returns the columns that the table `name` has; raises `DataError` if one cannot be identified."""
         positions = resolve(name, table.column_names, where)
         columns = {column: table.column(position) for column, position in positions.items()}
         ids = {column: encode(columns.pop(column)) for column in TABLES[name].ids}
@@ -48,7 +49,7 @@ class TableData:
         """Returns the table with its values checked, or None if there is an error; and the problems."""
         rows = len(next(iter(self.ids.values())).codes)
         if rows == 0:
-            fix = "Fill it or remove it; it is read as if it were not there"
+            fix = "Fill the table or remove it; an empty table is ignored"
             if table in REQUIRED:
                 fix = "Export the data again; a model learns from rows of all three tables"
             severity: Literal["error", "warning"] = "error" if table in REQUIRED else "warning"
@@ -74,9 +75,9 @@ class TableData:
 def assemble(
     tables: Iterable[str], read: Callable[[str], TableData], name: str, problems: Iterable[Problem] = ()
 ) -> Source:
-    """Build a data set from tables. `read` reads one of them; `problems` are known already.
+    """Build a data set from tables. `read` reads one table; `problems` were found before.
 
-    Returns it with the warnings; raises one `DataError` with every problem if any of them is an error.
+    Returns the data set and the warnings. Raises one `DataError` with all problems if one is an error.
     """
     problems = list(problems)
     data: dict[str, TableData] = {}
@@ -98,7 +99,7 @@ def assemble(
 
 @dataclass(frozen=True)
 class Crossing:
-    """Ids of one table that another table should have too."""
+    """A check of two tables: each id in `column` of `table` should also be in the table `known_in`."""
 
     table: str
     column: str
@@ -108,12 +109,12 @@ class Crossing:
     fix: str
 
     def problem(self, place: tuple[str, int], known_where: str, value: str, more: int) -> Problem:
-        """`place` is the file and line of the first such id; `more` counts the other ids, not rows."""
+        """Returns the warning. `place` is the file and line of the first unknown id; `more` counts others."""
         message, (where, line) = self.message.format(shown(value), known_where), place
         return Problem(self.kind, where, message, self.fix, line, value, more, severity="warning")
 
     def check(self, checked: Mapping[str, TableData]) -> list[Problem]:
-        """Returns a warning if there are such ids."""
+        """Returns a list with one warning if ids are unknown, else an empty list."""
         if self.table not in checked or self.known_in not in checked:
             return []
         table, other = checked[self.table], checked[self.known_in]

@@ -1,4 +1,4 @@
-"""The BundleMage authors' files: SciPy matrices in pickles, one folder for each of their two splits."""
+"""Reads the BundleMage authors' files: pickled SciPy matrices, in one folder for each of the two splits."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _NUMBERING_NOTE = (
 
 Negatives = npt.NDArray[np.int64]
 Files = dict[str, Any]
-"""The content of the files of one folder, by name, with matching shapes:
+"""The contents of one folder's files, by file name. The shapes agree:
 
 - train, valid, test [users, bundles]; bundle_item [bundles, items]
 - user_item [users, items], which is not published for Steam
-- of the generation split, whose held-out bundles are numbered separately: gen_bundle_item_input (shown) and
-  gen_bundle_item_output (hidden) [held-out bundles, items]; gen_user_bundle [users, held-out bundles];
-  gen_neg [held-out bundles, negatives], an array of items
+- only in the generation split: gen_bundle_item_input (items shown) and gen_bundle_item_output (items hidden)
+  [held-out bundles, items]; gen_user_bundle [users, held-out bundles]; gen_neg [held-out bundles, negatives],
+  an array of items. Held-out bundles have numbers of their own, from 0.
 """
 
 
@@ -49,12 +49,12 @@ def _split_name(files: Files) -> str:
 
 
 def matches(path: Path) -> bool:
-    """Whether a file of this layout is in the folder, or in its folder `mat` or `gen`."""
+    """Whether the folder, or its subfolder `mat` or `gen`, has a file of this layout."""
     return any(_holds_split(folder) for folder in (path, path / "mat", path / "gen"))
 
 
 def read(path: Path) -> Source:
-    """Read all parts joined as the data set, and the authors' split of it."""
+    """Returns the data set, which joins train, validation and test data, and the authors' split of it."""
     if not _holds_split(path):
         inner = [str(folder) for folder in (path / "mat", path / "gen") if _holds_split(folder)]
         message = "this folder does not hold a split itself"
@@ -100,14 +100,14 @@ def _load(folder: Path) -> Files:
 
 
 def _is_steam(folder: Path, loaded: Files) -> bool:
-    """By the folder's name or, because folders get renamed, by the numbers of users and games."""
+    """Whether this is Steam: by the folder's name or, if renamed, by the numbers of users and games."""
     named = data_name(folder).lower().startswith("steam")
     sizes = [loaded[name].shape[axis] for name, axis in (("train", 0), ("bundle_item", 1)) if name in loaded]
     return named or sizes == [_STEAM_USERS, _STEAM_ITEMS]
 
 
 def _checked(path: Path, value: Any) -> Any:
-    """A binary matrix, or the array of negatives."""
+    """Returns the file's binary matrix or array of negatives; raises `DataError` for anything else."""
     is_array = path.stem == "gen_neg"
     is_matrix: bool = sparse.issparse(value)
     if is_array and isinstance(value, np.ndarray) and value.ndim == 2 and value.dtype.kind in "iu":
@@ -122,7 +122,7 @@ def _checked(path: Path, value: Any) -> Any:
 
 
 def _disagreements(folder: Path, loaded: Files) -> list[Problem]:
-    """Files that are valid, but do not belong together."""
+    """Returns the problems of files that are valid but do not fit together."""
     (users, bundles), items = loaded["train"].shape, loaded["bundle_item"].shape[1]
     shapes = {"valid": (users, bundles), "test": (users, bundles), "bundle_item": (bundles, items)}
     shapes["user_item"] = (users, items)
@@ -143,7 +143,7 @@ def _disagreements(folder: Path, loaded: Files) -> list[Problem]:
 
 
 def _load_negatives(folder: Path, files: Files) -> Negatives | None:
-    """The users' negatives [users, 99], if the folder or a `candidates` folder near it has them."""
+    """Returns the users' negatives [users, 99] from this folder or a `candidates` folder near it, or None."""
     here = folder.resolve()
     near = [here, *(base / "candidates" for base in (here, here.parent, here.parent.parent))]
     candidates = (place / f"negatives_{_split_name(files)}.npz" for place in near)
@@ -168,7 +168,7 @@ def _load_negatives(folder: Path, files: Files) -> Negatives | None:
 
 
 def _unusable(path: Path, negatives: Negatives, positives: sparse.csr_matrix, kind: str) -> list[Problem]:
-    """Negatives that do not exist, or that are right answers: either would make figures wrong."""
+    """Returns a problem if a negative does not exist or is a right answer: the metrics would be wrong."""
     where, size = str(path), positives.shape[1]
     outside = negatives[(negatives < 0) | (negatives >= size)]
     if outside.size:
@@ -179,7 +179,7 @@ def _unusable(path: Path, negatives: Negatives, positives: sparse.csr_matrix, ki
     clash = binary_matrix(rows, negatives.ravel(), positives.shape).multiply(positives).tocoo()
     if clash.nnz:
         value = str(clash.col[0])
-        message = f"{kind} {value} in row {clash.row[0]} is among the negatives, and is a right answer too"
+        message = f"{kind} {value} in row {clash.row[0]} is both a negative and a right answer"
         return [Problem("negative-is-positive", where, message, _AGAIN, value=value, more=clash.nnz - 1)]
     return []
 
@@ -204,7 +204,7 @@ def _dataset(name: str, files: Files) -> BundleDataset:
 
 
 def _with_catalogue(path: Path, dataset: BundleDataset) -> tuple[BundleDataset, tuple[Problem, ...]]:
-    """Add the catalogue of Steam's first publication. A fault in it is only a warning."""
+    """Add the catalogue of Steam's first publication, if it is near. Its faults are only warnings."""
     folder = path.resolve().parent.parent / "pathak"
     if not pathak.matches(folder):
         return dataset, ()
@@ -238,7 +238,7 @@ def _cases(
     negatives: Negatives | None,
     random: np.random.Generator,
 ) -> MatchingCases:
-    """One case for each held-out pair: the bundle, then the user's negatives."""
+    """Returns one case for each held-out pair. Its candidates are the bundle, then the user's negatives."""
     users, bundles = pairs_of(pairs)
     if negatives is None:
         held_out = np.arange(len(dataset.bundles)) >= pairs.shape[1]
@@ -248,7 +248,7 @@ def _cases(
 
 
 def _generation(files: Files) -> GenerationCases:
-    """One case for each user of each held-out bundle."""
+    """Returns one case for each pair of a held-out bundle and a user who has it."""
     users, bundles = pairs_of(files["gen_user_bundle"])
     shown, hidden = files["gen_bundle_item_input"], files["gen_bundle_item_output"]
     right = np.split(hidden.indices, hidden.indptr[1:-1])

@@ -1,4 +1,4 @@
-"""The text layout of BGCN and CrossCBR: lines of two numbers with a tab between, and one file per part."""
+"""Reads the text files of BGCN and CrossCBR: one file per part, two numbers with a tab between per line."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _INTEGER = re.compile(rb"-?[0-9]{1,18}")
 
 
 def matches(path: Path) -> bool:
-    """Whether a file of this layout is in the folder."""
+    """Whether the folder has a file of this layout."""
     named = any((path / name).is_file() for name in (_WHOLE, *_SPLIT, *_MEMBERS))
     return named or (path.is_dir() and any(path.glob(_SIZES)))
 
 
 def read(path: Path) -> Source:
-    """Read the data, and the split for full ranking over all bundles if the files define one."""
+    """Returns the data and, if the files define one, the split, for which a model ranks all bundles."""
     split = any((path / name).exists() for name in _SPLIT)
     names = ((_WHOLE,) if (path / _WHOLE).exists() and not split else _SPLIT) + _MEMBERS
     problems = missing_files(path, names, _NEEDED)
@@ -78,18 +78,18 @@ def read(path: Path) -> Source:
 
 
 def _full_ranking(held_out: sparse.csr_matrix) -> MatchingCases:
-    """One case for each user with held-out bundles: rank all bundles."""
+    """Returns one case for each user with held-out bundles. All bundles are candidates."""
     users = np.flatnonzero(np.diff(held_out.indptr)).astype(np.int32)
     return MatchingCases(users, held_out[users], candidates=None)
 
 
 def _kinds(name: str) -> list[str]:
-    """What the two columns number: `user_bundle_train.txt` has users and bundles."""
+    """Returns the kinds of the two columns: `user` and `bundle` for `user_bundle_train.txt`."""
     return name.removesuffix(".txt").split("_")[:2]
 
 
 def _read_sizes(path: Path, problems: list[Problem]) -> tuple[Path | None, dict[str, int]]:
-    """The file with the numbers of users, bundles and items, and these numbers; None and {} without one."""
+    """Returns the size file and its numbers of users, bundles and items; None and {} without such a file."""
     files = sorted(path.glob(_SIZES))
     if not files:
         return None, {}
@@ -120,7 +120,7 @@ def _sizes_from_ids(path: Path, tables: dict[str, Pairs]) -> dict[str, int]:
 
 
 def _outside(path: Path, pairs: Pairs, sizes: dict[str, int]) -> list[Problem]:
-    """Ids that are not below the number of users, bundles or items."""
+    """Returns a problem for each column with ids that are negative or too large."""
     problems = []
     for column, kind in enumerate(_kinds(path.name)):
         ids, size = pairs[:, column], sizes[kind]
@@ -148,7 +148,7 @@ def _read_pairs(path: Path) -> Pairs:
             path,
             csv.ReadOptions(column_names=["left", "right"]),
             csv.ParseOptions(delimiter="\t", quote_char=False),
-            # Without null values a missing number is a fault, not a null.
+            # null_values=[] makes a missing number an error. Otherwise it would be read as null.
             csv.ConvertOptions(column_types={"left": pa.int64(), "right": pa.int64()}, null_values=[]),
         )
     except pa.ArrowInvalid:
@@ -157,7 +157,7 @@ def _read_pairs(path: Path) -> Pairs:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their 1-based numbers."""
+    """Yields the lines that are not blank, with their 1-based numbers."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
@@ -165,7 +165,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _scan(path: Path) -> Pairs:
-    """Read line by line. Any white space may separate the numbers: some copies have no tabs."""
+    """Returns the pairs, read line by line. Any white space may separate them: some copies have no tabs."""
     pairs, bad = [], []
     for number, line in _lines(path):
         words = line.split()

@@ -1,4 +1,4 @@
-"""The columns of each table, and the names by which they are recognised."""
+"""The columns of each table, and the other names that are accepted for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TABLES: Mapping[str, TableColumns] = {
 }
 
 
-# Compared without case, spaces and punctuation, so that `user ID`, `userId` and `USER_ID` are one name.
+# Case, spaces and punctuation are ignored: `user ID`, `userId` and `USER_ID` are the same name.
 _ALIASES = {
     column: frozenset(names.split())
     for column, names in {
@@ -48,22 +48,22 @@ _LOOKS_LIKE_DATA = re.compile(r"-?\d+(\.\d+)?|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}
 
 
 def _means(table: str, column: str, name: str) -> bool:
-    """Whether `name` in `table` is another way to write `column`."""
+    """Whether a column called `name` in `table` is the column `column`."""
     plain = re.sub(r"[\W_]+", "", name).casefold()
     if plain in _ALIASES[column]:
         return True
     if table not in _OWN_PREFIX:
         return False
-    # A catalogue describes one kind of thing: there `id` is its id, and `item_name` its title.
+    # A catalogue describes items or bundles only: in `items`, `id` is the item_id and `item_name` the title.
     if column in TABLES[table].ids:
         return plain == "id"
     return any(plain.removeprefix(prefix) in _ALIASES[column] for prefix in _OWN_PREFIX[table])
 
 
 def resolve(table: str, names: Sequence[str], where: str) -> dict[str, int]:
-    """Returns the position in `names` of each column of `table` that exists.
+    """Returns for each existing column of `table` its position in `names`. `where` is the file, for messages.
 
-    Raises `DataError` for every column that is missing or that several names fit.
+    Raises `DataError` with every required column that is missing, and every column that several names fit.
     """
     positions: dict[str, int] = {}
     missing: list[str] = []

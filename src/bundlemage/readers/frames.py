@@ -1,4 +1,4 @@
-"""Frames in memory, of any library that has the Arrow C stream interface."""
+"""Reads data frames of any library that offers the Arrow C stream interface."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def read_frames(
     bundles: Any = None,
     name: str = "frames",
 ) -> Source:
-    """Read pandas and Polars frames, DuckDB relations and Arrow tables, in any mixture.
+    """Read pandas or Polars frames, DuckDB relations or Arrow tables. The kinds may be mixed.
 
-    The first three are required; `items` and `bundles` are the catalogue. `name` is the name of the data.
+    Three frames are required. `items` and `bundles` are the optional catalogue. `name` names the data.
     Returns the data; raises `DataError` with every problem.
     """
     frames = {"user_item": user_item, "user_bundle": user_bundle, "bundle_item": bundle_item}
@@ -48,11 +48,11 @@ def _arrow(table: str, frame: Any) -> pa.Table:
 
 
 def _needed(table: str, frame: Any) -> Any:
-    """A pandas or Polars frame with only the needed columns: Arrow may not be able to convert others."""
+    """Returns a pandas or Polars frame with only the needed columns, as Arrow may fail to convert others."""
     names = [str(column) for column in getattr(frame, "columns", ())]
     if not hasattr(frame, "to_numpy") or len(set(names)) < len(names):
         return frame
     index = getattr(frame, "index", None)
-    if index is not None and any(index.names):  # an id may be the index, which becomes a column
+    if index is not None and any(index.names):  # the index may hold an id: Arrow makes it a column
         return frame
     return frame[[frame.columns[position] for position in resolve(table, names, table).values()]]

@@ -1,8 +1,8 @@
-"""Tables to the sharded layout on one machine, within bounded memory.
+"""Writes tables as a sharded layout on one machine, within bounded memory.
 
-Arrow reads the files a few hundred thousand rows at a time. DuckDB holds the ids and the pairs, sorts them,
-and moves to disk what does not fit into memory. Only the catalogue is held in memory. If something may be
-wrong, such as an empty id or a damaged file, the careful reader reads all tables and reports the problems.
+Arrow reads the files in batches of some hundred thousand rows. DuckDB stores the ids and the pairs and sorts
+them; it uses the disk if memory is not enough. Only the catalogue is always held in memory. If data may be
+faulty (an empty id, a damaged file), the in-memory reader reads all tables again and reports the problems.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ from bundlemage.readers.places import Place, place
 from bundlemage.readers.values import Locate, align, encode, read_ids
 
 THREADS = min(8, os.cpu_count() or 1)
-"""Each thread needs memory of its own to sort in."""
+"""The number of DuckDB's threads. It is limited because each thread needs its own memory for sorting."""
 MEMORY = "50%"
-"""The share of this machine's memory, or of the limit set for the process, that DuckDB may take."""
+"""The share of memory that DuckDB may use: of the machine's, or of the limit set for the process."""
 BATCH_ROWS = 500_000
 _POSITION_BITS = 32
 _SURELY_GOOD = "[!-~]([ -~]*[!-~])?"
-"""Letters, digits and signs of ASCII, with no space at either end. Other ids are checked one by one."""
+"""Matches printable ASCII without a space at the start or end. Only other ids are checked in Python."""
 
 
 @dataclass(frozen=True)
 class Ingested:
-    """The layout that was written, and the problems of the data."""
+    """The result of `ingest`: the layout that was written, and the problems of the data."""
 
     problems: tuple[Problem, ...]
-    """Errors first. Only warnings if a layout was written."""
+    """Errors come first. If a layout was written, all are warnings."""
     seconds: float
     layout: Layout | None = None
     """None if the data was only checked."""
@@ -80,11 +80,11 @@ def ingest(
     named: Mapping[str, str] | None = None,
     progress: Progress = in_silence,
 ) -> Ingested:
-    """Write data as a sharded layout, or only check it if there is no `output`.
+    """Write data as a sharded layout in the folder `output`. Without `output`, only check the data.
 
-    `location` and `named` are those of `readers.load.read`. `shard_rows` is the number of users, items or
-    bundles in one file. `overwrite` lets a layout be replaced. Raises `DataError` for bad data, unless
-    it is only checked.
+    `location` and `named` are the arguments of `readers.load.read`. `shard_rows` is the number of users,
+    items or bundles in one file. `overwrite` allows replacing a layout. Raises `DataError` for faulty data;
+    a check returns the problems instead.
     """
     began = time.monotonic()
     if output is not None:
@@ -106,7 +106,7 @@ def _in_memory(
     named: Mapping[str, str] | None,
     progress: Progress,
 ) -> tuple[Layout | None, Sequence[Problem]]:
-    """Reads every other kind of data, and tables in which something may be wrong."""
+    """Read all data in memory: data other than tables, and tables that may be faulty."""
     progress("reading", 0, 0)
     if output is None:
         return None, load.check(location, named)
@@ -116,13 +116,13 @@ def _in_memory(
 
 
 class _SuspiciousError(Exception):
-    """Something may be wrong, so the careful reader has to read all tables."""
+    """Raised if the tables may be faulty: the in-memory reader then reads all tables again."""
 
 
 def _by_duckdb(
     where: Place, output: Path | None, shard_rows: int, progress: Progress
 ) -> tuple[Layout | None, Sequence[Problem] | None]:
-    """Returns the layout and its warnings; None and None if the careful reader has to read the tables."""
+    """Returns the layout and the warnings; (None, None) if the in-memory reader has to read the tables."""
     import duckdb
 
     try:
@@ -148,13 +148,13 @@ def _by_duckdb(
 
 
 class _Shop:
-    """Tables in a database: `user_item` and so on hold the ids of the files, row by row as they came."""
+    """The tables in DuckDB. `user_item`, … hold the ids as text, in the order of the rows in the files."""
 
     def __init__(self, where: Place, database: Any, progress: Progress) -> None:
         self._where, self._database, self._progress = where, database, progress
         self._files: dict[str, TableFiles] = {}
         self._locate: dict[str, Locate] = {}
-        """For each table that was loaded, what finds the file of a row."""
+        """For each loaded table, the function that returns the file and line of a row."""
         self._described: dict[str, TableData] = {}
         """The catalogue tables that have rows."""
 
@@ -221,7 +221,7 @@ class _Shop:
         return row
 
     def _order_ids(self, kind: str) -> None:
-        """Write each id once, in the order of `canonical_order`: its row in the table is its position."""
+        """Create the table of distinct ids in `canonical_order`. The row number of an id is its position."""
         column = f"{kind[:-1]}_id"
         having = [table for table in self._locate if column in TABLES[table].ids]
         every = " UNION ALL ".join(f"SELECT {column} AS id FROM {table}" for table in having)
@@ -237,11 +237,11 @@ class _Shop:
         self._database.execute("DROP TABLE distinct_ids")
 
     def _stream(self, query: str) -> Iterator[pa.RecordBatch]:
-        """Returns the rows of a query, on its own connection: several may be read at the same time."""
+        """Returns the rows of a query. It has its own cursor: several queries can be read at once."""
         return self._database.cursor().sql(query).to_arrow_reader(BATCH_ROWS)  # type: ignore[no-any-return]
 
     def _unknown_ids(self, crossing: Crossing) -> list[Problem]:
-        """Returns a warning if there are ids that another table should have too."""
+        """Returns a list with one warning if ids are missing from the other table, else an empty list."""
         table, column = crossing.table, crossing.column
         if not {table, crossing.known_in} <= self._locate.keys():
             return []
@@ -256,13 +256,13 @@ class _Shop:
         return [crossing.problem(self._locate[table](row), known, value, count - 1)]
 
     def write(self, building: Path, shard_rows: int) -> None:
-        """Write the layout from tables that are good."""
+        """Write the layout. The tables must have been loaded."""
         sizes = {kind: self._one(f"SELECT count(*) FROM {kind}_ids")[0] for kind in KINDS}
         name, catalogue = self._where.name, bool(self._described)
         write_shards(building, shard_rows, sizes, self._columns, self._progress, catalogue, name)
 
     def _columns(self, kind: str, start: int, stop: int) -> dict[str, Any]:
-        """Returns the ids, details and lists of a range of positions; called in order."""
+        """Returns the ids, details and lists for a range of positions. Ranges must be read in order."""
         if start == 0:
             self._catalogue = self._aligned(kind)
             self._pairs = {
@@ -282,7 +282,7 @@ class _Shop:
         return pa.concat_arrays([batch.column(0).cast(pa.string()) for batch in self._stream(query)])
 
     def _aligned(self, kind: str) -> pa.Table | None:
-        """Returns the catalogue of all items or bundles, by position; None if there is no such table."""
+        """Returns the catalogue of all items or bundles by position; None if the table is missing."""
         checked = self._described.get(kind)
         if checked is None:
             return None
@@ -292,7 +292,7 @@ class _Shop:
 
 
 def _sorted_pairs(name: str, owners: str, others: str) -> str:
-    """Returns the query for the pairs of a table in order, each as one number made of two positions."""
+    """Returns the SQL query for a table's sorted pairs. One number encodes a pair of positions."""
     owner, other = TABLES[name].ids
     return (
         f"SELECT (owners.rowid << {_POSITION_BITS}) | others.rowid AS pair FROM {name} "
@@ -302,14 +302,14 @@ def _sorted_pairs(name: str, owners: str, others: str) -> str:
 
 
 class _SortedPairs:
-    """Pairs in order, read as they are needed."""
+    """A stream of sorted pairs. A batch is read only when it is needed."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
         self._rest: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
     def rows(self, start: int, stop: int) -> pa.Array:
-        """Returns a list for each owner in this range of positions: in order, every position once."""
+        """Returns for each owner in this range the sorted list of its positions, without repetitions."""
         parts, end = [self._rest], stop << _POSITION_BITS
         while not len(parts[-1]) or parts[-1][-1] < end:
             batch = next(self._batches, None)
@@ -325,7 +325,7 @@ class _SortedPairs:
 
 
 def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns a column of texts or whole numbers as text; raises if a value is missing or is not text."""
+    """Returns a column of texts or integers as text; raises if a value is missing or has another type."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if pa.types.is_integer(kind):
         column = column.cast(kind).cast(pa.string())

@@ -1,4 +1,4 @@
-"""Read data from any location: finds the reader that fits."""
+"""Reads data from any location: finds the right reader and calls it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from bundlemage.readers.places import is_remote, local_path, place
 from bundlemage.sample.generate import sample_shop
 
 SAMPLE = "sample"
-"""The location of the built-in shop. A folder of that name is `./sample`."""
+"""The location of the built-in shop. Write `./sample` for a folder of this name."""
 
 
 def is_layout(path: Path) -> bool:
-    """Whether this is a folder that `bundlemage data ingest` has written."""
+    """Whether `bundlemage data ingest` wrote this folder."""
     return (path / LAYOUT).is_file()
 
 
@@ -33,14 +33,14 @@ _FOLDERS: tuple[tuple[Callable[[Path], bool], Callable[[Path], Source]], ...] = 
     (authors.matches, authors.read),
     (pathak.matches, pathak.read),
 )
-"""For each kind of folder: how it is recognised, and how it is read."""
+"""For each kind of folder: the function that recognises it, and the function that reads it."""
 
 
 def read(location: str | Path, tables_or_queries: Mapping[str, str] | None = None) -> Source:
-    """Read a folder in any known layout, a prefix of an object store by its URI (Parquet only), a database by
-    its URL, or the built-in sample shop.
+    """Read a folder in any known layout, Parquet files on an object store, a database, or the sample shop.
 
-    `tables_or_queries` is for databases: the table or query for `user_item`, `user_bundle`, …
+    `location` is a path, a URI such as `s3://bucket/prefix`, the URL of a database, or `sample`.
+    `tables_or_queries` is only for databases: the table or query for `user_item`, `user_bundle`, …
     Returns the data; raises `DataError` with every problem.
     """
     named = dict(tables_or_queries or {})
@@ -62,11 +62,11 @@ def read(location: str | Path, tables_or_queries: Mapping[str, str] | None = Non
     if inner := _data_inside(path):
         message = "this folder holds no data itself"
         raise DataError.of("not-a-dataset", str(path), message, f"Did you mean {' or '.join(inner[:4])}?")
-    return tables.read(path)  # raises: says what a folder of tables needs
+    return tables.read(path)  # raises a `DataError` that says what a folder of tables needs
 
 
 def is_tables(location: str | Path, tables_or_queries: Mapping[str, str] | None = None) -> bool:
-    """Whether `read` takes this for a folder of tables, on this machine or on an object store."""
+    """Whether `read` would read this as a folder of tables, on this machine or on an object store."""
     if tables_or_queries or sql.matches(str(location)) or location == SAMPLE:
         return False
     path = local_path(location)
@@ -76,7 +76,7 @@ def is_tables(location: str | Path, tables_or_queries: Mapping[str, str] | None 
 
 
 def check(location: str | Path, tables_or_queries: Mapping[str, str] | None = None) -> list[Problem]:
-    """Returns every error and warning, errors first; an empty list for good data. Raises no `DataError`."""
+    """Returns all problems, errors first, instead of raising `DataError`; an empty list for good data."""
     try:
         problems = read(location, tables_or_queries).warnings
     except DataError as error:
@@ -85,7 +85,7 @@ def check(location: str | Path, tables_or_queries: Mapping[str, str] | None = No
 
 
 def _check_mistakes(path: Path) -> None:
-    """Raises `DataError` for things that users name by mistake."""
+    """Raises `DataError` if this is a saved model or an SQLite file, which users name by mistake."""
     if (path / "manifest.json").is_file() and (path / "model.safetensors").exists():
         message = "this is a saved model, not data"
         raise DataError.of("not-a-dataset", str(path), message, "Name the data's folder")
@@ -95,7 +95,7 @@ def _check_mistakes(path: Path) -> None:
 
 
 def _data_inside(path: Path) -> list[str]:
-    """Folders with data, one or two levels below."""
+    """Returns the folders with data that are one or two levels below `path`."""
     if not path.is_dir():
         return []
     inside = [folder for folder in sorted(path.glob("*/")) + sorted(path.glob("*/*/")) if folder.is_dir()]

@@ -1,4 +1,4 @@
-"""Tables in Parquet: one file, or a folder of parts that may have been written separately."""
+"""Reads a table in Parquet: one file, or a folder of files that may have been written separately."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TableFiles:
         return self.files[0].where.endswith(".parquet")
 
     def locator(self, rows: Iterable[int]) -> Locate:
-        """Returns what finds the file of a row; `rows` are the numbers of rows of the files."""
+        """Returns a function that finds the file and line of a row. `rows` are the sizes of the files."""
         firsts = np.cumsum([0, *rows])
 
         def locate(row: int) -> tuple[str, int]:
@@ -65,10 +65,10 @@ def read(table: str, source: TableFiles) -> TableData:
 
 
 def batches(table: str, file: TableFile, rows: float = math.inf) -> Iterator[pa.Table]:
-    """Yields the columns of a table under their canonical names, all of the file at once.
+    """Yields the columns of a table under their canonical names.
 
-    With `rows`, a piece has as many row groups as together do not exceed it. Raises `DataError` if the file
-    is unusable or lacks a column.
+    By default there is one piece. `rows` limits the rows of a piece, but a piece has at least one row group.
+    Raises `DataError` if the file cannot be read or lacks a column.
     """
     with _opened(file) as opened:
         positions = resolve(table, opened.schema_arrow.names, file.where)
@@ -98,9 +98,9 @@ def _joined_ids(columns: Sequence[pa.ChunkedArray]) -> Coded:
 
 
 def _joined_detail(column: str, files: Sequence[TableFile], parts: Sequence[pa.Table]) -> pa.ChunkedArray:
-    """Returns a catalogue column of all parts in one type; raises `DataError` if there is none.
+    """Returns a catalogue column of all parts, converted to one type; it is null in parts without it.
 
-    It is null in parts that do not have it.
+    Raises `DataError` if no common type exists.
     """
     columns = [_plain(part[column]) if column in part.column_names else None for part in parts]
     types = [(file.where, part.type) for file, part in zip(files, columns, strict=True) if part is not None]
@@ -125,10 +125,10 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 @contextmanager
 def _opened(file: TableFile) -> Iterator[pq.ParquetFile]:
-    """Open a file, with its texts as dictionaries; raises `DataError` if it cannot be read or is damaged."""
+    """Open a file and read its texts as dictionaries; raises `DataError` if it is unreadable or damaged."""
     try:
         file.check()
-        with file.open() as stream:  # an OSError here means no access, not damage
+        with file.open() as stream:  # an OSError of open() means that the file is not accessible, not damaged
             try:
                 footer = pq.ParquetFile(stream)
                 texts = [column.name for column in footer.schema_arrow if column.type in _TEXTS]
@@ -153,7 +153,7 @@ def _damaged(stream: BinaryIO, file: TableFile, error: Exception) -> Problem:
 
 
 def _same_fault_once(problems: Iterable[Problem]) -> list[Problem]:
-    """Merge files with the very same fault, and count them. Damaged files are each reported."""
+    """Returns one problem, with a count, for all files with the same fault. Damaged files are not merged."""
     first: dict[tuple[str, ...], Problem] = {}
     for problem in problems:
         key = (problem.kind, problem.message, *([problem.where] if problem.kind == "bad-parquet" else []))

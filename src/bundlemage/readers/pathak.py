@@ -1,4 +1,7 @@
-"""Steam as first published: Python 2 pickles that map positions to names, prices, tags and members."""
+"""Reads Steam as first published: Python 2 pickles of maps from positions to names, prices, tags or sets.
+
+A position is the number of a user, a game or a bundle.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +48,12 @@ PARTIAL_NOTE = (
 
 
 def matches(path: Path) -> bool:
-    """Whether a file of this layout is in the folder."""
+    """Whether the folder has a file of this layout."""
     return any((path / name).is_file() for name in _MEMBERS)
 
 
 def read(path: Path) -> Source:
-    """Read the data; no split was published. Positions are the ids, as in the authors' files."""
+    """Returns the data; no split was published. Positions are the ids, as in the authors' files."""
     problems = missing_files(path, _MEMBERS, _AGAIN)
     if problems:
         raise DataError(problems)
@@ -74,7 +77,7 @@ def read(path: Path) -> Source:
         name="steam" if user_items else PARTIAL_NAME,
         notes=() if user_items else (PARTIAL_NOTE,),
     )
-    message = "the file is missing, so what it describes is unknown"
+    message = "the file is missing, so the values in it are unknown"
     warnings = tuple(
         Problem("missing-file", str(path / name), message, _AGAIN, severity="warning")
         for name in _DESCRIPTIONS
@@ -84,12 +87,12 @@ def read(path: Path) -> Source:
 
 
 def items_of_bundles(user_bundle: sparse.csr_matrix, bundle_item: sparse.csr_matrix) -> sparse.csr_matrix:
-    """Returns the items of each user: Steam lists a bundle for a user who owns all its games."""
+    """Returns the items in each user's bundles. A bundle is listed for users who own all its games."""
     return as_binary(user_bundle @ bundle_item)
 
 
 def read_catalogue(path: Path) -> Catalogue:
-    """Read titles, prices and tags of games, prices and discounts of bundles. Unknown values are null."""
+    """Returns titles, prices and tags of games, prices and discounts of bundles. Unknown values are null."""
     apps = {n: app for n, app in _numbers(path, "item_id_lookup").items() if _is_position(app)}
     names, prices = _mapping(path, "item_name_map"), _numbers(path, "item_price_map")
     tags = _tags(path / "all_items")
@@ -98,8 +101,8 @@ def read_catalogue(path: Path) -> Catalogue:
         title = names.get(apps.get(n))
         described = {"title": title if isinstance(title, str) else None, "tags": tags.get(str(apps.get(n)))}
         item_rows.append({"item_id": str(n), "price": _price(prices.get(n)), **described})
-    # These two maps count bundles from 1, all others from 0: key n + 1 describes bundle n. (Read this way,
-    # the list prices of a bundle's games add up to its list price in 96% of bundles; otherwise in 3%.)
+    # These two maps count bundles from 1, all others from 0: key n + 1 describes bundle n. With this reading,
+    # the sum of the games' list prices is the bundle's list price for 96% of bundles; without it, for 3%.
     finals, discounts = _numbers(path, "bundle_final_price_map"), _numbers(path, "bundle_discount_map")
     bundle_rows = []
     for n in range(_size(path / "bundle_final_price_map", finals, discounts) - 1):
@@ -113,9 +116,9 @@ def read_catalogue(path: Path) -> Catalogue:
 
 
 def catalogue_for(path: Path, bundle_item: sparse.csr_matrix) -> Catalogue:
-    """Returns the catalogue in another numbering of the bundles, such as the generation split's.
+    """Returns the catalogue with the bundles in the order of `bundle_item`, such as the generation split's.
 
-    A bundle is identified by its games. If two bundles hold the same games, their prices stay null.
+    Bundles are identified by their games. If several bundles have the same games, their prices are null.
     """
     catalogue, published = read_catalogue(path), _Members(path / "bundle_item_map")
     wanted = [tuple(row.tolist()) for row in np.split(bundle_item.indices, bundle_item.indptr[1:-1])]
@@ -131,14 +134,14 @@ def catalogue_for(path: Path, bundle_item: sparse.csr_matrix) -> Catalogue:
 
 
 def _in_order(table: pa.Table, order: Iterable[int | None]) -> pa.Table:
-    """Returns the rows at these positions, numbered anew. A position without a description has nulls."""
+    """Returns the rows at these positions, with new ids from 0. None and unknown positions give nulls."""
     places = [place if place is not None and place < table.num_rows else None for place in order]
     ids = pa.array(map(str, range(len(places))), pa.string())
     return table.take(pa.array(places, pa.int64())).set_column(0, table.schema.field(0), ids)
 
 
 class _Members:
-    """A published map from positions to sets of members, checked."""
+    """A published map from owners (users, bundles) to their members (bundles, items), checked."""
 
     def __init__(self, path: Path) -> None:
         self.members: dict[int, set[int]] = safe_load(path)
@@ -169,7 +172,7 @@ def _is_position(value: Any) -> bool:
 
 
 def _mapping(path: Path, name: str) -> dict[Any, Any]:
-    """An optional description; empty if the file does not exist."""
+    """Returns the map in an optional file; an empty map if the file does not exist."""
     if not (path / name).exists():
         return {}
     value = safe_load(path / name)
@@ -191,7 +194,7 @@ def _size(where: Path, *maps: dict[Any, Any]) -> int:
 
 
 def _tags(path: Path) -> dict[str, list[str]]:
-    """Tags by app id. The list also has games of no bundle, and lacks some games of bundles."""
+    """Returns the tags of games by app id. The file has games without a bundle, and lacks some with one."""
     if not path.exists():
         return {}
     games = safe_load(path)
@@ -206,7 +209,7 @@ def _all_text(tags: Any) -> bool:
 
 
 def _price(value: Any) -> float | None:
-    """A price may be a number, text such as `14.99` or `$14.99`, or words such as `Free to Play`."""
+    """Returns the price in a number, a text such as `14.99` or `$14.99`, or words such as `Free to Play`."""
     if type(value) in (int, float):
         return float(value)
     if not isinstance(value, str):

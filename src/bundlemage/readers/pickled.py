@@ -1,7 +1,7 @@
-"""The few NumPy and SciPy objects that a published pickle may hold, built from checked plain values.
+"""Builds the few NumPy and SciPy objects that a published pickle may hold, from checked plain values.
 
-A pickle names functions and classes to be called. Here a name is only looked up in the tables below, and
-this module decides what is built: no name in a file ever becomes code.
+A pickle names the functions and classes that Python would call. Here such a name is only looked up in the
+tables below, and functions of this module build the object. No name in a file is ever imported or called.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ class RefusedError(Exception):
 
 
 class BrokenError(Exception):
-    """The file is not a whole pickle, or its parts contradict each other."""
+    """The pickle is incomplete, or its parts contradict each other."""
 
 
 @dataclass(frozen=True)
 class Name:
-    """The name of a function or class in a pickle: text only, never the object itself."""
+    """The name of a function or class in a pickle. It is text, never the function or class itself."""
 
     role: str
+    """What this module does for it: a key of `_CALLS`, a kind of sparse matrix, or a type."""
     full: str
 
 
 @dataclass(eq=False)
 class Unbuilt:
-    """An object that is not filled yet: pickles build NumPy and SciPy objects in two steps."""
+    """An object without its content: pickles first create NumPy and SciPy objects, and fill them later."""
 
     role: str
     argument: Any = None
     remembered_at: list[int] = field(default_factory=list)
-    """The memo entries to be replaced by the finished object."""
+    """The keys of the memo entries that the finished object will replace."""
 
 
 _NUMPY = ("numpy.core", "numpy._core")
@@ -66,7 +67,7 @@ _ROLES = _roles()
 
 
 def lookup(module: object, name: object) -> Name:
-    """Returns the name if published files need it; otherwise raises before anything is called."""
+    """Returns the name if published files need it; otherwise raises `RefusedError`. Nothing is called."""
     if not isinstance(module, str) or not isinstance(name, str):
         raise BrokenError("a name in it is not text")
     full = f"{module}.{name}"
@@ -76,7 +77,7 @@ def lookup(module: object, name: object) -> Name:
 
 
 def call(name: object, arguments: object) -> Any:
-    """The instruction REDUCE: returns the result of calling an admitted name."""
+    """Carries out the instruction REDUCE: returns the object that a call of this name would build."""
     if not isinstance(name, Name) or type(arguments) is not tuple:
         raise RefusedError("it calls something that is not a name")
     maker = _CALLS.get(name.role)
@@ -89,7 +90,7 @@ def call(name: object, arguments: object) -> Any:
 
 
 def new(name: object, arguments: object) -> Unbuilt:
-    """The instruction NEWOBJ: returns an empty sparse matrix. Other objects and arguments are refused."""
+    """Carries out the instruction NEWOBJ: returns an unfilled sparse matrix; anything else is refused."""
     if not isinstance(name, Name) or name.role not in _SCIPY or arguments != ():
         kind = name.full if isinstance(name, Name) else "something that is not a class"
         raise RefusedError(f"it makes an object of {kind}")
@@ -97,7 +98,7 @@ def new(name: object, arguments: object) -> Unbuilt:
 
 
 def build(target: object, state: object) -> Any:
-    """The instruction BUILD: returns the finished array, dtype or matrix."""
+    """Carries out the instruction BUILD: returns the array, dtype or matrix, filled from `state`."""
     if not isinstance(target, Unbuilt):
         raise RefusedError(f"it sets the inner state of a {type(target).__name__}")
     if target.role == "dtype":
@@ -122,7 +123,7 @@ def _make_array(subtype: Any, _shape: Any, _code: Any) -> Unbuilt:
 
 
 def _make_dtype(code: Any, _align: Any = False, _copy: Any = False) -> Unbuilt:
-    # Numbers only: an 'O' array holds arbitrary objects, a 'V' one may hide them in its fields.
+    # Only numbers: an array of type 'O' holds arbitrary objects, and type 'V' may have them in its fields.
     if not isinstance(code, str) or not re.fullmatch("b1|[iu][1248]|f[248]", code):
         named = _short(code) if isinstance(code, str) else type(code).__name__
         raise RefusedError(f"it holds an array of type {named!r}, where only numbers are read")
@@ -148,7 +149,7 @@ def _make_frombuffer(raw: Any, dtype: Any, shape: Any, order: Any) -> npt.NDArra
     dimensions = type(shape) is tuple and all(type(size) is int and size >= 0 for size in shape)
     if not isinstance(dtype, np.dtype) or not dimensions or len(shape) > 2 or order not in ("C", "F"):
         raise _odd("a numpy array")
-    # A view of bytes that are in the file: a few bytes cannot ask for a large array.
+    # The array is a view of bytes in the file. A small file therefore cannot create a large array.
     values = np.frombuffer(_raw(raw), dtype=dtype)
     if values.size != np.prod(shape, dtype=object):
         raise BrokenError(f"an array of shape {shape} holds {values.size:,} values")
@@ -168,7 +169,7 @@ def _make_scalar(dtype: Any, raw: Any) -> Any:
 
 
 def _make_defaultdict(factory: Any = None) -> dict[Any, Any]:
-    """A plain dict, so that a missing key of a published map is reported as a fault."""
+    """Returns a plain dict. A missing key is then an error, not a new entry."""
     if factory is not None and not (isinstance(factory, Name) and factory.role in _FACTORIES):
         raise _odd("collections.defaultdict")
     return {}
@@ -200,7 +201,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
 
 
 def hashable(value: Any) -> Any:
-    """Returns a set member or dict key. Only plain values: hashing nested tuples can hang or crash Python."""
+    """Returns the value if it is plain, else raises: hashing nested tuples can hang or crash Python."""
     if value is not None and type(value) not in (int, float, str, bytes, bool):
         raise RefusedError(f"it uses a {type(value).__name__} as a key")
     return value

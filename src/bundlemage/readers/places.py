@@ -1,4 +1,4 @@
-"""Where tables are: a folder of this machine, or a prefix of an object store."""
+"""The places of tables: a folder on this machine, or a prefix of an object store."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from bundlemage.errors import DataError, Problem
 
 _URI = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _NOT_DATA = ("_", ".")
-"""Beginnings of names that other programs leave among the parts, such as `_SUCCESS`."""
+"""Files whose names begin so are ignored: other programs write them among the data, such as `_SUCCESS`."""
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """One file of a table. It can be sent to another process."""
+    """One file of a table. It can be pickled and sent to another process."""
 
     where: str
-    """Its name in messages."""
+    """The name of the file in messages."""
     path: str
     filesystem: Any = None
-    """An Arrow file system; None: this machine's."""
+    """An Arrow file system; None means the file system of this machine."""
 
     @contextmanager
     def open(self) -> Iterator[Any]:
@@ -47,7 +47,7 @@ class TableFile:
         return int(self.filesystem.get_file_info(self.path).size)
 
     def check(self) -> None:
-        """Raises `DataError` if this is not a file or is empty, `OSError` if it cannot be reached."""
+        """Raises `DataError` if this is no file or an empty one, and `OSError` if it cannot be reached."""
         if self.filesystem is None:
             mode = Path(self.path).stat().st_mode
             if not stat.S_ISREG(mode):
@@ -63,7 +63,7 @@ def empty_file(where: str) -> Problem:
 
 
 def unreadable(where: str, error: Exception) -> Problem:
-    """A file that cannot be read because of `error`."""
+    """Returns the problem of a file that cannot be read because of `error`."""
     reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
     fix = "Check that it exists, that you may read it, and that it opens in another program"
     return Problem("unreadable", where, f"the file cannot be read: {reason}", fix)
@@ -74,17 +74,17 @@ class Place:
     """A folder that may hold tables."""
 
     label: str
-    """Its name in messages, without the secrets that a URI may hold."""
+    """The folder's name in messages, without the password that a URI may contain."""
     name: str
     path: str
     filesystem: Any = None
     _listed: dict[str, list[str]] = field(default_factory=dict, repr=False, compare=False)
-    """The contents of folders that were listed already, because an object store is slow."""
+    """A cache of the names in each subfolder, because listing an object store is slow."""
 
     def names(self) -> list[str]:
         """Returns the names in this folder; raises `OSError` if it cannot be listed."""
         if self.filesystem is None:
-            # Listing the folder also finds links that lead nowhere.
+            # iterdir() also lists broken links.
             return sorted(entry.name for entry in Path(self.path).iterdir())
         return sorted(info.base_name for info in self.filesystem.get_file_info(fs.FileSelector(self.path)))
 
@@ -92,7 +92,7 @@ class Place:
         return TableFile(name, f"{self.path}/{name}", self.filesystem)
 
     def parts(self, name: str) -> tuple[list[TableFile], list[str]]:
-        """Returns the Parquet files in the folder `name` and below, by path; and the other files there."""
+        """Returns the Parquet files in the folder `name` and below, sorted by path, and the other files."""
         parts, others = [], []
         if name not in self._listed:
             self._listed[name] = self._inside(name)
@@ -117,19 +117,19 @@ class Place:
 
 
 def is_remote(location: object) -> bool:
-    """Whether this is a URI of anything but a folder of this machine."""
+    """Whether this is a URI, except one of this machine (file://)."""
     text = str(location)
     return _URI.match(text) is not None and not text.lower().startswith("file://")
 
 
 def local_path(location: str | Path) -> Path:
-    """Returns a path of this machine, which may be written as file://."""
+    """Returns the path of a folder on this machine; it may be written as a file:// URI."""
     text = str(location)
     return Path(unquote(urlsplit(text).path)) if text.lower().startswith("file://") else Path(location)
 
 
 def place(location: str | Path) -> Place:
-    """Returns the folder of a path or URI; raises `DataError` if Arrow cannot use the URI."""
+    """Returns the place with this path or URI; raises `DataError` if Arrow cannot use the URI."""
     if not is_remote(location):
         path = local_path(location)
         return Place(str(path), path.resolve().name, str(path))

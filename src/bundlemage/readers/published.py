@@ -1,4 +1,4 @@
-"""What the readers of published data share."""
+"""Functions that all readers of published data use."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from bundlemage.errors import Problem
 
 LARGEST = 10_000_000
-"""Maximum number of users, bundles or items. More means a damaged file, and each id takes memory.
+"""Maximum number of users, bundles or items. A file with more is damaged and could fill the memory.
 
-The largest published bundle data has some hundred thousand of each.
+The largest published data set of bundles has a few hundred thousand of each.
 """
 
 _LAYOUT_FOLDERS = {"authors", "bgcn", "gen", "mat", "pathak"}
@@ -26,7 +26,7 @@ def missing_files(folder: Path, names: Iterable[str], fix: str) -> list[Problem]
 
 
 def too_large(where: Path | str, size: int, kind: str) -> Problem:
-    """The problem of a file with more than `LARGEST` ids; `kind` is what they number."""
+    """Returns the problem of a file with `size` ids, more than `LARGEST`. `kind` is `users`, `items`, …"""
     message = f"it has {size:,} {kind}, but no published data has over {LARGEST:,}"
     return Problem(
         "size-out-of-range", str(where), message, "Correct it, or download it again.", value=str(size)
@@ -34,7 +34,7 @@ def too_large(where: Path | str, size: int, kind: str) -> Problem:
 
 
 def data_name(folder: Path) -> str:
-    """Returns the name of the nearest folder that is not a layout: `youshu` for youshu/authors/mat."""
+    """Returns the data's name: the nearest folder that is no layout, `youshu` for youshu/authors/mat."""
     resolved = folder.resolve()
     for candidate in (resolved, *resolved.parents):
         if candidate.name and candidate.name not in _LAYOUT_FOLDERS:

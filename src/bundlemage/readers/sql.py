@@ -1,4 +1,4 @@
-"""Tables of a database, each by name or by a query. SQLAlchemy is imported only when it is needed."""
+"""Reads tables or queries of a database. SQLAlchemy is imported only when it is needed."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def read_sql(
     items: str | None = None,
     bundles: str | None = None,
 ) -> Source:
-    """Read tables of a database, each by name (`table`, `schema.table`) or by a SELECT.
+    """Read a database. Each table is given as a name (`table`, `schema.table`) or as a SELECT query.
 
-    `items` and `bundles` are the catalogue: None reads the tables of these names if they exist, an empty
-    text reads none. Returns the data; raises `DataError` with every problem.
+    `items` and `bundles` are the catalogue. By default (None) the tables of these names are read if they
+    exist; an empty text leaves them out. Returns the data; raises `DataError` with every problem.
     """
     places = {"user_item": user_item, "user_bundle": user_bundle, "bundle_item": bundle_item}
     optional = {"items": items, "bundles": bundles}
@@ -70,7 +70,7 @@ def _address(url: str) -> URL:
         address = address.set(drivername="postgresql+psycopg")
     if address.get_backend_name() == "sqlite":
         name = address.database or ":memory:"
-        # SQLite would create an empty database of that name.
+        # Otherwise SQLite would create an empty database of this name.
         if name != ":memory:" and not name.startswith("file:") and not Path(name).exists():
             raise DataError.of("no-such-path", name, "there is no such database file", "Check the path")
     return address
@@ -108,7 +108,7 @@ def _connected(address: URL) -> Iterator[tuple[Connection, Inspector]]:
             message = f"the database does not answer: {_reason(error, address)}"
             fix = "Check the address, the name and the password, and that the server is running"
             where = address.render_as_string(hide_password=True)
-            # Without the cause, which may show the password.
+            # `from None` hides the cause, which may show the password.
             raise DataError.of("unreachable", where, message, fix) from None
         with connection:
             yield connection, inspector
@@ -129,7 +129,7 @@ def _read(connection: Connection, inspector: Inspector, table: str, place: str) 
         with _run(connection, inspector, table, place) as result:
             return _collect(result, table, where)
     except SQLAlchemyError as error:
-        connection.rollback()  # PostgreSQL answers nothing more in a failed transaction
+        connection.rollback()  # PostgreSQL refuses further queries in a failed transaction
         message = f"the database refuses it: {_reason(error, connection.engine.url)}"
         fix = "Try it in the database's own shell, and correct it"
         raise DataError.of("failing-query", where, message, fix, value=place) from None
@@ -156,13 +156,13 @@ def _run(connection: Connection, inspector: Inspector, table: str, place: str) -
     needed: list[ColumnClause[Any]] = [
         column(names[position]) for position in resolve(table, names, place).values()
     ]
-    # SQLAlchemy quotes the names, so that no name is read as SQL.
+    # SQLAlchemy quotes the names. No name can be read as SQL.
     query = select(*needed).select_from(sql_table(name, schema=schema or None))
     return connection.execute(query, execution_options={"stream_results": True})
 
 
 def _collect(result: CursorResult[Any], table: str, where: str) -> TableData:
-    """Read the rows in batches. Ids are kept as small numbers, so that memory holds each id once."""
+    """Returns the table, read in batches. Rows hold small numbers instead of ids: each id is stored once."""
     positions = resolve(table, list(result.keys()), where)
     layout = TABLES[table]
     books = {column: Codebook() for column in layout.ids}

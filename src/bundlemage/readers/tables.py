@@ -1,4 +1,4 @@
-"""A folder of tables: `user_item`, `user_bundle`, `bundle_item`, and optionally `items` and `bundles`."""
+"""Reads a folder of tables: `user_item`, `user_bundle`, `bundle_item`, optionally `items` and `bundles`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def matches(path: Path | Place) -> bool:
 
 
 def read(path: Path | Place) -> Source:
-    """Read the data; raises `DataError` with every problem of every table if any of them is an error."""
+    """Returns the data and warnings; raises `DataError` with all problems if one is an error."""
     where = path if isinstance(path, Place) else place(path)
     all_files, problems = find(where)
     return assemble(all_files, lambda table: read_table(table, all_files[table]), where.name, problems)
@@ -44,9 +44,9 @@ def read_table(table: str, files: TableFiles) -> TableData:
 
 
 def find(where: Place) -> tuple[dict[str, TableFiles], list[Problem]]:
-    """Returns the files of each table, and a problem for each table that is missing or exists twice.
+    """Returns the files of each table. Also returns a problem for each table that is missing or exists twice.
 
-    Raises `DataError` if this is not a folder of tables at all.
+    Raises `DataError` if the folder has none of the required tables.
     """
     names = _names(where)
     tables: dict[str, TableFiles] = {}
@@ -65,7 +65,7 @@ def find(where: Place) -> tuple[dict[str, TableFiles], list[Problem]]:
             name = f"{candidates[0]}/" if parts else candidates[0]
             tables[table] = TableFiles(name, files)
             if parts and others:
-                message = "this is among the Parquet files of a table and is not read"
+                message = "this file is among the Parquet files of a table and is not read"
                 fix, more = "Move it away, or give it a name that begins with _", len(others) - 1
                 problems.append(
                     Problem("not-parquet", others[0], message, fix, more=more, severity="warning")
@@ -76,7 +76,7 @@ def find(where: Place) -> tuple[dict[str, TableFiles], list[Problem]]:
 
 
 def _candidates(table: str, names: Sequence[str], where: Place) -> list[str]:
-    """The files of the table by their names, and a folder of that name if it holds parts."""
+    """Returns the names of the table's files, and of its folder if that has Parquet files."""
     files = [name for name in names if name in {table + extension for extension in EXTENSIONS}]
     in_parts = [table] if table in names and where.parts(table)[0] else []
     return in_parts + files

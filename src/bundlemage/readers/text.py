@@ -1,4 +1,4 @@
-"""CSV and TSV files, gzipped or not. Arrow reads them; if it cannot, a slow scan finds every faulty line."""
+"""Reads CSV and TSV files, also gzipped, with Arrow. If Arrow fails, a slow scan finds every faulty line."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from bundlemage.readers.values import shown
 
 BLOCK_BYTES = 16 << 20
 _AFTER_END = "\0end"
-"""A line added after the last one. A quoted field that is still open swallows it, which reveals the fault."""
+"""A line that is added at the end. If a quoted field is never closed, the line becomes a part of it."""
 _DICTIONARY = pa.dictionary(pa.int32(), pa.string())
 _DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "vertical bars"}
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 class _FaultyTextError(ValueError):
-    """A NUL byte, or a quoted field that is never closed: Arrow lets both through."""
+    """The file has a NUL byte, or a quoted field that is never closed. Arrow reports neither."""
 
     def __init__(self, line: int = 0) -> None:
         super().__init__("there is a NUL byte, or a quote is never closed")
@@ -39,13 +39,13 @@ class _FaultyTextError(ValueError):
 
 
 def read(table: str, file: TableFile) -> TableData:
-    """Read a table from a text file of this machine; raises `DataError` with everything wrong with it."""
+    """Returns a table, read from a text file on this machine; raises `DataError` with all its problems."""
     where = file.where
     try:
         try:
             columns = pa.concat_tables(batches(table, file))
         except (UnicodeError, csv.Error, _FaultyTextError, pa.ArrowInvalid) as error:
-            # If the bytes are not text, rows mean nothing.
+            # Rows are checked only if all bytes are text.
             problems = list(_encoding_problems(file)) or list(_row_problems(file))
             raise DataError(problems or [unreadable(where, error)]) from error
         return TableData.from_arrow(table, where, columns, partial(locate, file))
@@ -53,7 +53,7 @@ def read(table: str, file: TableFile) -> TableData:
         fix = "Copy or export it again"
         raise DataError.of("bad-gzip", where, "the gzip file is cut short", fix) from error
     except (gzip.BadGzipFile, zlib.error) as error:
-        message = f"this is not a sound gzip file ({error})"
+        message = f"this is not a valid gzip file ({error})"
         fix = "Compress it again, or drop .gz from the name if it is plain text"
         raise DataError.of("bad-gzip", where, message, fix) from error
     except OSError as error:
@@ -61,9 +61,9 @@ def read(table: str, file: TableFile) -> TableData:
 
 
 def batches(table: str, file: TableFile) -> Iterator[pa.Table]:
-    """Yields the columns of a table as dictionaries of strings under their canonical names, in pieces.
+    """Yields pieces of a table. Its columns are dictionaries of strings and have their canonical names.
 
-    Raises any exception, and perhaps after the first pieces, if something is wrong: `read` says what it is.
+    A faulty file may raise any exception, also after the first pieces. `read` finds the cause and reports it.
     """
     if file.filesystem is not None:
         message = "text files are read from folders of this machine only"
@@ -96,17 +96,17 @@ def batches(table: str, file: TableFile) -> Iterator[pa.Table]:
                     yield last
                 last = pa.Table.from_batches([piece]).rename_columns(list(positions))
     if last is None or any(column[-1].as_py() for column in last.columns):
-        raise _FaultyTextError  # the row of empty fields was swallowed
+        raise _FaultyTextError  # an open quote has swallowed the added row of empty fields
     yield last.slice(0, last.num_rows - 1)
 
 
 def locate(file: TableFile, row: int) -> tuple[str, int]:
-    """Returns the name of a text file, and the line on which the n-th row after the header begins."""
+    """Returns the name of a text file, and the line where a row begins. Row 0 follows the header."""
     return file.where, next(islice(_records(file), row + 1, None)).line
 
 
 class _Record(NamedTuple):
-    """One row of a text file; it may span several lines."""
+    """One row of a text file, with its first and last line: a quoted field may have line breaks."""
 
     line: int
     last_line: int
@@ -124,14 +124,14 @@ def _opened(file: TableFile) -> Iterator[IO[bytes]]:
             yield raw
             return
         with closing(gzip.GzipFile(fileobj=raw)) as unpacked:
-            yield unpacked  # type: ignore[misc]  # a binary stream in all but its declared type
+            yield unpacked  # type: ignore[misc]  # it behaves as a binary stream; only its declared type differs
 
 
 def _records(file: TableFile, guarded: bool = False) -> Iterator[_Record]:
-    """Yields every row that is not blank, the header first, with its lines.
+    """Yields the header, and then every row that is not blank.
 
-    Bytes that are not UTF-8 come through as lone surrogates, so that the scan continues. A guarded
-    scan raises `_FaultyTextError` at a quoted field that never ends.
+    Bytes that are not UTF-8 become lone surrogates, which lets the scan continue. If `guarded`, a quoted
+    field that is never closed raises `_FaultyTextError`.
     """
     with _opened(file) as stream:
         text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
@@ -150,8 +150,8 @@ def _records(file: TableFile, guarded: bool = False) -> Iterator[_Record]:
 class _Guarded(io.RawIOBase):
     """A stream that refuses NUL bytes and adds a row of empty fields at its end.
 
-    Arrow lets a quote that is never closed swallow the rest of the file in silence. It then swallows the
-    added row too, which reveals the fault.
+    If a quote is never closed, Arrow reads the rest of the file as one field and reports nothing. The added
+    row is then missing from the result, which reveals the fault.
     """
 
     def __init__(self, stream: IO[bytes], last_row: bytes) -> None:
@@ -166,7 +166,7 @@ class _Guarded(io.RawIOBase):
         if b"\0" in data:
             raise _FaultyTextError
         space = len(buffer) - len(data)
-        if space:  # the end: the added row joins the last block, since Arrow wants a header in one block
+        if space:  # the file has ended. The added row joins its last block: Arrow needs a header in one block
             data += self._rest[:space]
             self._rest = self._rest[space:]
         buffer[: len(data)] = data
@@ -174,7 +174,7 @@ class _Guarded(io.RawIOBase):
 
 
 def _check_delimiter(file: TableFile, header: _Record) -> None:
-    """Raises `DataError` if the header is one field, and several by another delimiter."""
+    """Raises `DataError` if the header has one field only, and another delimiter would split it."""
     line = header.fields[0]
     delimiter, where = _delimiter(file), file.where
     counts = {mark: line.count(mark) for mark in _DELIMITERS if mark != delimiter}
@@ -191,7 +191,7 @@ def _check_delimiter(file: TableFile, header: _Record) -> None:
 
 
 def _encoding_problems(file: TableFile) -> Iterator[Problem]:
-    """Lines that are not UTF-8 text."""
+    """Yields problems for NUL bytes and for lines that are not UTF-8."""
     nul: list[tuple[int, bytes]] = []
     broken: list[tuple[int, bytes]] = []
     with _opened(file) as stream:
@@ -223,7 +223,7 @@ def _escaped(line: bytes) -> str:
 
 
 def _row_problems(file: TableFile) -> Iterator[Problem]:
-    """Rows of the wrong length, and a quote that is never closed."""
+    """Yields problems for rows of the wrong length and for a quote that is never closed."""
     ragged: list[_Record] = []
     expected = next_line = open_quote = 0
     try:

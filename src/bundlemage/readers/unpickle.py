@@ -1,8 +1,8 @@
-"""Reads published pickles as data. Python's `pickle` is not used, because loading with it may run anything.
+"""Reads published pickles safely. Python's `pickle` is not used, because it runs code that a file names.
 
-A pickle is a program for a small stack machine. The machine here has only the instructions that build plain
-values; `pickled` builds the few NumPy and SciPy objects. Everything else is refused. `pickletools` decodes
-the numbers and texts between the instructions; it runs nothing.
+A pickle is a program for a small stack machine. The machine in this module knows only the instructions that
+build plain values; the module `pickled` builds the few NumPy and SciPy objects. Everything else is refused.
+`pickletools` decodes the arguments of the instructions, and runs nothing.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from bundlemage.readers.pickled import BrokenError, RefusedError, Unbuilt
 
 
 def safe_load(path: Path) -> Any:
-    """Returns the plain values, arrays and sparse matrices in a pickle of any protocol, including Python 2's.
+    """Returns the value in a pickle of any protocol: plain values, arrays and sparse matrices.
 
-    Python 2 strings are read as latin-1, NumPy scalars become plain numbers and default dicts plain
-    dicts. Anything else in the file raises `DataError`, and nothing in it is ever run.
+    Python 2 strings are decoded as latin-1. NumPy scalars become plain numbers, and default dicts become
+    plain dicts. Any other content raises `DataError`. No code named in the file is ever run.
     """
     try:
         data = path.read_bytes()
@@ -41,7 +41,7 @@ def safe_load(path: Path) -> Any:
         message = f"refused, and nothing in it was run: {refused}"
         fix = "No published data set needs that: do not open the file with other tools, download it again."
         raise DataError.of("unsafe-pickle", str(path), message, fix) from None
-    # Damaged bytes can fail in many ways.
+    # Damaged bytes can raise many exceptions.
     except (BrokenError, LookupError, TypeError, ValueError, OverflowError, MemoryError) as error:
         reason = str(error) if isinstance(error, BrokenError) else "its bytes make no sense"
         fix = "It was cut short, damaged, or is another kind of file: download it again."
@@ -55,12 +55,12 @@ class PickleMachine:
         self.size = len(data)
         self.stream = io.BytesIO(data)
         self.stack: list[Any] = []
-        self.below: list[list[Any]] = []  # the stacks under each open MARK
+        self.below: list[list[Any]] = []  # for each open MARK, the stack before it
         self.memo: dict[int, Any] = {}
         self.copied = 0
 
     def run(self) -> Any:
-        """Run the pickle to its end, and return the value that it builds."""
+        """Carries out all instructions, and returns the value that they build."""
         while True:
             code = self.stream.read(1).decode("latin-1")
             if not code:
@@ -83,9 +83,9 @@ class PickleMachine:
                 raise RefusedError(f"it asks for {_REFUSED.get(opcode.name, opcode.name)}")
 
     def argument(self, opcode: pickletools.OpcodeInfo) -> Any:
-        """The value that follows an instruction, or None."""
+        """Returns the argument that follows an instruction, or None if it has none."""
         try:
-            if opcode.name == "STRING":  # of these pickletools reads only ASCII
+            if opcode.name == "STRING":  # pickletools reads only ASCII strings
                 return _quoted(self.line())
             if opcode.name in ("GLOBAL", "INST"):
                 return self.line().decode(), self.line().decode()
@@ -127,14 +127,14 @@ class PickleMachine:
             value.remembered_at.append(index)
 
     def take(self, count: int) -> list[Any]:
-        """The last values, in the order in which they came."""
+        """Removes the last `count` values from the stack, and returns them in the order of the stack."""
         if len(self.stack) < count:
             raise BrokenError("an instruction in it lacks its values")
         values = self.stack[-count:]
         del self.stack[-count:]
         return values
 
-    # Containers: the values are taken off the stack before the container is looked at.
+    # Containers. Callers first remove the values from the stack: the container is then on top.
 
     def extend(self, values: list[Any]) -> None:
         self.top(list).extend(values)
@@ -155,7 +155,7 @@ class PickleMachine:
     # Objects
 
     def spend(self, value: object) -> None:
-        """Refuse a file that copies its content too often: a short one could fill the memory so."""
+        """Raises `RefusedError` if a file copies its content too often: a short one could fill memory."""
         parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
         self.copied += sum(_length(part) for part in parts)
         if self.copied > 8 * self.size:
@@ -186,7 +186,7 @@ def _length(value: object) -> int:
 
 
 def _quoted(line: bytes) -> str:
-    """A Python 2 string in a line, written as its source code."""
+    """Returns the text of a Python 2 string literal."""
     if len(line) < 2 or line[:1] not in b"'\"" or line[:1] != line[-1:]:
         raise BrokenError("a text in it is not quoted")
     return codecs.escape_decode(line[1:-1])[0].decode("latin-1")
@@ -240,7 +240,7 @@ _INSTRUCTIONS: dict[str, Callable[[PickleMachine, Any], object]] = {
     "NEWOBJ": lambda m, _: m.push(pickled.new(*m.take(2))),
     "BUILD": lambda m, _: m.build(),
 }
-"""What each of the other instructions does."""
+"""For each other instruction, the function that carries it out."""
 
 _REFUSED = {
     "OBJ": "an object of a Python 2 class",

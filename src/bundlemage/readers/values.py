@@ -1,6 +1,6 @@
-"""Ids, titles, prices, tags, stock and discounts: columns of any type become checked values.
+"""Checks and converts columns of any type: ids, titles, prices, tags, stock and discounts.
 
-A column is first reduced to its distinct values. Only these are looked at in Python.
+For speed a column is first reduced to its distinct values. Only the distinct values become Python objects.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from bundlemage.errors import Problem
 
 Codes = npt.NDArray[np.int32]
 Locate = Callable[[int], tuple[str, int]]
-"""Returns the file of the n-th row of a table, and the 1-based line (or row) in it. It may read the file."""
+"""A function that returns the file of a row, and the 1-based line (or row) there. It may read the file."""
 
 _EXACT_FLOATS = 2**53
-"""Above this, a float does not hold every whole number: two ids may already have become one."""
+"""From this number on, floats skip some whole numbers: two different ids may have become the same float."""
 
 
 @dataclass(frozen=True)
 class Coded:
-    """A column as its distinct values and, for each row, the position of its value (-1: no value)."""
+    """A column as its distinct values and, for each row, the position of its value; -1 means no value."""
 
     values: Sequence[Any]
     codes: Codes
 
 
 def encode(column: pa.ChunkedArray) -> Coded:
-    """Returns an Arrow column as distinct Python values, without those that no row holds."""
+    """Returns an Arrow column with distinct Python values. Values that occur in no row are left out."""
     try:
         codes, values = _encode(column)
-    except pa.ArrowNotImplementedError:  # lists, structs and the like, which Arrow does not hash
+    except pa.ArrowNotImplementedError:  # Arrow cannot hash lists and structs
         book = Codebook()
         book.add(column.to_pylist())
         return book.coded()
     used = np.zeros(len(values) + 1, dtype=bool)
-    used[codes] = True  # the code -1 sets the spare last place
+    used[codes] = True  # the code -1 sets the additional last entry
     renumbered = np.where(used, np.cumsum(used) - 1, -1).astype(np.int32)
     renumbered[-1] = -1
     return Coded(list(compress(_python_values(values), used[:-1].tolist())), renumbered[codes])
 
 
 def _encode(column: pa.ChunkedArray) -> tuple[Codes, pa.Array]:
-    if isinstance(column.type, pa.BaseExtensionType):  # such as UUIDs: Arrow hashes only their storage
+    if isinstance(column.type, pa.BaseExtensionType):  # such as UUIDs: Arrow can hash only their storage type
         storage = [chunk.storage for chunk in column.chunks]
         hashed, values = _encode(pa.chunked_array(storage, column.type.storage_type))
         return hashed, pa.ExtensionArray.from_storage(column.type, values)
@@ -76,13 +76,13 @@ def _encode(column: pa.ChunkedArray) -> tuple[Codes, pa.Array]:
 def _python_values(values: pa.Array) -> list[Any]:
     try:
         python: list[Any] = values.to_pylist()
-    except UnicodeDecodeError:  # Arrow does not check text; as bytes the faulty ids can be found
+    except UnicodeDecodeError:  # Arrow does not check texts. Bytes let `read_ids` report the faulty ids
         python = values.cast(pa.large_binary()).to_pylist()
     return python
 
 
 def joined(parts: Sequence[Coded]) -> Coded:
-    """Returns several columns as one. A value may then occur more than once in `values`."""
+    """Returns several columns as one. A value can occur more than once in its `values`."""
     starts = np.cumsum([0, *(len(part.values) for part in parts)])
     codes = [
         np.where(part.codes < 0, -1, part.codes + start)
@@ -103,7 +103,7 @@ class Codebook:
         book, rows = self._book, list(values)
         try:
             codes = [-1 if value is None else book.setdefault(value, len(book)) for value in rows]
-        except TypeError:  # a list or a dict among them
+        except TypeError:  # some value is a list or a dict
             codes = [-1 if value is None else book.setdefault(_hashable(value), len(book)) for value in rows]
         self._batches.append(np.array(codes, dtype=np.int32))
 
@@ -121,7 +121,7 @@ def _hashable(value: Any) -> Any:
 
 
 def shown(value: object, width: int = 60) -> str:
-    """Returns a value for a message: quoted if it is text, and shortened to `width`."""
+    """Returns a value as text for a message: texts are quoted, and long ones are cut to `width`."""
     text = repr(value) if isinstance(value, str | bytes) else str(value)
     return text if len(text) <= width else text[: width - 1] + "…"
 
@@ -136,7 +136,7 @@ class _Fault:
     severity: Literal["error", "warning"] = "error"
 
     def problem(self, rows: npt.NDArray[np.intp], column: Coded, name: str, locate: Locate) -> Problem:
-        """Describes the first of the faulty `rows`, and counts the others."""
+        """Returns a problem that shows the first of the faulty `rows` and counts the others."""
         code = column.codes[rows[0]]
         value = "" if code < 0 else column.values[code]
         message = self.message.format(name=name, value=shown(value), type=type(value).__name__)
@@ -163,7 +163,7 @@ _BAD_ID_TYPE = _Fault(
     "bad-id-type",
 )
 _SPACED_ID = _Fault(
-    "{name!r} holds {value}, with a space at its start or end, which makes it another id than without",
+    "{name!r} holds {value}, with a space at its start or end: without the space it is a different id",
     "Trim the ids if the space is not meant",
     "id-with-spaces",
     "warning",
@@ -177,7 +177,7 @@ _DESCRIBED_TWICE = _Fault(
 
 
 def read_ids(column: Coded, name: str, locate: Locate) -> tuple[Coded | None, list[Problem]]:
-    """Check a column of ids. Returns them as text, or None if there is an error; and the problems."""
+    """Check a column of ids. Returns the ids as text (None if one is an error), and the problems."""
     texts: list[str] = []
     faulty: dict[_Fault, list[int]] = defaultdict(list)
     for position, value in enumerate(column.values):
@@ -196,7 +196,7 @@ def read_ids(column: Coded, name: str, locate: Locate) -> tuple[Coded | None, li
     problems = [fault.problem(rows[fault], column, name, locate) for fault in in_order]
     if any(problem.severity == "error" for problem in problems):
         return None, problems
-    # Different values may be the same id as text, such as 1 and '1'.
+    # Different values may give the same text, such as 1 and '1': they are one id.
     distinct = {text: code for code, text in enumerate(dict.fromkeys(texts))}
     if len(distinct) == len(texts):
         return Coded(texts, column.codes), problems
@@ -221,7 +221,7 @@ def _read_id(value: Any) -> tuple[str, _Fault | None]:
         return value, _SPACED_ID if value[0].isspace() or value[-1].isspace() else None
     if isinstance(value, int | UUID) and not isinstance(value, bool):
         return str(value), None
-    if isinstance(value, float | Decimal):  # whole numbers become floats where a value was missing
+    if isinstance(value, float | Decimal):  # a missing value in a column turns its whole numbers into floats
         if math.isnan(value):
             return "", _MISSING_ID
         exact = math.isfinite(value) and (isinstance(value, Decimal) or abs(value) < _EXACT_FLOATS)
@@ -255,7 +255,7 @@ def _tags(value: Any) -> list[str] | None:
 
 
 def _number(value: Any, highest: float = sys.float_info.max) -> float | None:
-    """A number from 0 to `highest`; None if it is empty. Raises `ValueError` for anything else."""
+    """Returns a number from 0 to `highest`, or None for an empty value; raises `ValueError` for others."""
     if isinstance(value, str):
         text = value.strip()
         if not text:
@@ -302,15 +302,15 @@ _DETAILS: Mapping[str, tuple[Callable[[Any], Any], str, str, str]] = {
         "Write 20% off as 0.2; leave it empty if it is not known",
     ),
 }
-"""For each column: how it is read, the kind of problem, what is expected, and what to do."""
+"""For each column: the function that reads a value, the kind of problem, what is expected, the fix."""
 
 
 def read_details(
     columns: pa.Table, schema: pa.Schema, rows: int, locate: Locate
 ) -> tuple[pa.Table, list[Problem]]:
-    """Check the columns of a catalogue, except its ids. Missing columns become null.
+    """Check the columns of a catalogue, except its ids. `rows` is the number of rows.
 
-    Returns them in the types of `schema`, in the order of the rows; and the problems.
+    Returns a table with the columns and types of `schema`, and the problems. Missing columns are null.
     """
     kept: dict[str, Any] = {}
     problems: list[Problem] = []
@@ -338,9 +338,9 @@ def read_details(
 
 
 def align(details: pa.Table, ids: Coded, vocabulary: Vocabulary, schema: pa.Schema) -> pa.Table:
-    """Returns details in the order of a vocabulary, with its ids as the first column.
+    """Returns details in the order of a vocabulary, with the ids as the first column.
 
-    An id that is described twice keeps its first description; one without a description has nulls.
+    If an id has several descriptions, the first is used. An id without a description has nulls.
     """
     positions = vocabulary.positions(ids.values)[ids.codes]
     described, first_rows = np.unique(positions, return_index=True)
