@@ -1,4 +1,4 @@
-"""Recipes: a model, its settings and its split in a small TOML file, so that a run can be repeated.
+"""Recipes: small TOML files with a model, its settings and its split. They make a run repeatable.
 
 The built-in recipes are in `recipes/` beside this file. They have names such as `youshu/bpr`.
 """
@@ -23,7 +23,7 @@ _SPLIT_KEYS = tuple(entry.name for entry in fields(SplitPlan))
 
 @dataclass(frozen=True)
 class Recipe:
-    """A model, its settings, how the data is split, and how many members are trained and averaged."""
+    """A model, its settings, how to split the data, and the number of models to train and average."""
 
     model: str = "bundlemage"
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Recipe:
 
     @classmethod
     def find(cls, text: str) -> Recipe:
-        """A recipe by the path of its file, or by the name of a built-in one."""
+        """Returns a recipe. `text` is the path of its file, or the name of a built-in recipe."""
         if text.endswith(".toml"):
             return cls.load(Path(text))
         if text not in recipe_names():
@@ -46,7 +46,7 @@ class Recipe:
 
     @classmethod
     def load(cls, path: Path) -> Recipe:
-        """Read a recipe; raises if it contains an unknown key."""
+        """Read a recipe; raises `ConfigError` if it cannot be read or has an unknown key."""
         try:
             content = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
@@ -62,24 +62,26 @@ class Recipe:
         return cls(**content)
 
     def changed(self, settings: Mapping[str, Any], split: Mapping[str, Any]) -> Recipe:
-        """The same recipe with other values for some settings."""
+        """Returns a copy of the recipe with some settings replaced."""
         return replace(self, settings={**self.settings, **settings}, split={**self.split, **split})
 
     def recommender(self) -> Recommender:
-        """An unfitted recommender with these settings."""
+        """Returns a recommender with these settings. It is not trained yet."""
         return Recommender(self.model, ensemble=self.ensemble, **self.settings)
 
     def plan(self) -> SplitPlan:
-        """How the data is split; raises if there is an unknown setting."""
+        """Returns the plan of the split; raises `ConfigError` if a setting is unknown."""
         for key in self.split:
             if key not in _SPLIT_KEYS:
-                raise ConfigError(f"unknown split setting {key!r}; they are: {', '.join(_SPLIT_KEYS)}")
+                raise ConfigError(
+                    f"unknown split setting {key!r}; the settings are: {', '.join(_SPLIT_KEYS)}"
+                )
         return SplitPlan(**self.split)
 
 
 @cache
 def recipe_names() -> tuple[str, ...]:
-    """The names of the built-in recipes, e.g. `youshu/bpr`."""
+    """Returns the names of the built-in recipes, such as `youshu/bpr`."""
     return tuple(
         sorted(file.relative_to(_BUILT_IN).with_suffix("").as_posix() for file in _BUILT_IN.rglob("*.toml"))
     )

@@ -91,7 +91,7 @@ def test_whoever_comes_second_gets_one_message(store: Store, tmp_path: Path) -> 
     [
         ([], "name a database with --db"),
         (["--db", "nowhere.db"], "there is no database nowhere.db: check --db"),
-        (["--db", "empty.db"], "names no model"),
+        (["--db", "empty.db"], "has no model"),
         (["--db", "shop.db", "--set", "epoch=3"], "unknown setting 'epoch'"),
         (["--db", "shop.db", "--tolerance", "-1"], "tolerance"),
         (["--db", "shop.db", "--device", "abacus"], "unknown device 'abacus'"),

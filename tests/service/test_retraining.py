@@ -324,7 +324,7 @@ def test_a_comparison_counts_the_lists_that_the_service_would_show(
 def test_what_cannot_work_is_said_before_training(
     file_store: Store, little_learned: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="names no model"):
+    with pytest.raises(ConfigError, match="has no model"):
         retrain(file_store)
     open_early(file_store, little_learned)
     sell(file_store)
@@ -379,7 +379,10 @@ def test_a_model_published_at_the_last_moment_stays_unless_forced(
         return
     assert (outcome.version, outcome.path) == (None, None)
     assert outcome.comparison is not None
-    assert outcome.reason == f"the model {other.version} was published meanwhile, and was not compared with"
+    assert (
+        outcome.reason
+        == f"the model {other.version} was published meanwhile, and the new model was not compared with it"
+    )
     assert file_store.state().model == other.version
     assert len(file_store.models()) == 2
     assert list((tmp_path / "models").iterdir()) == []

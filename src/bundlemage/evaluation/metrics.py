@@ -1,5 +1,7 @@
-"""Ranking metrics as pure functions. A tie counts as its expectation over all orders of the tied candidates,
-so that a model with equal scores for everything has the metrics of chance."""
+"""Ranking metrics as pure functions. If scores are equal, a metric is its mean over all orders of the ties.
+
+A model with equal scores for all candidates therefore has the metrics of a random ranking.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ from bundlemage.models.ragged import Ragged
 
 DEFAULT_KS = (5, 10, 20)
 COMPARISONS = 2**25
-"""How many comparisons of scores are in memory at a time."""
+"""Maximum number of comparisons of scores in memory at the same time."""
 
 
 def tie_intervals(scores: Tensor, positives: Ragged) -> tuple[Tensor, Tensor]:
-    """For each positive, the number of candidates with a higher score, and with the same score (itself
-    included).
+    """Returns for each positive the number of candidates with a higher score, and with the same score.
 
-    `scores` is [cases, candidates]; a score of −∞ means no candidate. Both results are [positives].
+    The second number includes the positive itself. `scores` is [cases, candidates]; a score of −∞ means that
+    there is no candidate. Both results are [positives].
     """
     if torch.isnan(scores).any() or torch.isposinf(scores).any():
         raise ValueError("a score is not a number or infinite, so there is no ranking")
@@ -36,10 +38,10 @@ def tie_intervals(scores: Tensor, positives: Ragged) -> tuple[Tensor, Tensor]:
 
 
 def ranking_metrics(scores: Tensor, positives: Ragged, ks: Sequence[int] = DEFAULT_KS) -> dict[str, Tensor]:
-    """`recall@k` and `ndcg@k` of every case, each [cases], in float64.
+    """Returns `recall@k` and `ndcg@k` for each k. Each is a tensor [cases], in float64 (on MPS in float32).
 
-    Recall is the share of a case's positives among the first k. The ideal ranking of nDCG has all positives
-    first. A case without positives has nan.
+    Recall is the share of a case's positives that are among the first k candidates. For nDCG, the ideal
+    ranking has all positives first. The value of a case without positives is nan.
     """
     higher, equal = tie_intervals(scores, positives)
     device, cases = scores.device, len(positives)
@@ -47,7 +49,9 @@ def ranking_metrics(scores: Tensor, positives: Ragged, ks: Sequence[int] = DEFAU
     # MPS has no float64.
     real = torch.float32 if device.type == "mps" else torch.float64
     gains = 1 / torch.log2(torch.arange(width, device=device, dtype=real) + 2)
-    cumulative = torch.cat([gains.new_zeros(1), gains.cumsum(0)])  # DCG of a perfect list of each length
+    cumulative = torch.cat(
+        [gains.new_zeros(1), gains.cumsum(0)]
+    )  # the DCG if the first 0, 1, 2, … candidates are all positives
     row, counts = positives.row_of_entry(), positives.lengths
     metrics = {}
     for k in ks:

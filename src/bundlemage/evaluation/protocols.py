@@ -1,4 +1,4 @@
-"""Asks a model the cases of a split. The results are ready for a table or for JSON."""
+"""Evaluates models on the cases of a split. The results can be shown in a table or written as JSON."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from bundlemage.models.base import Completer, Interactions, Matcher, Model, Sale
 from bundlemage.models.ragged import Ragged
 
 SCORES_AT_A_TIME = 2**25
-"""The most scores of a chunk of cases that are in memory at a time."""
+"""Maximum number of scores in memory at the same time. Cases are scored in chunks."""
 
 PerCase = dict[str, Tensor]
-"""Metric → a value for each case."""
+"""For each metric, a tensor with the value of each case."""
 
 
 class Exam(ABC):
-    """Cases on the data's device, for one model after another, or for a model that is learning."""
+    """Cases on the data's device. Several models, or one model during training, are evaluated on them."""
 
     def __init__(self, cases: int, width: int, data: Interactions, ks: Sequence[int]) -> None:
-        """`width`: how many candidates the model scores for each case."""
+        """`width` is the number of candidates that a model scores for a case; `ks` are list lengths."""
         self.cases, self.width, self.data, self.ks = cases, width, data, ks
         self.device = data.user_item.device
 
     @abstractmethod
     def score(self, model: Model, chunk: Tensor) -> tuple[Tensor, Ragged]:
-        """The scores of some cases' candidates, and the positives among the candidates."""
+        """Returns the candidates' scores for the cases in `chunk`, and the columns of the positives."""
 
     def metrics(self, model: Model) -> PerCase:
-        """The metrics of each case."""
+        """Returns the metrics of a model for each case."""
         was_training = model.training
         model.eval()
         chunks = torch.split(torch.arange(self.cases, device=self.device), cases_at_a_time(self.width))
@@ -47,15 +47,16 @@ class Exam(ABC):
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
     def tensor(self, positions: np.ndarray) -> Tensor:
-        """Positions on the exam's device."""
+        """Returns the positions as a tensor on the device of the data."""
         return torch.from_numpy(positions.astype(np.int64)).to(self.device)
 
 
 class MatchingExam(Exam):
-    """Users, and the bundles that they took. Histories come from the training data.
+    """Cases of matching: users, and the bundles that they took. Histories come from the training data.
 
-    Without fixed candidates every bundle is ranked except those that the user has in training. A model whose
-    scores depend on sales scores the `new` bundles as bundles that came after training.
+    If the cases have no candidates, all bundles are ranked except those that the user has in training. `new`
+    are the bundles that nobody has in training: a model that scores by sales scores them with
+    `score_new_bundles`.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class MatchingExam(Exam):
 
 
 class GenerationExam(Exam):
-    """Incomplete bundles, each to be completed for a user."""
+    """Cases of generation: incomplete bundles, each to be completed for a user."""
 
     def __init__(self, cases: GenerationCases, data: Interactions, ks: Sequence[int] = DEFAULT_KS) -> None:
         super().__init__(len(cases), data.items, data.with_nobody, ks)
@@ -102,7 +103,7 @@ class GenerationExam(Exam):
     def score(self, model: Model, chunk: Tensor) -> tuple[Tensor, Ragged]:
         held_out = self.bundles[chunk]
         histories = self.data.histories(self.users[chunk])
-        if self.known_as is not None:  # no user has a bundle that is still incomplete
+        if self.known_as is not None:  # the bundle to complete is removed from the user's history
             owned, target = histories.bundles, self.known_as[held_out]
             histories = replace(histories, bundles=owned.keep(owned.values != target[owned.row_of_entry()]))
         candidates, partial = self.candidates[held_out], self.partial.rows(held_out)
@@ -114,21 +115,21 @@ class GenerationExam(Exam):
 
 
 def cases_at_a_time(width: int) -> int:
-    """How many cases are asked together, if the model scores `width` candidates for each."""
+    """Returns the number of cases in a chunk, if the model scores `width` candidates for each case."""
     return max(1, SCORES_AT_A_TIME // max(1, width))
 
 
 def means(metrics: PerCase) -> dict[str, float]:
-    """The mean of each metric over the cases that have one."""
+    """Returns the mean of each metric over the cases with a value (not nan)."""
     if not metrics:
         return {}
-    # They are read at once, because each reading waits for the device.
+    # All means are read with one transfer, because each transfer waits for the device.
     values = torch.stack([torch.nanmean(values) for values in metrics.values()]).tolist()
     return dict(zip(metrics, values, strict=True))
 
 
 def _columns(positives: Ragged, candidates: Tensor) -> Ragged:
-    """The positives as columns of the table of candidates."""
+    """Returns for each positive its column in `candidates`."""
     row = positives.row_of_entry()
     columns = torch.empty_like(row)
     step = max(1, SCORES_AT_A_TIME // max(1, candidates.shape[1]))
@@ -146,7 +147,7 @@ def _columns(positives: Ragged, candidates: Tensor) -> Ragged:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One model on the test cases of one split. A task without cases, or not learned, is None."""
+    """One model's results on the test cases of a split. A task without cases, or not learned, is None."""
 
     model: str
     dataset: str
@@ -162,7 +163,7 @@ class Evaluation:
 
 
 def evaluation_of(model: Model, split: Split, by_case: Mapping[str, PerCase]) -> Evaluation:
-    """The means over all cases, from the metrics of each case."""
+    """Returns the results of a model: the means over all cases. `by_case` comes from `case_metrics`."""
     tasks = {task: means(values) for task, values in by_case.items()}
     return Evaluation(
         model=model.title,
@@ -179,7 +180,7 @@ def evaluation_of(model: Model, split: Split, by_case: Mapping[str, PerCase]) ->
 def case_metrics(
     model: Model, split: Split, data: Interactions, ks: Sequence[int] = DEFAULT_KS
 ) -> dict[str, PerCase]:
-    """Task → metric → a value for each test case, for the tasks of the split that the model does."""
+    """Returns for each task that both the split and the model have, the metrics of each test case."""
     tasks = {}
     if split.test and can(model, Matcher):
         tasks["matching"] = MatchingExam(split.test, data, ks, split.new_bundles).metrics(model)
@@ -189,7 +190,7 @@ def case_metrics(
 
 
 def tasks_not_learned(rows: Sequence[Evaluation]) -> list[str]:
-    """The tasks in which the first row, a model, is not better than the second row, popularity."""
+    """Returns the tasks in which a model (the first row) is not better than popularity (the second row)."""
     scores = {task: [row.to_json()[task] for row in rows] for task in ("matching", "generation")}
     return [
         task

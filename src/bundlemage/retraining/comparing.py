@@ -1,7 +1,7 @@
-"""Two models compared as the service would use them: by bundles that are new to both of them.
+"""Compares two models as the service would use them, on bundles that neither model has learned from.
 
-The bundles are held out of the store's data. Both models see the catalogue as it is now, and choose among
-all bundles that can be sold.
+These bundles are held out of the store's data. Both models use the current catalogue, and recommend from all
+bundles that can be sold.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from bundlemage.recommender import Recommender
 from bundlemage.store.records import Owned, Sales
 
 DECISIVE = "ndcg@10"
+"""The metric that decides which model is better."""
 LONGEST = max(DEFAULT_KS)
 """The number of bundles that each model recommends to a user."""
 PROTOCOL = "retrain"
@@ -39,10 +40,11 @@ Random = np.random.Generator
 
 
 def fresh_cases(dataset: BundleDataset, serving: Recommender, stock: Stock, random: Random) -> Pairs:
-    """One pair of each user with a pair that the serving model has neither learned from nor been chosen by.
+    """Returns at most one pair of each user for the comparison. Users without a suitable pair have none.
 
-    The bundle can be sold now, and the user has something else as well: a user with nothing is shown what
-    sells most, by any model.
+    A pair is suitable if it was in neither the training nor the validation data of the serving model, if the
+    bundle can be sold now, and if the user has something else: all models show a user without history what
+    sells most.
     """
     users, bundles = dataset.user_bundle.nonzero()
     for_sale = np.array([_for_sale(stock, name) for name in dataset.bundles], bool)
@@ -52,11 +54,11 @@ def fresh_cases(dataset: BundleDataset, serving: Recommender, stock: Stock, rand
 
 
 def hold_out(dataset: BundleDataset, cases: Pairs, plan: SplitPlan, random: Random) -> Split:
-    """A split with these pairs as test cases, and one pair of each user with more than one as validation."""
+    """Returns a split. `cases` are its test cases; one pair of each user with several is for validation."""
     users, bundles = dataset.user_bundle.nonzero()
     rest = np.setdiff1d(np.arange(len(users)), cases)
     count = np.bincount(users[rest], minlength=len(dataset.users))
-    # A user's only pair is learned from: a shop has many such users.
+    # If a user has only one pair, it stays in the training data: a shop has many such users.
     validation = _one_each(users, rest[count[users[rest]] > 1], random)
     learned = np.setdiff1d(rest, validation)
 
@@ -73,18 +75,18 @@ def hold_out(dataset: BundleDataset, cases: Pairs, plan: SplitPlan, random: Rand
 
 
 def _one_each(users: npt.NDArray[Any], pairs: Pairs, random: Random) -> Pairs:
-    """A random pair of each user, of these pairs."""
+    """Returns one random pair of each user who has any of these pairs."""
     shuffled = random.permutation(pairs)
     _, first = np.unique(users[shuffled], return_index=True)
     return shuffled[first]
 
 
 def _unseen(dataset: BundleDataset, serving: Recommender) -> npt.NDArray[np.bool_]:
-    """For each pair of the dataset, whether it is new to the serving model."""
+    """Returns for each pair of the dataset whether the serving model was trained and validated without it."""
     known = serving.dataset
     split = serving.plan.divide(known)
     if split.protocol != serving.protocol:
-        # The split came with files, or from a retraining: the model may have seen any of its pairs.
+        # The split was read from files or made by a retraining: the model may have seen any pair of its data.
         split = SplitPlan("none").divide(known)
     seen = [split.train.user_bundle.nonzero()]
     if split.validation is not None:
@@ -101,7 +103,7 @@ def _unseen(dataset: BundleDataset, serving: Recommender) -> npt.NDArray[np.bool
 
 
 def _places(here: Vocabulary, there: Vocabulary) -> npt.NDArray[np.int64]:
-    """The position of each id of one vocabulary in another; -1 for an id that is not in it."""
+    """Returns for each id of `here` its position in `there`, or -1 if it is not there."""
     return np.array([there.known_positions.get(name, -1) for name in here], np.int64)
 
 
@@ -115,7 +117,7 @@ def _for_sale(stock: Stock, name: str) -> bool:
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """Two models on the same cases: the mean of each metric."""
+    """The mean metrics of two models on the same cases."""
 
     cases: int
     serving: dict[str, float]
@@ -133,7 +135,7 @@ def compare(
     stock: Stock,
     progress: Progress = in_silence,
 ) -> ModelComparison:
-    """Both models on the test cases of a split, where each user has everything but the bundle in question."""
+    """Returns both models' metrics on the test cases. A history lacks only the held-out bundle."""
     assert split.test is not None
     data, held_out = split.dataset, split.test.positives.indices
     wanted = [data.bundles[bundle] for bundle in held_out]
@@ -160,7 +162,7 @@ def compare(
                 shown = [answer.id for answer in answers]
                 ranks.append([shown.index(bundle) if bundle in shown else LONGEST])
             progress(f"cases of the {name} model", len(ranks), len(wanted))
-        # A column for each rank, and the last one for a bundle that is not in the list.
+        # One column for each rank. The last column means that the bundle is not in the list.
         scores = -torch.arange(LONGEST + 1, dtype=torch.float32).expand(len(ranks), -1)
         return ranking_metrics(scores, Ragged.from_lists(ranks))
 

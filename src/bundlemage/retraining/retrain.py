@@ -28,6 +28,7 @@ from bundlemage.training.history import EpochProgress, Observer
 from bundlemage.training.loop import TrainingResult
 
 MIN_CASES = 30
+"""The default for the fewest test cases with which models are compared."""
 _STAMP = re.compile(r"-\d{8}T\d{6}(-\d+)?\Z")
 
 
@@ -41,14 +42,14 @@ class Retrained:
     serving: str
     """The version that served at the start."""
     cases: int
-    """How many users have a bundle that is new to the serving model."""
+    """The number of users with a bundle that is new to the serving model."""
     version: str | None = None
     """The version of the new model, if it was published."""
     path: Path | None = None
     comparison: ModelComparison | None = None
-    """None if nothing was compared."""
+    """None if the models were not compared."""
     test: tuple[Evaluation, ...] = ()
-    """The new model and popularity, by the usual protocol of sampled bundles."""
+    """The metrics of the new model and of popularity, with sampled negatives as candidates."""
     training: TrainingResult | None = None
 
 
@@ -67,17 +68,17 @@ def retrain(
 ) -> Retrained:
     """Train the serving model again on the store's data, and publish it if it is not worse.
 
-    The new model has the settings of the serving one, except for `settings` and `seed`, and as many members.
-    It is saved in the folder `models`, or beside the serving one. Its `DECISIVE` metric may be lower by
-    `tolerance`. `force` publishes it whatever the comparison says, and without a comparison if fewer than
-    `min_cases` users have a bundle to compare by. Raises `BusyError` if another retraining is running.
-    `on_split` is called before the training, with its data and the version that serves.
+    The new model has the settings and the ensemble size of the serving model; `settings` and `seed` replace
+    some. It is saved in the folder `models`, by default beside the serving model. Its `DECISIVE` metric may
+    be lower by `tolerance`. If fewer than `min_cases` users have a new bundle, nothing is trained. `force`
+    trains and publishes in any case. Raises `BusyError` if another retraining is running.
+    `on_split` is called before training, with the split and the version of the serving model.
     """
     if not tolerance >= 0:
         raise ConfigError(f"the tolerance is {tolerance!r}; it must be a number from 0 up")
     changed = {**(settings or {}), **({} if seed is None else {"seed": seed})}
     with store.alone("retrain"):
-        # Everything that can be wrong with the arguments fails here, before hours of training.
+        # Wrong arguments are reported here, before hours of training.
         record = _published(store)
         serving = load_published(record, str(changed.get("device", "auto")))
         candidate = Recommender(
@@ -95,7 +96,7 @@ def retrain(
             )
         dataset = replace(store.dataset(), name=serving.dataset.name)
         stock = EMPTY.after(store.catalogue())
-        # The protocol holds nothing out: no plan can make the split of a retraining again.
+        # The protocol is "none", because no plan can reproduce the split of a retraining.
         plan = SplitPlan("none", candidate.config.seed, serving.plan.negatives)
         random = np.random.default_rng(plan.seed)
         cases = fresh_cases(dataset, serving, stock, random)
@@ -108,7 +109,7 @@ def retrain(
         on_split(split, record.version)
         candidate.fit(split, observers=[*observers, EpochProgress(progress)], progress=False)
         if candidate.training is not None and candidate.training.interrupted:
-            raise KeyboardInterrupt  # half a training is no candidate
+            raise KeyboardInterrupt  # an unfinished model is not published
         comparison = compare(serving, candidate, split, stock, progress) if len(compared) else None
         good, reason = _verdict(comparison, tolerance, record.version, store.state().model)
         outcome = replace(
@@ -126,7 +127,7 @@ def retrain(
 def _verdict(
     comparison: ModelComparison | None, tolerance: float, compared_with: str, serving: str | None
 ) -> tuple[bool, str]:
-    """Whether the candidate is to serve, and why."""
+    """Returns whether to publish the candidate, and the reason."""
     if serving != compared_with:
         return False, _meanwhile(serving)
     if comparison is None:
@@ -149,7 +150,7 @@ def _publish(
     tolerance: float,
     force: bool,
 ) -> Retrained:
-    """Save the candidate and name it in the store: if this ends before, the old model goes on serving."""
+    """Save the candidate, then record it in the store. Until that moment the old model keeps serving."""
     about: dict[str, Any] = {"instead_of": serving.version, "reason": outcome.reason}
     if outcome.comparison is not None:
         about |= {"decided_by": DECISIVE, "tolerance": tolerance, **vars(outcome.comparison)}
@@ -159,7 +160,7 @@ def _publish(
     try:
         store.publish(record, instead_of=None if force else serving.version)
     except SupersededError as error:
-        shutil.rmtree(path)  # the store never named it
+        shutil.rmtree(path)  # the store has no record of it
         return replace(outcome, reason=_meanwhile(error.serving))
     return replace(outcome, published=True, version=record.version, path=path)
 
@@ -169,19 +170,19 @@ def _published(store: Store) -> ModelRecord:
     record = None if version is None else store.model(version)
     if record is None:
         raise ConfigError(
-            f"{store.url} names no model, so there is none to train again. Serve one first, as in "
+            f"{store.url} has no model, so there is none to train again. Serve one first, as in "
             "'bundlemage serve MODEL --db URL'"
         )
     return record
 
 
 def _meanwhile(version: str | None) -> str:
-    return f"the model {version} was published meanwhile, and was not compared with"
+    return f"the model {version} was published meanwhile, and the new model was not compared with it"
 
 
 def _too_few(cases: int, needed: int) -> str:
     return (
-        f"{cases:,} users have a bundle that is new to the model that serves, and {needed:,} are needed to "
+        f"{cases:,} users have a bundle that is new to the serving model, and {needed:,} are needed to "
         "compare, so nothing was trained. Wait for more purchases, or use --force to train and publish "
         "without comparing"
     )
@@ -199,7 +200,7 @@ def _writable(folder: Path) -> Path:
 
 
 def _new_folder(folder: Path, name: str) -> Path:
-    """A new folder with the name of the serving one and the current time."""
+    """Returns the path for a new folder: the name of the serving model's folder, and the current time."""
     stem = f"{_STAMP.sub('', name)}-{datetime.now(UTC):%Y%m%dT%H%M%S}"
     path, number = folder / stem, 1
     while path.exists():  # a model of another shop in the same folder
