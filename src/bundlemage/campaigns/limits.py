@@ -1,4 +1,4 @@
-"""Shared limits of a campaign, in whole numbers so that every sum is exact, and serving users within them."""
+"""The shared limits of a campaign, and serving users within them. Use is counted in exact whole numbers."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Whole: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Shown: TypeAlias = tuple[Whole, Whole]
-"""Users and the bundles that they are shown, by their places in a block."""
+"""Two arrays of equal length: users, and a bundle that each is shown, as positions in a block."""
 Table = TypeVar("Table", npt.NDArray[np.float64], npt.NDArray[np.float32])
 
 UNIT = 2**30
-"""Parts of one item, or of one showing of a bundle, in which use is counted."""
+"""Use of stock and showings is counted in parts: one item, or one showing of a bundle, has this many."""
 MONEY = 10**6
-"""Parts of one unit of money in which the budget is counted."""
+"""Use of the budget is counted in parts: one unit of money has this many."""
 FACTORS = (1.0, 0.0, 0.5, 0.8, 1.2)
-"""Factors for the prices of limits when the last users are served. The prices suit many users, and the last
-ones may be few."""
+"""The last users are served with the prices of limits times each factor, and the best result is kept: prices
+that suit many users may not suit the last few."""
 _MOST = 2**62  # more than any campaign can use; sums below it do not overflow
 
 
 class Limits:
-    """How much of each limit there is, and how much of which limits each showing of a bundle takes.
+    """The size of each limit (`room`), and how much of it each showing of a bundle uses (`takes`).
 
-    Limit numbers: first the items, then how often each bundle is shown, then the budget; limits that the
-    campaign does not have are left out. A bundle takes `takes` of a limit, times the reserved share of a unit
-    if `shared` is true: the whole unit, or only the chance that the bundle is bought.
+    Limits are numbered: first the stock of each item, then the showings of each bundle, then the budget.
+    Limits that the campaign does not have are left out. If `shared` is true for a limit, its use is
+    multiplied by a share: 1, or the chance that the bundle is bought. Showings are counted in full.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Limits:
         return self.takes.shape[1]  # type: ignore[no-any-return]
 
     def restricted(self, bundles: Whole) -> Limits:
-        """The same limits for these bundles alone. The numbers of the limits stay."""
+        """Returns the same limits with only these bundles. The limits keep their numbers."""
         other = object.__new__(Limits)
         other.__dict__ = {
             **self.__dict__,
@@ -87,14 +87,14 @@ class Limits:
     def reduced(
         self, prices: Floats, values: Floats, shares: Floats | None, bundles: Any = slice(None)
     ) -> Floats:
-        """Values of bundles minus what they take of the limits, at these prices for whole units."""
+        """Returns the values of bundles minus the price of the limits that they use. Prices are per unit."""
         cost = (self.by_share @ prices)[bundles]
         left: Floats = values - (cost if shares is None else shares * cost)
         left -= (self.flat @ prices)[bundles]
         return left
 
     def amounts(self, bundles: Whole, shares: Floats | None) -> tuple[Whole, Whole, Whole]:
-        """What showing these takes, entry by entry: which of these, of which limit, and how much."""
+        """The use of limits by these showings as three arrays: place in `bundles`, limit, amount."""
         starts, ends = self.takes.indptr[bundles], self.takes.indptr[bundles + 1]
         counts = (ends - starts).astype(np.int64)
         which = np.repeat(np.arange(len(bundles)), counts)
@@ -107,30 +107,30 @@ class Limits:
         return which, limit, amount
 
     def used(self, bundles: Whole, shares: Floats | None) -> Whole:
-        """What showing all of these takes of each limit."""
+        """Returns how much of each limit all these showings use together."""
         _, limit, amount = self.amounts(bundles, shares)
         total = np.zeros(len(self), np.int64)
         np.add.at(total, limit, amount)
         return total
 
     def affordable(self, room: Whole) -> Floats:
-        """The largest share of each bundle that fits into the room. Below 1, no whole unit fits."""
+        """Returns the largest share of each bundle that fits into the room. Below 1, no whole bundle fits."""
         filled = np.diff(self.takes.indptr) > 0
         most = np.full(self.takes.shape[0], np.inf)
         if filled.any():
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratio = room[self.takes.indices] / self.takes.data
             ratio[self.takes.data == 0] = np.inf
-            # A limit without shares has room for one more, or for none.
+            # A limit without shares has room for one more showing, or for none.
             flat = ~self.shared[self.takes.indices]
             ratio[flat] = np.where(ratio[flat] >= 1, np.inf, 0.0)
             most[filled] = np.minimum.reduceat(ratio, self.takes.indptr[:-1][filled])
         return most
 
     def admitted(self, bundles: Whole, shares: Floats | None, room: Whole) -> Mask:
-        """Which of these fit in, the first ones first. Their use is taken off `room`.
+        """Returns which of these showings fit into `room`, in their order. Subtracts their use from `room`.
 
-        A refused one counts for those behind it all the same, so some of them may fit in the next time.
+        A refused showing still counts against those after it, so some of these may fit in the next call.
         """
         which, limit, amount = self.amounts(bundles, shares)
         order = np.argsort(limit, kind="stable")
@@ -150,21 +150,21 @@ class Limits:
 
 @dataclass(frozen=True)
 class Block:
-    """Some users, and for each bundle the value of showing it and the share of a unit that is reserved."""
+    """Some users. Each pair of user and bundle has a value and a share of a unit that a showing reserves."""
 
-    values: Floats  # [users, bundles]; 0: not to be shown
+    values: Floats  # [users, bundles]; 0: must not be shown
     shares: Floats | None  # [users, bundles]; None: the whole unit
 
     def __len__(self) -> int:
         return len(self.values)
 
     def of(self, bundles: Whole) -> Block:
-        """The same users with these bundles alone."""
+        """Returns the same users with only these bundles."""
         return Block(self.values[:, bundles], None if self.shares is None else self.shares[:, bundles])
 
 
 def highest(table: Table, count: int) -> Table:
-    """The `count` highest values of each row, in rising order."""
+    """Returns the `count` highest values of each row, in rising order."""
     columns = table.shape[1]
     if count == 1:
         best: Table = table.max(1, keepdims=True)

@@ -1,4 +1,4 @@
-"""The bundles that a campaign may show, their values for users, and the limits."""
+"""The bundles that a campaign may show, their values for each user, and the limits."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from bundlemage.models.base import Histories, Matcher, Model, require
 
 @dataclass(frozen=True)
 class Scored:
-    """The model's scores of some users."""
+    """The chances and values of all candidates for a block of users."""
 
     block: Block
     chances: Floats  # [users, candidates]
     unconstrained: float
-    """The value if each user were shown their best bundles, without limits."""
+    """The total value if each user were shown their best bundles, without limits."""
     unknown: int
     """The number of users without a history."""
 
 
 class Offer:
-    """The bundles of a campaign by their positions in the shop, with their facts and the limits."""
+    """The candidates of a campaign, as positions in the shop, with their prices and limits."""
 
     def __init__(self, settings: Campaign, model: Model, shop: Shop, calibration: Calibration | None) -> None:
         self.settings, self.model, self.shop, self.calibration = settings, model, shop, calibration
@@ -42,13 +42,13 @@ class Offer:
         known = np.ones_like(through) if costs is None else np.isfinite(costs)
         known &= np.isfinite(self.prices) | (not takings)
         self.left_out = int((through & ~known).sum())
-        """The number of bundles that pass the filters, but lack a price or discount that is needed."""
+        """Number of bundles that pass the filters, but have no price or discount although it is needed."""
         self.wanted = np.flatnonzero(through & known)
-        """Positions of all bundles that pass the filters."""
+        """Positions of all bundles that pass the filters and have the needed price and discount."""
         if not len(self.wanted):
             raise ConfigError(
-                "there is no bundle to show: the shop has none that passes the filters"
-                + (" and whose price and discount are known" if through.any() else "")
+                "there is no bundle to show: no bundle of the shop passes the filters"
+                + (" and has a known price and discount" if through.any() else "")
             )
         stock = stock_of(shop) if settings.stock else None
 
@@ -64,17 +64,17 @@ class Offer:
         limits = limits_of(self.wanted)
         most = limits.affordable(limits.room)
         self.bundles = self.wanted[most >= 1 if settings.reserve == "shown" else most > 0]
-        """[candidates]: those of the wanted bundles with room for at least one showing."""
+        """[candidates]: the wanted bundles that the limits allow to show at least once."""
         if not len(self.bundles):
             raise ConfigError(
-                f"there is no bundle to show: of the {len(self.wanted):,} that pass the filters, the limits "
-                "have no room for a single one. Raise the budget, or check the stock"
+                f"there is no bundle to show: {len(self.wanted):,} bundles pass the filters, but the limits "
+                "do not allow any of them. Raise the budget, or check the stock"
             )
         self.limits = limits_of(self.bundles)
 
     def _everything(self, users: Whole) -> tuple[Floats, int]:
-        """The chance of each wanted bundle, 0 for bundles that a user has; and the number of users without a
-        history, for whom a bundle's chance is its share of all sales."""
+        """Returns the chance of each wanted bundle (0 for bundles that a user has), and the number of users
+        without a history. For these a bundle's chance is its share of all sales."""
         parts, unknown = [], 0
         rows = rows_at_a_time(len(self.shop.dataset.bundles), self.shop.device)
         with torch.inference_mode():
@@ -96,7 +96,7 @@ class Offer:
         return chances[:, torch.from_numpy(self.wanted).to(chances.device)], int(nothing.sum())
 
     def scored(self, users: Whole) -> Scored:
-        """Scores these users, given by their positions in the shop."""
+        """Returns chances and values for these users. `users` are positions in the shop."""
         chances, unknown = self._everything(users)
         values = chances * self.prices[self.wanted] if self.settings.value == "takings" else chances
         unconstrained = float(highest(values, self.settings.per_user).sum())
@@ -107,14 +107,14 @@ class Offer:
         return Scored(Block(values, shares), chances, unconstrained, unknown)
 
     def name(self, kind: str, thing: int) -> str:
-        """The id of the item or bundle that a limit belongs to."""
+        """Returns the id of the item or bundle that a limit belongs to, or `all` for the budget."""
         if kind == "budget":
             return "all"
         data = self.shop.dataset
         return data.items[thing] if kind == "stock" else data.bundles[int(self.bundles[thing])]
 
     def fingerprints(self, users: Whole) -> dict[str, str]:
-        """Checksums of all that the result depends on besides settings."""
+        """Returns checksums of everything that the result depends on, except the settings."""
         catalogue = hashlib.sha256(self.shop.trade.bundles_gone.tobytes())
         for shelf in (self.shop.item_shelf, self.shop.bundle_shelf):
             if shelf.catalogue is not None:
@@ -138,7 +138,7 @@ def _bytes(table: pa.Table) -> bytes:
 
 
 def stock_of(shop: Shop) -> Whole:
-    """The stock of each item; 0 if it is unknown, as for a filter."""
+    """Returns the stock of each item; 0 if it is unknown, as in filters."""
     stock: Whole = shop.item_shelf.column("stock").fill_null(0).to_numpy().astype(np.int64)
     return np.maximum(stock, 0)
 

@@ -1,9 +1,9 @@
-"""A campaign: bundles for many users at once, as valuable together as shared limits allow.
+"""A campaign: chooses bundles for many users at once, with the highest total value within shared limits.
 
-Each limit has a price, learned on a sample of users so that demand at this price equals the limit. A user is
-shown the bundles with the highest value after prices. Users are served block by block. The room of a limit
-never falls below zero, and prices follow the room that is left for later users. The prices of the plan also
-prove a bound in the same pass: a value that no plan within the limits exceeds.
+Each limit has a price (a Lagrange multiplier, not money), learned from a sample of users: at this price,
+demand equals the limit. A user is shown the bundles with the highest value minus the prices of the limits
+that they use. Users are served block by block. The room of a limit is the part that is not used yet. It is
+never negative, and prices follow the room for later users. They also prove an upper bound of the value.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bundlemage.models.base import Model
 from bundlemage.progress import Progress, in_silence
 
 Ask: TypeAlias = Callable[[Iterable[Whole]], Iterable[Scored]]
-"""Returns `Offer.scored` of each block of users, in their order; it may work ahead."""
+"""Returns `Offer.scored` of each block of users, in their order. It may compute blocks in advance."""
 Tally: TypeAlias = dict[str, Any]
 """Numbers and lists of numbers that are added up over all users."""
 SCHEMA = pa.schema(
@@ -45,10 +45,10 @@ SCHEMA = pa.schema(
 )
 SUMMARY = "campaign.json"
 TIGHTEST = 10
-"""How many of the most used stocks the summary names."""
+"""Number of items in the summary's list of the most used stocks."""
 BETWEEN = (0.0, 0.5, 1.0)
-"""Where a user's own price may lie, from the best bundle that they do not get to the worst that they do.
-Each proves a bound, and the lowest bound counts."""
+"""Candidates for a user's own price: 0 is the value of the best bundle that the user does not get, 1 that of
+the worst that the user gets. Each proves an upper bound, and the lowest is used."""
 
 
 def run_campaign(
@@ -63,10 +63,10 @@ def run_campaign(
     progress: Progress = in_silence,
     ask: Ask | None = None,
 ) -> CampaignSummary:
-    """Serves these users, or all users of the shop, and writes the result to a folder, part by part.
+    """Chooses bundles for `users`, or for all users of the shop, and writes the result to the folder `path`.
 
-    `resume` continues an interrupted campaign. `ask` has the model score the users; if left out, this process
-    does it. Returns the summary, which is also written to the folder.
+    `resume` continues an interrupted campaign. `ask` scores the users; without it, this process does. Returns
+    the summary, which is also written to the folder.
     """
     places = _positions(shop, users)
     offer = Offer(settings, model, shop, calibration)
@@ -90,7 +90,7 @@ def run_campaign(
 
 
 def _positions(shop: Shop, users: Iterable[Id] | None) -> Whole:
-    """Positions of these users, or of all, in the order in which they are served."""
+    """Positions of `users`, or of all users, in the order in which they are served."""
     if users is None:
         return np.arange(len(shop.dataset.users))
     if isinstance(users, str):
@@ -107,7 +107,7 @@ def _positions(shop: Shop, users: Iterable[Id] | None) -> Whole:
 
 
 class _Work:
-    """A campaign that is under way: the room that the finished parts have left, and their tallies."""
+    """A running campaign: the room of each limit after the finished parts, and the sums over these parts."""
 
     def __init__(self, offer: Offer, planner: Planner, plan: Plan, folder: CampaignFolder) -> None:
         self.offer, self.planner, self.plan, self.folder = offer, planner, plan, folder
@@ -120,7 +120,7 @@ class _Work:
         self.limits = offer.limits if plan.chosen is None else offer.limits.restricted(plan.chosen)
 
     def recover(self) -> None:
-        """Reads from the finished parts what they have used."""
+        """Reads the finished parts: updates the room, the counts and the tallies."""
         dataset = self.offer.shop.dataset
         for number in range(self.folder.parts_done()):
             rows = self.folder.read_part(number)
@@ -134,7 +134,7 @@ class _Work:
             self.tallies.append(self.folder.read(self.folder.tally(number)))
 
     def _blocks(self, number: int) -> Iterator[Whole]:
-        """The users of a part, as many at a time as the model scores together."""
+        """The users of a part, in blocks that the model scores together."""
         size = self.settings.part_users
         return self.planner.blocks(self.users[number * size : (number + 1) * size])
 
@@ -192,7 +192,7 @@ class _Work:
         }
 
     def summary(self) -> CampaignSummary:
-        """What the campaign comes to, when all parts are finished."""
+        """Returns the summary. All parts must be finished."""
         total = _added(self.tallies)
         limits, best = self.offer.limits, total["unconstrained"]
         bound = _bound(total, limits, self.plan, self.settings.different_at_most)
@@ -213,7 +213,7 @@ class _Work:
         )
 
     def _use(self) -> dict[str, dict[str, Any]]:
-        """How far each limit is used, in items, times and money."""
+        """How much of each limit is used, in items, showings or money."""
         limits, settings = self.offer.limits, self.settings
         kinds = np.array([kind for kind, _ in limits.names])
         of, left = limits.room / limits.units, self.room / limits.units
@@ -259,11 +259,11 @@ def _added(tallies: Sequence[Tally]) -> Tally:
 
 
 class CampaignFolder(ResumableFolder):
-    """A campaign on disk, which continues after a kill as if there had been none.
+    """The folder of a campaign. If the process is killed, the campaign continues with the same result.
 
-    `plan.json` says what is done and how, `parts/part-00000.parquet` (or `.jsonl`) and so on hold which user
-    is shown which bundles, and `campaign.json` holds the summary as soon as all parts are finished. Until
-    then, `tallies/` holds what the parts add to the summary.
+    `plan.json` has the settings and the plan. `parts/part-00000.parquet` (or `.jsonl`) and so on say which
+    bundles each user is shown. `campaign.json` has the summary when all parts are finished. Until then,
+    `tallies/` has the sums of each finished part for the summary.
     """
 
     kind = "campaign"
@@ -281,7 +281,7 @@ class CampaignFolder(ResumableFolder):
         super().begin(identity, **more)
 
     def write_part(self, number: int, rows: pa.Table, tally: Mapping[str, Any]) -> None:
-        """Write a part and what it adds to the summary: this first, so that every part has its tally."""
+        """Write a part and its tally, the sums for the summary. The tally is first, so every part has one."""
         write_whole(self.tally(number), json_bytes(tally))
         with whole_file(self.part(number)) as file:
             if self.lines:
@@ -291,7 +291,7 @@ class CampaignFolder(ResumableFolder):
                 pq.write_table(rows, file, compression="zstd")
 
     def parts_done(self) -> int:
-        """The number of finished parts. They are written in order, so a gap is an error."""
+        """Returns the number of finished parts. Parts are written in order, so a gap is an error."""
         finished = self.finished_parts()
         for number, file in enumerate(finished):
             if file != self.part(number):
@@ -302,7 +302,7 @@ class CampaignFolder(ResumableFolder):
         return len(finished)
 
     def read_part(self, number: int) -> pa.Table:
-        """The rows of a part, with the columns of `SCHEMA`."""
+        """Returns the rows of a part, with the columns of `SCHEMA`."""
         file = self.part(number)
         try:
             if self.lines:
@@ -313,14 +313,14 @@ class CampaignFolder(ResumableFolder):
             raise self.damaged(file, error) from None
 
     def summary(self) -> dict[str, Any] | None:
-        """The summary of a finished campaign, without what served only to continue it; None if unfinished."""
+        """Returns the summary of a finished campaign and removes its tallies; None if it is not finished."""
         if not (self.path / SUMMARY).exists():
             return None
         self._remove_tallies()
         return self.read(self.path / SUMMARY)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary and remove what served only to continue the campaign."""
+        """Write the summary and remove the tallies: only an unfinished campaign needs them."""
         write_whole(self.path / SUMMARY, json_bytes(summary))
         self._remove_tallies()
 
@@ -333,19 +333,19 @@ class CampaignFolder(ResumableFolder):
             tallies.rmdir()
 
     def tally(self, number: int) -> Path:
-        """The file of what a part adds to the summary."""
+        """Returns the path of a part's tally."""
         return self.path / f"tallies/part-{number:05d}.json"
 
 
-# ── A bound that no plan within the limits exceeds ───────────────────────────────────────────────
+# ── An upper bound for every plan within the limits ──────────────────────────────────────────────
 
 
 def _bounds(block: Block, limits: Limits, plan: Plan, per_user: int) -> Tally:
-    """What some users add to the bound, whatever they are shown.
+    """The sums that a block of users adds to the upper bound.
 
-    `reduced`: the best values after prices, for each list of prices that may prove something. If the plan
-    uses only chosen bundles, for each of `BETWEEN`: `kept`, the users' own prices times the bundles that each
-    may get; and `gains`, for each bundle what is left of the users' values after all prices.
+    `reduced`: for each list of prices in `plan.proofs`, the sum of the users' best values minus prices. If
+    the plan uses only chosen bundles, there are two more sums for each of `BETWEEN`. `kept`: the users' own
+    prices times `per_user`. `gains`: for each bundle, the users' values minus all prices, at least 0 each.
     """
     tables = []
     for prices in plan.proofs:
@@ -355,7 +355,7 @@ def _bounds(block: Block, limits: Limits, plan: Plan, per_user: int) -> Tally:
     tally: Tally = {"reduced": [float(highest(table, per_user).sum()) for table in tables]}
     if plan.chosen is None:
         return tally
-    best = highest(tables[0][:, plan.chosen], per_user + 1)  # of each user, the lowest first
+    best = highest(tables[0][:, plan.chosen], per_user + 1)  # one row for each user, in rising order
     above = best[:, 1] if best.shape[1] > per_user else best[:, 0]
     below = best[:, 0] if best.shape[1] > per_user else np.zeros(len(best))
     own = [below + between * (above - below) for between in BETWEEN]
@@ -365,14 +365,14 @@ def _bounds(block: Block, limits: Limits, plan: Plan, per_user: int) -> Tally:
 
 
 def _bound(total: Tally, limits: Limits, plan: Plan, most: int | None) -> float:
-    """The lowest bound that the tally of all users proves."""
+    """The lowest upper bound that the sums over all users prove."""
     room = limits.room / limits.units
     pairs = zip(total["reduced"], plan.proofs, strict=True)
     proven: list[float] = [total["unconstrained"]]
     proven += [reduced + float(prices @ room) for reduced, prices in pairs]
     prices, flat = plan.proofs[0], ~limits.shared
     for kept, gains in zip(total.get("kept", ()), total.get("gains", ()), strict=True):
-        # A bundle that is not used takes nothing of its own limit either.
+        # A bundle that is not used does not use its own limit either.
         each = np.array(gains) + limits.flat @ (prices * room * flat)
         top = np.sort(each)[::-1][:most].sum()
         proven.append(kept + float(top) + float((prices * room)[~flat].sum()))

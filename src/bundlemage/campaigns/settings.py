@@ -15,79 +15,79 @@ Count: TypeAlias = Annotated[int, Field(ge=1)]
 
 
 class Campaign(BaseModel):
-    """Bundles for many users at once, under limits that all of them share."""
+    """The settings of a campaign. It chooses bundles for many users, within limits that all of them share."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
     per_user: Count = 1
-    """The most bundles that one user is shown."""
+    """Maximum number of bundles that a user is shown."""
     where: InstanceOf[Filter] = Filter()
-    """The bundles that may be shown."""
+    """A filter: only bundles that pass it are shown."""
     stock: bool = False
     """Whether each item's stock is a limit."""
     shown_at_most: Count | None = None
-    """The most users that one bundle is shown to."""
+    """Maximum number of users that a bundle is shown to."""
     different_at_most: Count | None = None
-    """The most different bundles that are shown, all users together."""
+    """Maximum number of different bundles in the whole campaign."""
     budget: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """The most that discounts may cost: the items' list price times the discount, for each bundle shown."""
+    """Maximum cost of all discounts. A shown bundle costs the sum of its items' prices times its discount."""
     reserve: Literal["shown", "expected"] = "shown"
-    """What a shown bundle takes of stock and budget. shown: a whole unit and the whole discount, so nothing
-    is sold that is not in stock. expected: these times the chance that it is bought."""
+    """How much stock and budget a shown bundle uses. shown: one unit of each item and the whole discount, so
+    no more is sold than is in stock. expected: these, times the probability that the user buys it."""
     value: Literal["sales", "takings"] = "sales"
-    """What the campaign maximises: expected sales, or takings, which are expected sales times price."""
+    """What the campaign maximises: expected sales, or takings (expected sales times price)."""
     format: Format = "parquet"
-    """Format of the parts: parquet or jsonl."""
+    """Format of the result files: parquet or jsonl."""
     part_users: Count = 8192
-    """The number of users in one file. An interrupted campaign loses at most the work on one file."""
+    """Number of users in a result file. An interrupted campaign loses at most the work on one file."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """The seed of the sample of users on which prices are learned."""
+    """Seed for the sample of users from which the prices of the limits are learned."""
 
     @classmethod
     def of(cls, **settings: Any) -> Self:
-        """The settings by name. Raises `ConfigError`, which names every wrong one."""
+        """Returns the settings. Raises a `ConfigError` that names every wrong value."""
         try:
             return cls(**settings)
         except ValidationError as error:
             raise config_error(error, settings, cls.model_fields) from None
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as JSON values."""
+        """Returns the settings as JSON values."""
         return {**dict(self), "where": self.where.to_json()}
 
 
 @dataclass(frozen=True)
 class CampaignSummary:
-    """The result of a campaign. Values are sums over all that is shown."""
+    """The result of a campaign. Values are sums over all users and the bundles that they are shown."""
 
     users: int
     with_nothing: int
-    """Users who are shown nothing."""
+    """Number of users who are shown nothing."""
     by_popularity: int
-    """Users with no history. For them the chance of a bundle is its share of all sales."""
+    """Number of users without a history. For them the chance of a bundle is its share of all sales."""
     shown: int
     value: float
-    """The sum of what the campaign maximises: `sales` or `takings`."""
+    """The total that the campaign maximises: `sales` or `takings`."""
     sales: float
     takings: float | None
     """None if the price of a shown bundle is unknown."""
     unconstrained: float
     """The value if every user were shown their best bundles, without any limit."""
     bound: float
-    """No plan within the limits has a higher value."""
+    """An upper bound: no choice of bundles within the limits has a higher value."""
     share_of_unconstrained: float | None
     share_of_bound: float | None
     chances: Literal["calibrated", "softmax"]
-    """`softmax`: the model has no calibration, so chances are its probabilities among all bundles."""
+    """`softmax`: the model has no calibration, so chances are its softmax over all bundles."""
     left_out: int
-    """Bundles that were left out because their price or discount is unknown."""
+    """Number of bundles that were left out because their price or discount is unknown."""
     different: int
-    """The number of different bundles that are shown."""
+    """Number of different bundles that are shown."""
     limits: dict[str, dict[str, Any]]
-    """How far each limit of the campaign is used."""
+    """Name of a limit → how much of it is used."""
     parts: int
     settings: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """The summary as JSON values."""
+        """Returns the summary as JSON values."""
         return asdict(self)
