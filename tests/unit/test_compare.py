@@ -657,5 +657,5 @@ class TestGroupsOfCases:
 
 def test_the_same_division_twice_is_refused(split: Split, cache: Cache) -> None:
     again = replace(split, protocol="another name for it")
-    with pytest.raises(ConfigError, match="the same division of the same data is given twice"):
+    with pytest.raises(ConfigError, match="the same split of the same data is given twice"):
         compare([POPULARITY], [split, again], cache=cache, device="cpu")

@@ -177,13 +177,13 @@ def highest(table: Table, count: int) -> Table:
 def serve(
     block: Block, limits: Limits, room: Whole, prices: Floats, per_user: int, *, last: bool = False
 ) -> Shown:
-    """Shows each user up to `per_user` bundles. Their use is taken off `room`.
+    """Chooses up to `per_user` bundles for each user, and subtracts their use from `room`.
 
-    A bundle is shown only if its value exceeds the price of what it takes: the room may be worth more to a
-    later user. With `last` there are no later users, and the rest of the room is given away.
+    A bundle is shown only if its value exceeds the price of the limits that it uses: a later user may gain
+    more from the same room. With `last` there are no later users, and the rest of the room is used too.
 
-    Users are served in rounds: each asks for the best bundle that is left, and the largest gains come first.
-    Returns all pairs, by user, and the most valuable first.
+    Users are served in rounds. In a round, each user wants the best bundle that is left, and users with the
+    largest gain come first. Returns pairs of a user and a bundle, by user, the most valuable bundle first.
     """
     counts = np.zeros(len(block), np.int64)
     pairs: list[Shown] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
@@ -207,7 +207,7 @@ def serve(
             users, bundles = waiting[order], wanted[order]
             fits = limits.admitted(bundles, None if shares is None else shares[users, bundles], room)
             if len(users) and not fits.any():
-                # The first one fits by its share, but not when the share is rounded up.
+                # The first showing fits with its exact use, but not when its use is rounded up.
                 worth[users[0], bundles[0]] = -np.inf
             waiting = np.sort(users)
             users, bundles = users[fits], bundles[fits]
@@ -221,12 +221,12 @@ def serve(
 
 
 def serve_best(block: Block, limits: Limits, room: Whole, prices: Floats, per_user: int) -> Shown:
-    """Serves the last users: tries several prices, and keeps the most valuable result."""
+    """Serves the last users: tries the prices times each of FACTORS, and keeps the best result."""
     tries = []
     for factor in FACTORS if prices.any() else (1.0,):
         left = room.copy()
         shown = serve(block, limits, left, prices * factor, per_user, last=True)
         tries.append((float(block.values[shown].sum()), shown, left))
-    _, best, left = max(tries, key=lambda each: each[0])  # of equal ones the first
+    _, best, left = max(tries, key=lambda each: each[0])  # the first of equal results
     room[:] = left
     return best

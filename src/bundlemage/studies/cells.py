@@ -163,7 +163,7 @@ def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Obs
     contender, split = cell.contender, cell.split
     if not cell.can_be_tested:
         raise ConfigError(
-            f"{contender.label} answers nothing that this split asks: it has "
+            f"{contender.label} cannot do any task of this split, which has "
             f"{'no ' * (not split.test)}matching and {'no ' * (not split.generation)}generation cases"
         )
     config = contender.config(cell.seed, device)

@@ -129,7 +129,7 @@ def plan_cells(
                 testable, seeded = True, True
             if not testable:
                 task = "generation" if split.generation and not split.test else "matching"
-                skipped.append(_missing(first, f"this split asks {task} alone, which it does not do"))
+                skipped.append(_missing(first, f"the split only has {task} cases; the model cannot do them"))
             else:
                 cells += [Cell(contender, split, seed) for seed in (seeds if seeded else seeds[:1])]
     return cells, skipped
@@ -151,7 +151,7 @@ def _check(contenders: Sequence[Contender], splits: Sequence[Split], seeds: Sequ
     for split in splits:
         name = f"{split.dataset.name}, protocol {split.protocol}"
         if (other := keys.setdefault(split.key, name)) is not name:
-            raise ConfigError(f"the same division of the same data is given twice: {other}; {name}")
+            raise ConfigError(f"the same split of the same data is given twice: {other}; {name}")
         if not split.test and not split.generation:
             raise ConfigError(
                 f"{name}: nothing is held out to test on; choose another protocol, or bring more data"
