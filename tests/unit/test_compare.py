@@ -224,7 +224,7 @@ def test_what_is_damaged_is_done_again(damage: Any, split: Split, cache: Cache) 
     first = run_cell(POPULARITY, split, 0, cache, "cpu")
     key = Cell(POPULARITY, split, 0).key
     damage(cache.folder / f"{key}.json", cache.folder / f"{key}.npz")
-    with pytest.warns(CacheWarning, match="done again") as warned:
+    with pytest.warns(CacheWarning, match="computed again") as warned:
         second = run_cell(POPULARITY, split, 0, cache, "cpu")
     assert len(warned) == 1
     assert same_figures(first, second)
