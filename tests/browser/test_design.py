@@ -140,7 +140,7 @@ def test_an_impossible_request_says_what_conflicts_and_each_way_out_works(visit:
     page.get_by_label("Price, at most", exact=True).fill("5")
     page.get_by_role("button", name="Design", exact=True).click()
     problem = page.locator(".impossible")
-    expect(problem).to_contain_text("These rules cannot hold together:")
+    expect(problem).to_contain_text("These conditions exclude each other:")
     expect(problem.locator(".conflict li")).to_have_text(["at least 3 items", "a price of at most 5.00"])
     assert serious(page) == []
     way = problem.get_by_role("button", name=re.compile("a price of at most .* instead of 5.00"))

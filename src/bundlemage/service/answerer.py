@@ -1,7 +1,7 @@
-"""Answers from the serving model, the catalogue as the store has it now, and the users' histories.
+"""Answers questions with the serving model, the store's current catalogue, and the users' histories.
 
-One thread asks the model. Before each batch it checks whether the store has changed, so that what one process
-has written counts in the next answer of every process.
+One thread calls the model. Before each batch it checks whether the store has changed. So a change that one
+process writes affects the next answer of every process.
 """
 
 from __future__ import annotations
@@ -30,19 +30,23 @@ T = TypeVar("T")
 log = logging.getLogger("bundlemage.service")
 
 SERVED_EVERY = 0.5
-"""Seconds between writes of what was served. A crash loses that much; it is only used for statistics."""
+"""Seconds between writes of served answers. A crash loses the answers since the last write. Only statistics
+use them."""
 FOLLOW_EVERY = 2.0
-"""Seconds between checks for a newly published model while there are no questions."""
+"""Seconds between checks for a newly published model when no question arrives."""
 SALES_EVERY = 300.0
+"""Seconds between readings of the sales numbers."""
 FORGET_EVERY = 3600.0
+"""Seconds between deletions of old served answers."""
 SAY_AGAIN_AFTER = 60.0
+"""Minimum number of seconds between two warnings of the housekeeping thread."""
 TRY_AGAIN_AFTER = 60.0
-"""Seconds until a model that could not be loaded is tried again."""
+"""Seconds until the service tries again to load a model after a failure."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Recommendations, and what they come from."""
+    """Recommendations, how much of the history the model knows, and the model with its catalogue."""
 
     recommendations: list[Recommendation]
     known: Known
@@ -53,12 +57,12 @@ Work = Question | Callable[[Live], Any]
 
 
 class Answerer:
-    """Starts with a model, and follows the store from then on."""
+    """Answers questions. It starts with one model, and then follows the store's changes and new models."""
 
     def __init__(self, store: Store, record: ModelRecord, settings: Settings) -> None:
         self.store = store
         self.failed: dict[str, str] = {}
-        """The versions that could not be loaded, each with the reason."""
+        """For each model version that could not be loaded: the reason."""
         self._served_days = settings.served_days
         torch.set_num_threads(settings.threads)
         stock = EMPTY.after(store.catalogue())
@@ -79,20 +83,20 @@ class Answerer:
     # ── Asking ───────────────────────────────────────────────────────────────────────────────────
 
     async def ask(self, question: Question) -> Answer:
-        """The answer to a question about bundles or items."""
+        """Returns the answer to a question about bundles or items."""
         return cast(Answer, await self.batcher.ask(question))
 
     async def on_live(self, work: Callable[[Live], T]) -> T:
-        """Run something on the model's thread, with catalogue and model up to date."""
+        """Call `work` on the model's thread with the current catalogue and model. Returns its result."""
         return cast(T, await self.batcher.ask(work))
 
     @property
     def serving(self) -> Live:
-        """The model and catalogue of the last answer. `on_live` has them up to date."""
+        """The model and catalogue of the last answer. They may be outdated; `on_live` updates them first."""
         return self._serving
 
     def shown(self, served: Served) -> None:
-        """Keep an answer, to be written together with others."""
+        """Remember an answer. It is written to the store later, together with others."""
         self._shown.append(served)
 
     def _work(self, batch: list[Work]) -> Sequence[Any]:
@@ -119,8 +123,8 @@ class Answerer:
     # ── Following the store ──────────────────────────────────────────────────────────────────────
 
     def _up_to_date(self) -> Live:
-        """Only the answering thread calls this, so nothing else changes the serving model."""
-        # In this order: the next model was published before the state is read, so the state knows it.
+        """Returns the current model and catalogue. Only the answering thread calls this."""
+        # Read `_next` before the state: it was published earlier, so the state includes it.
         following, sales = self._next, self._fresh_sales
         live = self._serving if following is None else following
         state = self.store.state()
@@ -131,7 +135,7 @@ class Answerer:
         elif state.catalogue > known or sales is not None:
             live = live.after(self.store.catalogue(known), sales)
         self._serving = live
-        if self._next is following:  # only now: if something above fails, it is done again
+        if self._next is following:  # cleared last, so that the work is repeated after a failure above
             self._next = None
         if self._fresh_sales is sales:
             self._fresh_sales = None
@@ -140,7 +144,7 @@ class Answerer:
         return live
 
     def _load_soon(self, version: str) -> None:
-        """Load a model that another process has published, while the current one serves."""
+        """Start to load a model that another process has published. The current model serves meanwhile."""
         if self._loading.locked() or time.monotonic() - self._tried.get(version, -1e9) < TRY_AGAIN_AFTER:
             return
         self._tried[version] = time.monotonic()
@@ -153,18 +157,16 @@ class Answerer:
                 self.load(record, publish=False)
         except Exception as error:
             self.failed[version] = str(error)
-            log.exception(
-                "the published model %s cannot be loaded; the previous one goes on serving", version
-            )
+            log.exception("the published model %s cannot be loaded; the previous model still serves", version)
 
     def load(self, record: ModelRecord, *, publish: bool = True) -> None:
-        """Load a model while the current one serves, publish it unless it is, and swap the two.
+        """Load a model while the current one serves. Publish it if needed, then serve it instead.
 
-        Without `publish`, nothing happens if another model is published by now.
+        Without `publish`, nothing happens if another model was published in the meantime.
         """
         with self._loading:
             published = self.store.state().model == record.version
-            if not published and not publish:  # another model was published while this waited
+            if not published and not publish:  # another model was published while this one waited
                 return
             following = None
             if (self._next or self._serving).record.version != record.version:
@@ -174,14 +176,14 @@ class Answerer:
                 self.store.publish(record)
             self._next = following or self._next
             self.failed.pop(record.version, None)
-            self._tried.pop(record.version, None)  # if it is published again, it is loaded at once
+            self._tried.pop(record.version, None)  # if published again, load it at once
 
     # ── Housekeeping ─────────────────────────────────────────────────────────────────────────────
 
     def _keep_house(self) -> None:
         follow_at = sales_at = time.monotonic()
         said_at = follow_at - SAY_AGAIN_AFTER
-        forget_at = follow_at - FORGET_EVERY  # also if the service is restarted every day
+        forget_at = follow_at - FORGET_EVERY  # soon after each start, because a service may restart daily
         while not self._stop.wait(SERVED_EVERY):
             try:
                 self.write_shown()
@@ -195,11 +197,11 @@ class Answerer:
                     self.store.forget_served(datetime.now(UTC) - timedelta(days=self._served_days))
                     forget_at = time.monotonic()
             except BundleMageError as error:
-                if time.monotonic() - said_at > SAY_AGAIN_AFTER:  # not twice a second
-                    log.warning("housekeeping waits: %s", error)
+                if time.monotonic() - said_at > SAY_AGAIN_AFTER:  # otherwise it would warn twice a second
+                    log.warning("housekeeping failed and will be tried again: %s", error)
                     said_at = time.monotonic()
             except Exception:
-                log.exception("housekeeping failed; it goes on")
+                log.exception("housekeeping failed unexpectedly and will be tried again")
 
     def _follow_published(self) -> None:
         version = self.store.state().model
@@ -207,21 +209,21 @@ class Answerer:
             self._load_soon(version)
 
     def write_shown(self) -> None:
-        """Write to the store what was served."""
-        with self._writing_shown:  # two at once would write parts of the queue
+        """Write the served answers to the store."""
+        with self._writing_shown:  # two threads at once would each write only a part of the queue
             waiting = [self._shown.popleft() for _ in range(len(self._shown))]
             if not waiting:
                 return
             try:
                 self.store.add_served(waiting)
             except UnstorableError:
-                raise  # it would be refused each time, and hold up what comes after it
+                raise  # the answers are dropped: the store would refuse them again, and later ones would wait
             except BundleMageError:
                 self._shown.extendleft(reversed(waiting))
                 raise
 
     def close(self) -> None:
-        """Answer the questions that wait, write what was served, and stop."""
+        """Answer the waiting questions, write the served answers, and stop."""
         self._stop.set()
         self._housekeeper.join(timeout=10)
         self.batcher.close()
@@ -232,7 +234,7 @@ class Answerer:
 
 
 def check_catalogue(live: Live, items: Sequence[str] = (), bundles: Sequence[str] = ()) -> None:
-    """Raise if an id in a question is not in the catalogue: a typing error is not ignored."""
+    """Raise `UnknownThingsError` if an id is not in the catalogue, because it is probably a typing error."""
     unknown = [name for name in items if name not in live.stock.items]
     if unknown:
         raise UnknownThingsError("item", unknown)
@@ -251,13 +253,13 @@ def _unknown(live: Live, question: Question) -> UnknownThingsError | None:
 
 
 def _opened(live: Live) -> Live:
-    """The same model, ready to serve; raises `ConfigError` if it is the model of another shop."""
+    """Returns `live` prepared for serving. Raises `ConfigError` if the model was trained for another shop."""
     stock = live.stock
     if stock.items and not any(map(live.in_model, stock.items)):
         first, other = next(iter(stock.items)), live.dataset.items[0]
         raise ConfigError(
-            f"the store and the model {live.record.path} are of different shops: no item is in both (the "
-            f"store has {first!r}, the model {other!r}). Give each shop a database of its own with --db"
+            f"the store and the model {live.record.path} belong to different shops: no item is in both (the "
+            f"store has {first!r}, the model {other!r}). Use a separate database for each shop (--db)"
         )
     return live.warm()
 

@@ -1,4 +1,4 @@
-"""How answers are built from what the store, the model and the designer return."""
+"""Builds the answers of the service from results of the store, the model and the designer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bundlemage.wire.answers import BundleOut, EntryOut, ItemOut, RankedBundle, 
 from bundlemage.wire.design_answers import DesignedItem, Designs, DesignsFor
 
 IN_A_DESIGN = 10
-"""The most reasons for each item of a design, because a design has many items."""
+"""Maximum number of reasons for each item of a design. It is small because a design has many items."""
 IN_AN_EXPLANATION = 100
-"""The most reasons in an explanation."""
+"""Maximum number of reasons in an explanation."""
 
-# Each answer has the same field names as the record that it is built from, and ignores the record's other
-# fields. So a new field is named here only if it has to be worked out.
+# An answer takes the fields of its record that have the same names, and ignores the record's other fields.
+# So a new field is named here only if it must be computed.
 
 
 def item_out(item: Item, live: Live) -> ItemOut:
@@ -36,7 +36,7 @@ def _items_of(bundle: Bundle, live: Live) -> list[EntryOut]:
 
 
 def ranked_bundle(answer: Recommendation, live: Live, *, details: bool) -> RankedBundle:
-    """A recommended bundle; with `details` it lists its items."""
+    """A recommended bundle. With `details`, its items are listed."""
     bundle = live.stock.bundles[answer.id]
     facts = {**vars(answer), **vars(bundle)}
     del facts["items"]  # a field that is not set is left out of the JSON
@@ -51,7 +51,7 @@ def ranked_item(answer: Recommendation, live: Live) -> RankedItem:
 
 
 def designs_out(designs: Designs, about: dict[str, Any]) -> DesignsFor:
-    """Designed bundles. `about` holds the fields of the request: its id, the model, the user."""
+    """The answer with designed bundles. `about` holds its other fields: request id, model and user."""
     bundles = tuple(
         design.model_copy(update={"items": tuple(map(_shortened, design.items))}) for design in designs
     )

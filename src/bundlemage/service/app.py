@@ -1,4 +1,4 @@
-"""The application: `open_service` opens everything that routes use, `create_app` adds the routes."""
+"""The web application. `open_service` opens the store and the model; `create_app` adds the routes."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ log = logging.getLogger("bundlemage.service")
 T = TypeVar("T")
 
 LONG_AT_ONCE = 2
-"""The most long requests at the same time, because they take CPU time from recommendations."""
+"""Maximum number of long requests that run at a time. They take CPU time from recommendations."""
 LONG_WAITING = 16
-"""The most long requests that may wait."""
+"""Maximum number of long requests that may wait."""
 
-DESCRIPTION = """Bundles for users, items for bundles. Every change counts in the next answer.
+DESCRIPTION = """Recommends bundles for users and items for bundles. Every change affects the next answer.
 
-Keys go into the header `Authorization: Bearer KEY`; `bundlemage keys create` creates them. Errors are
-`application/problem+json` (RFC 9457)."""
+Send your key in the header `Authorization: Bearer KEY`. `bundlemage keys create` creates a key. Errors have
+the format `application/problem+json` (RFC 9457)."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,20 @@ class Service:
     long_work: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(LONG_AT_ONCE))
 
     async def at_length(self, work: Callable[[Live], T], gone: Callable[[], Awaitable[bool]]) -> T:
-        """Run work that may take seconds, such as a design, in a thread. Only a few run at the same time.
+        """Run `work`, which may take seconds (such as a design), in a thread. Returns its result.
 
-        `gone` says whether the caller has left: then the work is not started.
+        Only a few long requests run at a time. If `gone` says that the caller has left, `work` is not run.
+        Raises `BusyError` if too many requests wait, or if this one waits too long.
         """
         if self.long_work.statistics().tasks_waiting >= LONG_WAITING:
-            raise BusyError(f"{LONG_WAITING} designs and the like are waiting already: try again in a second")
+            raise BusyError(f"{LONG_WAITING} long requests are already waiting: try again in a second")
         patience = self.settings.answer_timeout_s
         with move_on_after(patience) as waiting:
             await self.long_work.acquire()
         if waiting.cancelled_caught:
-            raise BusyError(f"other long requests took over {patience:g} s: try again in a second")
+            raise BusyError(
+                f"the request waited {patience:g} s for other long requests: try again in a second"
+            )
         try:
             if await gone():
                 raise BusyError("the caller has left")
@@ -72,8 +75,8 @@ class Service:
             self.long_work.release()
 
     async def now(self) -> Live:
-        """The up-to-date catalogue and model. The object never changes, so any thread may read it for a long
-        time while the answering thread goes on."""
+        """The current catalogue and model. The object never changes, so any thread may read it while the
+        answering thread continues."""
         return await self.answerer.on_live(lambda live: live)
 
     def close(self) -> None:
@@ -83,7 +86,7 @@ class Service:
 
 
 def open_service(settings: Settings, store: Store, progress: Progress = in_silence) -> Service:
-    """Open a service on a store. An empty store first gets the model's catalogue and histories."""
+    """Open a service on a store. If the store is empty, the model's catalogue and histories are imported."""
     record = _to_serve(store, settings.model)
     if store.is_empty():
         _import_shop(store, record, progress)
@@ -94,25 +97,25 @@ def open_service(settings: Settings, store: Store, progress: Progress = in_silen
         answerer = Answerer(store, record, settings)
     known = store.model(record.version)
     if store.state().model != record.version or known is None or known.path != record.path:
-        store.publish(record)  # only now, as it serves
+        store.publish(record)  # only after it was loaded
     metrics = Metrics(lambda: len(answerer.batcher))
     return Service(settings, store, answerer, metrics, Security(settings, store))
 
 
 def _fallback(record: ModelRecord, named: Path | None, error: ArtifactError) -> ModelRecord:
-    """The named model, if the published one cannot be loaded: an older model is better than none."""
+    """Returns the model `named`, for use when the published model `record` cannot be loaded."""
     other = record_of(named) if named is not None else record
     if other.version == record.version:
         raise ArtifactError(
-            f"{error}. It is the published model; to serve another, name it: "
+            f"{error}. This is the published model; to serve another, name it: "
             "'bundlemage serve MODEL --db URL'"
         ) from None
-    log.warning("%s. It is the published model; %s serves in its place, and is published now", error, named)
+    log.warning("%s. This was the published model; %s is now published and serves instead", error, named)
     return other
 
 
 def _import_shop(store: Store, record: ModelRecord, progress: Progress) -> None:
-    """Write the model's catalogue and histories to the store, unless another process was quicker."""
+    """Write the model's catalogue and histories to the store, unless another process has just done so."""
     try:
         store.import_dataset(Recommender.load(record.path, device="cpu").dataset, progress)
     except StoreError:
@@ -121,10 +124,10 @@ def _import_shop(store: Store, record: ModelRecord, progress: Progress) -> None:
 
 
 def _to_serve(store: Store, named: Path | None) -> ModelRecord:
-    """The published model; or the named one, if the store has never seen it.
+    """The model to serve: the published one, or the named one if it was never published.
 
-    So a service that is started again with its first command serves what was published since then. The
-    first model may be gone by then, or the published one may be in another folder.
+    So a service that is restarted with its original command serves the model that was published last. The
+    named model may have been deleted since, or the published one may be in another folder.
     """
     version = store.state().model
     published = store.model(version) if version is not None else None
@@ -157,7 +160,7 @@ def create_app(service: Service) -> FastAPI:
         version=__version__,
         description=DESCRIPTION,
         lifespan=lifespan,
-        docs_url=None,  # that page loads from a CDN
+        docs_url=None,  # that page loads scripts from a CDN
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,  # an id may end with a slash

@@ -1,4 +1,4 @@
-"""Many questions, one worker thread: those that arrive while it is busy are answered together."""
+"""One worker thread answers all questions. Questions that arrive while it is busy form the next batch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _Waiting: TypeAlias = tuple[Q, "asyncio.Future[A]"]
 
 
 class Batcher(Generic[Q, A]):
-    """Passes questions to a function, all that have arrived at a time. It never waits for a batch to fill.
+    """Passes questions to a function in batches: all questions that are waiting. It never waits for more.
 
-    So a single question is answered at once, and under load batches grow until the work keeps up.
+    So a single question is answered at once. Under load, batches grow until the worker keeps up.
     """
 
     def __init__(
@@ -29,8 +29,8 @@ class Batcher(Generic[Q, A]):
         waiting: int,
         patience: float,
     ) -> None:
-        """`answer` returns an answer or an error for each question, at most `most` at a time. More than
-        `waiting` questions are refused, and a question fails after `patience` seconds."""
+        """`answer` gets at most `most` questions, and returns an answer or an error for each. A question is
+        refused if `waiting` others wait already, and fails after `patience` seconds."""
         self._answer = answer
         self._most = most
         self._waiting = waiting
@@ -41,11 +41,11 @@ class Batcher(Generic[Q, A]):
         self._thread.start()
 
     def __len__(self) -> int:
-        """How many questions are waiting."""
+        """The number of waiting questions."""
         return self._queue.qsize()
 
     async def ask(self, question: Q) -> A:
-        """The answer to a question. Raises `BusyError` if too many wait, or if it takes too long."""
+        """Returns the answer to a question. Raises `BusyError` if too many wait, or if it takes too long."""
         if self._closed or len(self) >= self._waiting:
             raise BusyError(
                 "the service is shutting down"
@@ -58,10 +58,12 @@ class Batcher(Generic[Q, A]):
             async with asyncio.timeout(self._patience):
                 return await future
         except TimeoutError:
-            raise BusyError(f"there was no answer in {self._patience:g} s: ask again in a second") from None
+            raise BusyError(
+                f"there was no answer within {self._patience:g} s: ask again in a second"
+            ) from None
 
     def close(self) -> None:
-        """Answer the questions that wait, then stop."""
+        """Answer the waiting questions, then stop."""
         self._closed = True
         self._queue.put(None)
         self._thread.join(timeout=10)

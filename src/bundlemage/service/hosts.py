@@ -1,4 +1,4 @@
-"""Where a request comes from and where it was sent to: addresses, the Host and Origin headers."""
+"""Finds the sender and the target of a request: its address, and its Host and Origin headers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip
 
 @lru_cache(1024)
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address, without a port, is this machine's own."""
+    """Whether a host name or address (without a port) means this machine itself, such as localhost."""
     name = host.lower().rstrip(".")
-    if name == "localhost" or name.endswith(".localhost"):  # by RFC 6761 these never leave the machine
+    if name == "localhost" or name.endswith(".localhost"):  # RFC 6761: these names never leave the machine
         return True
     try:
         return ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
@@ -26,15 +26,16 @@ def is_loopback(host: str) -> bool:
 
 
 def without_port(authority: str) -> str:
-    """The host of `host:port`, or an empty text if it has another form."""
+    """The host in `host` or `host:port`; an empty text if the form is invalid."""
     parts = _AUTHORITY.fullmatch(authority)
     return "" if parts is None else parts[1]
 
 
 def trust_proxy(scope: MutableMapping[str, Any], headers: dict[bytes, bytes]) -> None:
-    """Take over what a proxy says about the caller's request: the address, the scheme and the host.
+    """Replace the address, scheme and host of a request by those in the X-Forwarded headers of a proxy.
 
-    If there are several values, the proxy wrote the last one; the caller may have invented those before it.
+    If a header has several values, only the last one is used. The proxy wrote that one; the caller may have
+    invented the others.
     """
     if forwarded := headers.get(b"x-forwarded-for"):
         scope["client"] = (_last(forwarded), 0)
@@ -50,21 +51,21 @@ def asked_host(headers: Headers) -> str:
 
 
 def is_own_origin(origin: bytes, headers: Headers) -> bool:
-    """Whether, according to the browser, a page of this service sent the request.
+    """Whether the browser's Origin header names this service, so that its own page sent the request.
 
-    The scheme is ignored: behind a proxy with TLS it is http here and https in the browser.
+    The scheme is ignored: behind a TLS proxy the browser sees https, and the service sees http.
     """
     _, separator, authority = origin.decode("latin-1").lower().partition("://")
     return bool(separator) and authority == asked_host(headers)
 
 
 def was_forwarded(headers: Headers) -> bool:
-    """Whether a proxy says that it passed the request on."""
+    """Whether a header shows that a proxy forwarded the request."""
     return any(name in headers for name in _FORWARDED)
 
 
 def caller_address(scope: Mapping[str, Any]) -> str:
-    """The address whose requests are counted; for IPv6 the network, because a caller has 2^64 addresses."""
+    """The caller's address for rate limits. For IPv6 it is the /64 network, which one caller usually owns."""
     client = scope.get("client")
     address = str(client[0]) if client else "unknown"
     if ":" not in address:

@@ -1,8 +1,8 @@
 """Logs: one JSON object per line on stderr, without personal data.
 
-The line of a request has the route's template, never the path. The line of an error has its type and its
-trace, never its message or values, unless the settings ask for messages. The trace of each kind of error is
-logged once a minute, because in an outage all requests fail in the same way.
+The line of a request has the route's template and never the path, which may contain a user's id. The line of
+an error has its type and its trace. It has the message only if the settings allow it. The trace of each kind
+of error is logged at most once a minute, because in an outage all requests fail in the same way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(f"{SERVICE}.service")
 
 
 class JsonLines(logging.Formatter):
-    """A record as a JSON object. The entries of a record's `fields` become fields of the object."""
+    """Formats a log record as a JSON object. The entries of its `fields` become fields of the object."""
 
     def __init__(self, messages_of_errors: bool = False) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class JsonLines(logging.Formatter):
         return _encode(line)
 
     def _described(self, error: BaseException, traced: bool) -> dict[str, Any]:
-        """One error with its trace, outermost call first."""
+        """The fields of one error. The trace begins with the outermost call."""
         description: dict[str, Any] = {"type": _type_of(error)}
         if self.messages_of_errors:
             description["message"] = str(error)
@@ -56,24 +56,24 @@ class JsonLines(logging.Formatter):
 
 
 class Traces:
-    """Decides which traces to log: the first of each kind of error, and then one every `seconds`."""
+    """Decides which traces to log: for each kind of error the first, and then at most one per `seconds`."""
 
     def __init__(self, seconds: float = 60.0, most_kinds: int = 200) -> None:
         self._seconds = seconds
         self._most_kinds = most_kinds
         self._shown: dict[Hashable, tuple[float, str, int]] = {}
-        """By kind: the time of the last logged trace, its request, and the number left out since then."""
+        """For each kind: time and request id of the last logged trace, and how many were left out since."""
         self._lock = threading.Lock()
 
     def look(self, kind: Hashable, request_id: str, now: float) -> tuple[str | None, int]:
-        """Returns the request whose trace is the same, or None if the trace is to be logged now; and how many
-        traces were left out since the last one."""
+        """Returns the id of the request whose log line has the same trace, or None if this trace is to be
+        logged; and the number of traces that were left out since the last logged one."""
         with self._lock:
             at, first, left_out = self._shown.pop(kind, (-math.inf, "", 0))
             again = now - at >= self._seconds
             self._shown[kind] = (now, request_id, 0) if again else (at, first, left_out + 1)
             if len(self._shown) > self._most_kinds:
-                del self._shown[next(iter(self._shown))]  # the kind that happened longest ago
+                del self._shown[next(iter(self._shown))]  # the kind that last occurred longest ago
             return (None, left_out) if again else (first, left_out + 1)
 
     def clear(self) -> None:
@@ -103,7 +103,7 @@ def _type_of(error: BaseException) -> str:
 
 
 def _kind_of(error: BaseException) -> Hashable:
-    """Errors are of one kind if their types and the lines that raised them are the same."""
+    """The kind of an error: errors with the same types and the same raising lines are of one kind."""
     chain = _chain(error)
     return tuple((_type_of(one), str(traceback.extract_tb(one.__traceback__, limit=-1))) for one in chain)
 
@@ -111,10 +111,10 @@ def _kind_of(error: BaseException) -> Hashable:
 def configure(*, debug: bool = False, stream: TextIO | None = None) -> None:
     """Write the logs of the service and its server to stderr as JSON lines.
 
-    Start the server with `log_config=None, access_log=False`, because its own access log has paths and
-    addresses.
+    Start the server with `log_config=None, access_log=False`, because its own access log contains paths and
+    addresses. `debug` also logs the messages of errors.
     """
-    _traces.clear()  # earlier traces are not in this stream
+    _traces.clear()  # the new stream does not contain the earlier traces
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines(messages_of_errors=debug))
     for name in (SERVICE, "uvicorn"):
@@ -127,7 +127,7 @@ def failure(event: str, error: BaseException, request_id: str) -> None:
     """Log an error that only the operator of the service can fix."""
     same_as, left_out = _traces.look(_kind_of(error), request_id, time.monotonic())
     fields: dict[str, Any] = {"request_id": request_id}
-    if isinstance(error, StoreError):  # such as a full disk; it never contains stored data
+    if isinstance(error, StoreError):  # its message, such as "disk full", never contains stored data
         fields["reason"] = str(error)
     if same_as is not None:
         fields["same_as"] = same_as

@@ -1,4 +1,4 @@
-"""The service's counters, for Prometheus and for its own page."""
+"""The counters of the service, for Prometheus and for the Insights page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Metrics:
         seconds = "Time from the request's headers to the last byte of its answer."
         self._seconds = self._new(Histogram, "request_seconds", seconds, "route", buckets=_SECONDS)
         self._answers = self._new(
-            Counter, "answers_total", "Things recommended, by what chose them.", "source"
+            Counter, "answers_total", "Recommended items and bundles, by source.", "source"
         )
         self._interactions = self._new(Counter, "interactions_total", "Interactions written to the store.")
         self._model = self._new(Gauge, "model_info", "The model that serves; always 1.", "version name")
@@ -36,14 +36,14 @@ class Metrics:
         if queue_length is not None:
             queue.set_function(queue_length)  # called whenever the metrics are read
         self._recent: deque[float] = deque(maxlen=_KEPT)
-        # Looking up a labelled counter takes several times as long as counting.
+        # Keeps the labelled counters, because looking one up takes much longer than counting.
         self._counters: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
     def _new(self, kind: type[M], name: str, meaning: str, labels: str = "", **options: Any) -> M:
         return kind(f"bundlemage_{name}", meaning, labels.split(), registry=self.registry, **options)
 
     def request(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Count a request. The route is a template and the methods are few, so there are few labels."""
+        """Count a request. `route` is a template and not a path, to keep the number of labels small."""
         labels = (route, method if method in _METHODS else "OTHER", status)
         pair = self._counters.get(labels)
         if pair is None:
@@ -53,7 +53,7 @@ class Metrics:
         pair[1].observe(seconds)
 
     def answered(self, seconds: float, sources: Mapping[str, int]) -> None:
-        """Count a recommendation: its time, and the number of answers from each source."""
+        """Count an answered question: its time, and the number of recommendations from each source."""
         self._recent.append(seconds)
         for source, count in sources.items():
             self._answers.labels(source).inc(count)
@@ -63,12 +63,12 @@ class Metrics:
         self._interactions.inc(interactions)
 
     def serves(self, version: str, name: str) -> None:
-        """Set the model that serves now."""
+        """Record which model serves now."""
         self._model.clear()
         self._model.labels(version, name).set(1)
 
     def latency(self) -> Latency:
-        """The nearest-rank percentiles of the last few thousand recommendations."""
+        """Response times of the last few thousand questions, as nearest-rank percentiles."""
         ordered = sorted(self._recent)
         if not ordered:
             return Latency(count=0, p50_ms=None, p95_ms=None, p99_ms=None)
@@ -77,5 +77,5 @@ class Metrics:
         return Latency(count=len(ordered), p50_ms=p50, p95_ms=p95, p99_ms=p99)
 
     def exposition(self) -> bytes:
-        """Everything in Prometheus' text format; its media type is CONTENT_TYPE."""
+        """All metrics in the text format of Prometheus. Its media type is CONTENT_TYPE."""
         return generate_latest(self.registry)

@@ -1,7 +1,8 @@
-"""What happens to every request before and after its route, in one ASGI layer, because each layer costs time.
+"""The work before and after every route. It is one ASGI layer, because each layer costs time.
 
-Before: a request id, the rate and size limits, the rule against writes from other sites, the caller's role.
-After: security headers, the answer to unexpected errors, one count and one line in the log.
+Before the route, it sets a request id, checks the rate and size limits, refuses writes from pages of other
+sites, and identifies the caller. After the route, it adds security headers, answers unexpected errors, counts
+the request and writes one line to the log.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ _SECURITY_HEADERS = (
     (b"permissions-policy", _PERMISSIONS.encode()),
 )
 _NO_STORE = (b"cache-control", b"no-store")
-_ASK_AGAIN = (b"cache-control", b"no-cache")  # keep it, but check by its ETag whether it has changed
+_ASK_AGAIN = (b"cache-control", b"no-cache")  # browsers keep it, but check by its ETag whether it has changed
 
 
 class Frame:
-    """The ASGI layer. It uses `app.state.service`."""
+    """The ASGI layer around the app. It uses `app.state.service`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -74,13 +75,13 @@ class Frame:
         try:
             self._admit(scope, headers, service)
             if path.startswith(_API) and path != _LOGIN:
-                # Here, because a route reads and parses the whole body before it checks the caller.
+                # Checked here, because a route parses the whole body before it checks the caller.
                 await service.security.identify(request)
-            if b"transfer-encoding" in headers:  # otherwise the server itself stops at Content-Length
+            if b"transfer-encoding" in headers:  # otherwise the server stops reading at Content-Length
                 receive = _limited(receive, service.settings.body_limit)
             await self.app(scope, receive, framed)
         except Exception as error:
-            if status:  # a part of the answer is sent: the server must close the connection
+            if status:  # a part of the answer was sent, so the server must close the connection
                 logs.failure("failed", error, request_id)
                 raise
             answer = await answer_of(request, error)
@@ -108,8 +109,8 @@ class Frame:
             raise ApiError(
                 403,
                 "From another site",
-                "A page of another site sent this request, and only the service's own page may change things "
-                "from a browser. If this is its own page, the proxy must pass on the Host header.",
+                "A page of another site sent this request. From a browser, only the service's own page may "
+                "change data. If this is its own page, the proxy must pass on the Host header.",
             )
 
 
@@ -119,7 +120,7 @@ def _too_large(limit: int) -> ApiError:
 
 
 def _limited(receive: Receive, limit: int) -> Receive:
-    """For a body of unknown length: count its bytes, and stop reading after the limit."""
+    """Wrap `receive` for a body of unknown length: it counts the bytes, and refuses more than `limit`."""
     seen = 0
 
     async def counted() -> Message:
@@ -135,7 +136,7 @@ def _limited(receive: Receive, limit: int) -> Receive:
 
 
 def _request_id(headers: dict[bytes, bytes]) -> str:
-    """The caller's own id if it is valid, so that both logs can be joined; otherwise a new one."""
+    """The id that the caller sent, if it is valid, so that both logs can be joined; otherwise a new id."""
     sent = headers.get(b"x-request-id")
     if sent is not None and _REQUEST_ID.fullmatch(sent):
         return sent.decode("ascii")
@@ -143,7 +144,7 @@ def _request_id(headers: dict[bytes, bytes]) -> str:
 
 
 def _caching(path: str, status: int, headers: Any) -> tuple[tuple[bytes, bytes], ...]:
-    """Browsers may keep only the page and its files."""
+    """The Cache-Control header, unless there is one. Browsers may cache only the pages and their files."""
     kind = b""
     for name, value in headers:
         if name == b"cache-control":
@@ -156,7 +157,7 @@ def _caching(path: str, status: int, headers: Any) -> tuple[tuple[bytes, bytes],
 
 
 def _template(scope: Scope, path: str) -> str:
-    """The route's template. A path may contain a user's id, and there are endlessly many paths."""
+    """The route's template, for logs and metrics. Paths are too many, and may contain a user's id."""
     if path.startswith(f"{_STATIC}/"):
         return _STATIC
     template = getattr(scope.get("route"), "path_format", None)

@@ -1,4 +1,4 @@
-"""Errors become answers with problem details (RFC 9457), which the OpenAPI document describes."""
+"""Turns errors into answers with problem details (RFC 9457), and describes them in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MEDIA_TYPE = "application/problem+json"
 _MOST_ERRORS = 20
 _shorten = Repr()
 _shorten.maxstring = _shorten.maxother = _shorten.maxlong = 60
-# The status and the title of the answer for each of our own errors whose message is for callers.
+# Our own errors with a message that callers may see: the status and the title of the answer.
 _OURS: dict[type, tuple[int, str]] = {
     UnknownIdError: (422, "Unknown id"),
     OutOfTimeError: (422, "No answer in time"),
@@ -58,8 +58,8 @@ _OURS: dict[type, tuple[int, str]] = {
 
 
 class ApiError(HTTPException):
-    """A refused request. It is an HTTPException, because the framework passes these on from everywhere, also
-    while it reads the body. `members` are the fields that only this kind of problem has."""
+    """A refused request. It is an HTTPException, because the framework passes these on, also while it reads
+    the body. `members` are additional fields of this kind of problem."""
 
     def __init__(
         self, status: int, title: str, detail: str, headers: Mapping[str, str] | None = None, **members: Any
@@ -84,7 +84,7 @@ class ApiError(HTTPException):
 _UNEXPECTED = ApiError(
     500, "Internal error", "The service failed to answer. The log has the reason under this request's id."
 )
-# Callers do not get the message of a store, which names hosts and files.
+# Callers must not see the message of a StoreError, because it names hosts and files.
 _UNAVAILABLE = ApiError(
     503,
     "Store unavailable",
@@ -95,7 +95,7 @@ _UNAVAILABLE = ApiError(
 
 
 def newer_than_the_model(what: str) -> ApiError:
-    """The answer if an item or a bundle is newer than the model. `what` is a subject with its verb."""
+    """The refusal for an item or bundle that is newer than the model. `what` is like "it is"."""
     return ApiError(
         409,
         "Not in the model",
@@ -105,19 +105,19 @@ def newer_than_the_model(what: str) -> ApiError:
 
 
 async def answer_of(request: Request, error: Exception) -> Response:
-    """The answer to any error. An error whose message is not for callers is logged."""
+    """Returns the answer to any error. If callers may not see its message, the error is logged."""
     request_id = request.state.request_id
     refusal = _refusal(request, error)
     if refusal is None:
         logs.failure("failed", error, request_id)
         refusal = _UNAVAILABLE if isinstance(error, StoreError) else _UNEXPECTED
-    # Plain ASCII, because a text quoted from a request may not be valid in UTF-8.
+    # Plain ASCII, because text quoted from a request may not be valid UTF-8.
     content = json.dumps(refusal.problem(request_id)).encode("ascii")
     return Response(content, refusal.status_code, refusal.headers, MEDIA_TYPE)
 
 
 def _refusal(request: Request, error: Exception) -> ApiError | None:
-    """An error as a refusal; None if its message is not for callers."""
+    """Convert an error to a refusal; None if callers may not see its message."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestValidationError):
@@ -128,32 +128,32 @@ def _refusal(request: Request, error: Exception) -> ApiError | None:
 
 
 def _from_ours(error: Exception) -> ApiError | None:
-    for kind in type(error).__mro__:  # the nearest kind first
+    for kind in type(error).__mro__:  # the most specific class first
         if kind in _OURS:
             status, title = _OURS[kind]
             headers = {"Retry-After": "1"} if status == 503 else None
-            # The members of an impossible design.
+            # Only an ImpossibleDesignError has these.
             members = {name: getattr(error, name) for name in ("conflict", "changes") if hasattr(error, name)}
             return ApiError(status, title, str(error), headers, **members)
     return None
 
 
 def _from_http(request: Request, error: HTTPException) -> ApiError:
-    """An error of the framework as one of our refusals."""
+    """Convert an error of the framework to one of our refusals."""
     status = error.status_code
     if status == 404:
         return ApiError(404, "No such route", "There is no such route; GET /openapi.json lists all.")
     if status == 405:
-        allowed = ", ".join(_methods(request)) or "GET"  # of a static file, which has no route
+        allowed = ", ".join(_methods(request)) or "GET"  # a static file has no route
         detail = f"This route does not answer {request.method}. It answers {allowed}."
         return ApiError(405, "Wrong method", detail, {"Allow": allowed})
-    if status == 400:  # a body that is not text: for a caller the same as invalid JSON
+    if status == 400:  # the body is not text; report it like invalid JSON
         return ApiError(422, "Invalid request", "body: cannot be read; JSON in UTF-8 is expected")
     return ApiError(status, HTTPStatus(status).phrase, str(error.detail), error.headers)
 
 
 def _methods(request: Request) -> dict[str, None]:
-    """The methods of a path. The framework names those of one route only; a path may have several routes."""
+    """The methods of a path, which may have several routes. (The framework names those of one route.)"""
     return {
         method: None
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -192,18 +192,18 @@ def _field_error(fault: Mapping[str, Any]) -> FieldError:
 
 
 def _dotted(path: Sequence[str | int]) -> str:
-    """The path of a field, such as `interactions[2].user_id`. Callers may send names of any length."""
+    """The path of a field, such as `interactions[2].user_id`. Long names from callers are cut."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{step:.60}" for step in path)
     return "".join(steps).removeprefix(".")
 
 
 def install(app: FastAPI) -> None:
-    """Turn every error of the app into a problem answer, and describe these in its OpenAPI document."""
+    """Make the app answer every error with a problem, and describe problems in its OpenAPI document."""
     for kind in (HTTPException, RequestValidationError, BundleMageError):
         app.add_exception_handler(kind, answer_of)
     plain_document = app.openapi
 
-    @cache  # routes look up their parameters in it
+    @cache  # every request with a query looks up its parameters in it
     def document() -> dict[str, Any]:
         described = plain_document()
         schemas = described.setdefault("components", {}).setdefault("schemas", {})
@@ -221,13 +221,13 @@ def _documented(meaning: str, example: ApiError) -> dict[str, Any]:
     return {"description": meaning, "content": {MEDIA_TYPE: content}}
 
 
-# The title of an example, and the meaning of each status.
+# For each status: the title of its example, and its meaning.
 _MEANINGS = {
     401: ("Key needed", "No key, or a wrong one."),
     403: ("Role too weak", "The key's role is too weak, or the request comes from another site."),
-    404: ("Not found", "There is nothing with this id."),
+    404: ("Not found", "Nothing has this id."),
     409: ("Not with this model", "Not possible in the current state."),
-    412: ("Is there already", "The id is in use already, and the request has 'If-None-Match: *'."),
+    412: ("Is there already", "The id is already in use, and the request has 'If-None-Match: *'."),
     413: ("Body too large", "The body is too large."),
     422: ("Invalid request", "Something in the request is wrong."),
     429: ("Too many requests", "Too many requests; the header Retry-After says when to ask again."),
@@ -237,7 +237,7 @@ _MEANINGS = {
 
 
 def responses(*codes: int) -> dict[int | str, dict[str, Any]]:
-    """A route's refusals for the OpenAPI document. Every route has 422 and 500, so they need not be named."""
+    """The refusals of a route, for the OpenAPI document. 422 and 500 are always added to `codes`."""
     meanings = {status: _MEANINGS[status] for status in sorted({*codes, 422, 500})}
     return {
         status: _documented(meaning, ApiError(status, title, meaning))
@@ -246,8 +246,8 @@ def responses(*codes: int) -> dict[int | str, dict[str, Any]]:
 
 
 def impossible_design() -> dict[str, Any]:
-    """The refusal with status 422 of a route that designs bundles, for the OpenAPI document."""
-    # Rules with keys, because the document leaves null out of examples.
+    """The refusal (status 422) for an impossible design, for the OpenAPI document."""
+    # These rules have keys, because the document omits null from examples.
     rules = [
         Rule("must", "g0022", "the item 'g0022' in it"),
         Rule("at_most", "Seafaring", "nothing with the tag 'Seafaring'"),
@@ -256,7 +256,7 @@ def impossible_design() -> dict[str, Any]:
     example = _from_ours(ImpossibleDesignError(rules, [Change((Step("at_most", "Seafaring", 1.0),), text)]))
     assert example is not None
     return _documented(
-        "Something in the request is wrong, or no bundle meets all conditions: then 'conflict' and 'changes' "
-        "say why, and what would help.",
+        "Something in the request is wrong, or no bundle meets all conditions. In the second case, "
+        "'conflict' says why, and 'changes' says what would help.",
         example,
     )

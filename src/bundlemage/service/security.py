@@ -1,4 +1,4 @@
-"""Who may do what: API keys, sessions of the page, request limits, and the rules without keys."""
+"""Access control: API keys, sessions of the web page, request limits, and the rules without keys."""
 
 from __future__ import annotations
 
@@ -48,29 +48,29 @@ class Principal:
 
 LOCAL = Principal("admin", "local")
 _Cache = dict[bytes, tuple[Principal, float]]
-"""By the digest of a key or token: the caller, and until when the entry is valid."""
+"""Maps the digest of a key or token to the caller and the time at which the entry expires."""
 
 
 def make_key(role: Role, name: str = "") -> tuple[str, Key]:
-    """Create a key. Returns its text, which is shown once, and the record for the store."""
+    """Create a key. Returns its text, which is shown only once, and its record for the store."""
     identity, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     return f"bm_{identity}_{secret}", Key(identity, role, name, _digest(secret), datetime.now(UTC))
 
 
 def check_may_listen(host: str, has_keys: bool, trust_proxy: bool = False) -> None:
-    """Raise a ConfigError if other machines could reach the service and it has no keys."""
+    """Raise a ConfigError if the service has no keys and other machines could reach it."""
     if has_keys or (hosts.is_loopback(host) and not trust_proxy):
         return
     place = f"on {host}" if not hosts.is_loopback(host) else "behind a proxy"
     raise ConfigError(
-        f"the store has no API key, and without one everybody who reaches the service {place} could read and "
+        f"the store has no API key. Without one, everybody who can reach the service {place} could read and "
         f"change everything. Create a key first: {_HOW_TO_MAKE_A_KEY}; or listen on 127.0.0.1"
     )
 
 
 class Security:
-    """Identifies callers. Keys and sessions are looked up in the store and cached for some seconds, so a
-    revoked key ends within that time. For use on one event loop."""
+    """Identifies callers and limits their requests. Keys and sessions from the store are cached for some
+    seconds, so a revoked key still works for that long. Use it on one event loop only."""
 
     def __init__(self, settings: Settings, store: Store, seconds_cached: float = 5.0) -> None:
         self.settings = settings
@@ -85,9 +85,9 @@ class Security:
         self._keys_on: tuple[bool, float] = (True, 0.0)
 
     async def identify(self, request: Request) -> Principal:
-        """The caller, looked up once for each request and kept with it.
+        """Returns the caller of a request. The result is kept in `request.state`.
 
-        A wrong key is refused even if no key is needed, because its sender relies on it.
+        A wrong key is refused even if no key is needed, because the sender expects it to be checked.
         """
         state = request.state
         if not hasattr(state, "principal"):
@@ -117,7 +117,7 @@ class Security:
         return LOCAL
 
     async def keys_are_on(self) -> bool:
-        """Whether the service has keys, so that every request needs one."""
+        """Whether the service has keys. If it has, every request needs one."""
         on, until = self._keys_on
         now = time.monotonic()
         if now >= until:
@@ -142,14 +142,14 @@ class Security:
         """End a session."""
         digest = _digest(token)
         await asyncio.to_thread(self._store.end_session, digest)
-        self._known_sessions.pop(digest, None)  # last, because it could be looked up once more meanwhile
+        self._known_sessions.pop(digest, None)  # last, because a request in between could cache it again
 
     def admit(self, scope: Any, headers: hosts.Headers) -> None:
         """Count a request. Raises an ApiError if the caller has sent too many.
 
-        A request counts for its key only if the key was valid some seconds ago. Otherwise it counts for the
-        address, so that nobody can use up the share of somebody else's key, or get a new share with every
-        invented key. Probes have their own share, so that they do not fail because others send many requests.
+        A request counts for its key only if the cache holds the key as valid. Otherwise it counts for the
+        address: invented keys must not use up the limit of a real key, nor get a new limit each. Health
+        checks have their own limit, so that they do not fail when others send many requests.
         """
         known = self._known_keys.get(hashlib.sha256(headers.get(b"authorization", b"")[7:]).digest())
         probe = scope["path"] in _PROBES
@@ -160,10 +160,10 @@ class Security:
         _count(self._probes if probe else self._rate, caller, "Too many requests in a short time.")
 
     def _check_local(self, headers: hosts.Headers) -> None:
-        """Without keys every caller is admin, so only this machine's own users may call, by its own name.
+        """Raise an ApiError unless the request comes from this machine. Without keys, all callers are admins.
 
-        Another site can point its own name at 127.0.0.1 and let a visitor's browser send requests; the Host
-        header is then that name. A service that others can reach and that has no keys left refuses everybody.
+        The Host header must be a local name: another site can point its own name at 127.0.0.1 and let a
+        visitor's browser send requests. If other machines can reach the service, everybody is refused.
         """
         if not hosts.is_loopback(self.settings.host) or self.settings.trust_proxy:
             raise ApiError(
@@ -202,7 +202,7 @@ class Security:
         return await asyncio.to_thread(self._store.session, _digest(token))
 
     async def _verified(self, text: str) -> Key | None:
-        """The key with this text; None if it is wrong or revoked. Both take the same time to check."""
+        """Returns the key with this text; None if it is wrong or revoked. The time does not reveal which."""
         parts = _KEY.fullmatch(text)
         if parts is None:
             return None
@@ -215,8 +215,8 @@ class Security:
 class Buckets:
     """A token bucket for each caller, in bounded memory.
 
-    It keeps only the time at which each bucket will be full again: the bucket then holds `burst` tokens, and
-    now it holds those minus the ones that flow in until then.
+    For each bucket, only the time is kept at which it will be full again, with `burst` tokens. The current
+    number of tokens is `burst` minus the tokens that will be added until then.
     """
 
     def __init__(self, per_second: float, burst: float, most_callers: int = 20_000) -> None:
@@ -226,8 +226,8 @@ class Buckets:
         self._full_at: dict[str, float] = {}
 
     def take(self, caller: str, now: float) -> float:
-        """Take a token. Returns 0, or the seconds until there is one; a refusal costs nothing."""
-        full_at = max(self._full_at.pop(caller, now), now)  # removed and added again: the latest comes last
+        """Take a token. Returns 0, or if the bucket is empty the seconds until the next token."""
+        full_at = max(self._full_at.pop(caller, now), now)  # added again below, so the latest caller is last
         later = full_at + self._seconds_each
         wait = later - now - self._depth
         if wait > 1e-9:
@@ -235,7 +235,7 @@ class Buckets:
             return wait
         self._full_at[caller] = later
         if len(self._full_at) > self._most_callers:
-            # Forget the caller that was quiet longest: its bucket is most likely full, like a new one.
+            # Forget the caller whose last request is oldest: its bucket is most likely full, like a new one.
             del self._full_at[next(iter(self._full_at))]
         return 0.0
 
@@ -250,7 +250,7 @@ def session_token(request: Request) -> str | None:
 
 
 def _count(buckets: Buckets, caller: str, reason: str) -> None:
-    """Take a token of the caller's bucket. Raises an ApiError if there is none."""
+    """Take a token from the caller's bucket. Raises an ApiError with `reason` if it is empty."""
     wait = buckets.take(caller, time.monotonic())
     if wait:
         seconds = str(max(1, math.ceil(wait)))
@@ -258,8 +258,8 @@ def _count(buckets: Buckets, caller: str, reason: str) -> None:
 
 
 class _Allowed(HTTPBearer):
-    """A dependency that checks the caller's role. It is also the security scheme in the OpenAPI document,
-    because using the framework's own schemes takes 50% longer."""
+    """A dependency that checks the caller's role. It is also the security scheme in the OpenAPI document: a
+    separate scheme of the framework would make requests 50% slower."""
 
     def __init__(self, role: Role) -> None:
         super().__init__(
@@ -275,7 +275,7 @@ class _Allowed(HTTPBearer):
         if ROLES[principal.role] < ROLES[self.role]:
             detail = f"This needs a key of role {self.role!r}; this one has the role {principal.role!r}."
             raise ApiError(403, "Role too weak", detail)
-        _check_parameters(request)  # last, because strangers must learn nothing about a route
+        _check_parameters(request)  # last, so that callers without a role learn nothing about a route
         return principal
 
 
@@ -289,7 +289,7 @@ def _check_parameters(request: Request) -> None:
     if not request.scope["query_string"]:
         return
     described = request.app.openapi()["paths"].get(request.scope["route"].path_format)
-    if described is None:  # a page, which reads its own parameters
+    if described is None:  # a page: it reads its own parameters
         return
     documented = described.get(request.method.lower(), {}).get("parameters", ())
     known = [parameter["name"] for parameter in documented if parameter["in"] == "query"]

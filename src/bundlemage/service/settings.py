@@ -1,4 +1,4 @@
-"""The settings of the service, with their meanings. An unknown setting is an error."""
+"""The settings of the service. An unknown setting is an error."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ class Settings(BaseModel):
     host: str = "127.0.0.1"
     """The address to listen on. Any address other than this machine's own needs API keys."""
     port: int = Field(default=8000, ge=0, le=65535)
-    """The port to listen on; 0 takes a free one."""
+    """The port to listen on; 0 chooses a free port."""
     db: str = "sqlite:///bundlemage.db"
     """The URL of the store: `sqlite:///FILE` or `postgresql://…`."""
     model: Path | None = None
     """A saved model to publish and serve; None serves the model that the store names."""
     rate_limit: float = Field(default=2000, gt=0)
-    """Requests per second and caller. A caller is a key, or an address without a key. After a pause, twice as
-    many may come at once."""
+    """Requests per second of one caller. A caller is a key, or an address if no key is sent. After a pause,
+    up to twice this number may arrive at once."""
     login_limit: float = Field(default=10, gt=0)
-    """Login attempts per minute and address."""
+    """Login attempts per minute from one address."""
     body_limit: int = Field(default=1024 * 1024, ge=1)
     """Maximum number of bytes of a request body."""
     session_hours: float = Field(default=12, gt=0)
     """Hours until a login of the page expires."""
     served_days: int = Field(default=30, ge=1)
-    """Days for which answers are kept, to see which purchases follow from them."""
+    """Days for which served answers are kept. They show which purchases followed a recommendation."""
     answer_timeout_s: float = Field(default=10, gt=0)
-    """Seconds that a request may wait for its answer."""
+    """Maximum number of seconds that a request waits for its answer."""
     threads: int = Field(default=1, ge=1)
-    """Number of CPU threads of the model. Batches are small, so one thread is as fast as several, up to some
-    hundred thousand bundles."""
+    """Number of CPU threads of the model. Batches are small, so one thread is as fast as several, unless
+    there are more than some hundred thousand bundles."""
     queue_limit: int = Field(default=2000, ge=1)
-    """Maximum number of waiting requests; further ones are refused with 503."""
+    """Maximum number of waiting requests. Further requests are refused with status 503."""
     trust_proxy: bool = False
-    """Whether a proxy is in front of the service, so that X-Forwarded-For, -Proto and -Host are trusted.
-    Without a proxy, callers could forge them."""
+    """Whether to trust the headers X-Forwarded-For, -Proto and -Host. Set it only behind a proxy: otherwise
+    callers could forge them."""
     debug: bool = False
     """Whether to log the messages of unexpected errors, which may contain personal data."""

@@ -20,12 +20,12 @@ router = APIRouter(prefix="/v1", tags=["catalogue"])
 Thing = TypeVar("Thing", Item, Bundle)
 OnlyNew = Annotated[
     Literal["*"] | None,
-    Header(description="'*': only if there is nothing with this id. A withdrawn one counts, too."),
+    Header(description="'*' means: only if the id is new. The id of something withdrawn is not new."),
 ]
 
 
 class PageOf(BaseModel):
-    """The query of a page of items or bundles."""
+    """The query parameters of a page of items or bundles."""
 
     search: str = Field("", max_length=200, pattern=r"^[^\x00]*$", description="A part of the title or id.")
     tag: Tag | None = Field(None, description="Only items or bundles with this tag.")
@@ -33,7 +33,7 @@ class PageOf(BaseModel):
     offset: int = Field(0, ge=0, lt=2**31)
 
     def matches(self, things: Mapping[str, Thing]) -> list[Thing]:
-        """The items or bundles on sale that match, on all pages, ordered by title."""
+        """All items or bundles on sale that match the query, ordered by title."""
         text = self.search.casefold()
         matches = [
             thing
@@ -45,7 +45,7 @@ class PageOf(BaseModel):
         return sorted(matches, key=lambda thing: ((thing.title or thing.id).casefold(), thing.id))
 
     def cut(self, matches: list[Thing]) -> list[Thing]:
-        """The part of the matches that is on this page."""
+        """The matches on this page."""
         return matches[self.offset : self.offset + self.limit]
 
 
@@ -53,7 +53,7 @@ Page = Annotated[PageOf, Query()]
 
 
 def _new(answer: type[BaseModel]) -> dict[int | str, Any]:
-    return {201: {"model": answer, "description": "It is new."}}
+    return {201: {"model": answer, "description": "The item or bundle is new."}}
 
 
 @router.get("/items", **allow("read"))
@@ -85,7 +85,7 @@ async def tags(service: TheService) -> Tags:
 
 @router.get("/items/{item_id:id}", **allow("read", 404))
 async def item(item_id: ItemId, service: TheService) -> ItemOut:
-    """An item. It may be withdrawn."""
+    """An item of the catalogue, also if it is withdrawn."""
     live = await service.now()
     return item_out(known("item", item_id, live.stock.items), live)
 
@@ -112,14 +112,14 @@ async def change_item(item_id: ItemId, body: ItemChange, service: TheService) ->
 
 @router.delete("/items/{item_id:id}", status_code=204, **allow("write", 404))
 def withdraw_item(item_id: ItemId, service: TheService) -> None:
-    """Stop selling an item and all bundles that contain it. Histories keep it; PUT restores it."""
+    """Stop selling an item and all bundles that contain it. Histories keep the item. PUT restores it."""
     if not service.store.withdraw("item", item_id):
         raise unknown("item", item_id)
 
 
 @router.get("/bundles/{bundle_id:id}", **allow("read", 404))
 async def bundle(bundle_id: BundleId, service: TheService) -> BundleOut:
-    """A bundle. It may be withdrawn."""
+    """A bundle of the catalogue, also if it is withdrawn."""
     live = await service.now()
     return bundle_out(known("bundle", bundle_id, live.stock.bundles), live)
 
@@ -132,7 +132,7 @@ async def put_bundle(
     response: Response,
     if_none_match: OnlyNew = None,
 ) -> BundleOut:
-    """Add a bundle of items in the catalogue, or replace one. The next answer may already contain it."""
+    """Add a bundle of items in the catalogue, or replace all its fields. The next answer may contain it."""
     record = Bundle(bundle_id, **_stored(body.model_dump()))
     new = await run_in_threadpool(service.store.put, record, only_new=if_none_match is not None)
     response.status_code = 201 if new else 200
@@ -150,13 +150,13 @@ async def change_bundle(bundle_id: BundleId, body: BundleChange, service: TheSer
 
 @router.delete("/bundles/{bundle_id:id}", status_code=204, **allow("write", 404))
 def withdraw_bundle(bundle_id: BundleId, service: TheService) -> None:
-    """Stop recommending a bundle. Histories keep it; PUT restores it."""
+    """Stop recommending a bundle. Histories keep the bundle. PUT restores it."""
     if not service.store.withdraw("bundle", bundle_id):
         raise unknown("bundle", bundle_id)
 
 
 def _stored(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a body as the store keeps them: each id or tag of a list once."""
+    """The fields of a body as the store expects them: lists become tuples without duplicates."""
     return {
         name: tuple(dict.fromkeys(value)) if isinstance(value, list) else value
         for name, value in fields.items()

@@ -1,4 +1,4 @@
-"""Shared by the routes: their options and parameters, and how they get from a request to an answer."""
+"""Parts that routes share: options, parameters, and functions that turn a request into an answer."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ T = TypeVar("T")
 
 
 class _AnyId(PathConvertor):
-    """`{user_id:id}` in a path. An id may contain slashes. It matches line breaks too, so that they are
-    refused: the framework's own `path` drops one at the end, and the request would mean another id."""
+    """Converts `{user_id:id}` in a path. An id may contain slashes. Line breaks match too, so that the check
+    of ids refuses them. The framework's `path` would drop one at the end, which changes the id."""
 
     regex = "(?s:.*)"
 
@@ -38,15 +38,15 @@ register_url_convertor("id", _AnyId())
 
 
 def allow(role: Role, *codes: int, also: dict[int | str, Any] | None = None) -> dict[str, Any]:
-    """The options of a route: the role that it needs, and its answers in the OpenAPI document.
+    """Returns options of a route: the role that a caller needs, and the answers for the OpenAPI document.
 
-    `codes` are its refusals besides those that every such route may give. `also` describes other answers.
+    `codes` are statuses of refusals, besides those of every such route. `also` describes other answers.
     """
     documented = {**responses(401, 403, 429, 503, *codes), **(also or {})}
     return {"dependencies": [Depends(require(role))], "responses": documented}
 
 
-# Dependencies without I/O are async, because FastAPI would run each other one in a thread.
+# These dependencies are async, because FastAPI would run a plain function in a thread.
 
 
 async def service_of(request: Request) -> Service:
@@ -70,7 +70,7 @@ async def where_of_query(
     tags: Annotated[list[Tag], Query(max_length=100, description="At least one of these tags.")] = [],  # noqa: B006
     min_price: Annotated[Price | None, Query()] = None,
     max_price: Annotated[Price | None, Query()] = None,
-    in_stock: Annotated[bool, Query(description="Only what is in stock.")] = False,
+    in_stock: Annotated[bool, Query(description="Only items and bundles in stock.")] = False,
     exclude: Annotated[  # the length of a URL is limited
         list[Id], Query(max_length=100, description="None of these ids; POST /v1/recommend takes more.")
     ] = [],  # noqa: B006
@@ -82,12 +82,12 @@ WhereOfQuery = Annotated[Where, Depends(where_of_query)]
 
 
 def filter_of(where: Where) -> Filter | None:
-    """The filter of a request; None without conditions, so that all such requests share one batch."""
+    """The filter of a request. It is None if there are no conditions; such requests share one batch."""
     return None if where == _EVERYTHING else Filter(**where.model_dump())
 
 
 def owned_of(asker: UserOrHistory) -> Owned | None:
-    """The history in a request, each id once; None for a user whose history the store keeps."""
+    """The history in a request, without duplicate ids. None if the request names a user instead."""
     if asker.history is None:
         return None
     items, bundles = asker.history.items, asker.history.bundles
@@ -100,7 +100,7 @@ def unknown(kind: str, name: str) -> ApiError:
 
 
 def known(kind: str, name: str, things: Mapping[str, T]) -> T:
-    """The item or bundle with this id. Raises the refusal if there is none."""
+    """Returns the item or bundle with the id `name`. Raises an ApiError (404) if there is none."""
     thing = things.get(name)
     if thing is None:
         raise unknown(kind, name)
@@ -108,7 +108,7 @@ def known(kind: str, name: str, things: Mapping[str, T]) -> T:
 
 
 def check_known_items(live: Live, bundle: Bundle) -> None:
-    """Raise the refusal if the model knows no item of a bundle."""
+    """Raise an ApiError (409) if the model knows none of the items of a bundle."""
     if not any(map(live.in_model, bundle.items)):
         raise newer_than_the_model(f"all items of the bundle {bundle.id!r} are")
 
@@ -116,7 +116,7 @@ def check_known_items(live: Live, bundle: Bundle) -> None:
 async def answer_to(
     request: Filtered, k: int, partial: tuple[str, ...] | None, service: Service, request_id: str
 ) -> Answer:
-    """Ask the model for bundles, or with `partial` for items. Counts and remembers the answer."""
+    """Ask the model for `k` bundles, or for `k` items to add to `partial`. Counts and records the answer."""
     began = time.perf_counter()
     user = owned_of(request) if request.user_id is None else request.user_id
     question = Question(user or Owned(), k, filter_of(request.where), request.include_owned, partial)

@@ -1,4 +1,4 @@
-"""Designed bundles, explanations, and forecasts for bundles that do not exist yet."""
+"""Routes for designed bundles, explanations, and forecasts for bundles that do not exist yet."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from bundlemage.wire.requests import ExplainIn, ScoreIn, UserOrHistory
 
 router = APIRouter(prefix="/v1", tags=["design"])
 USERS_AT_A_TIME = 2000
-"""The number of users that are read from the store together."""
+"""The number of users that are read from the store at a time."""
 
 
 @router.post("/design", **allow("read", 409, 413, also={422: impossible_design()}))
 async def design(body: DesignIn, service: TheService, request_id: RequestId, request: Request) -> DesignsFor:
-    """Whole bundles for a user. Each keeps all conditions, and has a price, a score and reasons.
+    """Design whole bundles for a user. Each meets all conditions, and has a price, a score and reasons.
 
-    This may take up to 'time_limit' seconds. If no bundle is possible, the problem's 'conflict' names the
-    smallest set of conditions that cannot hold together, and 'changes' say what would make one possible.
+    This may take up to 'time_limit' seconds. If no bundle is possible, 'conflict' in the answer is the
+    smallest set of conditions that exclude each other, and 'changes' lists ways to make a bundle possible.
     """
 
     def work(live: Live) -> DesignsFor:
@@ -48,9 +48,9 @@ async def design(body: DesignIn, service: TheService, request_id: RequestId, req
 async def explain(
     body: ExplainIn, service: TheService, request_id: RequestId, request: Request
 ) -> ExplanationsFor:
-    """Why bundles fit a user; or why an item does, as an addition to other items.
+    """Explain why bundles fit a user, or why an item fits a bundle.
 
-    Each thing in the user's history is left out in turn, and the model scores again.
+    The model scores again without each item and bundle of the user's history in turn.
     """
 
     def work(live: Live) -> ExplanationsFor:
@@ -79,9 +79,9 @@ async def explain(
 
 @router.post("/bundles:score", **allow("read", 409, 413))
 async def score(body: ScoreIn, service: TheService, request_id: RequestId, request: Request) -> ForecastOut:
-    """Which users would take a bundle that does not exist yet, how many, and which item would improve it.
+    """Forecast how many and which users would take a new bundle, and which item would improve it.
 
-    It considers all users who have a history. The model ignores prices: a price turns buyers into takings.
+    All users with a history are considered. The price does not affect the number of buyers, only the revenue.
     """
 
     def work(live: Live) -> ForecastOut:
@@ -97,7 +97,7 @@ async def score(body: ScoreIn, service: TheService, request_id: RequestId, reque
 
 
 def everyone(store: Store) -> Iterator[Mapping[str, Owned]]:
-    """The users of the store with their histories, page by page. Erased users are not among them."""
+    """Yields the histories of all users in the store, page by page. Erased users are not in the store."""
     after = ""
     while users := store.users(limit=USERS_AT_A_TIME, after=after):
         after = users[-1].id

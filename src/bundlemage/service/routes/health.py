@@ -1,4 +1,4 @@
-"""For monitoring: whether the process runs, whether it can answer, and metrics."""
+"""Routes for monitoring: whether the process runs, whether it can answer, and metrics."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bundlemage.wire.answers import Health
 router = APIRouter(tags=["health"])
 
 READY_FOR = 1.0
-"""Seconds for which an answer of /readyz holds. It needs no key, so a flood of requests must end here."""
+"""Seconds for which a result of /readyz is reused. The route needs no key, so it must be cheap."""
 
 
 class SharedCheck:
-    """The result of a check that anybody may ask for. However many ask, it runs once in `seconds`.
+    """Shares the result of a check among many callers. The check runs at most once in `seconds`.
 
-    An error is a result, too. For use on one event loop.
+    Errors are shared, too. Use it on one event loop only.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -31,12 +31,12 @@ class SharedCheck:
         self._until = 0.0
 
     async def result(self, check: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run the check, or share the result of the last one. Raises what the check raised."""
+        """Run the check, or reuse its last result. Raises the error of the check, if any."""
         now = time.monotonic()
         if self._task is None or (self._task.done() and now >= self._until):
             self._until = now + self._seconds
             self._task = asyncio.create_task(check())
-            # Reads the error, because asyncio would complain if all callers have left.
+            # Reads the error. Otherwise asyncio would warn if all callers have left.
             self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.shield(self._task)  # a caller who leaves must not cancel it for the others
 
@@ -44,14 +44,14 @@ class SharedCheck:
 @router.head("/healthz", include_in_schema=False)
 @router.get("/healthz", responses=responses(429))
 async def healthz() -> Health:
-    """The process runs."""
+    """Always answers "ok": the process runs."""
     return Health(status="ok")
 
 
 @router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", responses=responses(429, 503))
 async def readyz(request: Request, service: TheService) -> Health:
-    """The store answers and a model serves, or did within the last second."""
+    """Answers "ok" if the store answers and a model serves. A result is reused for one second."""
     state = request.app.state
     if not hasattr(state, "readiness"):
         state.readiness = SharedCheck(READY_FOR)

@@ -1,4 +1,4 @@
-"""The models: which one serves, how good and how fast it is, and how to change it."""
+"""Routes about models: which one serves, how good and how fast it is, and how to change it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bundlemage.wire.requests import ReloadIn
 router = APIRouter(prefix="/v1", tags=["models"])
 DAYS_OF_INSIGHT = 7
 MOST_EXPOSURES = 2000
-"""A chart cannot show more bundles."""
+"""Maximum number of bundles in /insights. A chart cannot show more."""
 
 
 @router.get("/models", **allow("read"))
@@ -35,7 +35,7 @@ async def models(service: TheService) -> Models:
 
 @router.post("/models/reload", **allow("admin", 404, 409, 413))
 async def reload(service: TheService, body: ReloadIn | None = None) -> Reloaded:
-    """Serve the model that is now in the served folder, or an earlier version. No request fails meanwhile."""
+    """Load the model in the served folder again, or serve an earlier version. No request fails meanwhile."""
     answerer = service.answerer
     before = answerer.serving.record
     wanted = body.version if body else None

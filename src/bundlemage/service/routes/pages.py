@@ -1,4 +1,4 @@
-"""The HTML pages, and the OpenAPI document."""
+"""Routes of the HTML pages and of the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HERE = Path(str(files("bundlemage.service"))) / "pages"
 PAGES = {"": "index", "builder": "builder", "insights": "insights", "login": "login"}
 STATIC = StaticFiles(directory=HERE / "static")
 """The files that the pages load, under /static."""
-mimetypes.add_type("text/javascript", ".js")  # the system may say otherwise, and browsers insist on it
+mimetypes.add_type("text/javascript", ".js")  # browsers need this type, and the system may use another
 
 
 @router.get("/openapi.json", dependencies=[Depends(require("read"))])
@@ -32,10 +32,10 @@ async def openapi(request: Request) -> dict[str, Any]:
 @router.api_route("/", methods=["GET", "HEAD"])
 @router.api_route("/{page}", methods=["GET", "HEAD"])
 async def page(request: Request) -> Response:
-    """A page; or a redirect to the login page for a caller without a key."""
+    """Returns a page, or redirects to the login page if the caller needs a key."""
     name = request.path_params.get("page", "")
     if name not in PAGES:
-        raise ApiError(404, "Not found", "there is no such page; there are /, /builder and /insights")
+        raise ApiError(404, "Not found", "there is no such page; the pages are /, /builder and /insights")
     if name != "login":
         try:
             await request.app.state.service.security.identify(request)

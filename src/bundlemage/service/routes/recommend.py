@@ -1,4 +1,4 @@
-"""Bundles for a user, items for a bundle, similar bundles."""
+"""Routes for recommendations: bundles for a user, items for a bundle, similar bundles."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def bundles_for_user(
     where: WhereOfQuery,
     k: HowMany = 10,
     include_owned: Annotated[
-        bool, Query(description="Whether to include what the user already has.")
+        bool, Query(description="Whether to include bundles that the user already has.")
     ] = False,
     details: Details = False,
 ) -> BundlesFor:
@@ -48,7 +48,7 @@ async def bundles_for_user(
 
 @router.post("/recommend", response_model_exclude_unset=True, **allow("read", 404, 409, 413))
 async def recommend(body: RecommendIn, service: TheService, request_id: RequestId) -> BundlesFor:
-    """The bundles that best fit a user, or a history in the request."""
+    """The bundles that fit a user best. The request has the user's id or a history."""
     answer = await answer_to(body, body.k, None, service, request_id)
     live = answer.live
     bundles = tuple(ranked_bundle(one, live, details=body.details) for one in answer.recommendations)
@@ -57,7 +57,7 @@ async def recommend(body: RecommendIn, service: TheService, request_id: RequestI
 
 @router.post("/complete", **allow("read", 404, 409, 413))
 async def complete(body: CompleteIn, service: TheService, request_id: RequestId) -> ItemsFor:
-    """The items that best complete a bundle for a user; without items, the best first items."""
+    """The items that best complete a bundle for a user. For an empty bundle: the best first items."""
     answer = await answer_to(body, body.k, tuple(dict.fromkeys(body.items)), service, request_id)
     items = tuple(ranked_item(one, answer.live) for one in answer.recommendations)
     return ItemsFor(**about(request_id, answer.live, body, answer.known), items=items)
@@ -72,7 +72,7 @@ async def similar(
     k: HowMany = 10,
     details: Details = False,
 ) -> SimilarBundles:
-    """The bundles that are most similar to one, according to the model."""
+    """The bundles that are most similar to a given bundle, according to the model."""
 
     def work(live: Live) -> SimilarBundles:
         check_known_items(live, known("bundle", bundle_id, live.stock.bundles))

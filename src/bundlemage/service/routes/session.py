@@ -1,4 +1,4 @@
-"""`/v1/session`: how the page logs in with a key, and logs out."""
+"""`/v1/session`: the routes by which the web page logs in with a key, and logs out."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class SessionOut(Out):
     login_required: bool
     """Whether the service has keys."""
     role: Role | None
-    """The caller's role; null without a login."""
+    """The caller's role; null if the caller is not logged in."""
 
 
 class LoginIn(Body):
-    """A key to log in with."""
+    """The key of a caller who logs in."""
 
     model_config = examples({"key": "bm_0123456789ab_…"})
 
@@ -40,7 +40,7 @@ class LoginIn(Body):
 
 @router.get("", responses=responses(403, 429, 503), summary="Whether a login is needed")
 async def session(request: Request, service: TheService) -> SessionOut:
-    """Everybody may ask this: the page does so first."""
+    """Whether a login is needed, and the caller's role. No key is needed: the page asks this first."""
     role: Role | None = None
     try:
         role = (await service.security.identify(request)).role
@@ -52,7 +52,7 @@ async def session(request: Request, service: TheService) -> SessionOut:
 
 @router.post("", status_code=204, responses=responses(401, 403, 409, 413, 422, 429, 503), summary="Log in")
 async def log_in(request: Request, service: TheService, login: LoginIn) -> Response:
-    """Set a cookie that replaces the key until the session ends."""
+    """Check the key, and set a cookie that replaces it until the session ends."""
     security = service.security
     if not await security.keys_are_on():
         raise ApiError(409, "No login", "The service has no keys, so no login is needed.")
@@ -65,7 +65,7 @@ async def log_in(request: Request, service: TheService, login: LoginIn) -> Respo
 
 @router.delete("", status_code=204, responses=responses(403, 429, 503), summary="Log out")
 async def log_out(request: Request, service: TheService) -> Response:
-    """End the session of the cookie. Without a cookie nothing happens."""
+    """End the session of the cookie. Without a cookie, nothing happens."""
     token = session_token(request)
     if token is not None:
         await service.security.log_out(token)

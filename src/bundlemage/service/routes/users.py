@@ -1,4 +1,4 @@
-"""Users: their histories and their interactions."""
+"""Routes about users: their histories and their interactions."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ IdempotencyKey = Annotated[
     Header(
         max_length=200,
         pattern=r"^[\x21-\x7e]+$",
-        description="A text of your own, new for each request. A request that is sent again with the same "
-        "key is not carried out again: it gets the first answer.",
+        description="A unique text that you choose for each request. If you send a request again with the "
+        "same key, it is not carried out again, and you get the first answer.",
         examples=["order-4711"],
     ),
 ]
@@ -33,11 +33,12 @@ IdempotencyKey = Annotated[
 def users(
     service: TheService,
     search: Annotated[
-        str, Query(max_length=200, pattern=r"^[^\x00]*$", description="The beginning of the ids.")
+        str, Query(max_length=200, pattern=r"^[^\x00]*$", description="Only ids that begin with this text.")
     ] = "",
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     after: Annotated[
-        str, Query(max_length=200, pattern=rf"^({ID_PATTERN})?$", description="An answer's 'next'.")
+        str,
+        Query(max_length=200, pattern=rf"^({ID_PATTERN})?$", description="The 'next' of the previous page."),
     ] = "",
 ) -> UserPage:
     """The users who have a history, ordered by id."""
@@ -67,8 +68,8 @@ async def user(user_id: UserId, service: TheService) -> UserOut:
 
 @router.delete("/users/{user_id:id}", status_code=204, **allow("write", 404))
 def erase(user_id: UserId, service: TheService) -> None:
-    """Erase everything that is stored about a user. (A model keeps what it has learned.)"""
-    service.answerer.write_shown()  # or the latest answers to the user would be written afterwards
+    """Erase all stored data about a user. (A trained model keeps what it has learned from them.)"""
+    service.answerer.write_shown()  # otherwise recent answers to the user would be written later
     if not service.store.erase_user(user_id):
         raise ApiError(404, "No such user", f"nothing is stored about the user {user_id!r}")
 
@@ -82,7 +83,7 @@ def interactions(
     principal: Writer,
     idempotency_key: IdempotencyKey = None,
 ) -> Written:
-    """Record interactions: all or none. They are on disk when this returns, and count in the next answer."""
+    """Record interactions: all or none. They are on disk when this returns, and affect the next answer."""
     recorded = service.store.add_interactions(
         [_record(interaction) for interaction in body.interactions],
         idempotency_key=idempotency_key,

@@ -132,7 +132,7 @@ export function designer({ told, draft, onTake }) {
     onTake(bundle.items, bundle.discount, `Proposal ${bundle.rank}`);
   }
 
-  /** What cannot be, and every way out as a button. */
+  /** The conditions that exclude each other, and a button for each change that makes a bundle possible. */
   function impossible({ conflict, changes }) {
     const way = ({ text, steps }) => {
       const go = () => {
@@ -151,7 +151,9 @@ export function designer({ told, draft, onTake }) {
       h(
         "p",
         { class: "problem-title" },
-        conflict.length > 1 ? "These rules cannot hold together:" : "This rule cannot hold:",
+        conflict.length > 1
+          ? "These conditions exclude each other:"
+          : "This condition cannot be met:",
       ),
       h(
         "ul",
@@ -160,10 +162,10 @@ export function designer({ told, draft, onTake }) {
       ),
       changes.length
         ? [
-            h("p", {}, "Each of these changes makes it possible:"),
+            h("p", {}, "Each of these changes makes a bundle possible:"),
             h("ul", { class: "ways-out" }, changes.map(way)),
           ]
-        : h("p", {}, "No change of these rules makes it possible: there is nothing to add."),
+        : h("p", {}, "No change of these conditions makes a bundle possible: no items can be added."),
     );
   }
 
