@@ -1,4 +1,4 @@
-"""`bundlemage recommend`, `recommend-all` and `complete`: questions to a saved model."""
+"""The commands `bundlemage recommend`, `recommend-all` and `complete`, which ask a saved model."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def recommend(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """The bundles that fit a user best, without those that the user has.
+    """Recommend the bundles that fit a user best. Bundles that the user already has are left out.
 
     For all users at once, use 'bundlemage recommend-all'.
 
-    An id with a comma in it is written in double quotes inside the list: '"Tea, green",7'.
+    If an id contains a comma, write it in double quotes inside the list: '"Tea, green",7'.
 
     Options:
-        -k, --k: How many bundles.
-        --include-owned: Do not leave out what the user has.
+        -k, --k: The number of bundles.
+        --include-owned: Also recommend bundles that the user already has.
 
     Bundles that came after training:
-        --new-bundle NAME=ID,ID: A bundle that the shop did not have at training, by its items. Repeatable.
-        --expected-sales NAME=NUMBER: The number of sales by which a new bundle is ranked. Repeatable.
-        --sells-like NAME=ID: A bundle of the shop by whose sales a new bundle is ranked. Repeatable.
+        --new-bundle NAME=ID,ID: A bundle that the model was not trained with: its name and items. Repeatable.
+        --expected-sales NAME=NUMBER: The expected sales of a new bundle, for its rank. Repeatable.
+        --sells-like NAME=ID: Rank a new bundle as if it sold as often as this bundle. Repeatable.
     """
     from bundlemage.recommender import Recommender
 
@@ -106,20 +106,20 @@ def recommend_all(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """The bundles that fit every user best, of those that the user has not, as Parquet.
+    """Write the bundles that fit each user best as Parquet. Bundles that a user already has are left out.
 
-    The columns are user_id, rank, bundle_id, score and source. A folder of files survives an interruption:
-    the same command with --resume continues and ends with the same files.
+    The columns are user_id, rank, bundle_id, score and source. After an interruption, the same command
+    with --resume continues, if the output is a folder. The files are the same as without interruption.
 
     Options:
-        -o, --output PATH: A file to write, whose name ends in .parquet, or a folder of such files.
-        -k, --k: How many bundles for each user.
-        --include-owned: Do not leave out what the user has.
-        --overwrite: Replace answers that exist.
+        -o, --output PATH: A file to write (its name ends in .parquet), or a folder for several such files.
+        -k, --k: The number of bundles for each user.
+        --include-owned: Also recommend bundles that the user already has.
+        --overwrite: Replace existing output.
         --resume: With a folder: continue work that was interrupted.
         --part-users N: With a folder: the number of users in one file (default 50,000). An interruption
             loses at most the work of one file.
-        --users DIR: With a folder: answer for the users of this sharded layout instead of those of training.
+        --users DIR: With a folder: use the users of this sharded layout instead of the training data.
     """
     from bundlemage.engines.scoring import PART_USERS, ScoringJob, is_file
 
@@ -181,14 +181,14 @@ def complete(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """The items that best complete a partial bundle for a user.
+    """Recommend the items that best complete a partial bundle for a user.
 
-    An id with a comma in it is written in double quotes inside the list: '"Tea, green",7'.
+    If an id contains a comma, write it in double quotes inside the list: '"Tea, green",7'.
 
     Options:
-        --items ID,ID: The items that are in the bundle already.
-        -k, --k: How many items.
-        --include-owned: Do not leave out what the user has.
+        --items ID,ID: The items that are already in the bundle.
+        -k, --k: The number of items.
+        --include-owned: Also recommend items that the user already has.
     """
     from bundlemage.recommender import Recommender
 
@@ -213,12 +213,12 @@ def _none_left(kind: str, where: Filter | None) -> str:
 
 
 def known_id(user: User) -> str | None:
-    """The id of a user of the training data, and None for a visitor."""
+    """The id of a user of the training data; None for a visitor without an id."""
     return user if isinstance(user, str) else None
 
 
 def describe(model: Recommender, user: User) -> None:
-    """Print what the user has, so that the answers can be judged."""
+    """Print the items and bundles that the user has, so that a reader can judge the answers."""
     histories, _ = model.shop.encode([user])
     data = model.dataset
     items = [show.item_name(data, position) for position in histories.items.values.tolist()]

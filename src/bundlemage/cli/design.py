@@ -54,7 +54,7 @@ def design(
     If no bundle is possible, the answer names the conditions that cannot hold together, and changes that
     would make one possible.
 
-    An id with a comma in it is written in double quotes inside the list: '"Tea, green",7'.
+    If an id contains a comma, write it in double quotes inside the list: '"Tea, green",7'.
     """
     from bundlemage.recommender import Recommender
     from bundlemage.wire.design import DesignRequest
@@ -88,7 +88,7 @@ def explain(
 
     The model scores it again without each item and bundle of the user in turn.
 
-    An id with a comma in it is written in double quotes inside the list: '"Tea, green",7'.
+    If an id contains a comma, write it in double quotes inside the list: '"Tea, green",7'.
 
     Options:
         --bundle ID: The bundle to explain.
@@ -134,7 +134,7 @@ def score_bundle(
 
     The model ignores prices: a price only turns the number of buyers into takings.
 
-    An id with a comma in it is written in double quotes inside the list: '"Tea, green",7'.
+    If an id contains a comma, write it in double quotes inside the list: '"Tea, green",7'.
 
     Options:
         --items ID,ID: The items of the bundle.

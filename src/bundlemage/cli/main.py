@@ -1,4 +1,4 @@
-"""`bundlemage`: the commands together, and the one place where errors become messages and exit codes."""
+"""The program `bundlemage`: all commands, and the conversion of errors to messages and exit codes."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ MOVED = {
     "--output PATH'",
     "data --engine": "data is checked and ingested on this machine, in bounded memory: leave --engine out",
 }
-"""Options that are now elsewhere, by their command, and what to use instead."""
+"""For each option that has moved: what to use instead."""
 
 
 class _Commands(TyperGroup):
-    """Runs a command. An error is one clear message on stderr, with a traceback only for --debug."""
+    """Runs a command. An error prints one message on stderr; --debug also shows the traceback."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         for moved, hint in MOVED.items():
@@ -90,6 +90,6 @@ add(app, serve, retrain, compare, models, reproduce)
 
 
 def main() -> None:
-    # Threads that wait by spinning make training several times slower on a machine that others use as well.
+    # Threads that spin while they wait make training several times slower on a machine with other work.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     app(prog_name="bundlemage")

@@ -1,4 +1,4 @@
-"""Builds an index, and refuses it if it finds too little of what an exact search finds."""
+"""Builds an index of bundles, and refuses it if its recall is too low compared to an exact search."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from bundlemage.progress import Progress
 from bundlemage.retrieval.index import MEASURED_AT, BundleIndex, faiss_or_fail
 
 LEAST_BUNDLES = 20_000
-"""With fewer bundles, an exact search is faster for one user. (For many at once an index still gains.)"""
+"""With fewer bundles, an exact search is faster for one user. (For many users an index is still faster.)"""
 ASKED = 500
-"""The number of users by whom recall is measured."""
+"""The number of users in the sample that measures recall."""
 SAMPLES = (2**12, 2**13, 2**14, 2**15)
-"""Sizes of the sample for the sum over all bundles; the first that is good enough is used."""
+"""Sizes of the bundle sample that estimates a sum over all bundles. The first good enough size is used."""
 GOOD_ENOUGH = 0.05
-"""The relative error of a score, in 95 of 100 users, above which a larger sample is tried."""
+"""Maximum relative error of a score for 95% of users. If it is larger, a larger sample is tried."""
 
 
 @dataclass(frozen=True)
@@ -37,35 +37,34 @@ class IndexReport:
     bundles: int
     kind: Literal["ivf-flat", "exact"]
     recall: float
-    """The share of each user's ten best bundles, by an exact search, that the index finds."""
+    """The share of the users' ten best bundles (by an exact search) that the index finds."""
     asked: int
-    """The number of users by whom that was measured."""
+    """The number of users for whom the recall was measured."""
     score_error: float
-    """The relative error of a score in all but 5 of 100 users. It is the same factor for all bundles of a
-    user, so their order and their ratios are exact."""
+    """The relative error of scores for 95% of users is at most this. It is the same factor for all bundles of
+    a user, so their order and their ratios are exact."""
     seconds: float
     """The time to build the index and to measure it."""
     answered_exactly: int = 0
-    """How many of these users have so many bundles that their search is exact; `recall` is that of the
-    others."""
+    """The number of these users with so many bundles that their search is exact. `recall` excludes them."""
     looked_further: int = 0
-    """For how many of these users the cells contained too few bundles. The missing ones lower `recall`; a
-    real question is then answered from more cells, and in the end by an exact search."""
+    """The number of these users for whom the cells contained too few bundles. This lowers `recall`. A real
+    question would then search more cells, and finally search exactly."""
     cells: int = 0
     probed: int = 0
-    """How many cells a search for ten bundles looks into; for more bundles, or with a filter, it is more."""
+    """The number of cells that a search for ten bundles reads. With larger k or a filter it is larger."""
     sampled: int = 0
-    """The number of bundles in the sample for the sum over all bundles."""
+    """The number of bundles in the sample that estimates the sum over all bundles."""
 
     def __str__(self) -> str:
         if self.kind == "exact":
             return (
-                f"{self.bundles:,} bundles: so few are looked at one by one sooner, so the search stays exact"
+                f"{self.bundles:,} bundles: an exact search is faster for so few, so the search stays exact"
             )
         return (
-            f"{self.bundles:,} bundles in {self.cells:,} cells, {self.probed:,} of them looked into: recall@"
+            f"{self.bundles:,} bundles in {self.cells:,} cells, {self.probed:,} of them searched: recall@"
             f"{MEASURED_AT} {self.recall:.3f} ({self.asked:,} users), scores within {self.score_error:.1%} "
-            f"(95 of 100 users), {self.seconds:.1f} s to build and measure"
+            f"(95% of users), {self.seconds:.1f} s to build and measure"
         )
 
 
@@ -79,13 +78,13 @@ def build_index(
     seed: int,
     progress: Progress,
 ) -> tuple[BundleIndex | None, IndexReport]:
-    """An index that is good enough, or None where there are too few bundles for one; and its report.
+    """Build an index. Returns the index, or None if there are too few bundles for one; and its report.
 
-    The parameters are those of `Asker.use_index`.
+    The parameters are those of `Asker.use_index`. Raises `RecallError` if the recall is too low.
     """
     for name, share in (("least_recall", least_recall), ("most_share", most_share)):
         if not 0 < share <= 1:
-            raise ConfigError(f"{name!r} is {share!r}; a share above 0 and up to 1 is wanted")
+            raise ConfigError(f"{name!r} is {share!r}; it must be above 0 and at most 1")
     began = time.perf_counter()
     faiss_or_fail()
     searched = require(model, Indexable)
@@ -103,15 +102,15 @@ def build_index(
         for effort in (*efforts, index.most_cells):
             index.probed = effort
             recall = trial.recall()
-            progress("cells looked into", effort, index.cells, f"recall@{MEASURED_AT} {recall:.3f}")
+            progress("cells searched", effort, index.cells, f"recall@{MEASURED_AT} {recall:.3f}")
             if recall >= least_recall:
                 break
         else:
             raise RecallError(
                 f"the index finds {recall:.2%} of the {MEASURED_AT} best bundles of {trial.asked:,} users "
-                f"though it looks into {index.probed:,} of {index.cells:,} cells, and at least "
-                f"{least_recall:.2%} was asked for. It is not used, and the search stays exact. Ask for less "
-                "(least_recall), let it look at more (most_share), or go without an index"
+                f"when it searches {index.probed:,} of {index.cells:,} cells, but at least "
+                f"{least_recall:.2%} was asked for. The index is not used, and the search stays exact. Lower "
+                "least_recall, raise most_share, or do not use an index"
             )
         error = math.inf
         for size in SAMPLES:
@@ -135,28 +134,28 @@ def build_index(
 
 
 def _some_users(shop: Shop, seed: int) -> Histories:
-    """The histories of a sample of the users who have anything."""
+    """The histories of a random sample of the users who have an item or a bundle."""
     everyone = Batch(shop.everyone(), shop.interactions.bundle_item)
     users = (~everyone.nothing).nonzero()[:, 0].cpu().numpy()
     if not len(users):
         raise RecallError(
-            "no user of this shop has an item or a bundle, so an index cannot be measured: search without one"
+            "no user of this shop has an item or a bundle, so an index cannot be measured: do not use one"
         )
     chosen = np.random.default_rng(seed).choice(users, min(ASKED, len(users)), replace=False)
     return shop.interactions.histories(torch.from_numpy(chosen).to(shop.device))
 
 
 class _Trial:
-    """The exact answers for some users, to compare an index with."""
+    """Compares an index with an exact search, for a sample of users."""
 
     def __init__(self, index: BundleIndex, histories: Histories, progress: Progress) -> None:
         self.index = index
         shop = index.shop
         self.asked = len(histories)
         self.exactly = 0
-        """How many of them own so much that the index is not used."""
+        """The number of users who own so many bundles that the index is not used."""
         self.lacking = 0
-        """For how many of them the index found too few bundles in the first cells."""
+        """The number of users for whom the index found too few bundles in the first cells."""
         ranker = shop.bundles().ranker()
         self.hidden = ranker.hidden
         progress(f"an exact search for {self.asked:,} users, to compare with", 0, 0)
@@ -168,8 +167,8 @@ class _Trial:
         ]
 
     def _pairs(self) -> Iterator[tuple[Ranking, Ranking, Tensor, Tensor, Tensor]]:
-        """The exact ranking and that of the index; True where both contain the same bundle; True for each
-        row that the index searched for; True for each row where it found too few."""
+        """Yields for each batch: the exact ranking; the ranking by the index; a mask [user, place, place] of
+        equal bundles; a mask of users whom the index answered; a mask of users with too few results."""
         for batch, exact in self._exact:
             k = exact.positions.shape[1]
             ranking, searched, lacking = self.index.searched(
@@ -180,6 +179,7 @@ class _Trial:
             yield exact, ranking, same, searched, lacking
 
     def recall(self) -> float:
+        """Returns the share of the exact answers that the index finds."""
         hits = wanted = self.lacking = self.exactly = 0
         for exact, _, same, searched, lacking in self._pairs():
             hits += int(same.sum())
@@ -189,7 +189,7 @@ class _Trial:
         return hits / wanted if wanted else 0.0
 
     def score_error(self) -> float:
-        """The relative error of the scores of bundles that both rankings contain."""
+        """Returns the 95% quantile over users of the largest relative error of a score in both rankings."""
         errors = []
         for exact, ranking, same, *_ in self._pairs():
             row, one, other = same.nonzero(as_tuple=True)
@@ -200,6 +200,6 @@ class _Trial:
 
 
 def _named(ranking: Ranking) -> Tensor:
-    """Positions, and -1 after the last one of each row."""
+    """The positions in a ranking, with -1 in the unused places of each row."""
     places = torch.arange(ranking.positions.shape[1], device=ranking.positions.device)
     return ranking.positions.masked_fill(places >= ranking.counts[:, None], -1)

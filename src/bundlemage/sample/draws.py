@@ -1,8 +1,8 @@
-"""Random draws of the sample shop: integer weights and inverse CDFs, without a loop over pairs.
+"""Random draws for the sample shop, by integer weights and inverse CDFs, without loops over pairs.
 
-All random numbers come from `Generator.random`, the stream that NumPy changes least. All arithmetic uses
-integers, `+ - * /` and square roots, which give the same bits on every platform; logarithms and powers do
-not. So weights are integers, and popularity falls with the square root of the rank.
+The draws are the same on every platform. All random numbers come from `Generator.random`, the method that
+NumPy changes least. All arithmetic uses integers, `+ - * /` and square roots: these give the same bits
+everywhere, but logarithms and powers do not. So popularity falls with the square root of the rank.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ _ROUNDS = 60
 
 
 class Wheel:
-    """A roulette wheel of weighted slots that can be spun within any run of neighbouring slots."""
+    """Draws slots in proportion to their weights, from all slots or from a range of slots."""
 
     def __init__(self, weights: npt.ArrayLike) -> None:
         self._edges = np.concatenate([[0], np.cumsum(np.ravel(weights), dtype=np.int64)])
         self.slots = len(self._edges) - 1
 
     def spin_all(self, random: Random, size: int) -> Integers:
-        """Draw `size` slots from the whole wheel."""
+        """Draw `size` slots from all slots."""
         return self.spin(random, np.zeros(size, np.int64), np.full(size, self.slots))
 
     def spin(self, random: Random, first: Integers, last: Integers) -> Integers:
-        """Draw a slot from each run [first, last) in proportion to its weight; no run may weigh nothing."""
+        """Draw one slot from each range [first, last). Every range must have a positive total weight."""
         low = self._edges[first]
         target = low + (random.random(len(low)) * (self._edges[last] - low)).astype(np.int64)
         slots: Integers = np.searchsorted(self._edges, target, side="right") - 1
         return slots
 
     def spin_row(self, random: Random, rows: Integers, width: int) -> Integers:
-        """Draw a column for each of `rows` of a table of weights, `width` columns wide."""
+        """Draw a column for each of `rows`. The slots are the cells of a table with `width` columns."""
         return self.spin(random, rows * width, (rows + 1) * width) - rows * width
 
 
 class GroupedWheel:
-    """Weighted things in groups, drawn from any run of neighbouring groups."""
+    """Draws things in proportion to their weights. `group` is the group of each thing."""
 
     def __init__(self, group: Integers, weights: Integers) -> None:
         self._order = np.argsort(group, kind="stable")
@@ -53,13 +53,13 @@ class GroupedWheel:
         self._wheel = Wheel(weights[self._order])
 
     def draw(self, random: Random, first: Integers, last: Integers) -> Integers:
-        """Draw a thing from each run of groups [first, last), in proportion to its weight."""
+        """Draw one thing from each range of groups [first, last)."""
         drawn: Integers = self._order[self._wheel.spin(random, self._bounds[first], self._bounds[last])]
         return drawn
 
 
 def pick(random: Random, choices: int, size: int) -> Integers:
-    """Draw `size` integers below `choices`."""
+    """Draw `size` integers from 0 to `choices` - 1."""
     drawn: Integers = (random.random(size) * choices).astype(np.int64)
     return drawn
 
@@ -77,13 +77,13 @@ def popularity(random: Random, count: int) -> Integers:
 
 
 def spread(random: Random, total: int, lowest: Integers, highest: Integers) -> Integers:
-    """Draw integers between two bounds that sum to `total`: many small ones and a long tail."""
-    # A Pareto tail of exponent 2, shifted so that the smallest share is a fifth of the mean.
+    """Draw integers that sum to `total`, each between its bounds. Most are small, and a few are large."""
+    # A Pareto distribution with exponent 2, shifted: the smallest share is a fifth of the mean.
     tail = 1 / np.sqrt(1 - random.random(len(lowest))) - 0.75
     weights = (1024 * tail).astype(np.int64)
     share = (total - int(lowest.sum())) * weights // int(weights.sum())
     counts: Integers = np.minimum(lowest + share, highest)
-    # Rounding and the upper bound leave a remainder: hand it out one by one.
+    # Rounding and the upper bound leave a remainder: add it one by one.
     while (left := total - int(counts.sum())) > 0:
         takers = shuffled(random, np.flatnonzero(counts < highest))[:left]
         counts[takers] += 1
@@ -95,8 +95,8 @@ def distinct_pairs(
 ) -> sparse.csr_matrix:
     """Draw `counts[row]` different columns below `width` for each row. Returns the binary matrix.
 
-    `propose` draws one column for each row in its argument. Columns that a row has already are dropped
-    and drawn again.
+    `propose` draws one column for each row in its argument. If a row already has the column, it is drawn
+    again.
     """
     keys = np.empty(0, np.int64)
     missing = counts
@@ -108,7 +108,7 @@ def distinct_pairs(
         new = drawn[~np.isin(drawn, keys, assume_unique=True)]
         keys = np.sort(np.concatenate([keys, new]), kind="stable")
         missing = counts - np.bincount(keys // width, minlength=len(counts))
-    # A row that needs nearly all columns would wait long for the rarest ones: give it any.
+    # A row that needs nearly all columns would wait long for the rarest ones. Give it any missing columns.
     for row in np.flatnonzero(missing):
         begin, end = np.searchsorted(keys, [row * width, (row + 1) * width])
         free = np.setdiff1d(np.arange(width), keys[begin:end] - row * width, assume_unique=True)

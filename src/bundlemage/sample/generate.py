@@ -1,8 +1,8 @@
-"""A generated shop of games to try things with. Its planted tastes are known, so answers can be judged.
+"""Generates a sample shop of games. The users' true tastes are known, so recommendations can be judged.
 
-Users have favourite genres. Many buy bundles of other genres than the games they buy. A game belongs to
-a product line (a series or a studio) of one genre, and most bundles gather one line. A few games and
-bundles are far more popular than the rest. The same seed gives the same shop on every platform.
+Users have favourite genres. Many users buy bundles of other genres than the games they buy. A game belongs
+to a product line (a series or a studio) of one genre, and most bundles contain games of one line. A few games
+and bundles are far more popular than the rest. The same seed gives the same shop on every platform.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ TableFormat = Literal["csv", "tsv", "parquet"]
 Floats = npt.NDArray[np.float64]
 
 GENRE_PACK = -1
-"""The line of a bundle that is a pack of a whole genre."""
+"""The value in `bundle_line` for a bundle that covers a whole genre instead of a line."""
 
-_LINE_PER_BUNDLE = 2.5  # a line has this many games for each game of a bundle: room for several bundles
+_LINE_PER_BUNDLE = 2.5  # size of a line divided by size of a bundle: a line fills several bundles
 _SMALLEST_LINE = 4
 _PACK_SHARE = 0.2
 # The weights of a user's three favourite genres (which may coincide), and the share spread evenly over all.
 _FAVOURITES, _CURIOSITY = (0.6, 0.22, 0.1), 0.08
-# Bundle taste equals item taste, is half of it, or is independent: the percentage of users for each.
+# Percentages of users whose bundle taste equals their item taste, is half of it, or is independent of it.
 _SHIFTS = (35, 20, 45)
-_QUIET_SHARE = 0.06  # users with a single bundle or none
-# Percentages of games from the line, the genre and anywhere: in a bundle of a line, in a pack of a genre.
+_QUIET_SHARE = 0.06  # share of users with one bundle or none
+# Percentages of games from the line, from the genre and anywhere: for bundles of a line, for genre packs.
 _ORIGINS = ((85, 12, 3), (0, 92, 8))
 _PRICES = np.array([299, 499, 499, 799, 999, 999, 1499, 1499, 1999, 1999, 2499, 2999, 3999, 5999])  # cents
 _DISCOUNTS = np.array([10, 15, 20, 20, 25, 30, 30, 40, 50, 60])  # per cent
@@ -62,11 +62,11 @@ _MOST_STOCK = 500
 
 @dataclass(frozen=True, eq=False)
 class Tastes:
-    """The planted structure. A taste is a probability for each genre; popularity is a weight."""
+    """The true structure of the shop. A taste is a probability for each genre; popularity is a weight."""
 
     genres: tuple[str, ...]
     lines: tuple[str, ...]
-    """Series and studios."""
+    """The names of the series and studios."""
     line_genre: Integers  # [lines], ascending
     item_line: Integers  # [items]
     item_genre: Integers  # [items]
@@ -80,7 +80,7 @@ class Tastes:
 
 @dataclass(frozen=True, eq=False)
 class SampleShop:
-    """A generated data set, and the structure that was planted in it."""
+    """A generated data set, and the true structure behind it."""
 
     dataset: BundleDataset
     tastes: Tastes
@@ -96,9 +96,9 @@ def sample_shop(
     items_per_bundle: float = 7.0,
     seed: int = 0,
 ) -> SampleShop:
-    """Generate a shop of this size. The averages are met exactly, up to rounding to whole pairs.
+    """Generate a shop of this size. The averages are exact, except for rounding to whole pairs.
 
-    Returns the data set and the planted structure; raises `ConfigError` for an impossible size.
+    Returns the data set and its true structure. Raises `ConfigError` if the sizes are impossible.
     """
     for name, value, lowest, highest, why in (
         ("users", users, 1, math.inf, ""),
@@ -113,7 +113,7 @@ def sample_shop(
             limits = f"at least {lowest}" if highest == math.inf else f"between {lowest} and {highest}"
             reason = f" ({why.format(highest)})" if why else ""
             raise ConfigError(f"sample shop: {name} is {value}; it must be {limits}{reason}")
-    # Each part has its own random stream, so that other words in titles do not change the purchases.
+    # Each part has its own random stream. So a change of the words in titles does not change the purchases.
     children = np.random.SeedSequence(seed).spawn(5)
     planting, shopping, bundling, packing, labelling = (
         np.random.Generator(np.random.PCG64(child)) for child in children
@@ -144,16 +144,16 @@ def sample_shop(
 
 
 def _ids(kind: str, letter: str, count: int) -> Vocabulary:
-    """u0001, u0002, …: with enough digits that text order equals number order."""
+    """Ids such as u0001, u0002, … They have equally many digits, so text order equals number order."""
     width = max(4, len(str(count)))
     return Vocabulary(kind, [f"{letter}{number:0{width}d}" for number in range(1, count + 1)])
 
 
 def _plant(random: Random, users: int, items: int, bundles: int, items_per_bundle: float) -> Tastes:
-    """Draw the structure of a shop of this size."""
+    """Draw the true structure of a shop."""
     line_size = max(_SMALLEST_LINE, _LINE_PER_BUNDLE * items_per_bundle)
     line_count = max(1, int(items / line_size))
-    # Every genre has a line and a bundle, so that users who like it find something.
+    # Every genre has at least one line and one bundle, for the users who like it.
     genre_count = min(len(words.GENRES), line_count, bundles)
     genre_wheel = Wheel(popularity(random, genre_count))
 
@@ -177,18 +177,18 @@ def _plant(random: Random, users: int, items: int, bundles: int, items_per_bundl
         bundle_popularity=popularity(random, bundles),
         user_item_taste=item_taste,
         user_bundle_taste=(1 - shift) * item_taste + shift * other_taste,
-        # Last, so that other words leave every number as it was.
+        # Drawn last, so that a change of the words changes no number above.
         lines=tuple(words.line_names(random, line_count)),
     )
 
 
 def _cover(random: Random, wheel: Wheel, size: int) -> Integers:
-    """Draw from a wheel so that every slot comes up at least once."""
+    """Draw `size` slots from a wheel. Every slot is drawn at least once."""
     return np.concatenate([np.arange(wheel.slots), wheel.spin_all(random, size - wheel.slots)])
 
 
 def _bundle_lines(random: Random, bundle_genre: Integers, line_genre: Integers) -> Integers:
-    """For each bundle a line of its genre, or none."""
+    """Draw for each bundle a line of its genre, or GENRE_PACK."""
     first, last = (np.searchsorted(line_genre, bundle_genre, side) for side in ("left", "right"))
     line = Wheel(np.ones(len(line_genre))).spin(random, first, last)
     return np.where(random.random(len(line)) < _PACK_SHARE, GENRE_PACK, line)
@@ -204,9 +204,9 @@ def _favourites(random: Random, genre_wheel: Wheel, users: int) -> Floats:
 def _purchases(
     random: Random, taste: Floats, things: GroupedWheel, edges: Integers, counts: Integers, width: int
 ) -> sparse.csr_matrix:
-    """What users take: each draws a genre by its taste, then a thing of it, until there are enough.
+    """Draw the purchases of each user: a genre by the user's taste, then an item or bundle of this genre.
 
-    `things` are in groups, and those of a genre begin at its place in `edges`.
+    `edges[genre]` is the first group of a genre in `things`. `counts` has the number of purchases per user.
     """
     genres = Wheel(np.rint(taste * (1 << 20)))
 
@@ -218,10 +218,10 @@ def _purchases(
 
 
 def _bundle_counts(random: Random, users: int, bundles: int, pairs: int) -> Integers:
-    """How many bundles each user has: none or one for the quiet users, two or more for the others."""
+    """Draw the number of bundles of each user. A small share of the users has one or none."""
     quiet = shuffled(random, np.arange(users))[: int(_QUIET_SHARE * users)]
     busy = users - len(quiet)
-    if pairs > busy * bundles:  # too many for the other users
+    if pairs > busy * bundles:  # too many pairs for the other users
         quiet, busy = quiet[:0], users
     highest = _at_most(users, bundles, pairs, busy)
     highest[quiet] = pick(random, 2, len(quiet))
@@ -244,21 +244,21 @@ def _bundle_items(random: Random, tastes: Tastes, games: GroupedWheel, pairs: in
         origin = wheel.spin_row(random, pack[rows].astype(np.int64), 3)
         return games.draw(random, first[rows, origin], past[rows, origin])
 
-    # At most twice the mean: a line has no more games.
+    # At most twice the mean size, because a line has few more games.
     highest = np.full(bundles, min(items, math.ceil(2 * pairs / bundles)))
     counts = spread(random, pairs, np.full(bundles, 2), highest)
     return distinct_pairs(random, counts, items, propose)
 
 
 def _at_most(rows: int, things: int, pairs: int, takers: int | None = None) -> Integers:
-    """The maximum count of each row: half of all things, or more if the average needs it."""
+    """The maximum count for each row: half of all things, or more if the average requires it."""
     return np.full(rows, min(things, max(things // 2, math.ceil(pairs / (takers or rows)))))
 
 
 def _label(
     random: Random, tastes: Tastes, bundle_item: sparse.csr_matrix, items: Vocabulary, bundles: Vocabulary
 ) -> Catalogue:
-    """Titles, tags, prices, stock and discounts."""
+    """Draw the catalogue: titles, tags, prices, stock and discounts."""
     cents = _PRICES[pick(random, len(_PRICES), len(items))]
     item_table = _items(random, tastes, items, cents)
     return Catalogue(item_table, _bundles(random, tastes, bundles, bundle_item.astype(np.int64) @ cents))
@@ -279,7 +279,7 @@ def _items(random: Random, tastes: Tastes, ids: Vocabulary, cents: Integers) -> 
 
 
 def _item_tags(random: Random, tastes: Tastes) -> list[list[str]]:
-    """Genre, a second genre, two flavours, and the series or studio."""
+    """The tags of each game: its genre, a second genre, two flavours, and its series or studio."""
     count, names, flavours = len(tastes.item_genre), words.GENRES, words.WORDS["flavours"]
     second = (tastes.item_genre + 1 + pick(random, len(names) - 1, count)) % len(names)
     flavour = pick(random, len(flavours), count)
@@ -308,9 +308,9 @@ def _bundles(random: Random, tastes: Tastes, ids: Vocabulary, full_cents: Intege
 
 
 def write_shop(dataset: BundleDataset, folder: Path, format: TableFormat = "csv") -> list[Path]:  # noqa: A002
-    """Write a data set as the tables `user_item`, `user_bundle`, `bundle_item`, and its catalogue, if any.
+    """Write the tables `user_item`, `user_bundle` and `bundle_item` of a data set, and its catalogue, if any.
 
-    `folder` must be new or empty; it appears complete or not at all. Returns the paths of the files.
+    `folder` must be new or empty. It is written completely or not at all. Returns the paths of the files.
     """
     if format not in get_args(TableFormat):
         raise ConfigError(f"format {format!r} is unknown; use one of {', '.join(get_args(TableFormat))}")
@@ -347,7 +347,7 @@ def _write_table(table: pa.Table, stem: Path, format: TableFormat) -> str:  # no
 
 
 def _flat(table: pa.Table) -> pa.Table:
-    """Tags as one text, a|b|c, because text files have no lists."""
+    """Join the tags of each row to one text, a|b|c, because text files have no lists."""
     if "tags" not in table.column_names:
         return table
     tags: Any = table["tags"].combine_chunks()

@@ -1,4 +1,4 @@
-"""The words of the sample shop (in words.toml), and the names and titles made of them."""
+"""Names and titles for the sample shop, built from the words in words.toml."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROMAN |= {"V": 5, "IV": 4, "I": 1}
 
 
 def line_names(random: Random, count: int) -> list[str]:
-    """Returns names of product lines: even ones are series of games, odd ones are studios."""
+    """Returns names for `count` product lines. Even lines are series of games, odd lines are studios."""
     stems, kinds = WORDS["stems"], WORDS["studio_kinds"]
     series = [stem + ending for stem in stems for ending in WORDS["series_endings"]]
     studios = [f"{stem}{end} {kind}" for stem in stems for end in WORDS["studio_endings"] for kind in kinds]
@@ -32,7 +32,7 @@ def line_names(random: Random, count: int) -> list[str]:
 
 
 def is_series(line: int) -> bool:
-    """Whether a product line is a series of games, not a studio."""
+    """Whether a product line is a series of games. Otherwise it is a studio."""
     return line % 2 == 0
 
 
@@ -43,9 +43,9 @@ def _word(words: Sequence[str], draw: int) -> str:
 def game_titles(
     random: Random, genres: Sequence[int], lines: Sequence[int], names: Sequence[str]
 ) -> list[str]:
-    """Returns a unique title for each game, from the words of its genre; games of a series carry its name.
+    """Returns a unique title for each game, from words of its genre. It includes the series' name, if any.
 
-    `genres` and `lines` have an entry for each game; `names` are those of the lines.
+    `genres` and `lines` have an entry for each game. `names` are the names of the lines.
     """
     draws = zip(*(pick(random, 1 << 20, len(genres)).tolist() for _ in range(5)), strict=True)
     titles = []
@@ -65,7 +65,7 @@ def game_titles(
 def bundle_titles(
     random: Random, genres: Sequence[int], lines: Sequence[int], names: Sequence[str]
 ) -> list[str]:
-    """Returns a unique title for each bundle; a line of -1 is a pack of a whole genre."""
+    """Returns a unique title for each bundle. The line -1 means a pack of a whole genre."""
     draws = zip(*(pick(random, 1 << 20, len(genres)).tolist() for _ in range(2)), strict=True)
     titles = []
     for genre, line, (a, b) in zip(genres, lines, draws, strict=True):

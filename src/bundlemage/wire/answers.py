@@ -1,4 +1,4 @@
-"""The answers of the service: recommendations, the shop, the model, and refusals."""
+"""The answers of the service: recommendations, the catalogue, users, models, and refusals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Out(BaseModel):
-    """An answer, or a part of one. The client ignores fields that it does not know: they are newer."""
+    """An answer, or a part of one. A client ignores unknown fields, because the service may be newer."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True, use_attribute_docstrings=True)
 
@@ -65,12 +65,12 @@ _MODEL = {"version": "3f9a1c0b77de", "name": "bundlemage", "metrics": _METRICS}
 
 
 class Known(Out):
-    """How much of a user's history the model knows."""
+    """The size of a user's history, and how much of it the model ignores."""
 
     items: int
     bundles: int
     not_in_model: int
-    """The number of items and bundles that are newer than the model. It ignores them."""
+    """The number of items and bundles that are newer than the model. The model ignores them."""
 
 
 class EntryOut(Out):
@@ -84,8 +84,8 @@ class EntryOut(Out):
 
 class Ranked(EntryOut):
     score: float
-    """A probability over all candidates; for 'popular' a share of all sales; for similar bundles the cosine
-    between the two."""
+    """The probability among all candidates. If the source is 'popular': the share of all sales. For similar
+    bundles: the cosine similarity."""
     rank: int
     source: Literal["model", "popular"]
 
@@ -94,7 +94,7 @@ class RankedBundle(Ranked):
     discount: float | None
     """A fraction: 0.2 is 20% off."""
     items: tuple[EntryOut, ...] | None = None
-    """Only with details=true."""
+    """The items of the bundle, only with details=true."""
 
 
 class RankedItem(Ranked):
@@ -131,7 +131,7 @@ class ItemsFor(ForUser, Listing[RankedItem]):
 
 
 class SimilarBundles(Answered, Listing[RankedBundle]):
-    """Bundles that are similar to one, the most similar first."""
+    """Bundles that are similar to a given bundle, the most similar first."""
 
     model_config = example(**ANSWERED, bundles=[{**_TAGGED, **_RANKED, "score": 0.954}])
     _list = "bundles"
@@ -159,7 +159,7 @@ class ItemOut(EntryOut):
     stock: int | None
     withdrawn: bool
     in_model: bool
-    """Whether the serving model knows the item. False: the item is newer."""
+    """Whether the serving model knows the item. It does not know items that are newer than itself."""
 
 
 class BundleOut(EntryOut):
@@ -170,12 +170,12 @@ class BundleOut(EntryOut):
     items: tuple[EntryOut, ...]
     withdrawn: bool
     recommendable: bool
-    """Whether the bundle can be recommended now: neither it nor an item of it is withdrawn, and the model
-    knows at least one of its items."""
+    """Whether the bundle can be recommended now. Neither the bundle nor any of its items may be withdrawn,
+    and the model must know at least one of its items."""
     expected_sales: float | None = None
-    """How often the bundle is expected to sell, if the shop said so."""
+    """The number of sales that the shop expects of the bundle, if the shop has set it."""
     sells_like: str | None = None
-    """The bundle that it is expected to sell like, if the shop named one."""
+    """The id of a bundle that should sell equally often, if the shop has set it."""
 
 
 class ItemPage(Listing[ItemOut]):
@@ -223,7 +223,7 @@ class UserOut(Out):
 
 
 class UserLine(Out):
-    """A user, with the number of their items and bundles."""
+    """A user, with the numbers of their items and bundles."""
 
     id: str
     items: int
@@ -248,7 +248,7 @@ class Written(Out):
     known: int
     """The number of interactions that were recorded before."""
     replayed: bool
-    """Whether a request with this idempotency key was answered before. This is then the same answer."""
+    """Whether a request with this idempotency key was answered before. If so, this is the earlier answer."""
     request_id: str
 
 
@@ -262,7 +262,7 @@ class ModelLine(Out):
     serving: bool
     metrics: dict[str, Any]
     problem: str | None = None
-    """Why the model could not be loaded, if loading was tried and failed."""
+    """The reason why the model could not be loaded; null if loading has not failed."""
 
 
 class Models(Listing[ModelLine]):
@@ -293,7 +293,7 @@ class ServingModel(Out):
     trained_on: str
     metrics: dict[str, Any]
     history: tuple[dict[str, Any], ...]
-    """For each epoch: losses and validation results."""
+    """The losses and validation results of each epoch."""
 
 
 class Exposure(Out):
@@ -306,7 +306,7 @@ class Exposure(Out):
 
 
 class Latency(Out):
-    """How long recent recommendations took, in milliseconds; null before the first."""
+    """Response times of recent recommendations in milliseconds. They are null before the first request."""
 
     count: int
     p50_ms: float | None
@@ -318,7 +318,7 @@ class ServedOut(Out):
     since: datetime
     answers: int
     taken: int
-    """The number of bundles that a user took after an answer had shown them the bundle."""
+    """The number of recommended bundles that users took afterwards."""
 
 
 class Insights(Out):
@@ -336,7 +336,7 @@ class Insights(Out):
     popularity: tuple[Exposure, ...]
     """The bundles that sell most or are shown most."""
     left_out: int
-    """The number of bundles that are not in the list."""
+    """The number of bundles that are not in `popularity`."""
     latency: Latency
     served: ServedOut
 
@@ -369,12 +369,12 @@ class ProblemOut(Out):
     status: int = Field(ge=400, le=599)
     """The HTTP status."""
     detail: str
-    """What was found, what is expected, what to do."""
+    """What was found, what is expected, and what to do."""
     request_id: str
-    """Also in the header X-Request-ID and in the service's log."""
+    """The id of the request. It is also in the header X-Request-ID and in the log of the service."""
     errors: tuple[FieldError, ...] = ()
     """The fields that are wrong; only with status 422."""
     conflict: tuple[Rule, ...] = ()
-    """Only for an impossible design: the smallest set of its conditions that cannot hold together."""
+    """Only for an impossible design: the smallest set of its conditions that exclude each other."""
     changes: tuple[Change, ...] = ()
-    """Only for an impossible design: each change alone makes it possible. The smallest comes first."""
+    """Only for an impossible design: changes that each make a bundle possible, the smallest first."""

@@ -1,4 +1,4 @@
-"""A request for designed bundles: one model, which Python, the command line, the API and the client build."""
+"""The request for designed bundles. Python, the command line, the API and the client all use this model."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from bundlemage.wire.requests import (
 )
 
 MOST_BUNDLES = 100
-"""The most bundles in one answer."""
+"""Maximum number of bundles in one answer."""
 SERVED_BUNDLES = 20
-"""The most bundles in one answer of the service."""
+"""Maximum number of bundles in one answer of the service."""
 SERVED_SECONDS = 30.0
-"""The longest time limit that the service accepts."""
+"""Maximum time limit that the service accepts, in seconds."""
 _MOST_TAGS = 1_000
 _MOST_IDS = 1_000_000
 
@@ -35,10 +35,10 @@ Method = Literal["beam", "greedy", "exact"]
 
 
 def _short_form(convert: Callable[[Any], Any]) -> BeforeValidator:
-    """Lets Python code write a value in a short form.
+    """Returns a validator that lets Python code write a value in a short form.
 
-    The API takes only the long form, which its document describes. `convert` turns a short form into the
-    long one, and raises `ValueError` for what is neither.
+    The API accepts only the long form, which its document describes. `convert` turns a short form into the
+    long form, and raises `ValueError` if a value has neither form.
     """
 
     def before(value: Any, info: ValidationInfo) -> Any:
@@ -48,12 +48,12 @@ def _short_form(convert: Callable[[Any], Any]) -> BeforeValidator:
 
 
 def _size_of(value: Any) -> Any:
-    """A number alone is both the least and the most."""
+    """A single number is both the minimum and the maximum."""
     return _range_of(value, least=value)
 
 
 def _budget_of(value: Any) -> Any:
-    """A number alone is the most."""
+    """A single number is the maximum."""
     return value if value is None else _range_of(value, least=None)
 
 
@@ -134,47 +134,47 @@ class PriceRange(_Range):
 
 
 class TagCounts(Body):
-    """How many items of a bundle have a tag."""
+    """Limits on the number of items of a bundle that have a tag."""
 
     at_least: Counts = Field(default={})
-    """The fewest items with a tag, for each tag."""
+    """For each tag: the minimum number of items that have it."""
     at_most: Counts = Field(default={})
-    """The most items with a tag, for each tag."""
+    """For each tag: the maximum number of items that have it."""
 
 
 class DesignRequest(Body):
-    """The conditions and wishes for designed bundles. Every field may be left out."""
+    """The conditions and preferences for designed bundles. Every field may be left out."""
 
     start: Ids = Field(default=(), max_length=MOST_ITEMS)
-    """Items that are in the bundle already. They count in size, price and tags."""
+    """Items that are already in the bundle. Its size, price and tags include them."""
     size: Annotated[SizeRange, _short_form(_size_of)] = SizeRange(least=3, most=5)
-    """Number of items in all."""
+    """Total number of items in a bundle."""
     budget: Annotated[PriceRange | None, _short_form(_budget_of)] = None
-    """Price after the discount. With a budget, items without a price are left out."""
+    """Price of a bundle after the discount. With a budget, items without a price are not used."""
     must: Ids = Field(default=(), max_length=MOST_ITEMS)
-    """Items that are in every bundle."""
+    """Items that every bundle must contain."""
     forbid: Ids = Field(default=(), max_length=_MOST_IDS)
-    """Items that are in no bundle. Unknown ids are ignored."""
+    """Items that no bundle may contain. Unknown ids are ignored."""
     tags: Annotated[TagCounts, _short_form(_tag_counts_of)] = TagCounts()
-    """How many items have which tags."""
+    """Minimum and maximum number of items with a tag."""
     one_per: TagNames = Field(default=(), max_length=_MOST_TAGS)
-    """Tags that at most one item of a bundle has. "brand:*" is every tag that begins with "brand:"."""
+    """Tags that at most one item of a bundle may have. "brand:*" means all tags that begin with "brand:"."""
     in_stock: Flag | None = None
-    """Whether to add only items in stock. If left out: only if the catalogue has any stock figures."""
+    """Whether to add only items in stock. The default is yes if the catalogue has stock numbers."""
     not_owned: Flag = True
     """Whether to add only items that the user does not have."""
     discount: Discount = 0.0
-    """Fraction off the items' prices: 0.2 is 20% off."""
+    """Discount on the sum of the items' prices, as a fraction: 0.2 is 20% off."""
     diversity: Weight = 0.0
-    """Weight of how different the items of a bundle are."""
+    """Weight of the variety of the items in a bundle."""
     margin: Weight = 0.0
-    """Weight of what the items earn."""
+    """Weight of the margin of the items: their price after the discount minus their cost."""
     costs: Costs = Field(default={})
-    """What items cost the shop. An item that is left out costs nothing."""
+    """The cost of each item to the shop. Items that are left out cost nothing."""
     n: Annotated[int, Field(ge=1, le=MOST_BUNDLES), Number] = 5
     """Maximum number of bundles."""
     apart: Share = 0.5
-    """Any two bundles differ in at least this share of the chosen items, and in one item."""
+    """Minimum share of the chosen items in which any two bundles differ. They always differ in one item."""
     method: Method = "beam"
     """Search method: beam, greedy or exact (CP-SAT)."""
     seed: Annotated[int, Field(ge=0, lt=2**31), Number] = 0
@@ -186,13 +186,13 @@ class DesignRequest(Body):
 
     @classmethod
     def of(cls, **wishes: Any) -> Self:
-        """A request from what Python code writes. Besides the fields' own types it takes short forms:
+        """Build a request from Python values. Besides the fields' own types, these short forms are accepted:
 
         - `size=4` for exactly four items, or `size=(3, 5)`;
         - `budget=40` for at most 40, or `budget=(20, None)` for at least 20;
         - `tags={"at least": {"Horror": 1}}`, `one_per="brand:*"`, and ids as text or numbers.
 
-        Raises `ConfigError`, which names every wrong value.
+        Raises a `ConfigError` that names every wrong value.
         """
         try:
             return cls.model_validate(wishes, context=PYTHON)
@@ -201,7 +201,7 @@ class DesignRequest(Body):
 
 
 class DesignIn(UserOrHistory, DesignRequest):
-    """A user or a history, and the conditions and wishes for the bundles. Every wish may be left out."""
+    """A user or a history, and the conditions and preferences for the bundles, which may be left out."""
 
     model_config = examples(
         {
@@ -225,13 +225,13 @@ class DesignIn(UserOrHistory, DesignRequest):
 
 @dataclass(frozen=True)
 class Rule:
-    """One condition on a designed bundle. It can be kept or dropped by itself."""
+    """One condition on a designed bundle. Each can be dropped independently of the others."""
 
     kind: str
     """`size_min`, `size_max`, `budget_min`, `budget_max`, `must`, `forbid`, `at_least`, `at_most`, `one_per`,
     `in_stock` or `not_owned`."""
     key: str | None
-    """The item or tag that it is about, where a request may have several of its kind."""
+    """The item or tag of the condition, if a request may have several conditions of this kind."""
     text: str
     """The condition in words."""
 
@@ -241,17 +241,17 @@ class Rule:
 
 @dataclass(frozen=True)
 class Step:
-    """A rule with another value."""
+    """A new value for a condition, or its removal."""
 
     kind: str
     key: str | None
     value: float | None
-    """The new number; None: without that rule."""
+    """The new number; None if the condition is removed."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What would make an impossible request possible."""
+    """A change that makes an impossible request possible."""
 
     steps: tuple[Step, ...]
     text: str
@@ -262,15 +262,16 @@ class Change:
 
 
 class ImpossibleDesignError(BundleMageError):
-    """No bundle at all keeps every rule of a request."""
+    """No bundle meets all conditions of a request."""
 
     def __init__(self, conflict: Sequence[Rule], changes: Sequence[Change]) -> None:
         self.conflict = tuple(conflict)
-        """The smallest set of rules that cannot hold together."""
+        """The smallest set of conditions that exclude each other."""
         self.changes = tuple(changes)
-        """Each by itself makes the request possible; the smallest first."""
-        cannot = "cannot hold together" if len(self.conflict) > 1 else "cannot hold"
+        """Changes that each make the request possible, the smallest first."""
+        several = len(self.conflict) > 1
+        reason = "These conditions exclude each other" if several else "This condition cannot be met"
         rules = "; ".join(map(str, self.conflict))
         ways = "; or ".join(map(str, self.changes[:3]))
-        possible = f". It would be possible: {ways}" if ways else ""
-        super().__init__(f"no bundle is possible. {cannot.capitalize()}: {rules}{possible}")
+        possible = f". A bundle would be possible {ways}" if ways else ""
+        super().__init__(f"no bundle is possible. {reason}: {rules}{possible}")

@@ -1,4 +1,4 @@
-"""The bodies of requests, and the limits of what they may hold."""
+"""The bodies of requests, and the limits on their values."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from pydantic import (
 
 LONGEST_ID: Final = 200
 MANY: Final = 10_000
-"""The most ids in one list."""
+"""Maximum number of ids in one list."""
 MOST_ITEMS: Final = 100
-"""The most items in a bundle that is designed or scored."""
+"""Maximum number of items in a bundle that is designed or scored."""
 MOST_OFF: Final = 0.99
-"""The largest discount on a bundle that is designed or scored."""
+"""Maximum discount on a bundle that is designed or scored."""
 MOST_EXPLAINED: Final = 50
-"""The most bundles in one request for explanations."""
+"""Maximum number of bundles in one request for explanations."""
 PYTHON: Final = "python"
-"""The validation context of values that Python code wrote. Ids may then have any characters, because the
-shop's own data decide which ids exist."""
-_NOT_IN_AN_ID: Final = ("Cc", "Cs")  # control characters, and halves of characters, which UTF-8 cannot write
+"""The validation context for values from Python code. Ids may then contain any characters, because the data
+of the shop decide which ids exist."""
+_NOT_IN_AN_ID: Final = ("Cc", "Cs")  # control characters, and lone surrogates, which UTF-8 cannot encode
 
 
 def fault_of_id(name: str) -> str | None:
-    """What is wrong with an id, in words; None if it is a valid id. The store keeps the same rule."""
+    """Returns what is wrong with an id, in words; None if it is valid. The store uses the same check."""
     if not name or name.isspace():
         return "is empty"
     if len(name) > LONGEST_ID:
@@ -52,7 +52,7 @@ def _checked_id(name: str, info: ValidationInfo) -> str:
 
 
 def _checked_number(value: Any) -> Any:
-    """In a body a number must be a number: a stock of `false` must not become 0. (A query has only text.)"""
+    """Refuse texts and booleans as numbers: a stock of `false` must not become 0. Only for bodies."""
     if isinstance(value, bool | str):
         raise ValueError("should be a number")  # noqa: TRY004  (pydantic passes a TypeError on)
     return value
@@ -87,7 +87,7 @@ class Body(BaseModel):
 
 
 def examples(*bodies: dict[str, Any]) -> ConfigDict:
-    """The examples of a request in the OpenAPI document."""
+    """The configuration that adds examples of a request to the OpenAPI document."""
     return ConfigDict(json_schema_extra={"examples": list(bodies)})
 
 
@@ -95,18 +95,18 @@ def examples(*bodies: dict[str, Any]) -> ConfigDict:
 
 
 class Where(Body):
-    """Which items or bundles an answer may contain. All conditions must hold."""
+    """Which items or bundles an answer may contain. They must meet all conditions."""
 
     tags: list[Tag] = Field(default=[], max_length=100)
-    """At least one of these tags."""
+    """Only items or bundles with at least one of these tags."""
     min_price: BodyPrice | None = None
     max_price: BodyPrice | None = None
     in_stock: Flag = False
     """Only items in stock. A bundle is in stock if all its items are."""
     exclude: list[Id] = Field(default=[], max_length=MANY)
-    """None of these ids."""
+    """Leave out the items or bundles with these ids."""
     among: list[Id] | None = Field(default=None, max_length=MANY)
-    """Only these ids."""
+    """Only items or bundles with these ids."""
 
 
 class HistoryOf(Body):
@@ -117,12 +117,12 @@ class HistoryOf(Body):
 
 
 class UserOrHistory(Body):
-    """Whom an answer is for: a known user, or a history in the request."""
+    """The user of an answer: either a known user, or a history in the request."""
 
     user_id: Id | None = None
-    """A user whose history the service keeps."""
+    """The id of a user. The service has the user's history."""
     history: HistoryOf | None = None
-    """Instead of a user: the items and bundles that they have."""
+    """Instead of an id: the items and bundles that the user has."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> UserOrHistory:
@@ -133,7 +133,7 @@ class UserOrHistory(Body):
 
 class Filtered(UserOrHistory):
     include_owned: Flag = False
-    """Whether the answer may contain what the user already has."""
+    """Whether the answer may contain items or bundles that the user already has."""
     where: Where = Where()
 
 
@@ -179,7 +179,7 @@ class ExplainIn(UserOrHistory):
         if (self.bundles is None) == (self.item is None):
             raise ValueError("give either 'bundles' or 'item', and not both")
         if self.items and self.item is None:
-            raise ValueError("'items' are the bundle that 'item' is added to: give 'item' as well")
+            raise ValueError("'items' lists the bundle that 'item' is added to: give 'item' as well")
         return self
 
 
@@ -190,9 +190,9 @@ class ScoreIn(Body):
 
     items: list[Id] = Field(min_length=1, max_length=MOST_ITEMS)
     price: BodyPrice | None = None
-    """If left out: the sum of the items' prices, less the discount."""
+    """The price of the bundle. The default is the sum of the items' prices minus the discount."""
     discount: Discount | None = None
-    """Instead of a price: 0.2 is 20% off."""
+    """Instead of a price: the discount as a fraction. 0.2 is 20% off."""
     k: Annotated[K, Number] = Field(
         default=10, description="The number of users, and the number of similar bundles, in the answer."
     )
@@ -208,9 +208,9 @@ class InteractionIn(Body):
     item_id: Id | None = None
     bundle_id: Id | None = None
     at: AwareDatetime | None = None
-    """The time, with a time zone; now if left out."""
+    """The time of the interaction, with a time zone. The default is now."""
     request_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    """The answer that recommended it."""
+    """The request id of the answer that recommended the item or bundle."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> InteractionIn:
@@ -239,7 +239,7 @@ class ItemIn(Body):
     price: BodyPrice | None = None
     tags: list[Tag] = Field(default=[], max_length=100)
     stock: Annotated[int, Field(ge=0, lt=2**53), Number] | None = None
-    """Unknown if left out."""
+    """The number in stock. It is unknown if left out."""
 
 
 class BundleIn(Body):
@@ -257,13 +257,13 @@ class BundleIn(Body):
     title: Text | None = None
     price: BodyPrice | None = None
     discount: Annotated[float, Field(ge=0, le=1), Number] | None = None
-    """0.2 is 20% off."""
+    """The discount as a fraction: 0.2 is 20% off."""
     tags: list[Tag] = Field(default=[], max_length=100)
     expected_sales: BodyPrice | None = None
-    """How often the bundle is expected to sell. A model that is older than the bundle ranks it by this
-    number; if left out, by the number that the model assumes for every new bundle."""
+    """The expected number of sales. A model that is older than the bundle uses this number to rank it. If
+    left out, the model uses one number for all new bundles."""
     sells_like: Id | None = None
-    """Instead of a number: a bundle that sells as often."""
+    """Instead of a number: the id of a bundle that sells equally often."""
 
     @model_validator(mode="after")
     def _one_expectation(self) -> BundleIn:
@@ -290,4 +290,4 @@ class ReloadIn(Body):
     model_config = examples({}, {"version": "3f9a1c0b77de"})
 
     version: str | None = Field(default=None, max_length=64)
-    """A version that GET /v1/models lists. If left out: the model in the folder that is served."""
+    """A version from GET /v1/models. The default is the model that is now in the served folder."""
