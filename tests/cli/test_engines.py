@@ -84,7 +84,7 @@ def test_an_unknown_engine_and_an_address_without_one_are_refused(
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("train", "tune")])
 def test_workers_without_a_cluster_are_refused(name: str, model: str, tmp_path: Path) -> None:
     done = run(*commands(model, tmp_path / "out")[name], "--workers", 7, code=2)
-    assert "is done by one process, and --workers says 7: add --engine ray" in done.stderr
+    assert "uses one process; --workers is 7: add --engine ray" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -96,6 +96,6 @@ def test_a_cluster_that_is_not_there_is_one_message_at_once(
     monkeypatch.setattr("ray.is_initialized", lambda: False)  # other tests may have joined one
     command = commands(model, tmp_path / "out")["evaluate"]
     done = run(*command, "--engine", "ray", "--address", address, code=2)
-    assert done.stderr.startswith(f"error: no Ray cluster at {address} lets us in: ")
+    assert done.stderr.startswith(f"error: cannot join a Ray cluster at {address}: ")
     assert "ray start --head" in done.stderr
     assert done.stderr.count("\n") == 1

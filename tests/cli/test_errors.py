@@ -163,7 +163,7 @@ def test_an_open_quote_in_a_list_of_ids_is_refused(model: Path) -> None:
 def test_evaluating_ones_own_model_needs_the_place_of_its_data(tmp_path: Path) -> None:
     run("data", "sample", "-o", tmp_path / "mine", "--users", 50, "--items", 60, "--bundles", 20)
     run("train", tmp_path / "mine", "-o", tmp_path / "model", *TINY)
-    assert "on what data?" in run("evaluate", tmp_path / "model", code=2).stderr
+    assert "no data to evaluate on" in run("evaluate", tmp_path / "model", code=2).stderr
 
 
 def test_evaluating_on_other_data_is_refused(model: Path, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_cut(count: int, batch: int, pieces: int) -> None:
 def test_mistakes(one_process: Engine, job: EvaluationJob, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="no such folder"):
         one_process.evaluate(EvaluationJob(tmp_path / "nowhere", job.location))
-    with pytest.raises(ConfigError, match="on what data"):
+    with pytest.raises(ConfigError, match="no data to evaluate on"):
         one_process.evaluate(EvaluationJob(_with_another_name(tmp_path)))
     other = write_layout(small_shop(users=81), tmp_path / "other")
     with pytest.raises(ConfigError, match="other users than the model was trained on"):

@@ -143,7 +143,7 @@ class TestAnswers:
         engine().recommend_all(job_of(bpr, tmp_path / "bpr answers", users=own.folder))
         assert_same(answers(tmp_path / "bpr answers"), expected(bpr))
         elsewhere = write_layout(small_shop(items=91), tmp_path / "elsewhere", 13)
-        with pytest.raises(ConfigError, match="the items are others"):
+        with pytest.raises(ConfigError, match="the items differ"):
             engine().recommend_all(job_of(model, tmp_path / "no", users=elsewhere.folder))
 
     def test_an_index_is_measured_with_users_that_are_read_for_it(self, tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ class TestGoingOn:
             user_item=shop().user_item[::-1], user_bundle=shop().user_bundle[::-1]
         )
         write_layout(turned, tmp_path / "users", 13, overwrite=True)
-        with pytest.raises(ConfigError, match="was replaced by other data meanwhile"):
+        with pytest.raises(ConfigError, match="was replaced by other data during the run"):
             PartScorer(ready)(1)
 
     def test_workers_that_write_elsewhere(
@@ -414,7 +414,7 @@ class TestCommand:
             (["-o", "a.parquet", "--part-users", "9"], "--part-users is for a folder of files"),
             (["-o", "a", "--engine", "spark"], "unknown engine 'spark'"),
             (["-o", "a", "--address", "auto"], "add --engine ray"),
-            (["-o", "a", "--workers", "2"], "recommending is done by one process"),
+            (["-o", "a", "--workers", "2"], "recommending uses one process"),
             (["-o", "a", "--resume", "--overwrite"], "not both"),
             (["-o", "a", "-k", "0"], "k is 0"),
             (["-o", "a", "--least-recall", "0.9"], "add --index"),

@@ -1,4 +1,4 @@
-"""Engines run jobs: on this machine, or on a Ray cluster with the same results."""
+"""Engines run jobs on this machine or on a Ray cluster. The results are the same."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class ModelJob:
-    """A job that needs a saved model. What it has loaded is kept, and does not travel to other processes."""
+    """A job that uses a saved model. The loaded model is kept, but not sent to other processes."""
 
     model: Path
     """The folder of the model."""
@@ -60,7 +60,7 @@ class ModelJob:
 
 
 def written_out(job: AnyJob) -> AnyJob:
-    """The same job with absolute paths, for processes in other folders."""
+    """Returns the job with absolute paths, for processes that run in other folders."""
     values = {each.name: getattr(job, each.name) for each in fields(job)}
     whole: dict[str, Any] = {name: path.resolve() for name, path in values.items() if isinstance(path, Path)}
     if isinstance(values.get("location"), str):
@@ -85,65 +85,65 @@ _DATABASE_FILE = re.compile(
 
 
 class Workers:
-    """The processes that share one job: this process alone, unless a subclass says otherwise."""
+    """The processes that share one job. In this class, it is this process alone."""
 
     count: int = 1
 
     def each(
         self, make: Callable[[AnyJob], Callable[[Piece], Result]], job: AnyJob, pieces: Iterable[Piece]
     ) -> Iterator[Result]:
-        """Yield the result of each piece, in order. Each process calls `make(job)` once, before its first
-        piece, and the function that this returns for every piece."""
+        """Yields the result of each piece of work, in order. Each process calls `make(job)` once, before its
+        first piece. This returns a function, which the process calls with each of its pieces."""
         return map(make(job), pieces)
 
 
 class Engine(ABC):
-    """Runs jobs. A job is a plain value; every process can reach the folders that it names.
+    """Runs jobs. A job is a plain value. All processes must be able to read the folders that it names.
 
-    An engine implements `working`, `train_one` and `tune`; the other verbs are the same for all.
+    An engine implements `working`, `train_one` and `tune`; the other methods are the same for all.
     """
 
     name: ClassVar[str]
     alone: bool = False
-    """Whether this process trains by itself."""
+    """Whether training runs in this process only."""
 
     @abstractmethod
     def working(self, doing: str, device: str) -> AbstractContextManager[Workers]:
-        """The processes for one job on `device`. `doing` names the work in messages."""
+        """Returns a context with the processes for one job on `device`. `doing` names the job in messages."""
 
     @abstractmethod
     def train_one(self, job: TrainingJob, model: Model, observers: Sequence[Observer] = ()) -> TrainingResult:
-        """Train one model with several processes. The weights are loaded into `model`."""
+        """Train one model with several processes, and load the weights into `model`. Returns the history."""
 
     @abstractmethod
     def tune(self, search: Search, progress: Progress = in_silence) -> Study:
-        """Search for the best settings of a model, by validation."""
+        """Search for the settings of a model with the best validation result. Returns all trials."""
 
     def device_here(self, device: str) -> str:
-        """The device for this process, where other processes have `device`."""
+        """Returns the device of this process if the other processes use `device`."""
         return device
 
     def check(self, job: TrainingJob) -> None:
-        """Raise an error, before any data is read, if this engine cannot train this way."""
+        """Raises an error if this engine cannot run the job. No data is read."""
         from bundlemage.training.devices import resolve_device
 
         if self.alone and job.item_tables != "auto":
-            raise ConfigError("item tables are laid out for several processes: add --workers")
+            raise ConfigError("--item-tables is for several processes: add --workers, or leave it out")
         if not self.alone and job.checkpoint_every == 0:
             raise ConfigError(
-                "several processes hand the model over by a checkpoint: leave --checkpoint-every out"
+                "several processes need a checkpoint to return the model: leave --checkpoint-every out"
             )
         resolve_device(self.device_here(job.device))
 
     def train(self, job: TrainingJob, observers: Sequence[Observer] = ()) -> Recommender:
-        """Train a model or an ensemble; returns it fitted, but not calibrated."""
+        """Train a model or an ensemble. Returns the fitted recommender. Its scores are not calibrated yet."""
         from bundlemage.engines.training import train
 
         self.check(job)
         return train(job, self, observers)
 
     def evaluate(self, job: EvaluationJob, progress: Progress = in_silence) -> list[Evaluation]:
-        """Evaluate a saved model on the held-out cases of its data, and popularity beside it."""
+        """Evaluate a saved model and, for comparison, popularity on the held-out cases of the data."""
         from bundlemage.engines.evaluating import evaluate
 
         with self.working("evaluating", job.device) as workers:
@@ -151,14 +151,14 @@ class Engine(ABC):
             return evaluate(job, workers, progress)
 
     def recommend_all(self, job: ScoringJob, progress: Progress = in_silence) -> ScoredUsers:
-        """Write the best bundles of every user as Parquet."""
+        """Write the best bundles for every user as Parquet. Returns the number of answers."""
         from bundlemage.engines.scoring import score
 
         with self.working("recommending", job.device) as workers:
             return score(job, workers, progress)
 
     def campaign(self, job: CampaignJob, progress: Progress = in_silence) -> CampaignSummary:
-        """Choose bundles for every user under limits that all share."""
+        """Choose bundles for every user within limits that apply to all users together."""
         from bundlemage.engines.campaigning import run
 
         with self.working("a campaign", job.device) as workers:
@@ -168,7 +168,7 @@ class Engine(ABC):
 
 
 class LocalEngine(Engine):
-    """This machine. One process does a job; training and tuning may have several."""
+    """Runs jobs on this machine. Training and tuning may use several processes, other jobs use one."""
 
     name: ClassVar[str] = "local"
 
@@ -180,8 +180,8 @@ class LocalEngine(Engine):
     def working(self, doing: str, device: str) -> Iterator[Workers]:
         if not self.alone:
             raise ConfigError(
-                f"here, {doing} is done by one process, and --workers says {self.workers}: add --engine ray, "
-                "or leave it out"
+                f"on this machine, {doing} uses one process; --workers is {self.workers}: add --engine ray, "
+                "or leave --workers out"
             )
         yield Workers()
 
@@ -199,20 +199,20 @@ class LocalEngine(Engine):
 
 
 def engine(name: str = "local", *, address: str | None = None, workers: int | None = None) -> Engine:
-    """`local` is this machine; `ray` is a Ray cluster.
+    """Returns an engine: `local` runs jobs on this machine, `ray` on a Ray cluster.
 
-    `address` is that of the cluster; without it, Ray is started on this machine for each job. `workers` is
-    the number of processes: by default one on this machine, and on a cluster one for each GPU that is used,
-    or else for each processor.
+    `address` is the address of the cluster; without it, Ray is started on this machine for each job.
+    `workers` is the number of processes. The default on this machine is one. On a cluster it is the number
+    of GPUs, or of processors if no GPU is used.
     """
     if name not in ENGINES:
         raise ConfigError(f"unknown engine {name!r}; the engines are: {', '.join(ENGINES)}")
     if workers is not None and workers < 1:
-        raise ConfigError(f"workers is {workers}; at least one must work")
+        raise ConfigError(f"workers is {workers}; at least one is needed")
     if name == "ray":
         from bundlemage.engines.ray import RayEngine
 
         return RayEngine(address, workers)
     if address is not None:
-        raise ConfigError("an address is that of a Ray cluster: add --engine ray, or leave it out")
+        raise ConfigError("--address is for a Ray cluster: add --engine ray, or leave --address out")
     return LocalEngine(workers)

@@ -1,4 +1,4 @@
-"""A campaign of a saved model. The workers ask the model ahead of the process that decides."""
+"""Runs a campaign with a saved model. Workers compute scores in advance; the main process decides."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bundlemage.progress import Progress
 
 @dataclass(frozen=True)
 class CampaignJob(ModelJob):
-    """Bundles for every user of a model, or for some. The plan, the parts and the summary go to a folder."""
+    """Choose bundles for all users of a model, or for `users`. The results are written to a folder."""
 
     output: Path
     users: tuple[str, ...] | None = None
@@ -30,12 +30,12 @@ class CampaignJob(ModelJob):
 
     @property
     def campaign(self) -> Campaign:
-        """The settings, checked."""
+        """The settings after validation."""
         return Campaign.of(where=self.where or Filter(), **self.settings)
 
 
 def run(job: CampaignJob, workers: Workers, progress: Progress) -> CampaignSummary:
-    """Run the campaign. This process decides for one user after another: limits follow what is left."""
+    """Run the campaign. This process decides for one user at a time, because users share the limits."""
     model = job.recommender
     return run_campaign(
         job.campaign,
@@ -51,6 +51,6 @@ def run(job: CampaignJob, workers: Workers, progress: Progress) -> CampaignSumma
 
 
 def _asking(job: CampaignJob) -> Callable[[Whole], Scored]:
-    """What the model says of a block of users."""
+    """Returns a function that computes the model's scores for a block of users."""
     model = job.recommender
     return Offer(job.campaign, model.model, model.shop, model.calibration).scored

@@ -1,4 +1,4 @@
-"""A saved model on the test cases of its data, in chunks that several processes may share."""
+"""Evaluates a saved model on the test cases of its data. Several processes may share the work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Task: TypeAlias = Literal["matching", "generation"]
 
 
 class Chunk(NamedTuple):
-    """Some cases of one task, for one of the models."""
+    """Some cases of one task, and the number of the model to evaluate."""
 
     model: int
     task: Task
@@ -33,19 +33,19 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class EvaluationJob(ModelJob):
-    """A model, and the data that it was trained on; by default the built-in shop, if it was that."""
+    """A model to evaluate, and the location of its data. The sample shop needs no location."""
 
     location: str | None = None
     tables: Mapping[str, str] = field(default_factory=dict)
-    """The table or query of `user_item` and so on, for a database."""
+    """For a database: the table or query for each part of the data, such as `user_item`."""
 
     @cached_property
     def source(self) -> Source:
         """The data, read when it is first needed."""
         if self.location is None and (name := describe_artifact(self.model)[1]["dataset"]["name"]) != SAMPLE:
             raise ConfigError(
-                f"on what data? This model was trained on {name!r}: "
-                "give its location, as in 'bundlemage evaluate DIR PATH'"
+                f"no data to evaluate on: this model was trained on {name!r}. "
+                "Give its location, as in 'bundlemage evaluate DIR PATH'"
             )
         return read(self.location or SAMPLE, self.tables)
 
@@ -55,7 +55,7 @@ class EvaluationJob(ModelJob):
 
     @property
     def data_changed(self) -> bool:
-        """Whether the data is not what the model was trained on."""
+        """Whether the data differs from the data that the model was trained on."""
         return self.source.dataset.fingerprint() != self.recommender.dataset.fingerprint()
 
     @cached_property
@@ -69,10 +69,10 @@ class EvaluationJob(ModelJob):
         return Interactions.of(self.split.train, self.recommender.shop.device)
 
     def chunks(self, processes: int) -> list[Chunk]:
-        """All cases of all models, as chunks for this number of processes.
+        """Returns all cases of all models, in chunks for this number of processes.
 
-        Each chunk is a whole number of the batches that a single process makes: a score differs in its last
-        digit with the batch that it is computed in.
+        Chunks consist of the same batches that a single process uses: the last digit of a score depends on
+        the batch in which it is computed.
         """
         return [
             Chunk(number, task, cases)
@@ -82,7 +82,7 @@ class EvaluationJob(ModelJob):
         ]
 
     def _tasks(self, model: Recommender) -> Iterator[tuple[Task, int, int]]:
-        """The tasks of a model, the number of their cases, and that of their candidates."""
+        """Yields each task of a model, with the number of its cases and of its candidates."""
         sizes = model.model.sizes
         if self.split.test and can(model.model, Matcher):
             yield "matching", len(self.split.test), sizes.bundles
@@ -90,7 +90,7 @@ class EvaluationJob(ModelJob):
             yield "generation", len(self.split.generation), sizes.items
 
     def ask(self, chunk: Chunk) -> PerCase:
-        """The metrics of each case of a chunk."""
+        """Returns the metrics of each case of a chunk."""
         test, generation = self.split.test, self.split.generation
         these = slice(chunk.cases.start, chunk.cases.stop)
         if chunk.task == "matching":
@@ -98,7 +98,7 @@ class EvaluationJob(ModelJob):
             candidates = None if test.candidates is None else test.candidates[these]
             some = MatchingCases(test.users[these], test.positives[these], candidates)
             split = replace(self.split, test=some, generation=None)
-        else:  # held-out bundles are few, and stay as they are
+        else:  # the few held-out bundles stay as they are
             assert generation is not None
             users, bundles = generation.users[these], generation.bundles[these]
             split = replace(
@@ -109,8 +109,8 @@ class EvaluationJob(ModelJob):
 
 
 def evaluate(job: EvaluationJob, workers: Workers, progress: Progress) -> list[Evaluation]:
-    """Evaluate the model and popularity. The workers return the values of single cases; their means are taken
-    here, in the order of the cases, so that they do not depend on the number of workers."""
+    """Evaluate the model and popularity. Workers return the metrics of single cases. The means are computed
+    here, in the order of the cases, so they do not depend on the number of workers."""
     chunks = job.chunks(workers.count)
     by_model: list[dict[str, list[PerCase]]] = [{} for _ in job.models]
     done, of = 0, sum(len(chunk.cases) for chunk in chunks)
@@ -130,7 +130,7 @@ def _joined(parts: list[PerCase]) -> PerCase:
 
 
 def _cut(count: int, batch: int, pieces: int) -> Sequence[range]:
-    """Ranges of cases, each a whole number of batches, at most `pieces` of them."""
+    """Returns at most `pieces` ranges that together cover `count` cases. Each consists of whole batches."""
     batches = -(-count // batch)
     step = -(-batches // pieces) * batch
     return [range(start, min(start + step, count)) for start in range(0, count, max(1, step))]

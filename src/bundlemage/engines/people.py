@@ -1,4 +1,4 @@
-"""The users of a shop straight from files, some at a time: memory does not grow with their number."""
+"""Reads users from files in ranges, so memory does not grow with the number of users."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from bundlemage.recommender import Sales
 
 
 class ModelPeople:
-    """The users that a saved model was trained on, in their order. The model's pairs are sorted by user, so a
-    range of users is a range of rows, which the statistics of the Parquet file locate."""
+    """The users that a saved model was trained on, in their order. The pairs in its files are sorted
+    by user, so a range of users is a range of rows. The statistics in the Parquet file locate it."""
 
     def __init__(self, model: Path) -> None:
         self._users = _open(model / "users.parquet")
@@ -48,12 +48,12 @@ class ModelPeople:
         return pa.concat_arrays(ids.chunks) if isinstance(ids, pa.ChunkedArray) else ids
 
     def sales(self, items: int, bundles: int) -> Sales:
-        """How often each item and each bundle was sold."""
+        """Returns the number of sales of each item and of each bundle."""
         return self._items.counts(items), self._bundles.counts(bundles)
 
 
 class LayoutPeople:
-    """The users of a sharded layout. `known`: they are those of the model, at the same positions."""
+    """The users of a sharded layout. `known`: the model was trained on them, at the same positions."""
 
     def __init__(self, layout: Layout, *, known: bool) -> None:
         self._layout, self._known = layout, known
@@ -77,7 +77,7 @@ class LayoutPeople:
         return ids, Histories(_ragged(table["items"]), _ragged(table["bundles"]), users)
 
     def _table(self, part: Part) -> pa.Table:
-        """A file of the layout. The last one is kept, as parts of answers may be smaller than it."""
+        """Returns a file of the layout. The last file is cached: several reads may need it."""
         if self._last is None or self._last[0] != part:
             self._last = part, read_part(self._layout.folder, part)
         return self._last[1]
@@ -97,7 +97,7 @@ def _of_lengths(positions: np.ndarray, lengths: np.ndarray) -> Ragged:
 
 
 def spread(people: People, count: int, places: int = 16) -> Histories:
-    """A sample of about `count` users, from `places` places all over."""
+    """Returns a sample of about `count` users, in `places` ranges that are evenly spaced."""
     each = max(1, count // places)
     starts = sorted({max(0, len(people) - each) * place // (places - 1) for place in range(places)})
     parts = [people.read(start, min(start + each, len(people)))[1] for start in starts]
@@ -110,7 +110,7 @@ def spread(people: People, count: int, places: int = 16) -> Histories:
 
 @dataclass(frozen=True)
 class Sample(Interactions):
-    """Some users in place of all. They keep their numbers, by which some models look them up."""
+    """A sample of users. They keep their numbers, because some models look users up by number."""
 
     numbers: Tensor | None = field(default=None, kw_only=True)
 
@@ -120,13 +120,13 @@ class Sample(Interactions):
 
 
 class _PairsFile:
-    """A Parquet table of `row` and `column`, sorted by both."""
+    """A Parquet file of pairs with the columns `row` and `column`, sorted by both."""
 
     def __init__(self, file: Path) -> None:
         self._path, self._file = file, _open(file)
 
     def rows(self, start: int, end: int) -> Ragged:
-        """The columns of some rows. Only the row groups that contain them are read."""
+        """Returns the columns of a range of rows. Only the row groups that contain them are read."""
         table = pq.read_table(self._path, filters=[("row", ">=", start), ("row", "<", end)])
         lengths = np.bincount(table["row"].to_numpy() - start, minlength=end - start)
         return _of_lengths(table["column"].to_numpy(), lengths)
@@ -139,7 +139,7 @@ class _PairsFile:
 
 
 def rows_in(file: Path) -> int:
-    """The number of rows of a Parquet file."""
+    """Returns the number of rows of a Parquet file."""
     return int(_open(file).metadata.num_rows)
 
 

@@ -1,4 +1,4 @@
-"""The best bundles of every user, part by part. Several processes may share the parts."""
+"""Recommends bundles to all users. Users are divided into parts, and several processes may share them."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from bundlemage.recommender import Recommender, Sales
 
 PART_USERS = 50_000
 INDEX_USERS = 2_000
-"""The number of users that each process keeps, to measure an index with."""
+"""The number of users with which each process measures the recall of an index."""
 FILE_ROWS = 2**20
-"""About as many answers are computed at a time for a single file."""
+"""Approximate number of answers in a part if all answers are written to a single file."""
 SECONDS_TO_APPEAR = 60.0
-"""On storage that machines share, a file may become visible this late to another machine."""
+"""On shared storage, a new file may become visible to another machine with this delay."""
 
 
 ANSWERS, NEW = "answers.json", ".new"
 DONE = "done"
-"""The key of `answers.json` with the totals of answers that are finished."""
+"""A key of `answers.json`. It is written when all answers are finished, and holds their totals."""
 
 
 @dataclass(frozen=True)
 class ScoringJob:
-    """The k best bundles of every user by a saved model, as a Parquet file or as a folder of such files."""
+    """Write the k best bundles for every user as a Parquet file, or as a folder of Parquet files."""
 
     model: Path
     output: Path
@@ -57,13 +57,13 @@ class ScoringJob:
     where: Filter | None = None
     include_owned: bool = False
     part_users: int = PART_USERS
-    """The number of users in one file of a folder, which a process does at a time."""
+    """The number of users in a part. Each part is one file of the folder."""
     users: Path | None = None
-    """A sharded layout with the users, instead of those of the model."""
+    """A sharded layout with the users; None: the users of the model."""
     device: str = "auto"
     least_recall: float | None = None
-    """With an index of the bundles that finds at least this share of what an exact search finds; None: exact
-    search."""
+    """If given, an index of the bundles is used. It finds at least this share of the results of an exact
+    search. None: exact search."""
     resume: bool = False
     overwrite: bool = False
 
@@ -79,15 +79,15 @@ def is_file(output: Path) -> bool:
 
 @dataclass(frozen=True)
 class ScoredUsers:
-    """How many answers were written."""
+    """The numbers of users, answers and parts that were written."""
 
     users: int
     rows: int
     parts: int
     kept: int
-    """Parts that an earlier run had finished."""
+    """The number of parts that an earlier run had finished."""
     about_index: str | None = None
-    """A sentence about the index, if there is one and any part was left to do."""
+    """A sentence about the index; None without an index, or if no part was left to do."""
 
 
 class PartDone(NamedTuple):
@@ -98,23 +98,23 @@ class PartDone(NamedTuple):
     about_index: str | None = None
     """A sentence about the index of that process."""
     table: pa.Table | None = None
-    """The answers, where they go to a single file."""
+    """The answers if they are written to a single file, otherwise None."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A job, and what the other processes need to know."""
+    """A job, and the facts about the model and the users that all processes need."""
 
     job: ScoringJob
     version: str
     users: int
-    """The number of users to answer for."""
+    """The number of users who get recommendations."""
     users_from: str
-    """The fingerprint of the layout with the users, or `model`."""
+    """The fingerprint of the layout with the users; `model` for the users of the model."""
     trained_users: int
     sales: Sales
     folder: Path | None
-    """Where the parts are written; None where the answers go to a single file."""
+    """The folder for the parts; None if the answers are written to a single file."""
 
     @property
     def parts(self) -> int:
@@ -125,7 +125,7 @@ class Ready:
         return range(start, min(start + self.job.part_users, self.users))
 
     def identity(self) -> dict[str, Any]:
-        """Everything that the answers depend on."""
+        """Everything that the answers depend on. A run continues only with the same identity."""
         return {
             "model": self.version,
             "k": self.job.k,
@@ -139,7 +139,7 @@ class Ready:
 
 
 def make_ready(job: ScoringJob, progress: Progress) -> Ready:
-    """Check the files of the model, and count its users and sales."""
+    """Check the files of the model, and count its users and sales. Returns the prepared job."""
     version = verify_artifact(job.model, progress)
     people = ModelPeople(job.model)
     items, bundles = (rows_in(job.model / f"{kind}.parquet") for kind in ("items", "bundles"))
@@ -152,10 +152,10 @@ def make_ready(job: ScoringJob, progress: Progress) -> Ready:
 
 
 class AnswersFolder(ResumableFolder):
-    """Answers in parts, each for a range of users. Any process writes its parts.
+    """A folder of answers in parts, each for a range of users. Each process writes its own parts.
 
-    New answers that replace old ones are built in `.new` and take their place when all of them are finished.
-    `replaces` are the old answers.
+    New answers that replace old ones are written to the folder `.new`. They are moved when all of them are
+    finished. `replaces` is the folder of the old answers.
     """
 
     kind = "set of answers"
@@ -167,12 +167,12 @@ class AnswersFolder(ResumableFolder):
         self.parts, self.replaces = path / "parts", replaces
 
     def open(self, identity: Mapping[str, Any], *, resume: bool, overwrite: bool) -> AnswersFolder:
-        """Begin or continue, and return the folder for the new parts: this one, or one that replaces it."""
+        """Begin or continue. Returns the folder for new parts: this one, or one that will replace it."""
         if resume and overwrite:
             raise ConfigError("answers are either continued (--resume) or replaced (--overwrite), not both")
         new = AnswersFolder(self.path / NEW, replaces=self)
         if self.begun and new.begun and DONE in new.stored():
-            new._take_place(self)  # a kill had left only this to do
+            new._take_place(self)  # the program was killed just before this step
         self.check(resume=resume or not self.finished_parts(), overwrite=overwrite)
         if resume and new.begun and not new.differences(identity, {DONE}):
             new.resume(identity, {DONE})
@@ -188,25 +188,25 @@ class AnswersFolder(ResumableFolder):
         return self
 
     def rows(self, number: int) -> int | None:
-        """The number of answers in a part; None if the part is missing or damaged, and so still to do."""
+        """Returns the number of answers in a part; None if the part is missing or damaged."""
         try:
             return int(pq.read_metadata(self.part(number)).num_rows)
         except (OSError, pa.ArrowException):
             return None
 
     def finish(self, identity: Mapping[str, Any], totals: Mapping[str, int]) -> None:
-        """All parts are finished: say so, and replace the old answers."""
+        """Record that all parts are finished, and replace the old answers, if any."""
         self.begin(identity, **{DONE: dict(totals)})
         if self.replaces is not None:
             self._take_place(self.replaces)
 
     def give_up(self) -> None:
-        """Leave nothing behind if no part was finished. Files of others stay."""
+        """Remove the files of this run if no part was finished."""
         if not self.finished_parts():
             self.discard()
 
     def _take_place(self, of: AnswersFolder) -> None:
-        """After a kill in between, the finished steps stay done, and `open` does the others."""
+        """Replace the answers in `of`. If this is interrupted, `open` does the remaining steps later."""
         if self.parts.exists():
             if of.parts.exists():
                 of.parts.rename(self.path / "old")
@@ -216,7 +216,7 @@ class AnswersFolder(ResumableFolder):
 
 
 class PartScorer:
-    """Answers one part after another. The model is loaded with the first one."""
+    """Computes the answers of parts. The model is loaded for the first part."""
 
     def __init__(self, ready: Ready) -> None:
         self.ready = ready
@@ -226,10 +226,10 @@ class PartScorer:
     def model(self) -> Recommender:
         ready, job = self.ready, self.ready.job
         if artifact_version(job.model) != ready.version:
-            raise ArtifactError(f"{job.model} was replaced by another model meanwhile; start again")
+            raise ArtifactError(f"{job.model} was replaced by another model during the run; start again")
         model = Recommender.load_without_users(job.model, ready.trained_users, ready.sales, device=job.device)
         if job.least_recall is not None:
-            # An index is measured with some users, so they have to be there.
+            # The recall of an index is measured with a sample of users.
             some = model.shop.checked(spread(self.people, INDEX_USERS))
             shop = model.shop.interactions
             model.shop.interactions = Sample(
@@ -245,20 +245,20 @@ class PartScorer:
             return ModelPeople(job.model)
         layout = Layout.open(job.users)
         if fingerprint(layout.digests) != self.ready.users_from:
-            raise ConfigError(f"{job.users} was replaced by other data meanwhile; start again")
+            raise ConfigError(f"{job.users} was replaced by other data during the run; start again")
         trained = describe_artifact(job.model)[1]["dataset"]
         mine = load_without_users(job.model).dataset.digests()
         for kind in ("items", "bundles", "bundle_item"):
             if layout.digests[kind] != mine[kind]:
                 what = "contents of its bundles" if kind == "bundle_item" else kind
                 raise ConfigError(
-                    f"{job.users} does not fit the model in {job.model}: the {what} are others. Give users "
-                    "of the very shop that the model was trained on"
+                    f"{job.users} does not fit the model in {job.model}: the {what} differ. Give users "
+                    "of the same shop that the model was trained on"
                 )
         return LayoutPeople(layout, known=trained["fingerprint"] == self.ready.users_from)
 
     def __call__(self, number: int) -> PartDone:
-        """Answer for the users of a part; write the answers to the folder, or return them."""
+        """Compute the answers for the users of a part. Writes them to the folder, or returns them."""
         job, users = self.ready.job, self.ready.users_of(number)
         folder = None if self.ready.folder is None else AnswersFolder(self.ready.folder)
         if folder is not None and not folder.parts.is_dir():
@@ -277,7 +277,7 @@ def _elsewhere(what: str) -> ClusterError:
 
 
 class Work:
-    """The parts of a job that go to a folder: those that are finished, and those that are left."""
+    """The parts of a job that writes to a folder: `kept` are finished already, `left` are still to do."""
 
     def __init__(self, ready: Ready) -> None:
         job = ready.job
@@ -290,13 +290,13 @@ class Work:
         self.left = [number for number in parts if number not in self.kept]
 
     def follow(self, done: Iterable[PartDone], progress: Progress) -> ScoredUsers:
-        """Count the parts as they are finished, in any order, and close the folder."""
+        """Count the parts when they are finished, in any order. Marks the folder as finished at the end."""
         rows, about_index = dict(self.kept), None
         users = sum(len(self.ready.users_of(number)) for number in rows)
         progress("users", users, self.ready.users)
         try:
             for part in done:
-                if len(rows) == len(self.kept):  # the first one shows whether this process can see the others
+                if len(rows) == len(self.kept):  # does this process see the first file of the workers?
                     self._check_there([part.number])
                 rows[part.number], about_index = part.rows, about_index or part.about_index
                 users += len(self.ready.users_of(part.number))
@@ -307,12 +307,12 @@ class Work:
             raise
         scored = ScoredUsers(users, sum(rows.values()), self.ready.parts, len(self.kept), about_index)
         if len(rows) != self.ready.parts:
-            raise RuntimeError(f"{self.ready.parts - len(rows)} parts were not done")  # an engine's mistake
+            raise RuntimeError(f"{self.ready.parts - len(rows)} parts were not done")  # a bug in an engine
         self.folder.finish(self.ready.identity(), {"rows": scored.rows, "parts": scored.parts})
         return scored
 
     def _check_there(self, parts: Sequence[int]) -> None:
-        """Raise `ClusterError` if this process does not see what workers have written."""
+        """Raises `ClusterError` if this process does not see the files that workers have written."""
         deadline = time.monotonic() + SECONDS_TO_APPEAR
         while missing := [number for number in parts if self.folder.rows(number) is None]:
             if time.monotonic() > deadline:
@@ -321,7 +321,7 @@ class Work:
 
 
 def score(job: ScoringJob, workers: Workers, progress: Progress) -> ScoredUsers:
-    """Write the answers for all users."""
+    """Write the answers for all users. Returns their numbers."""
     if is_file(job.output):
         return _score_to_file(job, workers, progress)
     work = Work(make_ready(job, progress))
@@ -330,7 +330,7 @@ def score(job: ScoringJob, workers: Workers, progress: Progress) -> ScoredUsers:
 
 def _score_to_file(job: ScoringJob, workers: Workers, progress: Progress) -> ScoredUsers:
     _check_replaceable(job.output, overwrite=job.overwrite)
-    # A part travels to this process, so it has a limited number of answers.
+    # Parts are sent to this process, so their size is limited.
     part_users = min(job.part_users, max(1, FILE_ROWS // max(job.k, 1)))
     ready = make_ready(replace(job, part_users=part_users), progress)
     about_index: list[str] = []
@@ -348,7 +348,7 @@ def _score_to_file(job: ScoringJob, workers: Workers, progress: Progress) -> Sco
 
 
 def _check_replaceable(file: Path, *, overwrite: bool) -> None:
-    """Raise `ConfigError`, before the work, if the file cannot be written or must not be replaced."""
+    """Raises `ConfigError` if the file cannot be written or must not be replaced."""
     file.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(file.parent, os.W_OK):
         raise ConfigError(f"{file} cannot be written: no permission to write in {file.parent.resolve()}")

@@ -1,4 +1,4 @@
-"""Training: the job, what each of several processes does, and the processes of this machine."""
+"""Training jobs: the work of each process, and training with several processes on this machine."""
 
 from __future__ import annotations
 
@@ -38,37 +38,37 @@ from bundlemage.training.pool import Ask, Died, Pool
 
 ITEM_TABLES = ("auto", "replicated", "sharded")
 COPIES = 5
-"""Copies of each table during training: weights, gradient, Adam's two memories, the moving average."""
+"""Copies of each table during training: weights, gradient, Adam's two averages, the moving average."""
 ROOM = 0.5
-"""The share of a process's memory that replicated tables may take."""
+"""The share of a process's memory that replicated item tables may use. Larger tables are sharded."""
 SECONDS_FOR_REASONS = 2.0
-"""How long the others may give a reason after one process has failed."""
-GO_ON = "--resume goes on from the last checkpoint, if there is one"
+"""After one process has failed, the others have this time to report their errors."""
+GO_ON = "--resume continues from the last checkpoint, if there is one"
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A recipe, and the data to train on. Paths lead to storage that all processes share.
+    """A recipe, and the data to train on. All processes must be able to read the paths.
 
-    What it has read is kept, and does not travel to other processes.
+    The data that a job has read is kept, but not sent to other processes.
     """
 
     location: str
     recipe: Recipe
     folder: Path
-    """For checkpoints. They hold whole tables, so that another number of processes can continue the run."""
+    """The folder for checkpoints. They hold whole tables: any number of processes can continue the run."""
     tables: Mapping[str, str] = field(default_factory=dict)
-    """The table or query of `user_item` and so on, for a database."""
+    """For a database: the table or query for each part of the data, such as `user_item`."""
     resume: bool = False
     checkpoint_every: int | None = None
-    """Epochs between checkpoints; 0 for no checkpoint, None for about a twentieth of the time."""
+    """Epochs between checkpoints; 0: no checkpoints; None: writing takes about a twentieth of the time."""
     item_tables: str = "auto"
     """One of `ITEM_TABLES`."""
     calibration: Calibration | None = None
-    """That of another model, for a model that is trained on everything."""
+    """The calibration of another model, for a model without validation cases."""
 
     def __post_init__(self) -> None:
-        """Bad settings fail before data is read."""
+        """Checks the settings before data is read."""
         if self.item_tables not in ITEM_TABLES:
             raise ConfigError(f"item tables are {self.item_tables!r}; they can be: {', '.join(ITEM_TABLES)}")
         self.recipe.recommender()
@@ -86,14 +86,14 @@ class TrainingJob:
 
     @cached_property
     def split(self) -> Split:
-        """The data, divided as the recipe says."""
+        """The data, divided into training, validation and test cases by the recipe."""
         return self.recipe.plan().divide(self.source.dataset, self.source.ready)
 
     def __getstate__(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def begin(self) -> TrainingJob:
-        """The same job for processes that may die: their replacements continue from the last checkpoint."""
+        """Returns the job with `resume` set: if processes die, their replacements continue the run."""
         if not self.resume:
             RunFolder(self.folder).discard()
         return replace(written_out(self), resume=True)
@@ -101,7 +101,7 @@ class TrainingJob:
     def finish(
         self, model: Model, seconds: float, device: str, *, interrupted: bool = False
     ) -> TrainingResult:
-        """Load the best weights from the folder into a whole model."""
+        """Load the best weights from the folder into `model`. Returns the history."""
         folder = RunFolder(self.folder)
         if interrupted and not folder.holds_progress():
             raise NoModelYetError("interrupted before the first checkpoint was written: no model")
@@ -113,7 +113,7 @@ class TrainingJob:
 
 
 def train(job: TrainingJob, by: Engine, observers: Sequence[Observer] = ()) -> Recommender:
-    """Train the members of a recipe one after another, each in this process or by those of the engine."""
+    """Train the members of a recipe one after another, with the engine `by`. Returns the recommender."""
 
     def by_processes(
         model: Model, config: ModelConfig, _: Split, *, observers: Sequence[Observer], **changed: Any
@@ -139,7 +139,7 @@ def train(job: TrainingJob, by: Engine, observers: Sequence[Observer] = ()) -> R
 
 
 def train_part(job: TrainingJob, device: str, observers: Sequence[Observer] = ()) -> None:
-    """Train the part of one process. PyTorch is connected to the others already."""
+    """Do the work of one process. PyTorch must already be connected to the other processes."""
     group = Processes.current()
     config = job.recipe.recommender().config.model_copy(update={"device": device})
     split, division = _part(job, config, group)
@@ -156,8 +156,8 @@ def train_part(job: TrainingJob, device: str, observers: Sequence[Observer] = ()
 
 
 def _part(job: TrainingJob, config: ModelConfig, group: Processes) -> tuple[Split, Division]:
-    """The data and the share of this process. All processes divide the data in the same way; from a layout,
-    each reads only its part of the users' items."""
+    """Returns the data for this process, and how the work is divided. All processes make the same split.
+    If the data is a layout, each process reads only its part of the users' items."""
     location, plan = Path(job.location), job.recipe.plan()
     layout = Layout.open(location) if (location / LAYOUT).is_file() else None
     if layout is None:
@@ -192,11 +192,11 @@ def _sharded(job: TrainingJob, config: ModelConfig, items: int, group: Processes
 def train_here(
     job: TrainingJob, model: Model, observers: Sequence[Observer] = (), workers: int = 1
 ) -> TrainingResult:
-    """Start the processes, show the progress of the first one, and wait for all."""
+    """Train with several processes. Shows the progress of the first one. Returns the history."""
     started = time.perf_counter()
     device = resolve_device(job.device)
     if device.index is not None and workers > 1:
-        raise ConfigError(f"device '{device}' is one GPU, and there are {workers} workers: write 'cuda'")
+        raise ConfigError(f"device '{device}' is a single GPU, but there are {workers} workers: write 'cuda'")
     job, gpus = job.begin(), torch.cuda.device_count()
     backend = "nccl" if device.type == "cuda" and workers <= gpus else "gloo"
     devices = [f"cuda:{rank % gpus}" if device.type == "cuda" else str(device) for rank in range(workers)]
@@ -223,11 +223,11 @@ def train_here(
 
 
 def _reason(failures: Sequence[Exception | Died]) -> Exception:
-    """What went wrong first. That the other processes then miss the one that failed is no reason."""
+    """Returns the most likely cause. When one process fails, the others lose the connection and fail too."""
 
     def order(failure: Exception | Died) -> int:
         if isinstance(failure, Died):
-            return 1 if failure.how != "SIGTERM" else 3  # we have ended it
+            return 1 if failure.how != "SIGTERM" else 3  # the pool terminated it
         return 2 if isinstance(failure, ClusterError) else 0
 
     first = min(failures, key=order)
@@ -239,7 +239,7 @@ def _reason(failures: Sequence[Exception | Died]) -> Exception:
 def _train_part(
     shared: tuple[TrainingJob, int, int, str], task: tuple[int, str], ask: Ask
 ) -> Exception | None:
-    """The work of one process; returns the error if it fails."""
+    """Do the work of one process. Returns the error if it fails, otherwise None."""
     (job, size, port, backend), (rank, device) = shared, task
     try:
         if device != "cpu":

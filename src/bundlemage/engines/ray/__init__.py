@@ -1,4 +1,4 @@
-"""A Ray cluster, or Ray on this machine alone."""
+"""The engine for a Ray cluster, or for Ray on this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECONDS_TO_ANSWER = 10.0
 
 
 class RayEngine(Engine):
-    """Each job joins the cluster and leaves it again; nothing of Ray is imported before.
+    """Runs jobs on a Ray cluster. Each job joins the cluster and leaves it. Ray is imported only then.
 
     Without an address, Ray is started on this machine for each job.
     """
@@ -35,7 +35,7 @@ class RayEngine(Engine):
     name: ClassVar[str] = "ray"
 
     def __init__(self, address: str | None = None, workers: int | None = None) -> None:
-        if find_spec("ray") is None:  # so that it is known before any work
+        if find_spec("ray") is None:  # fail before any work is done
             raise MissingExtraError("ray", "the engine 'ray'")
         self.address, self.workers = address, workers
 
@@ -48,7 +48,7 @@ class RayEngine(Engine):
             yield RayWorkers(resources(self.workers, device))
 
     def device_here(self, device: str) -> str:
-        """This process needs no GPU where the workers have one."""
+        """The workers have the GPUs, so this process needs none."""
         from bundlemage.training.devices import present
 
         return "cpu" if device.startswith("cuda") and not present(device) else device
@@ -70,11 +70,11 @@ class RayEngine(Engine):
 
     @contextmanager
     def _joined(self, needed_for: str) -> Iterator[None]:
-        """Join the cluster for a job. A process that has joined already, as in tests, stays joined.
+        """Join the cluster for a job. If the process has joined it before, as in tests, it stays joined.
 
-        Errors of this program that workers raise are raised here.
+        A BundleMageError that a worker raises is raised here too.
         """
-        # Ray sends no usage reports, and its processes do not print what they do.
+        # Ray shall not send usage reports, and its processes shall not print messages.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         import ray
@@ -103,7 +103,7 @@ class RayEngine(Engine):
         options = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
         try:
             if self.address is None:
-                # On one machine, Ray has room for any number of workers.
+                # Declare enough processors for all workers, even if this machine has fewer.
                 cpus = max(os.cpu_count() or 1, self.workers or 1)
                 ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
             else:
@@ -113,13 +113,13 @@ class RayEngine(Engine):
             where = f"at {self.address}" if self.address else "on this machine"
             why = str(error).splitlines()[0].rstrip(".")
             raise ClusterError(
-                f"no Ray cluster {where} lets us in: {why}. Is it running ('ray start --head'), and does it "
-                "want a token (RAY_AUTH_TOKEN_PATH)? Without --address, Ray is started on this machine"
+                f"cannot join a Ray cluster {where}: {why}. Is it running ('ray start --head'), and does it "
+                "need a token (RAY_AUTH_TOKEN_PATH)? Without --address, Ray is started on this machine"
             ) from error
 
 
 def _ours(error: BaseException | None) -> BundleMageError | None:
-    """The error of this program that a worker raised, without what Ray has wrapped it in."""
+    """Returns the BundleMageError inside an error of Ray, or None."""
     while error is not None:
         if isinstance(error, BundleMageError):
             return error
@@ -128,9 +128,9 @@ def _ours(error: BaseException | None) -> BundleMageError | None:
 
 
 def _answers(address: str) -> None:
-    """Raise an error if nothing listens at the address: Ray itself would try for many minutes."""
+    """Raises an error if nothing listens at the address. Ray itself would retry for many minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon:
         if not port.isdecimal():
-            raise ValueError("an address is HOST:PORT, ray://HOST:PORT or auto")
+            raise ValueError("the address must be HOST:PORT, ray://HOST:PORT or auto")
         socket.create_connection((host.strip("[]"), int(port)), SECONDS_TO_ANSWER).close()

@@ -1,4 +1,4 @@
-"""Processes of a cluster that load something large once, such as a model, and do many pieces of work."""
+"""Processes on a cluster. Each loads the job once, for example its model, and does many pieces of work."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from bundlemage.errors import ClusterError
 from bundlemage.training.pool import Died, Pool, Task, Work
 
 AHEAD = 2
-"""The number of pieces that each process has at hand, so that it need not wait for the next one."""
+"""Number of pieces that are given to a process in advance, so it need not wait for the next one."""
 LOST_AT_MOST = 3
-"""How often the process of a piece may die, for example with its machine, before the job fails."""
+"""Maximum number of times that a process may die at the same piece. After that, the job fails."""
 
 
 class RayWorkers(Workers):
@@ -33,8 +33,8 @@ class RayWorkers(Workers):
     ) -> Iterator[Result]:
         """See `Workers.each`.
 
-        Results are computed ahead, but only as far as the processes are busy. A process that dies is
-        replaced, and does its pieces again.
+        Results are computed in advance, but only enough to keep the processes busy. A process that dies is
+        replaced, and its pieces are done again.
         """
         crew: _Crew[Piece] = _Crew(self.resources, partial(make, written_out(job)))
         waiting: deque[Any] = deque()
@@ -56,11 +56,11 @@ class RayWorkers(Workers):
 
 
 class RayPool(Pool[Task, Result]):
-    """A `Pool` on a cluster. A process that dies is replaced, and does its task again."""
+    """A `Pool` on a cluster. A process that dies is replaced, and its task is done again."""
 
     def __init__(self, jobs: int, work: Work[Task, Result], shared: Any, *, gpus: float = 0.0) -> None:
         self.mailbox = ray.remote(num_cpus=0)(_Mailbox).remote()
-        # On one processor, a task gives the same result on each machine.
+        # Each task gets one processor, so its result is the same on every machine.
         resources = Resources(jobs, 1, gpus)
         self.crew: _Crew[tuple[int, Task]] = _Crew(
             resources, partial(_asking, work, ray.put(shared), self.mailbox)
@@ -90,7 +90,7 @@ class RayPool(Pool[Task, Result]):
         try:
             result: Result = ray.get(reference)
         except (RayActorError, OutOfMemoryError):
-            return Died("its process was lost again and again: it may need more memory than there is")
+            return Died("its process died several times: it may need more memory than its machine has")
         return result
 
     def __exit__(self, *error: object) -> None:
@@ -100,7 +100,7 @@ class RayPool(Pool[Task, Result]):
 
 
 class _Mailbox:
-    """Takes questions from tasks to the process that runs them, and the answers back."""
+    """Passes questions from tasks to the main process, and the answers back."""
 
     def __init__(self) -> None:
         self.questions: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
@@ -115,12 +115,12 @@ class _Mailbox:
         return await self.questions.get()
 
     async def reply(self, number: int, answer: Any) -> None:
-        if not self.answers[number].done():  # the question may be that of a process that died
+        if not self.answers[number].done():  # a process that died may have asked it before
             self.answers[number].set_result(answer)
 
 
 def _asking(work: Work[Task, Result], shared: Any, mailbox: Any) -> Callable[[tuple[int, Task]], Result]:
-    """The work of a process on a task with a number."""
+    """Returns the function with which a process does a numbered task."""
     content = ray.get(shared)
 
     def do(piece: tuple[int, Task]) -> Result:
@@ -131,12 +131,12 @@ def _asking(work: Work[Task, Result], shared: Any, mailbox: Any) -> Callable[[tu
 
 
 class _Crew(Generic[Piece]):
-    """Gives each piece to the process with the least work. A process that has not started yet gets none:
-    other work may have its place."""
+    """Gives each piece to the process with the least work. A process that has not started yet gets none: the
+    cluster may be busy with other work, so it may start late."""
 
     def __init__(self, resources: Resources, make: Callable[[], Callable[[Piece], Any]]) -> None:
         self.most, self.make = resources.workers, make
-        # Any number of processes is replaced, but the number of tries of one piece is limited.
+        # Processes are replaced without limit, but the number of attempts at one piece is limited.
         replaced = {"max_restarts": -1, "max_task_retries": LOST_AT_MOST - 1}
         self.actor = ray.remote(**replaced, **resources.options)(_Process)
         self.workers: list[Any] = []
@@ -144,7 +144,7 @@ class _Crew(Generic[Piece]):
         self.under_way: dict[Any, int] = {}
 
     def give(self, piece: Piece) -> Any:
-        """Start a piece; returns a reference to its result."""
+        """Starts a piece. Returns a reference to its result."""
         while (number := self._free(AHEAD)) is None:
             self._wait(None)
         reference = self.workers[number].do.remote(piece)
@@ -156,7 +156,8 @@ class _Crew(Generic[Piece]):
         return self._free(1) is not None
 
     def _free(self, line: int) -> int | None:
-        """The process with the least work, if it has fewer than `line` pieces; starts one more process."""
+        """Returns the process with the least work if it has fewer than `line` pieces, otherwise None. Starts
+        another process if there are too few."""
         if len(self.workers) < self.most:
             worker = self.actor.remote(self.make)
             self.starting[worker.started.remote()] = len(self.workers)
@@ -164,7 +165,7 @@ class _Crew(Generic[Piece]):
         self._wait(0)
         busy, late = Counter(self.under_way.values()), set(self.starting.values())
         started = [number for number in range(len(self.workers)) if number not in late]
-        # No piece waits in line while a process may still start that could do it at once.
+        # While processes are still starting, no piece waits behind another: a new process could do it.
         line = 1 if late else line
         return min((number for number in started if busy[number] < line), key=busy.__getitem__, default=None)
 
@@ -180,7 +181,7 @@ class _Crew(Generic[Piece]):
 
     def dismiss(self) -> None:
         """End all processes."""
-        if ray.is_initialized():  # an error may have ended Ray before
+        if ray.is_initialized():  # Ray may have ended with an error
             for worker in self.workers:
                 ray.kill(worker)
 
@@ -194,6 +195,6 @@ class _Process:
         """Returns when the process runs."""
 
     def do(self, piece: Any) -> Any:
-        if self.work is None:  # not in __init__, whose errors look like a lost process
+        if self.work is None:  # not in __init__: an error there looks like a dead process
             self.work = self.make()
         return self.work(piece)

@@ -1,6 +1,6 @@
-"""The processors and GPUs of each process of a job, so that the cluster has room for all of them at once.
+"""Computes the processors and GPUs of each process of a job, so that all processes fit into the cluster.
 
-Ray itself would wait in silence for room that never comes.
+If they do not fit, Ray waits forever without a message.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import ray
 from bundlemage.errors import ClusterError, DeviceError
 
 SMALLEST = 10_000
-"""Ray counts GPUs in parts of one in 10,000. Shares are rounded down, so that the last one has room, too."""
+"""Ray counts GPUs in units of 1/10,000. Shares are rounded down, so their sum is at most one GPU."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """The number of processes. Each has its own processors, which Ray makes the number of its threads, and a
-    GPU or a part of one."""
+    """The number of processes, and the processors and GPUs of each. `gpus` may be a part of a GPU. Ray
+    gives a process as many threads as processors."""
 
     workers: int
     cpus: int
@@ -29,7 +29,7 @@ class Resources:
 
     @property
     def options(self) -> dict[str, float]:
-        """The same as options of a Ray actor."""
+        """The resources as options of a Ray actor."""
         return {"num_cpus": self.cpus} | ({"num_gpus": self.gpus} if self.gpus else {})
 
 
@@ -43,7 +43,7 @@ class Machine(NamedTuple):
 def resources(workers: int | None, device: str, *, whole_gpus: bool = False) -> Resources:
     """For the number of workers that the user chose, or else one for each GPU, or else for each processor.
 
-    `whole_gpus`: no two processes share a GPU, as the processes of one training cannot.
+    `whole_gpus`: no two processes share a GPU. The processes of one training must not.
     """
     alive = (node["Resources"] for node in ray.nodes() if node["Alive"])
     machines = [Machine(int(has.get("CPU", 0)), int(has.get("GPU", 0))) for has in alive]
@@ -53,7 +53,7 @@ def resources(workers: int | None, device: str, *, whole_gpus: bool = False) -> 
 def divided(
     machines: Sequence[Machine], chosen: int | None, device: str, *, whole_gpus: bool = False
 ) -> Resources:
-    """Divide machines among the chosen number of workers; raises `ClusterError` if there is no room."""
+    """Divide machines among the chosen number of workers. Raises `ClusterError` if they do not fit."""
     cpus, gpus = (sum(column) for column in zip(*machines, strict=True))
     on_gpus = device == "auto" or device.startswith("cuda")
     if device.startswith("cuda") and not gpus:
@@ -62,14 +62,14 @@ def divided(
         return Resources(*_fitting(machines, chosen, 0, f"{cpus} processors"))
     workers = chosen or gpus
     fewest = 1 if whole_gpus else -(-workers // gpus)
-    most = 1 if whole_gpus else workers  # on one GPU, where it has the processors for them
+    most = 1 if whole_gpus else workers  # all workers on one GPU, if its machine has enough processors
     sharing = next((n for n in range(fewest, most) if _room(machines, 1, n) >= workers), most)
     workers, each = _fitting(machines, chosen, sharing, f"{gpus} GPUs and {cpus} processors")
     return Resources(workers, each, gpus=math.floor(SMALLEST / sharing) / SMALLEST)
 
 
 def _fitting(machines: Sequence[Machine], chosen: int | None, sharing: int, has: str) -> tuple[int, int]:
-    """How many workers, and the most processors that each of them can have."""
+    """Returns the number of workers, and the maximum number of processors that each can have."""
     room = _room(machines, 1, sharing)
     workers = chosen or max(1, room)
     if workers > room:
@@ -83,7 +83,7 @@ def _fitting(machines: Sequence[Machine], chosen: int | None, sharing: int, has:
 
 
 def _room(machines: Sequence[Machine], cpus: int, sharing: int) -> int:
-    """How many processes find room with `cpus` processors each; `sharing` of them share a GPU (0: no GPU)."""
+    """Returns how many processes fit, with `cpus` processors each and `sharing` on a GPU (0: no GPU)."""
     return sum(
         min(machine.cpus // cpus, machine.gpus * sharing) if sharing else machine.cpus // cpus
         for machine in machines

@@ -21,13 +21,13 @@ from bundlemage.training.history import Observer, Teller, show
 from bundlemage.training.loop import TrainingResult
 
 REPLACED_AT_MOST = 3
-"""How often workers that died are replaced before the training fails."""
+"""Maximum number of times that dead workers are replaced. After that, the training fails."""
 
 
 def train(
     job: TrainingJob, workers: int | None, model: Model, observers: Sequence[Observer] = ()
 ) -> TrainingResult:
-    """Train one model with the processes of a cluster."""
+    """Train one model with the processes of a cluster. Returns the history."""
     started = time.perf_counter()
     share = resources(workers, job.device, whole_gpus=True)
     job = job.begin()
@@ -81,15 +81,15 @@ def train(
 def _worker(config: dict[str, Any]) -> None:
     refusals = config["refusals"]
     if not refusals.empty():
-        return  # a new worker could do nothing else
+        return  # another worker has failed, and this one would fail in the same way
     try:
         train_part(config["job"], str(get_device()), [Teller(config["events"].put)])
     except BundleMageError as error:
         refusals.put(error)
-        raise  # so that no process waits for this one
+        raise  # otherwise the other processes would wait for this one
 
 
 def _show_all(events: Queue, observers: Sequence[Observer]) -> None:
-    """Show the progress of the first worker, while this process waits for Ray Train. None is the end."""
+    """Show the progress of the first worker, until the event None. Runs while Ray Train works."""
     while (event := events.get()) is not None:
         show(event, observers)
