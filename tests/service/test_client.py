@@ -448,14 +448,14 @@ def test_a_refusal_says_what_the_service_says(client: Client) -> None:
 @pytest.mark.parametrize(
     ("url", "named", "words"),
     [
-        ("127.0.0.1:8000", {}, "no address of a service"),
-        ("ftp://shop", {}, "no address of a service"),
+        ("127.0.0.1:8000", {}, "not the address of a service"),
+        ("ftp://shop", {}, "not the address of a service"),
         ("http://shop:80000", {}, "a port is"),
-        ("http://shop/?k=1", {}, "no address of a service"),
-        ("http://name:word@shop", {}, "no name and password"),
-        ("http://shop", {"key": "bm_1\n"}, "characters that no key has"),
+        ("http://shop/?k=1", {}, "not the address of a service"),
+        ("http://name:word@shop", {}, "no user name and no password"),
+        ("http://shop", {"key": "bm_1\n"}, "not allowed in a key"),
         ("http://shop", {"timeout": 0}, "above 0"),
-        ("http://shop", {"retries": -1}, "not below 0"),
+        ("http://shop", {"retries": -1}, "0 or more"),
     ],
 )
 def test_a_client_that_cannot_work_is_not_made(url: str, named: dict[str, Any], words: str) -> None:

@@ -78,8 +78,8 @@ def test_a_space_is_narrowed_replaced_and_fixed() -> None:
 @pytest.mark.parametrize(
     ("given", "fixed", "message"),
     [
-        ({"seed": OneOf(1, 2)}, {}, "'seed' is not to be searched for"),
-        ({"dropout": Between(0.0, 0.5)}, {"dropout": 0.1}, "'dropout' is set to 0.1 and is to be searched"),
+        ({"seed": OneOf(1, 2)}, {}, "'seed' cannot be searched for"),
+        ({"dropout": Between(0.0, 0.5)}, {"dropout": 0.1}, "'dropout' is both fixed to 0.1"),
         ({"dropout": Between(0.0, 1.5)}, {}, "space of 'dropout' is 0..1.5: setting 'dropout' is 1.5"),
         ({"embedding_dim": Between(64, 70)}, {}, "is 65: .*Name the values one by one.*=64,70"),
         ({"dropuot": OneOf(0.1, 0.2)}, {}, "unknown setting 'dropuot'"),
@@ -283,7 +283,7 @@ def test_the_best_is_a_recipe(tmp_path: Path) -> None:
     [
         ({"model": "popularity"}, "nothing to search for: popularity has no space"),
         ({"model": "ease-items"}, "completes bundles and recommends none"),
-        ({"settings": {"tasks": "generation"}}, "BundleMage, as it is set, completes bundles"),
+        ({"settings": {"tasks": "generation"}}, "BundleMage, with these settings, completes bundles"),
         ({"plan": SplitPlan("none")}, "protocol none leaves no validation cases"),
         ({"settings": {"dropuot": 1}}, "unknown setting 'dropuot'"),
     ],

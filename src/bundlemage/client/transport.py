@@ -1,4 +1,4 @@
-"""HTTP requests over reused connections, with retries where they are safe and errors in words."""
+"""HTTP requests over reused connections, with retries and clear error messages."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from bundlemage.wire.design import Change, Rule
 _FIRST_WAIT: Final = 0.5
 _LONGEST_WAIT: Final = 5.0
 _LONGEST_WAIT_ASKED_FOR: Final = 60.0
-"""With a longer Retry-After the request fails at once, and the caller decides when to try again."""
+"""If Retry-After is longer than this many seconds, the request fails at once. The caller may try again."""
 _TRY_AGAIN: Final = {429, 502, 503}
-"""Too many requests, a proxy that cannot reach the service, and a busy service."""
+"""Statuses after which a request is repeated: too many requests, bad gateway, service unavailable."""
 _MOST_IDLE: Final = 64
 _KEY = re.compile(r"[\x21-\x7e]+")
-# Each of these means that the connection is lost. Whether the request was carried out is unknown.
+# Errors that mean a lost connection. The service may or may not have carried out the request.
 _LOST = (ConnectionError, http.client.HTTPException, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
@@ -50,7 +50,7 @@ class ServiceError(BundleMageError):
         self.status = status
         """The HTTP status; None if there was no answer."""
         self.title = problem.title if problem else title
-        """The kind of problem, in words."""
+        """The kind of problem, in a few words."""
         self.detail = problem.detail if problem else None
         """What was found, what is expected, what to do."""
         self.request_id = problem.request_id if problem else request_id
@@ -58,9 +58,9 @@ class ServiceError(BundleMageError):
         self.errors: tuple[FieldError, ...] = problem.errors if problem else ()
         """With status 422: the fields of the request that are wrong."""
         self.conflict: tuple[Rule, ...] = problem.conflict if problem else ()
-        """For an impossible design: the smallest set of rules that cannot hold together."""
+        """For an impossible design: a smallest set of rules that exclude each other."""
         self.changes: tuple[Change, ...] = problem.changes if problem else ()
-        """For an impossible design: each change alone makes it possible. The smallest comes first."""
+        """For an impossible design: changes, smallest first. Each change alone makes the design possible."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Response:
     status: int
     reason: str
     headers: Message
-    """The names are read without regard to case."""
+    """Names of headers are not case-sensitive."""
     body: bytes
 
 
@@ -79,25 +79,25 @@ _Request: TypeAlias = tuple[str, str, bytes | None, dict[str, str]]
 class Transport:
     """Sends requests to one service. Any number of threads may use it: each request takes its own connection.
 
-    Every request is safe to repeat: GET, PUT and DELETE by nature, interactions because of their
-    Idempotency-Key. So a request is sent again when its connection is lost.
+    Every request is safe to repeat: GET, PUT and DELETE are idempotent, and interactions have an
+    Idempotency-Key. So a request is sent again if its connection is lost.
     """
 
     def __init__(self, url: str, key: str | None, timeout: float, retries: int) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ConfigError(
-                f"{url!r} is no address of a service; write it like https://bundles.example.org"
+                f"{url!r} is not the address of a service; write it like https://bundles.example.org"
             )
         if parts.username is not None or parts.password is not None:
             raise ConfigError(
-                "the address of a service contains no name and password; give the key as key='bm_…'"
+                "the address of a service has no user name and no password in it; pass the key as key='bm_…'"
             )
         if key is not None and not _KEY.fullmatch(key):
-            raise ConfigError("the key has characters that no key has, such as a space or a line break")
+            raise ConfigError("a space, a line break or another character is not allowed in a key")
         if timeout <= 0 or retries < 0:
             raise ConfigError(
-                f"timeout={timeout} and retries={retries}: timeout must be above 0 s, and retries not below 0"
+                f"timeout={timeout} and retries={retries}: timeout must be above 0 s, and retries 0 or more"
             )
         self.address = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
         self._prefix = parts.path.rstrip("/")
@@ -159,12 +159,12 @@ class Transport:
             wait = min(_FIRST_WAIT * 2**retry, _LONGEST_WAIT) * random.uniform(0.5, 1)
             try:
                 response = self._once(request, timeout)
-            except TimeoutError as error:  # not tried again: the caller wants to go on after the timeout
+            except TimeoutError as error:  # no retry: the caller expects a result within the timeout
                 raise self._silence(f"no answer within {timeout:g} s", request[0]) from error
             except ssl.SSLCertVerificationError as error:
                 raise ServiceError(
-                    f"{self.address}: its certificate is not trusted ({error.verify_message}). If it is from "
-                    "your own authority, set the environment variable SSL_CERT_FILE to the authority's file"
+                    f"{self.address}: its certificate is not trusted ({error.verify_message}). If your own "
+                    "authority issued it, set the environment variable SSL_CERT_FILE to the authority's file"
                 ) from error
             except (*_LOST, OSError) as error:
                 if last:
@@ -181,7 +181,7 @@ class Transport:
         raise AssertionError("unreachable")
 
     def _once(self, request: _Request, timeout: float) -> Response:
-        """Send a request over an idle connection; if the service has closed it, at once over a new one."""
+        """Send a request over an idle connection. If the service has closed it, use a new connection."""
         idle = self._take_idle()
         if idle is not None:
             with suppress(*_LOST):
@@ -209,7 +209,7 @@ class Transport:
         with self._lock:
             if self._closed:
                 raise ConfigError("this client is closed; create a new one")
-            if self._process != os.getpid():  # after a fork the parent uses these connections too
+            if self._process != os.getpid():  # after a fork, the parent process still uses these connections
                 self._process, self._idle = os.getpid(), []
             return self._idle.pop() if self._idle else None
 
@@ -251,5 +251,5 @@ class Transport:
 
 
 def _seconds(header: str | None) -> float | None:
-    """The seconds of a Retry-After header. A date, which the service never sends, is ignored."""
+    """Returns the seconds of a Retry-After header. Ignores a date: the service never sends one."""
     return float(header) if header is not None and header.isdecimal() else None

@@ -1,4 +1,4 @@
-"""The rows of a live model: which bundle is in which row, and which items are in it."""
+"""The rows of a live model: the bundle of each row, and the items of that bundle."""
 
 from __future__ import annotations
 
@@ -26,29 +26,28 @@ Positions: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class BundleRows:
-    """The bundles of training first, in the model's order, then those that came later, in theirs.
+    """The bundles of training in the model's order, followed by later bundles in the order of their arrival.
 
-    The contents are those in the shop now, also for bundles of training. The dataset has no users: each
-    question comes with what the user has at that moment.
+    Bundles have the items that they contain in the shop now, also the bundles of training. The dataset has no
+    users: each question comes with the user's current history.
     """
 
     dataset: BundleDataset
     device: torch.device
     sales: Tensor | None = None  # [bundles of training]
-    """How often the bundles of training have sold; None for a model whose scores do not depend on that."""
+    """The sales of the bundles of training. None if the model's scores do not depend on sales."""
     expected: Mapping[str, float | str] = field(default_factory=dict)
-    """Expected sales of bundles: a number, or the id of another bundle that sells as often. Only those of
-    bundles that came later are used."""
+    """For a bundle, its expected sales as a number, or the id of another bundle that sells as often. They are
+    used only for bundles that came after training."""
 
     @classmethod
     def of(cls, trained: BundleDataset, device: torch.device, sales: Tensor | None = None) -> BundleRows:
-        """The rows of a model before it knows the shop: the bundles of training, all of them empty."""
+        """Makes the rows of a model before the shop's catalogue is read: all bundles are empty."""
         nothing = np.zeros(0, np.int64)
         return cls(_dataset(trained, trained.bundles.ids, nothing, nothing), device, sales)
 
     def after(self, bundles: Sequence[Bundle]) -> BundleRows:
-        """The rows with these bundles new or changed; the same object if no contents and no expected sales
-        have changed."""
+        """Adds or changes bundles. Returns the same object if no contents and no expected sales changed."""
         changes = {bundle.id: _expected(bundle) for bundle in bundles}
         if any(self.expected.get(name) != value for name, value in changes.items()):
             expected = {
@@ -78,7 +77,7 @@ class BundleRows:
 
     @cached_property
     def interactions(self) -> Interactions:
-        """The same object as long as the contents stay, so that a model need not embed them again."""
+        """The rows as a model takes them. It is cached: a model embeds the same object only once."""
         plain = Interactions.of(self.dataset, self.device)
         expected = self._expected_sales()
         if expected is None:
@@ -86,7 +85,7 @@ class BundleRows:
         return replace(plain, bundle_item=Contents.of(plain.bundle_item, expected))
 
     def _expected_sales(self) -> Tensor | None:
-        """The expected sales of each bundle that came later; nan if they are not known."""  # [bundles]
+        """The expected sales of bundles that came after training; nan if none are given."""  # [bundles]
         if self.sales is None:
             return None
         places = self.dataset.bundles.known_positions
@@ -100,7 +99,7 @@ class BundleRows:
         return expected
 
     def _sales_of(self, name: str, sales: Tensor) -> float:
-        """Follows `sells_like` from bundle to bundle until it reaches a number; nan if there is none."""
+        """Follows `sells_like` from bundle to bundle until it finds a number. Returns nan if none."""
         places = self.dataset.bundles.known_positions
         passed: set[str] = set()
         while name not in passed:
@@ -112,11 +111,11 @@ class BundleRows:
             if not isinstance(expected, str):
                 return math.nan if expected is None else expected
             name = expected
-        return math.nan  # each sells like the other
+        return math.nan  # the bundles refer to each other in a circle
 
     @cached_property
     def filled(self) -> dict[str, int]:
-        """The positions of the bundles that contain an item that the model knows."""
+        """The positions of the bundles that contain at least one item known to the model."""
         sizes = np.diff(self.dataset.bundle_item.indptr)
         return {name: place for name, place in self.dataset.bundles.known_positions.items() if sizes[place]}
 

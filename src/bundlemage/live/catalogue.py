@@ -1,4 +1,4 @@
-"""The catalogue at one of its versions, and its records as filters see them."""
+"""One version of the catalogue, and its records in the form that filters need."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bundlemage.store.records import Bundle, CatalogueChange, Item
 
 @dataclass(frozen=True)
 class Stock:
-    """All items and bundles that the shop ever had. It never changes: `after` returns another one."""
+    """All items and bundles that the shop ever had. The object never changes: `after` returns a new one."""
 
     version: int
     items: Mapping[str, Item]
@@ -25,7 +25,7 @@ class Stock:
     """For each item that is in a bundle, the bundles that contain it."""
 
     def after(self, change: CatalogueChange) -> Stock:
-        """The stock with the changed items and bundles."""
+        """Returns the stock with the changed items and bundles."""
         return Stock(
             change.version,
             {**self.items, **{item.id: item for item in change.items}},
@@ -44,23 +44,23 @@ class Stock:
         return {name: tuple(holders) for name, holders in moved.items()}
 
     def affected(self, change: CatalogueChange) -> set[str]:
-        """The bundles that a change may have made sellable or not. `self` is the stock after the change."""
+        """The ids of bundles that a change may have put on sale or off sale. `self` is the stock after it."""
         held = (self.holders.get(item.id, ()) for item in change.items)
         return {bundle.id for bundle in change.bundles}.union(*held)
 
     def sellable(self, bundle: Bundle) -> bool:
-        """Whether a bundle can be sold: neither it nor one of its items is withdrawn."""
+        """Whether a bundle can be sold: the bundle and all of its items are known and not withdrawn."""
         return not bundle.withdrawn and not any(self._gone(name) for name in bundle.items)
 
     def in_stock(self, bundle: Bundle) -> bool:
-        """Whether each of a bundle's items is in stock, also those that are newer than the model."""
+        """Whether all items of a bundle are in stock, also items that are newer than the model."""
         return bool(bundle.items) and all(
             self.items[name].stock for name in bundle.items if name in self.items
         )
 
     @property
     def tells_stock(self) -> bool:
-        """Whether the stock of any item is known, also of those that are newer than the model."""
+        """Whether the catalogue has a stock for any item, also for items that are newer than the model."""
         return any(item.stock is not None for item in self.items.values())
 
     def _gone(self, name: str) -> bool:
@@ -73,8 +73,8 @@ _TYPES = {"price": pa.float64(), "tags": pa.list_(pa.string()), "stock": pa.int6
 
 
 class RecordShelf(Shelf):
-    """Records of the store as a shelf. A column is made when a filter first needs it, so that a change of
-    the catalogue is cheap. What the model knows and the shop does not has no title, price or tag."""
+    """A shelf made from the store's records. A column is made when a filter first needs it, so a change of
+    the catalogue is cheap. Items and bundles that only the model knows have no title, price or tag."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class RecordShelf(Shelf):
         records: Mapping[str, Item | Bundle],
         stock: Callable[[], pa.Array | None] | None = None,
     ) -> None:
-        """`stock` returns the column `stock` of bundles, whose records have none."""
+        """`stock` computes the column `stock` of bundles, because a bundle's record has no stock."""
         super().__init__(ids, None)
         self._records, self._stock = records, stock
         self._columns: dict[str, pa.Array | None] = {}
@@ -104,7 +104,7 @@ class RecordShelf(Shelf):
         return record.title if record else None
 
     def facts(self, place: int) -> Facts:
-        """What the catalogue says about the item or bundle at a position."""
+        """Title, price and tags of the item or bundle at a position."""
         record = self._records.get(self.ids[place])
         return Facts(record.title, record.price, tuple(record.tags)) if record else Facts()
 
@@ -112,7 +112,7 @@ class RecordShelf(Shelf):
 def shelves(
     items: Vocabulary, bundles: Vocabulary, stock: Stock, bundles_in_stock: Mask
 ) -> tuple[Shelf, Shelf]:
-    """The shelves of items and of bundles, of which `bundles_in_stock` says which are in stock."""
+    """Returns the shelves of items and of bundles. `bundles_in_stock` marks the bundles in stock."""
 
     def bundle_stock() -> pa.Array | None:
         return pa.array(bundles_in_stock.astype(np.int64)) if stock.tells_stock else None

@@ -1,4 +1,4 @@
-"""A model in a shop that is open. A snapshot never changes: a change of the catalogue makes another one."""
+"""A model with the current catalogue. A snapshot never changes: a change of the catalogue makes a new one."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ UNPUBLISHED = ModelRecord("", "", "", {})
 
 @dataclass(frozen=True)
 class Question:
-    """A question about bundles, or about items that complete `partial`."""
+    """A request for the best bundles of a user, or for items that complete the bundle `partial`."""
 
     user: str | Owned
-    """A user whose history is in the store, or a history."""
+    """The id of a user in the store, or a history."""
     k: int
     where: Filter | None = None
     include_owned: bool = False
@@ -43,7 +43,7 @@ class Question:
 
 
 class LiveShop(Shop):
-    """A shop whose histories may contain items and bundles that are newer than the model: it skips them."""
+    """A shop that skips items and bundles of a history if they are newer than the model."""
 
     def __init__(self, rows: BundleRows, trade: Trade, stock: Stock, in_stock: npt.NDArray[np.bool_]) -> None:
         dataset = rows.dataset
@@ -57,11 +57,11 @@ class LiveShop(Shop):
         new: NewBundles | None = None,
         expected: ExpectedSales | None = None,
     ) -> tuple[Histories, Ragged]:
-        """Histories as positions, and the contents of the shop's bundles. New bundles belong into the
-        catalogue, and users are their histories."""
+        """Returns the histories as positions, and the items of the shop's bundles. Users must be histories.
+        `new` is not supported: new bundles belong in the catalogue."""
         histories = [user for user in users if isinstance(user, History)]
         if new or len(histories) < len(users):
-            raise UnsupportedError("a live shop takes histories, and bundles of its catalogue")
+            raise UnsupportedError("a live shop takes only histories, and bundles of its catalogue")
         items, bundles = self.dataset.items.known_positions, self.filled
         encoded = Histories(
             _positions([history.items for history in histories], items, self),
@@ -75,7 +75,7 @@ class LiveShop(Shop):
         return sorted({known[name] for name in map(str, items) if name in known})
 
     def bundle_position(self, bundle: Id) -> int:
-        """The position of a bundle; raises where the model knows none of its items."""
+        """The position of a bundle. Raises UnknownIdError if the model knows none of its items."""
         if str(bundle) not in self.filled:
             raise UnknownIdError("bundle", [str(bundle)], self.filled)
         return self.filled[str(bundle)]
@@ -95,7 +95,7 @@ class Live(Asker):
         sales: Sales = NO_SALES,
         record: ModelRecord = UNPUBLISHED,
     ) -> None:
-        """`record` is that of the store, for a model that is published."""
+        """`record` is the store's record of a published model."""
         super().__init__()
         model = recommender.model
         if not model.knows_new_users:
@@ -115,7 +115,7 @@ class Live(Asker):
         self._apply(CatalogueChange(stock.version, list(stock.items.values()), in_order), sales)
 
     def after(self, change: CatalogueChange, sales: Sales | None = None) -> Live:
-        """The same model in the shop after a change. What has not changed is not computed again."""
+        """Returns the same model with the catalogue after a change. Only changed parts are computed again."""
         live = copy(self)
         live.stock = self.stock.after(change)
         live.sales = self.sales if sales is None else sales
@@ -123,9 +123,9 @@ class Live(Asker):
         return live
 
     def _apply(self, change: CatalogueChange, sales: Sales | None) -> None:
-        """Apply a change, which `stock` has already, to what is known by position.
+        """Apply a change to the rows and arrays of this snapshot. `stock` already includes the change.
 
-        `sales` are None if they are the same as before. Arrays are replaced: other snapshots share them.
+        `sales` is None if the sales have not changed. Arrays are replaced: other snapshots share them.
         """
         before, stock = len(self._rows.dataset.bundles), self.stock
         self._rows = self._rows.after(change.bundles)
@@ -155,11 +155,11 @@ class Live(Asker):
         return item in self.dataset.items
 
     def recommendable(self, bundle: Bundle) -> bool:
-        """Whether a bundle can be shown now: it is sold, and the model knows one of its items."""
+        """Whether a bundle can be recommended now: it is on sale, and the model knows one of its items."""
         return self.stock.sellable(bundle) and any(map(self.in_model, bundle.items))
 
     def known_of(self, history: History) -> Known:
-        """How much of a history the model uses."""
+        """The number of items and bundles of a history that the model uses, and that it does not know."""
         known_items = self.dataset.items.known_positions
         items = sum(name in known_items for name in history.items)
         bundles = sum(name in self._rows.filled for name in history.bundles)
@@ -167,9 +167,9 @@ class Live(Asker):
         return Known(items=items, bundles=bundles, not_in_model=newer)
 
     def answer(self, questions: Sequence[Question]) -> list[list[Recommendation] | Exception]:
-        """The answers to several questions, or what is wrong with one. Each question has its history.
+        """Returns for each question its answer or an exception. `user` must be a history in each question.
 
-        Questions of the same kind, with the same filter, go through the model together.
+        Questions of the same kind with the same filter are answered together by the model.
         """
         alike: dict[Any, list[int]] = defaultdict(list)
         for number, question in enumerate(questions):
@@ -195,7 +195,7 @@ class Live(Asker):
         return [best[: question.k] for question, best in zip(questions, answers, strict=True)]
 
     def warm(self) -> Live:
-        """Compute now what the first question would have to wait for. Returns the same object."""
+        """Fill all caches now, so that the first question need not wait. Returns the same object."""
         if can(self.model, Matcher):
             self.recommend(Owned(), 1)
         if can(self.model, Completer):
@@ -203,17 +203,17 @@ class Live(Asker):
         return self
 
 
-# ── Saved models as the store registers them ─────────────────────────────────────────────────────
+# ── Saved models and their records in the store ────────────────────────────────────────────────────
 
 
 def record_of(path: Path) -> ModelRecord:
-    """The record of a saved model for the store."""
+    """Makes the store's record of a saved model."""
     version, config, metrics = describe_artifact(path)
     return ModelRecord(version, str(path.resolve()), config["model"], metrics)
 
 
 def load_published(record: ModelRecord, device: str = "auto") -> Recommender:
-    """Read a registered model; raises if its folder holds another one by now."""
+    """Read a registered model. Raises ArtifactError if its folder now holds another model."""
     path = Path(record.path)
     version = artifact_version(path)
     if version != record.version:

@@ -1,5 +1,5 @@
-"""How the work of a training step is divided among processes. The model has the equations, once. Its look-ups
-and sums over items and bundles go through here."""
+"""How the work of a training step is divided among processes. A model calls a `Division` for every look-up
+and sum over items and bundles, so its equations are the same for one process and for many."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ Catalogue = Literal["bundles", "items"]
 
 
 class LossRows(NamedTuple):
-    """The rows of a batch whose loss is wanted."""
+    """The rows of a batch for which a loss is computed."""
 
     z: Tensor
     users: Tensor
     weights: Tensor
     positives: Ragged
     places: Tensor
-    """Each row's place in `positives`."""
+    """For each row of the batch, the number of its row in `positives`."""
 
 
 class Division(Unchanging):
-    """One process, which does all the work. The other divisions override what they divide."""
+    """One process does all the work. Subclasses override the parts that they divide."""
 
     group: Processes | None = None
     divides_tables: bool = False
-    """Whether a process has only its rows of the tables of items."""
+    """Whether each process holds only a part of the rows of item tables."""
 
     def rows_of(self, items: int) -> range:
-        """The rows of a table of items that this process has."""
+        """The rows of an item table that this process holds."""
         return range(items)
 
     def part_of(self, data: Interactions) -> Interactions:
@@ -46,15 +46,15 @@ class Division(Unchanging):
         return data
 
     def cases_of(self, users: Tensor) -> Tensor | None:
-        """The places of the users that this process is asked about. None means all of them."""
+        """The positions in `users` of the users that this process evaluates. None means all of them."""
         return None
 
     def own_contents(self, contents: Ragged) -> Ragged:
-        """Bundles with only the items whose rows this process has, numbered as these rows are."""
+        """The bundles with only this process's items. Items get the numbers of their rows in this process."""
         return contents
 
     def item_sales(self, data: Interactions) -> Tensor:
-        """How many users of all processes have each item."""  # [items]
+        """The number of users, over all processes, who have each item."""  # [items]
         return data.user_item.counts(data.items)
 
     def mean_of_histories(self, people: Histories, table: Tensor) -> Tensor:
@@ -74,26 +74,26 @@ class Division(Unchanging):
         return partial.mean_of(table)
 
     def total(self, part: Tensor) -> Tensor:
-        """The sum of all processes' sums over their own rows."""
+        """Adds up the partial sums of all processes. `part` is this process's sum over its own rows."""
         return part
 
     def own_items(self, of_items: Tensor) -> Tensor:
-        """Of one number for each item, those of the items that this process has."""
+        """`of_items` has a number for each item. Returns the numbers of this process's items."""
         return of_items
 
     def scores_of(self, candidates: Tensor, scores: Tensor) -> Tensor:
-        """Scores of some items in each row, where `scores` has those of this process's items."""
+        """The scores of the candidates in each row. `scores` has the scores of this process's items."""
         return scores.gather(1, candidates)  # [rows, candidates]
 
     def loss_over(self, catalogue: Catalogue, rows: LossRows, table: Tensor, prior: Prior | None) -> Tensor:
-        """−log of the softmax over all bundles, or items, at the positives of each row."""
+        """The multinomial loss of the positives of each row, over all bundles or all items."""
         return multinomial_loss(rows.z, table, rows.positives, rows.weights, rows.places, prior)
 
     def add_gradients(self, model: torch.nn.Module) -> None:
-        """Adds up the gradients of the processes' parts of a loss."""
+        """Adds up the gradients of all processes, each of which computed a part of the loss."""
 
     def keep_alike(self, *models: Divisible) -> None:
-        """Copies the first process's replicated weights to all, because processors may round differently."""
+        """Copies the first process's replicated weights to all: processors may round differently."""
         if self.group is None:
             return
         for model in models:
@@ -102,7 +102,7 @@ class Division(Unchanging):
                     self.group.take_over_(parameter.data)
 
     def add_losses(self, losses: Tensor) -> Tensor:
-        """Adds up the losses of the processes' parts of an epoch."""
+        """Adds up the losses of an epoch over all processes."""
         return losses
 
 
@@ -110,13 +110,13 @@ ALONE = Division()
 
 
 class DividedUsers(Division):
-    """Tables are replicated. A process has the items of its share of the users, and computes the loss of
-    these users' rows of each batch. Gradients are added up."""
+    """Divides users; tables are replicated. A process holds the items of its own users. In each batch it
+    computes the loss of its users' rows. Gradients are added up."""
 
     def __init__(self, group: Processes, users: int) -> None:
         self.group = self._group = group
         self.users = group.share(users)
-        # The last process also does the rows of nobody, whose number follows that of the last user.
+        # The user without a history ("nobody") has the number after the last user. The last process has it.
         self._stop = users + 1 if group.rank == group.size - 1 else self.users.stop
 
     def _mine(self, users: Tensor) -> Tensor:
@@ -133,8 +133,8 @@ class DividedUsers(Division):
     def item_sales(self, data: Interactions) -> Tensor:
         return self._group.add_(super().item_sales(data))
 
-    # Vectors are computed for the whole batch, which is cheap, so that masks and dropout are drawn as one
-    # process would draw them. The rows of other users are then wrong, and the loss leaves them out.
+    # Each process computes vectors for the whole batch. This is cheap, and masks and dropout are drawn as by
+    # a single process. The vectors of other processes' users are wrong. The loss leaves them out.
 
     def loss_over(self, catalogue: Catalogue, rows: LossRows, table: Tensor, prior: Prior | None) -> Tensor:
         mine = self._mine(rows.users)
@@ -149,13 +149,13 @@ class DividedUsers(Division):
 
 
 class DividedItems(Division):
-    """Tables of items are divided by rows. A process has, of every user, the items whose rows it has. It
-    works on every batch whole, over its share of the catalogue, and the sums of the softmax are added up."""
+    """Divides the rows of item tables. A process holds a part of the items, and of each user only these
+    items. It computes every row of a batch over its part of the catalogue. Sums of the softmax are added."""
 
     divides_tables = True
 
     def __init__(self, group: Processes, items: int, bundles: int, item_counts: Tensor | None = None) -> None:
-        """`item_counts`: how many items each user has, if the data has only those of this process."""
+        """`item_counts`: each user's number of items, needed if the data has only this process's items."""
         self.group = self._group = group
         self.items, self.bundles = group.share(items), group.share(bundles)
         self.item_counts = item_counts
@@ -168,7 +168,7 @@ class DividedItems(Division):
 
     def part_of(self, data: Interactions) -> Interactions:
         own = _within(data.user_item, self.items)
-        # The mean over a user's own items, times this, is its part of the mean over all. Nobody comes last.
+        # For each user the share of items that are in this process; last, 0 for the user without a history.
         counts = data.user_item.lengths if self.item_counts is None else self.item_counts
         shares = own.lengths.double() / counts.clamp(min=1)
         self.history_shares = torch.cat([shares, shares.new_zeros(1)])
@@ -189,7 +189,7 @@ class DividedItems(Division):
     def mean_of_items(self, data: Interactions, users: Tensor, table: Tensor, hidden: Hidden) -> Tensor:
         if not hidden.ratio:
             return self._of_all(mean_of_rows(data.user_item, users, table)[0], users)
-        # Hidden items are drawn by their numbers among all items, not by their rows here.
+        # Hidden items are drawn by their global numbers, not by their row numbers in this process.
         if self._item_keys is None or self._item_keys[0] is not data.user_item.values:
             values = data.user_item.values
             self._item_keys = (values, values + self.items.start)
@@ -214,11 +214,11 @@ class DividedItems(Division):
 
     def _of_all(self, means: Tensor, users: Tensor) -> Tensor:
         assert self.history_shares is not None
-        self.history_shares = self.history_shares.to(means)  # moved to the weights' device once
+        self.history_shares = self.history_shares.to(means)  # moves to the weights' device in the first call
         return self.total(means * self.history_shares[users][:, None])
 
     def mean_of_contents(self, data: Interactions, bundles: Tensor, table: Tensor, hidden: Hidden) -> Tensor:
-        # Items of other processes are one row of zeros, so that masks are drawn and counted over all items.
+        # Items of other processes point to a row of zeros: masks are drawn and counted over all items.
         if self._contents is None or self._contents[0] is not data.bundle_item:
             values = data.bundle_item.values - self.items.start
             foreign = (values < 0) | (values >= len(self.items))
@@ -246,7 +246,7 @@ class DividedItems(Division):
 
 
 def _within(rows: Ragged, here: range) -> Ragged:
-    """The entries that lie in a range, counted from its start."""
+    """Keeps the entries within the range `here`, and subtracts its start from them."""
     own = rows.keep((rows.values >= here.start) & (rows.values < here.stop))
     return Ragged(own.values - here.start, own.offsets)
 
@@ -263,9 +263,8 @@ def divided_loss(
     prior: Prior | None,
     group: Processes,
 ) -> Tensor:
-    """The same as `multinomial_loss`, where `table`, `prior` and the positives `own` are this process's part
-    of the catalogue, and `counts` the number of each row's positives in all parts. Every process returns the
-    same loss."""
+    """As `multinomial_loss`, for a divided catalogue. `table`, `prior` and the positives `own` are this
+    process's part. `counts` is each row's number of positives in all parts. All return the same loss."""
     total: Tensor = _Divided.apply(z, table, own, counts, row_weights, prior, group)  # type: ignore[no-untyped-call]
     return total / max(1, len(z))
 
@@ -289,7 +288,7 @@ class _Divided(torch.autograd.Function):
         grad_z, grad_table = torch.zeros_like(z), torch.zeros_like(table)
         total, right = z.new_zeros(()), z.new_zeros(())
         entries = BLOCK_ENTRIES.get(z.device.type, BLOCK_ENTRIES["cpu"])
-        # Blocks follow from the largest part, because every process must have the same number of them.
+        # The block size depends on the largest part: all processes must have the same number of blocks.
         largest = int(group.highest_(torch.tensor(len(table), device=z.device)))
         step = rows_at_a_time(len(z), largest, entries)
         narrow_table, narrow_z = _narrow(table), _narrow(z)
@@ -309,7 +308,7 @@ class _Divided(torch.autograd.Function):
             highest = group.highest_(cells.amax(0) if len(cells) else nothing)
             sums = group.add_(cells.sub_(highest).exp_().sum(0))
             total += (weight * count * (sums.log() + highest)).sum()
-            # From here as in `losses._multinomial`.
+            # The rest is as in `losses._multinomial`.
             flat[at] -= (sums / count.clamp(min=1))[here]
             factor = (weight * count / sums)[:, None]
             slopes = _narrow(cells)
@@ -325,7 +324,7 @@ class _Divided(torch.autograd.Function):
 
 
 def _narrow(tensor: Tensor) -> Tensor:
-    """On a GPU products take bfloat16 and add up in float32, as in `kernels.multinomial`."""
+    """Returns bfloat16 on a GPU. Products then add up in float32, as in `kernels.multinomial`."""
     return tensor.to(torch.bfloat16) if tensor.is_cuda else tensor
 
 

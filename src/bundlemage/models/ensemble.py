@@ -1,4 +1,4 @@
-"""Several trained members of one model, which answer as one."""
+"""An ensemble: several models of the same kind that answer with their mean score."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ from bundlemage.models.registry import build, make_config, model_class
 
 
 def _mean(kind: type[Model], method: str, encoded: bool = False) -> Callable[..., Tensor]:
-    """A method for the mean of members' results. `encoded`: its first argument has a part for each member."""
+    """Makes a method that returns the mean of the members' results. With `encoded`, the first argument is a
+    list with an element for each member."""
 
     def mean(self: Ensemble, first: Any, *others: Any) -> Tensor:
-        # Members are added up one after another, so that the scores of at most two are in memory.
+        # Members are added up one after another: at most two score tensors are in memory.
         total: Tensor | None = None
         for number, member in enumerate(self._each(kind)):
             scores: Tensor = getattr(member, method)(first[number] if encoded else first, *others)
@@ -46,14 +47,13 @@ def _mean(kind: type[Model], method: str, encoded: bool = False) -> Callable[...
 
 
 class Ensemble(Completer, Indexable, SalesScorer, Embedder, Gated):
-    """The mean of its members' scores. It does what its members do.
+    """The mean of its members' scores. It supports the tasks that its members support.
 
-    A member's log-probabilities are its scores less one number for the row, the logarithm of the softmax's
-    denominator. So the mean of scores and the mean of log-probabilities differ by one number for the row:
-    they rank alike, and have the same softmax. If members' scores are products of two vectors, so is the
-    mean.
+    The log-probabilities of a row are its scores minus a constant for the row. So the mean of scores and the
+    mean of log-probabilities also differ by a constant for each row: they give the same ranking and the same
+    softmax. If members' scores are inner products, the mean score is an inner product, too.
 
-    It has no name of its own: `Recommender` builds it of members by their name.
+    It is not in the registry of models: `Recommender` builds it from members of a registered model.
     """
 
     name = "ensemble"
@@ -65,7 +65,7 @@ class Ensemble(Completer, Indexable, SalesScorer, Embedder, Gated):
         first = members[0]
         self.title = f"{first.title} × {len(members)}"  # type: ignore[misc]
         self.knows_new_users = first.knows_new_users  # type: ignore[misc]
-        self.training = first.training  # fitted members are not in training any more
+        self.training = first.training  # fitted members are in evaluation mode
 
     def does(self, kind: type[Model]) -> bool:
         return can(self._first, kind)
@@ -74,7 +74,7 @@ class Ensemble(Completer, Indexable, SalesScorer, Embedder, Gated):
     def scores_candidates_apart(self) -> bool:
         return require(self._first, Matcher).scores_candidates_apart
 
-    # Members learn from the same sales, so they credit a new bundle alike.
+    # All members know the same sales, so they assume the same sales for a new bundle.
 
     def credit_new_bundles(self, sales: float) -> None:
         for member in self._each(SalesScorer):
@@ -102,10 +102,10 @@ class Ensemble(Completer, Indexable, SalesScorer, Embedder, Gated):
     score_item_candidates = _mean(Completer, "score_item_candidates")
     item_share = _mean(Gated, "item_share")
 
-    # ── Fits: a mean of members' scores less their means is the mean of members' fits ────────────
+    # ── Fits (score minus mean score): the ensemble's fit is the mean of its members' fits ───────
 
     def encoded(self, people: Histories, contents: Ragged) -> list[Any]:
-        """Users in each member's form."""
+        """The encoded users of each member."""
         return [member.encoded(people, contents) for member in self._each(Model)]
 
     bundle_fit = _mean(Matcher, "bundle_fit", encoded=True)
@@ -120,12 +120,12 @@ class Ensemble(Completer, Indexable, SalesScorer, Embedder, Gated):
         return self._joined(lambda member: member.vectors_of_bundles(contents))
 
     def _joined(self, vectors: Callable[[Embedder], Tensor]) -> Tensor:
-        """Members' vectors of length one, joined. A cosine of two of them is the mean of members' cosines."""
+        """Concatenates the members' unit vectors: a cosine of two results is the members' mean cosine."""
         each = [F.normalize(vectors(member), dim=1) for member in self._each(Embedder)]
         return torch.cat(each, dim=1)  # [rows, K·d]
 
     def factors_of_bundles(self, contents: Ragged, start: int = 0) -> Factors:
-        """Members' vectors, joined, so that a product with `factors_of_users` is the mean score."""
+        """Concatenates the members' vectors. The product with `factors_of_users` is the mean score."""
         each = [member.factors_of_bundles(contents, start) for member in self._each(Indexable)]
         vectors = torch.cat([factors.vectors for factors in each], dim=1)  # [bundles, K·d]
         return Factors(vectors, torch.stack([factors.bias for factors in each]).mean(0))
@@ -147,14 +147,14 @@ def check_ensemble(members: int, model: str) -> None:
 
 
 def member_configs(model: str, config: ModelConfig, members: int) -> list[ModelConfig]:
-    """The settings of each member. Only the seed differs: it counts up from the config's seed."""
+    """The settings of each member. Only the seeds differ: seed, seed + 1, seed + 2 and so on."""
     if members == 1:
         return [config]
     return [make_config(model, {**config.model_dump(), "seed": config.seed + k}) for k in range(members)]
 
 
 def build_ensemble(model: str, config: ModelConfig, sizes: Sizes, members: int) -> Model:
-    """A model with its first weights: a single model, or an ensemble of several members."""
+    """Builds an untrained model: a single model, or an ensemble of several members."""
     return joined([build(model, one, sizes) for one in member_configs(model, config, members)])
 
 
@@ -164,5 +164,5 @@ def joined(members: Sequence[Model]) -> Model:
 
 
 def members_of(model: Model) -> int:
-    """The number of members of a model, 1 if it is no ensemble."""
+    """The number of members of a model; 1 for a model that is not an ensemble."""
     return len(model.members) if isinstance(model, Ensemble) else 1

@@ -1,4 +1,4 @@
-"""What the models have in common that learn on graphs of users, items and bundles."""
+"""Base classes of models that learn on graphs of users, items and bundles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bundlemage.models.ragged import Ragged
 
 
 class GraphConfig(LearnedConfig):
-    """The settings of models that compare vectors spread over graphs."""
+    """The settings of models that propagate vectors over graphs."""
 
     space = LearnedConfig.space | {
         "embedding_dim": OneOf(32, 64, 128),
@@ -28,29 +28,30 @@ class GraphConfig(LearnedConfig):
     }
 
     embedding_dim: int = Field(64, ge=1)
-    """The length of a vector before it is spread."""
+    """The length of a vector before it is propagated over the graphs."""
     batch_size: int = Field(2048, ge=1)
-    """(user, bundle) pairs per step. Each step walks over the whole graphs."""
+    """The number of (user, bundle) pairs per step. Each step uses the whole graphs."""
     weight_decay: float = Field(0.0, ge=0)
-    """Added to the gradient as weight_decay × weight, for every weight in every step."""
+    """weight_decay × weight is added to the gradient, for every weight in every step."""
     ego_penalty: float = Field(0.0001, ge=0)
-    """The weight, per pair, of half the squared length of the batch's own vectors before they are spread."""
+    """L2 penalty on the batch's vectors before propagation: its weight, per pair, on ½ length²."""
     negatives: int = Field(1, ge=1)
-    """The number of bundles that are drawn for each bundle of a user, among those that the user has not."""
+    """The number of negatives per pair. They are drawn among the bundles that the user does not have."""
     bundle_bias: bool = False
-    """Whether each bundle has a bias, at first the logarithm of its sales. The publications have none. It
-    ranks bundles for users who have no edge in the graphs."""
+    """Whether each bundle has a bias, which starts at log(1 + sales). It ranks bundles for users without an
+    edge in the graphs. The publications have no bias."""
 
 
 class GraphModel(Matcher, Learner):
-    """Scores a bundle by the inner product of its vector and the user's, both spread over graphs.
+    """Scores a bundle by the inner product of its vector and the user's vector.
 
-    A subclass says how they are spread. This one learns from pairs and keeps the tables for scoring.
+    A subclass defines how vectors are propagated over the graphs. This class trains on pairs of a user and a
+    bundle, and keeps the propagated vectors for scoring.
     """
 
     knows_new_users = False
     views: ClassVar[int] = 1
-    """How many vectors of `embedding_dim` make up the vector of a user or bundle."""
+    """The vector of a user or bundle is a concatenation of this many vectors of length `embedding_dim`."""
     has_items: ClassVar[bool] = True
     """Whether items have vectors, and edges to users and bundles."""
     config: GraphConfig
@@ -69,12 +70,12 @@ class GraphModel(Matcher, Learner):
 
     @property
     def width(self) -> int:
-        """The length of the vectors whose product is the score without the bias."""
+        """The length of the final vectors of users and bundles, without the bias."""
         return self.views * self.config.embedding_dim
 
     @abstractmethod
     def propagate(self) -> tuple[Tensor, Tensor]:
-        """Every user's and every bundle's vector, whose products are the scores without the bias."""
+        """Returns the final vectors of users and of bundles. Their products are the scores without bias."""
 
     def ego_tables(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """The tables of users and of bundles that `ego_penalty` keeps small."""
@@ -92,7 +93,7 @@ class GraphModel(Matcher, Learner):
             self.bundle_item = Bipartite.of(data.bundle_item, self.sizes.items)
 
     def biased(self, users: Tensor, bundles: Tensor) -> tuple[Tensor, Tensor]:
-        """The tables with the bias as one more dimension, in which every user has 1."""
+        """Appends the bias as a column to the bundles' table, and a column of ones to the users' table."""
         if self.bias is None:
             return users, bundles
         return torch.cat([users, torch.ones_like(users[:, :1])], 1), torch.cat([bundles, self.bias], 1)
@@ -102,7 +103,7 @@ class GraphModel(Matcher, Learner):
         return self.drawn.draw(users, self.config.negatives)
 
     def compare(self, tables: tuple[Tensor, Tensor], users: Tensor, bundles: Tensor) -> Tensor:
-        """BPR's loss of the pairs against drawn ones, and the penalty."""
+        """The BPR loss of the pairs against drawn negatives, plus the penalty."""
         wrong = self.draw(users)
         user = F.embedding(users, tables[0])  # [pairs, d]
         right_score = (user * F.embedding(bundles, tables[1])).sum(1, keepdim=True)
@@ -142,22 +143,21 @@ class ViewsConfig(GraphConfig):
     weight_decay: float = Field(0.00004, ge=0)
     ego_penalty: float = Field(0.0, ge=0)
     layers: int = Field(1, ge=1)
-    """Steps on each graph."""
+    """The number of propagation steps on each graph."""
     augmentation: Literal["none", "edges", "messages", "noise"] = "none"
-    """The random change while learning: `edges` are left out, numbers of spread vectors (`messages`) are left
-    out, or `noise` is added to spread vectors."""
+    """The random change in training. `edges` drops edges, `messages` drops numbers of the propagated vectors,
+    and `noise` is added to the propagated vectors."""
     disturbance: float = Field(0.2, ge=0, lt=1)
-    """The chance that an edge or number is left out, or the length of the noise."""
+    """The probability that an edge or a number is dropped, or the length of the noise."""
 
 
 class ViewsModel(GraphModel):
-    """Sees users and bundles in the three graphs between users, items and bundles. A subclass makes its
-    views."""
+    """A model with several views of users and bundles, made from three graphs. A subclass defines them."""
 
     config: ViewsConfig
 
     def spread(self, graph: Bipartite, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum of LightGCN's layers, each of length one."""
+        """Returns the first vectors plus the vectors of all later LightGCN layers, scaled to length one."""
         left, right = graph.connected(left, right)
         layers = self.disturbed(graph).layers(left, right, self.config.layers)
         for one, other in layers[1:]:
@@ -166,13 +166,13 @@ class ViewsModel(GraphModel):
         return left, right
 
     def disturbed(self, graph: Bipartite) -> Bipartite:
-        """The graph. With the augmentation `edges`, some edges are left out."""
+        """Returns the graph. In training with the augmentation `edges`, some edges are dropped."""
         if self.training and self.config.augmentation == "edges":
             return graph.thinned(self.config.disturbance)
         return graph
 
     def shaken(self, table: Tensor) -> Tensor:
-        """Spread vectors. With the augmentations `messages` and `noise`, they are changed at random."""
+        """Returns the vectors. In training, `messages` and `noise` change them at random."""
         if not self.training:
             return table
         if self.config.augmentation == "messages":
@@ -184,6 +184,6 @@ class ViewsModel(GraphModel):
 
 
 def first_vectors(nodes: int, dim: int) -> nn.Parameter:
-    """A table of nodes, Xavier-normal."""
+    """A table with a vector for each node, drawn by Xavier's normal distribution."""
     table = torch.empty(nodes, dim)
     return nn.Parameter(nn.init.xavier_normal_(table) if nodes else table)

@@ -23,12 +23,12 @@ class VectorTable:
 
     @cached_property
     def factors(self) -> Tensor:
-        """The vectors in scores: of length one where scores are cosines."""
+        """The vectors as used in scores: scaled to length one if scores are cosines."""
         return F.normalize(self.rows, dim=1) if self.cosine else self.rows  # [rows, d]
 
     @cached_property
     def columns(self) -> Tensor:
-        """In this layout, the product with one vector takes a third of the time on a CPU."""
+        """`factors`, transposed. Products with one vector take a third of the time on a CPU."""
         return self.factors.T.contiguous()  # [d, rows]
 
     @cached_property
@@ -37,9 +37,9 @@ class VectorTable:
 
 
 class KeptTables(Model):
-    """A model that keeps tables until its weights may change: in training, when moved, and when loaded.
+    """A model that caches tables. It drops them when weights may change: by training, moving and loading.
 
-    A table is read once and replaced whole, so that several threads may ask.
+    Several threads may use a model: a table never changes, it is only replaced by another one.
     """
 
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
@@ -58,7 +58,7 @@ class KeptTables(Model):
         return entry[1] if entry is not None and entry[0] is of else None
 
     def table(self, name: str, of: object, rows: Callable[[], Tensor]) -> VectorTable:
-        """The table of this name that was built from an object. `rows` returns its vectors if it must be."""
+        """Returns the cached table of this name for the object `of`, or builds it from `rows()`."""
         table = None if self.training else self.kept(name, of)
         if table is None:
             table = VectorTable(rows(), self.cosine)
@@ -74,6 +74,5 @@ class KeptTables(Model):
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     def forget_tables(self, *_: object) -> None:
-        """Drops all tables. (A tensor's version does not tell that it changed: fused Adam leaves it
-        alone.)"""
+        """Drops all tables. (A tensor's version cannot show a change: fused Adam does not increase it.)"""
         self._tables = {}

@@ -1,7 +1,7 @@
-"""Triton kernels for NVIDIA GPUs. Every array they make has a size known beforehand, so that nothing waits
-for the GPU and a whole training step can be recorded once and replayed.
+"""Triton kernels for NVIDIA GPUs. The size of every array is known in advance. So the CPU never waits for the
+GPU, and a whole training step can be recorded once and replayed.
 
-`ragged.py`, `bipartite.py` and `losses.py` have the same in plain PyTorch, and tests compare the two.
+`ragged.py`, `bipartite.py` and `losses.py` have the same functions in plain PyTorch. Tests compare the two.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from torch import Tensor
 from bundlemage.models import ragged as plain
 
 TILE = 4
-"""Entries of a row that a program looks at together; of twelve ways tried, near the best for both 200 and 400
-columns."""
+"""The number of a row's entries that a program reads together. Near the best for 200 and 400 columns."""
 UNIT = float(2**44)
-"""Gradients are added up in steps of 1 / this, up to half a million either way."""
+"""Gradients are added up as integers in units of 1 / UNIT. The range is ± half a million."""
 _BY_KEY, _BY_ROW, _BY_SEED = map(tl.constexpr, (plain.BY_KEY, plain.BY_ROW, plain.BY_SEED))
 _FIRST_MIX, _SECOND_MIX = map(tl.constexpr, (plain.FIRST_MIX, plain.SECOND_MIX))
 
 
 @triton.jit
 def _chance(seed, row, key):  # type: ignore[no-untyped-def]
-    """The same bits as `ragged.chances`."""
+    """Returns the same bits as `ragged.chances`."""
     mixed = key * _BY_KEY + row.to(tl.int64) * _BY_ROW + seed * _BY_SEED
     mixed = (mixed ^ ((mixed >> 33) & 0x7FFFFFFF)) * _FIRST_MIX
     mixed = (mixed ^ ((mixed >> 29) & 0x7FFFFFFFF)) * _SECOND_MIX
@@ -38,7 +37,7 @@ def _sum_kernel(  # type: ignore[no-untyped-def]
     out, counts, table, values, keys, offsets, index, without, seed, hidden, dim,
     is_mean, leaves_out, tile: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
-    """One program sums one row's vectors, tile entries at a time."""
+    """One program sums the vectors of one row. It reads `tile` entries at a time."""
     row = tl.program_id(0)
     node = tl.load(index + row)
     begin, end = tl.load(offsets + node), tl.load(offsets + node + 1)
@@ -73,9 +72,9 @@ def _spread_kernel(  # type: ignore[no-untyped-def]
     grid, upstream, counts, values, keys, offsets, index, without, seed, hidden, dim,
     leaves_out, tile: tl.constexpr, width: tl.constexpr, unit: tl.constexpr,
 ):  # fmt: skip
-    """The way back of `_sum_kernel`: one program hands its row's gradient to each of the row's vectors.
+    """The gradient of `_sum_kernel`: one program adds its row's gradient to each of the row's vectors.
 
-    They are added up as whole numbers of 1 / unit, so that the order in which programs come changes nothing.
+    Gradients are added up as integers in units of 1 / unit, so the order of programs does not matter.
     """
     row = tl.program_id(0)
     node = tl.load(index + row)
@@ -104,7 +103,7 @@ def _softmax_kernel(  # type: ignore[no-untyped-def]
     logits, slopes, losses, bias, values, offsets, index, weights, columns, stride, biased,
     chunk: tl.constexpr,
 ):  # fmt: skip
-    """A row of logits to the slope of its loss, but for the −1 of each positive, and the loss itself."""
+    """Computes a row's loss and its gradient from the logits. `_positives_kernel` does the positives."""
     row = tl.program_id(0).to(tl.int64)
     node = tl.load(index + row)
     begin, end = tl.load(offsets + node), tl.load(offsets + node + 1)
@@ -144,7 +143,7 @@ def _softmax_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _shift_kernel(logits, shift, values, offsets, index, stride, chunk: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What is added to the logit of each positive of a row."""
+    """Adds `shift` to the logit of each positive of a row."""
     row = tl.program_id(0).to(tl.int64)
     node = tl.load(index + row)
     begin, end = tl.load(offsets + node), tl.load(offsets + node + 1)
@@ -158,7 +157,7 @@ def _shift_kernel(logits, shift, values, offsets, index, stride, chunk: tl.const
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _positives_kernel(slopes, values, offsets, index, weights, stride, chunk: tl.constexpr):  # type: ignore[no-untyped-def]
-    """−weight at each positive of a row. A row holds an item once, so no two lanes meet."""
+    """Subtracts the weight at each positive of a row. A row holds an item once: lanes do not collide."""
     row = tl.program_id(0).to(tl.int64)
     node = tl.load(index + row)
     begin, end = tl.load(offsets + node), tl.load(offsets + node + 1)
@@ -176,8 +175,8 @@ def _width(dim: int) -> int:
 
 
 def _or(tensor: Tensor | None, unread: Tensor) -> Tensor:
-    """What a kernel is told not to read must be a tensor all the same. (As flags, not as kinds of kernels:
-    compiling four takes two seconds, and all kinds of them five.)"""
+    """A kernel needs a tensor even for an argument that a flag tells it not to read: `unread` stands in.
+    (Flags are not compile-time constants, because compiling all variants takes five seconds, not two.)"""
     return unread if tensor is None else tensor
 
 
@@ -219,11 +218,11 @@ def multinomial(
     z: Tensor, table: Tensor, bias: Tensor | None, shift: Tensor | None, values: Tensor, offsets: Tensor,
     index: Tensor, weights: Tensor, entries: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The products run on bfloat16 inputs and add up in float32; the logits are float32."""
+    """Returns the loss and the gradients of `z` and `table`. Products take bfloat16 and add up in float32."""
     rows, columns = len(z), len(table)
     if not columns:
         return z.new_zeros(()), torch.zeros_like(z), torch.zeros_like(table)
-    stride = triton.cdiv(columns, 64) * 64  # rows that begin on 128 bytes: three times as fast a product
+    stride = triton.cdiv(columns, 64) * 64  # rows aligned to 128 bytes make the product three times as fast
     narrow = torch.zeros(stride, table.shape[1], dtype=torch.bfloat16, device=table.device)
     narrow[:columns] = table
     narrow_z = z.to(torch.bfloat16)

@@ -1,5 +1,5 @@
-"""The losses that models share: the multinomial likelihood over a whole catalogue, without a target matrix
-and in bounded memory, and the pairwise loss of BPR with the negatives that it compares with."""
+"""The losses that models share. One is the multinomial loss over a whole catalogue: it needs no target matrix
+and bounded memory. The other is the pairwise loss of BPR, with a sampler of negatives."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from bundlemage.models.accelerated import kernels_for, operator
 from bundlemage.models.ragged import Ragged, Unchanging
 
 BLOCK_ENTRIES = {"cpu": 2**25, "cuda": 2**28}
-"""About how many logits exist at a time: 128 MiB of float32; on a GPU 1 GiB, because products of few rows
-leave most of it idle."""
+"""The approximate number of logits in memory at a time: 128 MiB of float32. It is 1 GiB on a GPU, because
+products with few rows leave a GPU mostly idle."""
 FEWEST_ROWS = 256
-"""On a CPU a block has a multiple of this many rows. With 16, products over a million items take more than
-twice as long."""
+"""On a CPU, the number of rows in a block is a multiple of this. With 16 instead, products over a million
+items take more than twice as long."""
 SAFE_EXPONENT = 60.0
-"""Logits up to this are exponentiated as they are: e⁶⁰ times any catalogue size is a float32."""
+"""Up to this maximum, logits are not shifted before exp: e⁶⁰ times any catalogue size fits in a float32."""
 ROUNDS = 4
-"""How often a negative that the row has is drawn again. After that, (share of all things that the row has)⁵
-of the draws are wrong: none for a usual row of a shop, a third for a row that has 80% of all things."""
+"""How often a negative is drawn again if the row owns it. If a row owns the share s of the catalogue, s⁵ of
+the final draws are still wrong: almost none for usual rows, a third for s = 80%."""
 
 
 def multinomial_loss(
@@ -48,10 +48,10 @@ def multinomial_loss(
 
 @dataclass(frozen=True)
 class Prior(Unchanging):
-    """The term of each catalogue member's score that is the same for every user.
+    """A term of the score of each item or bundle that is the same for every user.
 
-    Where a member is a row's positive, `shift` is added. The prior is then the one without this positive,
-    because a purchase that is to be predicted is not in any count either.
+    For a row's positives, `shift` is added to the bias. The sum is the prior as computed without this
+    purchase, because counts never include a purchase that is still to be predicted.
     """
 
     bias: Tensor  # [catalogue]
@@ -59,7 +59,7 @@ class Prior(Unchanging):
 
     @classmethod
     def of_counts(cls, counts: Tensor, weight: Tensor) -> Prior:
-        """The prior weight · log(1 + count), where each positive was counted."""
+        """The prior weight · log(1 + count). The counts include each positive once."""
         bias = weight * counts.log1p()
         return cls(bias, weight * (counts - 1).clamp(min=0).log1p() - bias)
 
@@ -69,10 +69,10 @@ class Prior(Unchanging):
 
 
 def fitted_weight(counts: Tensor) -> float:
-    """The weight w, from 0 to 1, for which softmax(w · log(1 + count)) makes the counted choices most likely.
-    Each choice is judged by the count without it.
+    """Returns the weight w, from 0 to 1, for which softmax(w · log(1 + count)) makes the counted choices most
+    likely. The count for a choice leaves out this choice.
 
-    It is about 1 where popular things are chosen again, and 0 where everything is chosen once.
+    w is about 1 if popular things are chosen again, and 0 if everything is chosen once.
     """
     counts = counts.double().cpu()
     if not bool(counts.sum()):
@@ -88,8 +88,8 @@ def fitted_weight(counts: Tensor) -> float:
 
 
 class _Multinomial(torch.autograd.Function):
-    """The weights are known, so the forward pass also computes the gradient, while a block's logits exist:
-    three matrix products in all, and nothing of size rows × catalogue is kept."""
+    """The forward pass also computes the gradients, while a block's logits are in memory. This takes three
+    matrix products in all, and no matrix of size rows × catalogue is kept."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
@@ -127,11 +127,11 @@ def _multinomial(
         return total, grad_z.zero_(), grad_table
     shifted = bool(len(z)) and _largest(z, table, bias) > SAFE_EXPONENT
     step = rows_at_a_time(len(z), len(table), entries)
-    memory = z.new_empty(len(table) * step)  # one for all blocks: fresh memory costs as much as the softmax
+    memory = z.new_empty(len(table) * step)  # shared by all blocks: new memory costs as much as the softmax
     for start in range(0, len(z), step):
         some = slice(start, start + step)
         block = z[some]
-        # [catalogue, block]: laid out so, all three products run at full speed.
+        # [catalogue, block]: in this layout all three products run at full speed.
         cells = memory[: len(table) * len(block)].view(len(table), len(block))
         torch.mm(table, block.T, out=cells)
         if bias is not None:
@@ -149,8 +149,8 @@ def _multinomial(
             cells -= highest
         sums = cells.exp_().sum(0)
         total += (weight * counts[some] * (sums.log() + highest)).sum()
-        # The slope of the loss is weight · (count · share − 1 at each positive); its factor
-        # weight · count / sum goes to the narrow side of each product.
+        # The gradient of the logits is weight · (count · softmax − 1 at each positive). Its factor
+        # weight · count / sum is applied to the smaller matrix of each product.
         flat[at] -= (sums / counts[some].clamp(min=1))[here]
         factor = (weight * counts[some] / sums)[:, None]
         grad_z[some] = (cells.T @ table).mul_(factor)
@@ -159,37 +159,37 @@ def _multinomial(
 
 
 def _largest(z: Tensor, table: Tensor, bias: Tensor | None) -> float:
-    """A number that no logit exceeds."""
+    """Returns an upper bound of the logits."""
     product = float(z.norm(dim=1).amax() * table.norm(dim=1).amax())
     return product if bias is None else product + float(bias.abs().amax())
 
 
 def rows_at_a_time(rows: int, catalogue: int, entries: int) -> int:
-    """The rows of a block: blocks of equal size, in multiples of `FEWEST_ROWS`."""
+    """The number of rows in a block. Blocks have equal size, a multiple of `FEWEST_ROWS`."""
     blocks = max(1, -(-rows * catalogue // entries))
     step = -(-rows // blocks)
     return max(1, min(rows, -(-step // FEWEST_ROWS) * FEWEST_ROWS))
 
 
 def pairwise_loss(right: Tensor, wrong: Tensor) -> Tensor:
-    """BPR's −log σ(right − wrong), averaged (Rendle et al., 2009)."""
+    """The mean BPR loss −log σ(right − wrong) (Rendle et al., 2009)."""
     return F.softplus(wrong - right).mean()
 
 
 def choice_loss(scores: Tensor) -> Tensor:
-    """BPR's loss of each row's first score against the row's other scores."""
+    """The BPR loss of each row's first score, the positive, against the row's other scores."""
     return pairwise_loss(scores[:, :1], scores[:, 1:])
 
 
 class Negatives:
-    """Draws uniformly among `columns` things, except those that a row of `owned` has."""
+    """Draws numbers below `columns` uniformly, except those in the row of `owned`."""
 
     def __init__(self, owned: Ragged, columns: int) -> None:
         self.columns = columns
         self.keys = (owned.row_of_entry() * columns + owned.values).sort().values  # [entries]
 
     def owns(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Whether the row has the column, elementwise."""
+        """Returns elementwise whether the row of `owned` holds the column."""
         if not len(self.keys):
             return torch.zeros_like(rows + columns, dtype=torch.bool)
         wanted = rows * self.columns + columns
@@ -197,7 +197,7 @@ class Negatives:
         return self.keys[place] == wanted
 
     def draw(self, rows: Tensor, count: int = 1) -> Tensor:
-        """Draws `count` things for each row, without waiting for the device."""  # [rows, count]
+        """Draws `count` numbers for each row, without waiting for the device."""  # [rows, count]
         shape = (len(rows), count)
         drawn = torch.randint(self.columns, shape, device=rows.device)
         for _ in range(ROUNDS):

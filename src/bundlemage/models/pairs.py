@@ -1,4 +1,4 @@
-"""What the models have in common that compare what a user has with what the user does not have."""
+"""Base classes of models that compare items or bundles that a user has with drawn negatives."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ PAIRS = Phase("pairs", over="user_bundle")
 
 
 class PairsConfig(LearnedConfig):
-    """The settings of these models."""
+    """The settings of models that learn from pairs."""
 
     space = LearnedConfig.space | {"embedding_dim": OneOf(64, 128, 200)}
 
     embedding_dim: int = Field(200, ge=1)
     """The length of every vector."""
     negatives: int = Field(1, ge=1)
-    """With how many drawn items or bundles each one that the user has is compared in an epoch."""
+    """The number of negatives that are drawn for each item or bundle of a user in an epoch."""
 
 
 class PairsModel(Matcher, Learner):
-    """Has vectors of the users of training, and learns from pairs of a user and an item or a bundle."""
+    """A model with a vector for each training user. It learns from pairs of a user and an item or bundle."""
 
     knows_new_users = False
     config: PairsConfig
@@ -41,8 +41,7 @@ class PairsModel(Matcher, Learner):
         }
 
     def choices(self, phase: Phase, pairs: Tensor, data: Interactions) -> tuple[Tensor, Tensor]:
-        """The users of some pairs, and for each what the user took, followed by the negatives drawn for
-        it."""
+        """Returns the users of pairs, and for each the item or bundle taken, then its negatives."""
         matrix = data.user_item if phase.over == "user_item" else data.user_bundle
         users, taken = matrix.entries(pairs)
         drawn = self.negatives[phase.over].draw(users, self.config.negatives)

@@ -15,7 +15,7 @@ from bundlemage.models.ragged import Unchanging
 
 @dataclass(frozen=True)
 class Processes(Unchanging):
-    """One of `size` processes. All must make the same calls in the same order, or they wait for ever."""
+    """One of `size` processes. All processes must make the same calls in the same order, or they hang."""
 
     rank: int
     size: int
@@ -30,22 +30,22 @@ class Processes(Unchanging):
         return self.rank == 0
 
     def share(self, count: int, rank: int | None = None) -> range:
-        """The rows of a process, of `count` rows that are divided evenly and in order."""
+        """Divides `count` rows evenly and in order among the processes. Returns the rows of one process."""
         rank = self.rank if rank is None else rank
         return range(count * rank // self.size, count * (rank + 1) // self.size)
 
     def add_(self, tensor: Tensor) -> Tensor:
-        """Adds up over all processes, in place. Every process gets the same bits."""
+        """Adds up a tensor over all processes, in place. Every process gets the same bits."""
         dist.all_reduce(tensor)
         return tensor
 
     def highest_(self, tensor: Tensor) -> Tensor:
-        """The highest over all processes, in place."""
+        """Takes the elementwise maximum over all processes, in place."""
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return tensor
 
     def take_over_(self, tensor: Tensor) -> None:
-        """Copies the first process's tensor to all, in place."""
+        """Copies the first process's tensor to all processes, in place."""
         dist.broadcast(tensor, 0)
 
     def add_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -61,8 +61,7 @@ class Processes(Unchanging):
         return values[0]
 
     def gathered(self, rows: Tensor, count: int) -> Tensor | None:
-        """All `count` rows, of which each process has its share. Only the first process gets them, on the
-        CPU."""
+        """Collects all `count` rows from the processes on the first process's CPU. Others get None."""
         most = max(len(self.share(count, rank)) for rank in range(self.size))
         padded = rows.new_zeros(most, *rows.shape[1:])
         padded[: len(rows)] = rows
@@ -73,12 +72,12 @@ class Processes(Unchanging):
         return torch.cat([part[: len(self.share(count, rank))].cpu() for rank, part in enumerate(parts)])
 
     def total(self, part: Tensor) -> Tensor:
-        """The sum of all processes' parts, with a gradient. Every process must use it alike."""
+        """The sum of all processes' parts, with a gradient. Every process must use it in the same way."""
         total: Tensor = _Total.apply(part, self)  # type: ignore[no-untyped-call]
         return total
 
     def read_in_parts(self, whole: Tensor) -> Tensor:
-        """The same tensor, of which each process uses a part. Its gradient is the sum over all processes."""
+        """Returns the same tensor. Each process uses a part of it; the gradients are added up."""
         same: Tensor = _ReadInParts.apply(whole, self)  # type: ignore[no-untyped-call]
         return same
 

@@ -1,7 +1,7 @@
-"""Rows of different lengths on a device, and means over the rows that a batch asks for.
+"""Rows of different lengths on a device, and means of vectors over the rows of a batch.
 
-On a GPU the means are Triton kernels (`kernels.py`). Elsewhere they are the plain PyTorch below, which also
-defines what the kernels compute. The size of a result is known beforehand, so that nothing waits for a GPU.
+On a GPU, Triton kernels (`kernels.py`) compute the means. Elsewhere the plain PyTorch below does; it also
+defines what the kernels compute. The size of a result is known in advance, so the CPU never waits for a GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bundlemage.models.accelerated import kernels_for, operator
 
 
 class Unchanging:
-    """An object that never changes, so that a copy of a model shares it."""
+    """An object that never changes. Copies of a model share it."""
 
     def __deepcopy__(self, memo: object) -> Any:
         return self
@@ -27,14 +27,14 @@ class Unchanging:
 
 @dataclass(frozen=True)
 class Ragged(Unchanging):
-    """A binary CSR matrix without its ones: row n holds `values[offsets[n]:offsets[n + 1]]`."""
+    """A binary CSR matrix, stored without its ones. Row n holds `values[offsets[n]:offsets[n + 1]]`."""
 
     values: Tensor  # [entries] int64
     offsets: Tensor  # [rows + 1] int64
 
     @classmethod
     def from_csr(cls, matrix: Any, device: torch.device | None = None) -> Ragged:
-        """The entries of a SciPy matrix, whose values are ignored."""
+        """Takes the positions of the entries of a SciPy CSR matrix, and ignores their values."""
         values = torch.from_numpy(matrix.indices.astype(np.int64)).to(device)
         return cls(values, torch.from_numpy(matrix.indptr.astype(np.int64)).to(device))
 
@@ -91,7 +91,7 @@ class Ragged(Unchanging):
         return Ragged(torch.cat([self.values, other.values]), offsets)
 
     def entries(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows and the values of entries, which are named by their index."""
+        """Returns the rows and the values of the entries at `index`."""
         return torch.searchsorted(self.offsets, index, right=True) - 1, self.values[index]
 
     def transposed(self, columns: int) -> Ragged:
@@ -104,7 +104,7 @@ class Ragged(Unchanging):
         return torch.bincount(self.values, minlength=columns)
 
     def softmax(self, scores: Tensor) -> Tensor:
-        """A softmax of each row's entries, by a score of each entry."""  # [entries]
+        """The softmax within each row. `scores` has one score for each entry."""  # [entries]
         row = self.row_of_entry()
         highest = scores.new_zeros(len(self)).scatter_reduce(
             0, row, scores.detach(), "amax", include_self=False
@@ -136,13 +136,13 @@ class Ragged(Unchanging):
 
 @dataclass(frozen=True)
 class Contents(Ragged):
-    """The items of bundles, with the sales that are expected of some bundles."""
+    """The items of bundles, and the expected sales of some bundles."""
 
-    expected_sales: Tensor  # [rows]; nan: nothing is expected
+    expected_sales: Tensor  # [rows]; nan: unknown
 
     @classmethod
     def of(cls, bundles: Ragged, expected_sales: Tensor | None = None) -> Contents:
-        """These bundles with expected sales. Without any, they keep those that they have."""
+        """Adds expected sales to bundles. With None, bundles keep their expected sales if they have any."""
         if expected_sales is None:
             if isinstance(bundles, Contents):
                 return bundles
@@ -165,14 +165,14 @@ class Contents(Ragged):
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
-    """Where rows of these lengths begin, and where the last one ends."""
+    """The start of each row, given the rows' lengths, and the end of the last row."""
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
 
 def mask_each_row(ragged: Ragged, ratio: float, random: torch.Generator | None = None) -> Ragged:
-    """Hides a share `ratio` of every row's entries (ρ and ψ as the paper words them).
+    """Hides a share `ratio` of every row's entries (ρ and ψ, as in the paper's text).
 
-    The number to hide is rounded up or down at random, so that its mean is exact for short rows too.
+    The number to hide is rounded up or down at random. So its mean is exact, also for short rows.
     """
     entries, lengths = len(ragged.values), ragged.lengths
     chance = torch.rand(len(ragged), device=ragged.device, generator=random)
@@ -187,12 +187,12 @@ def mask_each_row(ragged: Ragged, ratio: float, random: torch.Generator | None =
 
 
 def mask_whole_batch(ragged: Ragged, ratio: float, random: torch.Generator | None = None) -> Ragged:
-    """Hides each entry of the batch with chance `ratio`, so that a row may lose all or nothing."""
+    """Hides each entry with probability `ratio`. A row may lose all of its entries, or none."""
     return ragged.keep(torch.rand(len(ragged.values), device=ragged.device, generator=random) >= ratio)
 
 
 def pick(values: Tensor, index: Tensor) -> Tensor:
-    """`values[index]`, with a gradient that is several times faster on a CPU than that of indexing."""
+    """Returns `values[index]`. On a CPU its gradient is several times faster than that of indexing."""
     return F.embedding(index, values[:, None])[..., 0]
 
 
@@ -205,7 +205,7 @@ class Hidden:
 
     ratio: float = 0.0
     each_row: bool = False
-    """Whether that share of every row is hidden, or of the batch wherever the entries are."""
+    """True: this share of each row is hidden. False: each entry is hidden with this probability."""
 
 
 NOTHING = Hidden()
@@ -216,9 +216,9 @@ FIRST_MIX, SECOND_MIX = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 
 
 def chances(seed: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
-    """A random number from 0 to 1 for each entry, by the seed, its row in the batch and its key.
+    """For each entry, a random number from 0 to 1 that follows from the seed, the entry's row and its key.
 
-    It does not depend on the other entries. So processes that hold different parts of the data, and a CPU and
+    It does not depend on other entries. So processes that hold different parts of the data, and a CPU and
     a GPU, all hide the same entries.
     """  # [entries]
     mixed = keys * BY_KEY + rows * BY_ROW + seed * BY_SEED  # the overflow of whole numbers is intended
@@ -235,11 +235,11 @@ def mean_of_rows(
     without: Tensor | None = None,
     keys: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The mean of `table` over the entries of each row that `index` names, zeros for a row without any; and
-    the number of entries in each mean.
+    """For each row in `index`, the mean of `table` over the row's entries, and the number of entries in the
+    mean. A row without entries gets zeros.
 
-    `without` names one value for each row that does not count. Hidden entries are drawn by `keys`, where the
-    values are not the ids themselves.
+    `without` has one value for each row, which is left out of its mean. `keys` has an id for each entry, from
+    which `chances` draws the hidden entries. The default is the entry's value.
     """  # [index, d], [index]
     seed = torch.randint(2**31, (1,), device=table.device) if hidden.ratio else None
     look = _Look(rows.values, rows.offsets, index, without, keys, seed, hidden.ratio, hidden.each_row)
@@ -248,7 +248,7 @@ def mean_of_rows(
 
 
 class _Look(NamedTuple):
-    """The rows that a mean looks at, as operators and kernels take them."""
+    """The rows of a mean, as the arguments of operators and kernels."""
 
     values: Tensor
     offsets: Tensor
@@ -260,7 +260,7 @@ class _Look(NamedTuple):
     each_row: bool
 
     def rows(self) -> Ragged:
-        """The entries that count, of each row."""
+        """Returns the chosen rows with only the entries that count in the mean."""
         rows = Ragged(self.values, self.offsets).rows(self.chosen)
         row = rows.row_of_entry()
         counted = torch.ones_like(row, dtype=torch.bool)
@@ -318,7 +318,7 @@ def _mean_of_rows_back(upstream: Tensor, counts: Tensor, *arguments: Any) -> Ten
     if kernels is None or look.each_row:
         rows = look.rows()
         shares = upstream / counts.clamp(min=1)[:, None]
-        # Sums for the touched rows alone: with empty rows of a large table they would take much longer.
+        # Only the rows that occur are summed: with all rows of a large table it would take much longer.
         values, order = rows.values.sort(stable=True)
         touched, times = torch.unique_consecutive(values, return_counts=True)
         back = shares.new_zeros(table_rows, shares.shape[1])

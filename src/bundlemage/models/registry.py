@@ -1,4 +1,4 @@
-"""Every model by its name: those of this package, and those of other packages."""
+"""The registry of models by name: the models of this package and of other packages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bundlemage.models.config import ModelConfig, parse_config
 
 
 def _own() -> Iterator[type[Model]]:
-    """BundleMage, and the models with a name of their own in the files of `baselines`."""
+    """Yields BundleMage, and the classes in `baselines` that define a name."""
     yield BundleMage
     for module in iter_modules(baselines.__path__, f"{baselines.__name__}."):
         for kind in vars(import_module(module.name)).values():
@@ -32,7 +32,7 @@ MODELS: Mapping[str, type[Model]] = {model.name: model for model in _own()}
 """The models of this package."""
 
 ENTRY_POINTS = "bundlemage.models"
-"""The group of entry points by which another package names its models: `name = "package.module:Class"`."""
+"""The group of entry points in which another package registers models: `name = "package.module:Class"`."""
 
 
 def _others() -> dict[str, EntryPoint]:
@@ -45,7 +45,7 @@ def model_names() -> tuple[str, ...]:
 
 
 def model_class(name: str) -> type[Model]:
-    """The class of a model. Raises ConfigError if there is none of that name, or if it cannot be loaded."""
+    """Returns the class of a model. Raises ConfigError if it is unknown or cannot be loaded."""
     if name in MODELS:
         return MODELS[name]
     others = _others()
@@ -77,7 +77,8 @@ def _loaded(point: EntryPoint) -> type[Model]:
 
 
 def names_taken() -> dict[str, str]:
-    """Models of other packages whose names this package has already: name → where."""
+    """Models of other packages that have the name of a model of this package: name →
+    "package.module:Class"."""
     return {name: point.value for name, point in _others().items() if name in MODELS}
 
 
@@ -87,7 +88,7 @@ def make_config(name: str, settings: Mapping[str, Any]) -> ModelConfig:
 
 
 def build(name: str, config: ModelConfig, sizes: Sizes) -> Model:
-    """A model with its first weights, which follow from the seed alone."""
+    """Builds an untrained model. Its initial weights depend only on the seed and the sizes."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(config.seed)  # first weights are drawn on the CPU
+        torch.default_generator.manual_seed(config.seed)  # initial weights are drawn on the CPU
         return model_class(name)(config, sizes)

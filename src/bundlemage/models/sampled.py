@@ -1,10 +1,8 @@
-"""A softmax over a catalogue that is too large to compare with in every step, and BundleMage's losses with
-it.
+"""Sampled softmax, for a catalogue that is too large to use in every step, and BundleMage's losses with it.
 
-The positives are compared with a sample, each of which stands for as many as its chance of being drawn says
-(Bengio and Senécal, Adaptive Importance Sampling to Accelerate Training of a Neural Probabilistic Language
-Model, IEEE TNN 2008). The equations are those of `bundlemage.py`, on the rows that a step touches.
-"""
+The positives are compared with a sample of the catalogue. A sampled member is weighted by its number of draws
+over the expected number (Bengio and Senécal, Adaptive Importance Sampling to Accelerate Training of a Neural
+Probabilistic Language Model, IEEE TNN 2008). The equations are those of `bundlemage.py`."""
 
 from __future__ import annotations
 
@@ -22,21 +20,21 @@ if TYPE_CHECKING:
     from bundlemage.models.bundlemage import BundleMage
 
 EVENLY = 0.1
-"""The share that is drawn evenly from the whole catalogue, so that members without a buyer are seen, too."""
+"""The share of a sample that is drawn uniformly, so that it also has members that nobody bought."""
 
 
 class Drawn(NamedTuple):
-    """Distinct members of a catalogue, and the logarithm of each one's expected number of draws, per draw."""
+    """Distinct members of a catalogue. A member's weight in the sum of the softmax is exp(-log_expected)."""
 
     ids: Tensor  # [drawn]
     log_expected: Tensor  # [drawn]
 
 
 class Sampler:
-    """Draws by popularity, and some evenly."""
+    """Draws samples of a catalogue: most members by popularity, some uniformly."""
 
     def __init__(self, popularity: Tensor, size: int) -> None:
-        """`popularity`: how often each member is a positive. A catalogue of at most `size` is drawn whole."""
+        """`popularity`: how often each member is a positive. A catalogue of at most `size` is used whole."""
         self.size, self.members = size, len(popularity)
         self.device = popularity.device
         if self.members > size:
@@ -66,8 +64,8 @@ def sampled_loss(
     row_weights: Tensor,
     prior: Prior | None = None,
 ) -> Tensor:
-    """`multinomial_loss` with an estimated sum over the catalogue: a row's positives as they are, and those
-    of the drawn members that are not among them. Ids of `positives` and `drawn` are rows of `table`."""
+    """`multinomial_loss` with an estimate of the softmax's sum over the catalogue. The estimate adds a row's
+    positives and the weighted drawn members that are not positives. All ids are rows of `table`."""
     row = positives.row_of_entry()
     right = (F.embedding(row, z) * F.embedding(positives.values, table)).sum(1)  # [entries]
     others = z @ F.embedding(drawn.ids, table).T - drawn.log_expected  # [rows, drawn]
@@ -83,7 +81,7 @@ def sampled_loss(
     highest = highest.scatter_reduce(0, row, right.detach(), "amax")
     if len(drawn.ids):
         highest = torch.maximum(highest, others.detach().amax(1))
-    highest = torch.where(highest.isfinite(), highest, 0.0)  # for a row without anything to compare
+    highest = torch.where(highest.isfinite(), highest, 0.0)  # for a row without positives and drawn members
     total = (others - highest[:, None]).exp().sum(1)
     total = total.index_add(0, row, (right - F.embedding(row, highest[:, None])[:, 0]).exp())
     counts = positives.lengths.to(z.dtype)
@@ -93,17 +91,17 @@ def sampled_loss(
 
 
 def touched(*ids: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The distinct ids of some tensors, and for each tensor the places of its ids among them."""
+    """Returns the sorted distinct ids of several tensors, and each tensor's positions in them."""
     distinct, inverse = torch.unique(torch.cat(ids), return_inverse=True)
     return distinct, inverse.split([len(some) for some in ids])
 
 
 class SampledLosses(Unchanging):
-    """BundleMage's samplers, and its losses on what they draw."""
+    """BundleMage's samplers of bundles and items, and its losses on the samples."""
 
     def __init__(self, size: int, sizes: Sizes, data: Interactions) -> None:
         sales = data.user_bundle.counts(sizes.bundles)
-        # An item is a positive once for each user of each bundle that holds it.
+        # An item is a positive once for each sale of each bundle that contains it.
         seen = torch.zeros(sizes.items, dtype=torch.float64, device=sales.device)
         seen.index_add_(0, data.bundle_item.values, sales.double()[data.bundle_item.row_of_entry()])
         self.bundles, self.items = Sampler(sales, size), Sampler(seen, size)
@@ -155,12 +153,12 @@ class SampledLosses(Unchanging):
 
 
 def _seen(model: BundleMage, items: Ragged) -> Ragged:
-    """The items that a step sees of its users' items."""
+    """The users' items without those that `item_dropout` hides in this step."""
     return mask_whole_batch(items, model.config.item_dropout) if model.config.item_dropout else items
 
 
 def _rows(table: Tensor, ids: Tensor) -> Tensor:
-    return F.embedding(ids, table, sparse=True)  # [ids, ·], with a gradient of these rows alone
+    return F.embedding(ids, table, sparse=True)  # [ids, ·], with a sparse gradient of these rows
 
 
 def _masked(model: BundleMage, rows: Ragged, ratio: float) -> Ragged:

@@ -1,7 +1,7 @@
 """Asks Optuna which settings to try next, and which trials to stop early.
 
-The adviser stores nothing. Made again from the finished trials, it gives the same advice, so that the study's
-folder is the only store.
+The adviser stores nothing. An adviser that is made again from the finished trials gives the same advice, so
+only the study's folder is stored.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from bundlemage.models.config import Domain, OneOf, Space
 from bundlemage.tuning.study import Trial
 
 WHOLE_TRIALS = 5
-"""The number of trials that run to their end before any is stopped early."""
+"""The number of first trials that always run to their end. Later trials may be stopped early."""
 ENOUGH_FOR_IMPORTANCE = 10
-# Optuna learns nothing from failed trials and would repeat them. As pruned trials they count as worse than
-# all complete ones.
+# Optuna ignores failed trials and would repeat them. So they are reported as pruned: these count as worse
+# than all complete trials.
 _STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.PRUNED}
 
 
 class Adviser:
-    """Chooses settings, and learns from epochs and finished trials. Several trials may run at a time."""
+    """Chooses the settings of trials, from the results of earlier trials. Several may run at a time."""
 
     def __init__(
         self, space: Space, first: Mapping[str, Any], seed: int, warm_up: int, done: Sequence[Trial]
@@ -46,19 +46,19 @@ class Adviser:
             self._study.add_trial(self._frozen(trial))
 
     def ask(self, number: int) -> dict[str, Any]:
-        """Return the settings of a new trial. They follow from its number, the seed and the trials so far."""
+        """Return the settings of a new trial. They depend on its number, the seed and the trials so far."""
         if number == 0:
             self._study.enqueue_trial(dict(self.first))
-        # With one generator for all trials, a resumed search would choose other settings.
+        # Each trial has its own generator: with a single one, a resumed search would choose other settings.
         drawn = int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
         self._study.sampler = TPESampler(seed=drawn)
         self._running[number] = trial = self._study.ask(self._distributions)
         return dict(trial.params)
 
     def stops(self, number: int, epoch: int, value: float) -> bool:
-        """Note the value of an epoch; return whether the trial is worse than half of the others were then."""
+        """Note the value of an epoch. Return whether the trial is worse than half of the others were."""
         trial = self._running[number]
-        if epoch > self._epochs.get(number, 0):  # a trial that was lost repeats its epochs
+        if epoch > self._epochs.get(number, 0):  # a trial that is run again repeats its epochs
             self._epochs[number] = epoch
             trial.report(value, epoch)
         return bool(trial.should_prune())
@@ -69,14 +69,15 @@ class Adviser:
         self._study.tell(self._running.pop(trial.number), value, state=_STATES[trial.state])
 
     def importance(self, trials: Sequence[Trial]) -> dict[str, float] | None:
-        """The share of the values' variance that each setting explains. None with too few trials."""
+        """For each setting, the share of the variance of the trials' values that it explains. Returns None
+        with too few trials or without scikit-learn."""
         judged = [trial for trial in trials if trial.value is not None]
         enough = len(judged) >= ENOUGH_FOR_IMPORTANCE and len({trial.value for trial in judged}) > 1
         if not enough or find_spec("sklearn") is None:
             return None
-        # Optuna uses complete trials only. Stopped trials are the bad ones: without them, the most important
-        # setting would seem least important. (PED-ANOVA, Optuna's default, has the same fault: it compares
-        # the best trials with the others, and a long search has settled on the better choice.)
+        # Optuna uses complete trials only. Stopped trials have bad settings: without them, the most important
+        # setting would seem unimportant. So they are passed as complete. (PED-ANOVA, Optuna's default, has
+        # this fault: it compares the best trials with the rest, and late trials all use the better choice.)
         study = optuna.create_study(direction="maximize")
         study.add_trials([self._frozen(replace(trial, state="complete")) for trial in judged])
         forest = optuna.importance.FanovaImportanceEvaluator(seed=0)
@@ -84,7 +85,7 @@ class Adviser:
         return {name: float(share) for name, share in shares.items()}
 
     def _frozen(self, trial: Trial) -> Any:
-        last = trial.curve[-1] if trial.curve else None  # Optuna keeps this of a stopped trial
+        last = trial.curve[-1] if trial.curve else None  # Optuna uses the last value for a stopped trial
         return optuna.trial.create_trial(
             state=_STATES[trial.state],
             value=trial.value if trial.state == "complete" else last,

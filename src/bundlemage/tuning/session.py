@@ -1,4 +1,4 @@
-"""A search in progress: one training after another, judged by validation cases, on either engine."""
+"""A running search: it trains models with different settings and compares them on validation cases."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from bundlemage.tuning.study import Search, Study, StudyFolder, Trial
 Task: TypeAlias = tuple[int, dict[str, Any]]
 """The number of a trial, and the settings that were chosen for it."""
 Shared: TypeAlias = tuple[str, dict[str, Any], Split]
-"""The model, the settings and the data that all trials share."""
+"""The model's name, the fixed settings and the data. All trials share them."""
 WHERE = frozenset({"device"})
-"""Settings that say where a trial runs and not what it does: a study may continue on another device."""
+"""Settings that do not change the result of a trial. A study may continue on another device."""
 
 
 def blind(split: Split) -> Split:
-    """The split without its test: no cases, and no held-out pairs."""
+    """Returns the split without its test cases and without held-out pairs. Tuning must not see them."""
     return Split(split.train, split.train, split.validation, None, None, split.protocol, split.plan)
 
 
 def check_matches(model: Model) -> None:
-    """Raises ConfigError for a model that recommends no bundles, because recommendations judge it."""
+    """Raises ConfigError if a model does not recommend bundles. Trials are compared by recommendations."""
     if not can(model, Matcher):
         raise ConfigError(
-            f"{model.title}, as it is set, completes bundles and recommends none, so it has no validation "
-            f"{SELECTION_METRIC} to be judged by, and cannot be tuned. 'bundlemage models' says which match"
+            f"{model.title}, with these settings, completes bundles and recommends none, so it has no "
+            f"validation {SELECTION_METRIC} and cannot be tuned. 'bundlemage models' lists those that match"
         )
 
 
@@ -63,7 +63,7 @@ class Session:
         self.trials = {trial.number: trial for trial in self.folder.open(self._identity())}
         warm_up = max(2, self.epochs // 10)
         self.adviser = Adviser(self.space, self.first, search.seed, warm_up, [*self.trials.values()])
-        if self.best is not None:  # the program may have been killed between the two files
+        if self.best is not None:  # the program may have been killed before it wrote best.toml
             self._keep_best()
         self._tell()
 
@@ -71,7 +71,7 @@ class Session:
         """Checks the request, and works out the space and the fixed settings."""
         search = self.search
         if "seed" in {**search.start, **search.settings}:
-            raise ConfigError("the seed of a search is its own setting, not one of the model's")
+            raise ConfigError("in a search, 'seed' is no setting of the model: set the search's seed")
         config_class = model_class(search.model).config_class
         usual = make_config(search.model, {**search.start, **search.settings})
         self.smallest = build(search.model, usual, Sizes(1, 1, 1))
@@ -80,7 +80,7 @@ class Session:
         if not self.space:
             raise ConfigError(
                 f"there is nothing to search for: {search.model} has no space of its own, or all of it is "
-                "set. Name settings with --space; 'bundlemage models NAME' shows what there is"
+                "fixed. Name settings with --space; 'bundlemage models NAME' lists the settings"
             )
         start = {name: value for name, value in search.start.items() if name not in search.settings}
         self.fixed: dict[str, Any] = {
@@ -99,8 +99,8 @@ class Session:
         split = blind(search.plan.divide(source.dataset, source.ready))
         if split.validation is None or not len(split.validation):
             raise ConfigError(
-                f"the protocol {split.protocol} leaves no validation cases on this data, so trials cannot be "
-                "judged: choose another with --protocol, or bring more data"
+                f"the protocol {split.protocol} leaves no validation cases in this data, so trials cannot be "
+                "compared: choose another protocol with --protocol, or add data"
             )
         return split
 
@@ -118,7 +118,7 @@ class Session:
         }
 
     def _kept(self) -> dict[str, Any]:
-        """The settings that all trials share, with defaults, because these may change with a new version."""
+        """The settings that all trials share. Defaults are included: a new version may change them."""
         config = make_config(self.search.model, self.settings(self.first))
         return config.model_dump(mode="json", exclude={*self.space, *WHERE})
 
@@ -133,7 +133,7 @@ class Session:
         return self.study(importance=False).best
 
     def settings(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """All settings of a trial."""
+        """Returns all settings of a trial: the fixed settings and the chosen ones."""
         return {**self.fixed, **chosen}
 
     def run(self, pool: Pool[Task, Trial]) -> None:
@@ -160,12 +160,12 @@ class Session:
             self.keep(trial)
 
     def stops(self, number: int, epoch: int, value: float) -> bool:
-        """Note that an epoch of a trial has ended; return whether the trial is to stop."""
+        """Note the value of an epoch of a trial. Return whether the trial must stop."""
         self._tell(f"trial {number + 1}, epoch {epoch}")
         return self.adviser.stops(number, epoch, value)
 
     def keep(self, trial: Trial) -> None:
-        """Write a trial that has ended, before anything else uses it."""
+        """Write a finished trial to the folder first, then use its result."""
         before = self.best
         self.folder.keep(trial)
         self.trials[trial.number] = trial
@@ -190,7 +190,7 @@ class Session:
         return "; ".join(filter(None, (note, best)))
 
     def study(self, interrupted: bool = False, importance: bool = True) -> Study:
-        """The results so far. `importance`: whether the importance of settings is computed, too."""
+        """Returns the results so far. With `importance`, also the importance of each setting."""
         return Study(
             self.search.output,
             self.search.model,
@@ -205,9 +205,9 @@ class Session:
 
 
 def make_trial(shared: Shared, task: Task, ask: Ask) -> Trial:
-    """Train once. `ask` is called with each epoch and its value, and returns whether to stop.
+    """Train once and return the trial. `ask(epoch and value)` returns whether to stop early.
 
-    An error is a result, too, because other settings may work.
+    After an error the trial has failed, and the search goes on: other settings may work.
     """
     (model, fixed, split), (number, chosen) = shared, task
     started, curve = time.perf_counter(), list[float]()
@@ -247,7 +247,7 @@ def _fit(model_name: str, settings: Mapping[str, Any], split: Split, watch: _Cur
         raise KeyboardInterrupt
     if watch.curve:
         return max(watch.curve)
-    # A model that counts or solves has no epochs, and is judged once.
+    # A model without epochs is evaluated once, after training.
     data = Interactions.of(split.train, resolve_device(config.device))
     return means(MatchingExam(split.validation, data).metrics(model))[SELECTION_METRIC]
 
@@ -257,9 +257,9 @@ def tune(
 ) -> Study:
     """Run the trials that are missing, `jobs` at a time, in the processes of a `pool`.
 
-    One at a time, trials with the same seed are the same, also if the search is cut off and resumed. With
-    more jobs, each trial starts with what is known at that moment, so the sequence depends on which trial
-    ends first. Ctrl-C ends the search early and keeps the finished trials.
+    With one job, the same seed gives the same trials, also if the search is interrupted and resumed. With
+    more jobs, the settings of a trial depend on the trials that have finished by then, so the order in which
+    trials finish matters. Ctrl-C ends the search early and keeps the finished trials.
     """
     check_jobs(jobs)
     session = Session(search, progress)

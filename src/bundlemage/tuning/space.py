@@ -1,4 +1,4 @@
-"""The space of a search: the space of the config class, with the changes of the user."""
+"""The space of a search: the space of the model's config class, with the user's changes."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from bundlemage.errors import ConfigError
 from bundlemage.models.config import Between, Domain, ModelConfig, OneOf, Space, parse_config
 
 NEVER = {
-    "seed": "the best seed is the luckiest one, not the best setting",
-    "device": "where a model is trained is not what makes it good",
+    "seed": "a seed that scores best is luck, not a better setting",
+    "device": "the device does not change how good a model is",
 }
 MOST_CHECKED = 10_000
-"""How many values of a range of whole numbers are checked as settings, at most."""
+"""The maximum number of values of a range of whole numbers that are checked as settings."""
 
 
 def chosen_space(config_class: type[ModelConfig], changes: Space, fixed: Mapping[str, Any]) -> Space:
-    """The class's space with `changes` and without the `fixed` settings.
+    """Returns the space of `config_class`, with `changes` and without the `fixed` settings.
 
-    Raises ConfigError if a value in it is not a valid setting.
+    Raises ConfigError if a value in the space is not a valid setting.
     """
     for name in changes:
         if name in NEVER:
-            raise ConfigError(f"{name!r} is not to be searched for: {NEVER[name]}. Set it with --set")
+            raise ConfigError(f"{name!r} cannot be searched for: {NEVER[name]}. Set it with --set")
         if name in fixed:
             raise ConfigError(
-                f"{name!r} is set to {fixed[name]!r} and is to be searched for as well: do one of the two"
+                f"{name!r} is both fixed to {fixed[name]!r} and in the space to search: choose one of the two"
             )
     declared = config_class.space
     wanted = {**declared, **{name: _fitted(config_class, name, domain) for name, domain in changes.items()}}
@@ -37,9 +37,9 @@ def chosen_space(config_class: type[ModelConfig], changes: Space, fixed: Mapping
 
 
 def first_point(config_class: type[ModelConfig], space: Space, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the first trial: the usual ones, so that the best trial is not worse than these.
+    """The settings of the first trial: the defaults and `settings`. So the best trial is at least as good.
 
-    A setting outside of its space starts in the middle of the space.
+    A value that is not in the space is replaced by the middle of the space.
     """
     usual = parse_config(config_class, settings)
     return {
@@ -49,7 +49,7 @@ def first_point(config_class: type[ModelConfig], space: Space, settings: Mapping
 
 
 def _fitted(config_class: type[ModelConfig], name: str, domain: Domain) -> Domain:
-    """A domain in the setting's type, with a logarithmic scale if the class has one."""
+    """Converts a domain to the setting's type. The scale is logarithmic if that of the config class is."""
     field, declared = config_class.model_fields.get(name), config_class.space.get(name)
     in_fractions = field is not None and field.annotation is float
     if isinstance(domain, OneOf):

@@ -1,4 +1,4 @@
-"""A search and its results: plain values that can be sent to other processes, and their folder."""
+"""A search, its results, and the folder that stores them. The values can be sent to other processes."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ State: TypeAlias = Literal["complete", "pruned", "failed"]
 
 @dataclass(frozen=True)
 class Search:
-    """A search for the best settings: the job of `bundlemage tune`."""
+    """A search for the best settings, as `bundlemage tune` runs it."""
 
     location: str
     """The location of the data, as in every command."""
     output: Path
-    """The folder of the study."""
+    """The folder in which the study is stored."""
     model: str = "bundlemage"
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Fixed settings, which are not searched for."""
+    """Fixed settings. They are not searched for."""
     start: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of a recipe: the search starts with those in the space, and the others are fixed."""
+    """Settings of a recipe. Those in the space are the first to be tried. The others are fixed."""
     space: Space = field(default_factory=dict)
     """Changes to the space that the config class declares."""
     trials: int = 30
@@ -61,11 +61,11 @@ class Trial:
 
     number: int
     settings: Mapping[str, Any]
-    """The settings of the space. The study has the fixed ones."""
+    """The settings that were searched for. The study has the fixed settings."""
     state: State
     """`pruned`: stopped early, because it was worse than half of the earlier trials at the same epoch."""
     value: float | None
-    """The best value on validation cases, of the kind of `Study.metric`; None if it failed."""
+    """The best value of `Study.metric` on validation cases; None if the trial failed."""
     epochs: int
     """The number of epochs; 0 for a model that does not learn by steps."""
     best_epoch: int
@@ -73,7 +73,7 @@ class Trial:
     curve: tuple[float, ...] = ()
     """The value after each epoch."""
     reason: str | None = None
-    """Why it failed."""
+    """Why the trial failed; None if it did not."""
 
     @classmethod
     def ended(
@@ -87,7 +87,7 @@ class Trial:
         stopped: bool = False,
         reason: str | None = None,
     ) -> Trial:
-        """A trial that ends now. `started` is by `time.perf_counter`; without a `value`, it has failed."""
+        """Makes a trial that ends now. `started` is a `time.perf_counter`. Without `value` it has failed."""
         state: State = "failed" if value is None else "pruned" if stopped else "complete"
         best = 0 if value is None or not curve else curve.index(max(curve)) + 1
         seconds = round(time.perf_counter() - started, 4)
@@ -101,7 +101,7 @@ class Trial:
         return cls(**{**content, "curve": tuple(content["curve"])})
 
     def described(self, metric: str) -> str:
-        """The result in a few words."""
+        """The result in a few words, for progress messages."""
         if self.value is None:
             return f"failed, {self.reason}"
         after = f" after {self.epochs} epochs" if self.epochs else ""
@@ -116,29 +116,29 @@ class Study:
     folder: Path
     model: str
     trials: tuple[Trial, ...]
-    """In the order of their numbers, with those of earlier commands."""
+    """All trials, also those of earlier commands, ordered by number."""
     asked: int
-    """The number of trials that the search asks for."""
+    """The number of trials that the user requested."""
     seconds: float
-    """The time of this command. The sum of `Trial.seconds` is the work of all commands."""
+    """The running time of this command. The sum of `Trial.seconds` is the work of all commands."""
     interrupted: bool = False
     importance: Mapping[str, float] | None = None
-    """The share of the values' variance that each setting explains; the sum is 1. None with too few trials or
-    without scikit-learn."""
+    """For each setting, the share of the variance of the trials' values that it explains; the sum is 1. None
+    with too few trials or without scikit-learn."""
     warnings: tuple[Problem, ...] = ()
     """Warnings about the data."""
     metric: str = SELECTION_METRIC
-    """The metric of a trial's value: nDCG@5, or with both tasks the ratio to popularity."""
+    """The metric of a trial's value: nDCG@5, or for models of both tasks its ratio to that of popularity."""
 
     @property
     def ranked(self) -> list[Trial]:
-        """The trials that did not fail, the best first, and among equals the earlier one first."""
+        """The trials that did not fail, best first. Among equal values, earlier trials come first."""
         judged = [trial for trial in self.trials if trial.value is not None]
         return sorted(judged, key=lambda trial: (-(trial.value or 0.0), trial.number))
 
     @property
     def best(self) -> Trial | None:
-        """The best trial."""
+        """The best trial; None if no trial succeeded."""
         return next(iter(self.ranked), None)
 
     @property
@@ -162,8 +162,8 @@ class Study:
 
 
 class StudyFolder(ResumableFolder):
-    """A study on disk: `study.json` says what is searched, `trials/` has a file for each finished trial, and
-    `best.toml` is the recipe of the best one. A trial that was cut off has left no file, and runs again."""
+    """A study on disk: `study.json` describes the search, `trials/` has a file for each finished trial, and
+    `best.toml` is the recipe of the best trial. An interrupted trial has no file. It runs again."""
 
     kind = "study"
     file = "study.json"
@@ -173,7 +173,7 @@ class StudyFolder(ResumableFolder):
     anew = "begin another study in another folder"
 
     def open(self, identity: Mapping[str, Any]) -> list[Trial]:
-        """Begin a study, or continue the same one, and return the trials that are finished."""
+        """Begin a study or continue it, and return its finished trials. `identity` describes the search."""
         if not self.begun:
             self.begin(identity)
             return []
@@ -204,5 +204,5 @@ class StudyFolder(ResumableFolder):
 
 
 def _toml(value: Any) -> str:
-    """A plain value; JSON writes strings, numbers, booleans and lists of these as TOML does."""
+    """Writes a plain value as TOML. JSON has the same form for strings, numbers, booleans and lists."""
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
