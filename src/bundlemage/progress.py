@@ -1,4 +1,4 @@
-"""How far long work is: the one callback that it calls, and the one way to show it."""
+"""Progress of long work: the callback that the work calls, and a display for it."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_DRAWINGS = 0.1
 LEAST_RATE_SHOWN = 10.0
-"""Per second: below this, the time left says more than the rate."""
+"""Lowest rate per second that is shown. Slower work shows only the time left."""
 
 
 WIDTH_OF_THE_REST = 26
-"""Of a line with a bar: the bar, the time that has passed, and the spaces between."""
+"""Width of the bar, the elapsed time and the spaces in a line."""
 
 
 class Progress(Protocol):
-    """Called by long work, always in the same thread, with a stage, how much of it is done, and its size.
+    """A callback for long work. The work calls it with a stage, the amount done, the total, and a note.
 
-    The name of a stage says what is done or counted, such as `users`. A size of 0 is not known. A stage ends
-    when all of it is done, or when another begins. The note says how things are, and a note of a stage that
-    is done is its result.
+    The name of a stage says what is done or counted, such as `users`. A total of 0 means unknown. A stage
+    ends when `done` reaches the total, or when another stage begins. The note describes the current state;
+    the note of a finished stage is its result. All calls come from the same thread.
     """
 
     def __call__(self, stage: str, done: float, of: float, note: str = "", /) -> None: ...
 
 
 def in_silence(_stage: str, _done: float, _of: float, _note: str = "") -> None:
-    """The progress of work that nobody watches."""
+    """A `Progress` that shows nothing."""
 
 
 @dataclass
 class _Stage:
-    """A stage that is under way. `before` is what was done when it began, which took no time."""
+    """A running stage. `before` is the amount that was done already when it began, for the rate."""
 
     before: float
     began: float
@@ -47,10 +47,10 @@ class _Stage:
 
 
 class Shown:
-    """Shows progress: a bar for each stage in a terminal or a notebook, elsewhere a line now and then.
+    """Shows progress: a bar for each stage in a terminal or a notebook, elsewhere a line every 10 seconds.
 
-    Use it in a `with` statement. `doing` names the work as a whole. With `together`, stages run at the same
-    time: they end only when they are done. Results are lines in a terminal, too.
+    Use it in a `with` statement. `doing` names the whole work. With `together`, stages run at the same time,
+    so the start of a stage does not end the others. Results of stages are always printed as lines.
     """
 
     def __init__(self, console: Console, doing: str = "", *, together: bool = False) -> None:
@@ -85,7 +85,7 @@ class Shown:
             self.say(": ".join(filter(None, (stage, numbers, note))))
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line that remains when the bars are removed."""
         self._last_line = time.monotonic()
         self.console.print(text, markup=False, soft_wrap=True)
 
@@ -98,7 +98,7 @@ class Shown:
         self.close()
 
     def close(self) -> None:
-        """Remove the bars. A stage that goes on begins anew."""
+        """Remove the bars. A stage that calls again afterwards gets a new bar."""
         self._end(*self._stages)
         if self._bars is not None:
             self._bars.stop()
@@ -129,7 +129,7 @@ class Shown:
 
 
 def for_people() -> Shown:
-    """Progress on stderr that shows itself only in a terminal or a notebook."""
+    """Returns a display on stderr. It shows nothing outside a terminal or a notebook."""
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)

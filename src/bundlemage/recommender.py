@@ -1,4 +1,4 @@
-"""The object that a Python user works with: fit, ask, evaluate, save, load. Ids go in, ids come out."""
+"""`Recommender`, the main class of the Python API: fit, recommend, evaluate, save, load. All by id."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ from bundlemage.training.loop import TrainingResult
 from bundlemage.training.members import train_members
 
 Sales: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
-"""How often each item and each bundle was sold."""
+"""The number of sales of each item, and of each bundle."""
 
 
 class Recommender(Asker):
-    """A model together with the shop it was fitted to."""
+    """A model together with the data of the shop that it was trained on."""
 
     def __init__(self, model: str = "bundlemage", *, ensemble: int = 1, **settings: Any) -> None:
-        """A model by its name, with its settings; `ensemble` is the number of members, which are averaged.
+        """`model` is the name of a model, and `settings` are its settings.
 
-        Members of an ensemble differ in the seed. N of them take N times as long to train and to answer.
+        `ensemble` is the number of models that are trained with different seeds. Their scores are averaged.
+        An ensemble of N models takes N times as long to train and to answer.
         """
         super().__init__()
         self.model_name = model
@@ -58,8 +59,8 @@ class Recommender(Asker):
         self.history: tuple[EpochRecord, ...] = ()
         self.training: TrainingResult | None = None
         self.new_bundle_credit: NewBundleCredit | None = None
-        """The number of sales that a bundle is credited with if it came after training. None where scores do
-        not depend on sales, for models of earlier versions, and before `calibrate`: then it is the median."""
+        """The number of sales assumed for a bundle that is added after training. It is None if scores do not
+        depend on sales, for models of earlier versions, and before `calibrate`: then it is the median."""
 
     # ── Fitting ──────────────────────────────────────────────────────────────────────────────────
 
@@ -76,13 +77,13 @@ class Recommender(Asker):
         calibrate: bool = True,
         calibration: Calibration | None = None,
     ) -> Recommender:
-        """Learn from a dataset, or from what a reader returned, divided by `plan`; or from a split.
+        """Train the model. Returns itself.
 
-        Held-out pairs are not learned from, but they belong to a user's history afterwards.
-        With a `folder`, training survives being killed: fit again with `resume` and the same data.
-        `progress` shows a bar in a terminal or a notebook. `calibrate=False` leaves out what `calibrate`
-        does, for models that are only compared. `calibration` is that of another model, for a model that is
-        trained on everything and has no validation cases of its own.
+        `data` is a dataset or the result of a reader, which `plan` divides, or a split. Held-out pairs are
+        not used for training, but afterwards they are part of users' histories. With a `folder`, training
+        writes checkpoints: if it is killed, fit again with `resume` and the same data. `progress` shows a bar
+        in a terminal or a notebook. `calibrate=False` skips `calibrate`, for models that are only compared.
+        A model trained on all data has no validation cases; it can take the `calibration` of another model.
         """
         split = _split(data, plan)
         with for_people() as shown:
@@ -101,14 +102,14 @@ class Recommender(Asker):
             return self
         if calibrate:
             self.calibrate(split)
-        elif split.new_bundles is not None:  # the credit decides where the bundles of the test rank
+        elif split.new_bundles is not None:  # the ranks of the test bundles depend on the credit
             self._find_credit(split)
         return self
 
     def take(
         self, split: Split, model: Model, training: TrainingResult, *, calibration: Calibration | None = None
     ) -> Recommender:
-        """Take over a model that was trained on a split, by this process or by others; returns itself."""
+        """Use a model that was trained on this split, by this process or another one. Returns itself."""
         self.plan, self.protocol = split.plan, split.protocol
         self.training, self.history = training, training.history
         self._fitted = (model, Shop(split.dataset, resolve_device(self.config.device)))
@@ -116,10 +117,10 @@ class Recommender(Asker):
         return self
 
     def calibrate(self, split: Split) -> None:
-        """Find `calibration` and `new_bundle_credit`, unless they are known, from the split of the fitting.
+        """Compute `calibration` and `new_bundle_credit` if they are None. `split` is the one used by `fit`.
 
-        `fit` does this, except with `calibrate=False` or after an interruption. The credit needs a small
-        model that is trained on matching alone. Saving writes both, and does not look for them.
+        `fit` calls this, except with `calibrate=False` or after an interruption. To find the credit, it
+        trains a small model for matching only. `save` writes both values, and does not compute them.
         """
         self.check_same_shop(split)
         if self.calibration is None:
@@ -134,13 +135,13 @@ class Recommender(Asker):
             self.new_bundle_credit = credit
 
     def evaluate(self, split: Split) -> Evaluation:
-        """Metrics on a split's test cases. Histories come from the split's training part."""
+        """Return the metrics on a split's test cases. Histories come from the split's training part."""
         self.check_same_shop(split)
         data = Interactions.of(split.train, self.shop.device)
         return evaluation_of(self.model, split, case_metrics(self.model, split, data))
 
     def check_same_shop(self, split: Split) -> None:
-        """Raise `ConfigError` if a split has other users, items or bundles than the model."""
+        """Raise `ConfigError` if the users, items or bundles of a split differ from those of the model."""
         for kind in ("users", "items", "bundles"):
             mine, theirs = getattr(self.dataset, kind), getattr(split.dataset, kind)
             if mine != theirs:
@@ -161,11 +162,12 @@ class Recommender(Asker):
         progress: Progress = in_silence,
         **settings: Any,
     ) -> CampaignSummary:
-        """Bundles for every user of the shop, or for these, worth most together under limits that all share.
+        """Choose bundles for all users, or for `users`: the highest total value within common limits.
 
-        Settings are those of `campaigns.settings.Campaign`: per_user, stock, shown_at_most,
-        different_at_most, budget, reserve, value, format and so on. Who is shown what goes to files in
-        `folder`/parts; killed at any moment, `resume` goes on to the very same files.
+        `settings` are those of `campaigns.settings.Campaign`: per_user, stock, shown_at_most,
+        different_at_most, budget, reserve, value, format and so on. The chosen bundles are written to files
+        in `folder`/parts. If the campaign is killed, `resume` continues it and writes the same files.
+        Returns a summary.
         """
         require(self.model, Matcher)
         return run_campaign(
@@ -182,9 +184,9 @@ class Recommender(Asker):
     # ── Saving and loading ───────────────────────────────────────────────────────────────────────
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the model with its ids, catalogue and histories as one folder. Returns the folder.
+        """Write the model with its ids, catalogue and histories to the folder `path`. Returns the folder.
 
-        `overwrite` replaces a saved model at this path.
+        With `overwrite`, a saved model at this path is replaced.
         """
         credit = self.new_bundle_credit
         config = {
@@ -209,15 +211,15 @@ class Recommender(Asker):
 
     @classmethod
     def load(cls, path: str | Path, *, device: str = "auto") -> Recommender:
-        """Read a saved model, and check the checksum of each file."""
+        """Read a saved model and verify the checksum of each file. Returns the recommender."""
         artifact = load_artifact(Path(path))
         return cls._of(artifact, Path(path), device, len(artifact.dataset.users))
 
     @classmethod
     def load_without_users(cls, path: Path, users: int, sales: Sales, *, device: str = "auto") -> Recommender:
-        """Read a saved model for `rank_bundles`, without its users' histories, and without any check.
+        """Read a saved model for `rank_bundles`, without users' histories and without verifying files.
 
-        `users` is how many users it was trained on, `sales` how often each item and bundle was sold.
+        `users` is the number of users in the training data, `sales` the sales of each item and each bundle.
         """
         return cls._of(load_without_users(path), path, device, users, sales)
 
@@ -226,7 +228,7 @@ class Recommender(Asker):
         cls, artifact: Artifact, path: Path, device: str, users: int, sales: Sales | None = None
     ) -> Recommender:
         config, dataset = artifact.config, artifact.dataset
-        members = config.get("ensemble", 1)  # models of earlier versions are single ones
+        members = config.get("ensemble", 1)  # earlier versions had no ensembles
         try:
             loaded = cls(config["model"], ensemble=members, **config["settings"])
         except ConfigError as error:
@@ -236,7 +238,7 @@ class Recommender(Asker):
         loaded.protocol = config["protocol"]
         loaded.metrics = artifact.metrics
         loaded.history = tuple(map(EpochRecord.from_line, artifact.history.splitlines()))
-        audience = config.get("audience")  # models of earlier versions have none
+        audience = config.get("audience")  # earlier versions did not save it
         loaded.calibration = None if audience is None else Calibration(**audience)
         credit = config.get("new_bundle_credit")
         loaded.new_bundle_credit = None if credit is None else NewBundleCredit.from_json(credit)
@@ -264,7 +266,9 @@ TRAIN_AGAIN = "Train the model again, or use the version that saved it."
 def _split(data: BundleDataset | Source | Split, plan: SplitPlan | None) -> Split:
     if isinstance(data, Split):
         if plan is not None:
-            raise ConfigError("a split is divided already: give a plan with a dataset only")
+            raise ConfigError(
+                "a split is already divided, so it takes no plan: give a plan only with a dataset"
+            )
         return data
     if isinstance(data, Source):
         return (plan or SplitPlan()).divide(data.dataset, data.ready)
@@ -276,7 +280,7 @@ def _split(data: BundleDataset | Source | Split, plan: SplitPlan | None) -> Spli
 
 
 def beside_popularity(recommender: Recommender, split: Split) -> list[Recommender]:
-    """The model, and one by popularity that learned from the same split, unless the model is that already."""
+    """Returns the model, and a popularity model trained on the same split unless the model is one."""
     if recommender.model_name == "popularity":
         return [recommender]
     popularity = Recommender("popularity", device=str(recommender.shop.device))
@@ -284,5 +288,5 @@ def beside_popularity(recommender: Recommender, split: Split) -> list[Recommende
 
 
 def evaluate_beside_popularity(recommender: Recommender, split: Split) -> list[Evaluation]:
-    """The metrics of the model, and those of popularity to compare them with."""
+    """Returns the metrics of the model, and those of a popularity model for comparison."""
     return [model.evaluate(split) for model in beside_popularity(recommender, split)]

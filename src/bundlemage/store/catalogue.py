@@ -1,4 +1,4 @@
-"""The store's items and bundles: their present state, and which changed since a version."""
+"""The store's items and bundles. Each change of them raises the catalogue's version by one."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _TABLES: dict[Kind, Table] = {"item": items, "bundle": bundles}
 _STATE = select(clock.c.catalogue, clock.c.model)
 ANY_ITEM = select(items.c.id).limit(1)
 _LOCK = select(clock.c.catalogue).with_for_update()
-"""Nobody else changes the catalogue until the transaction ends. (SQLite has only one writer anyway.)"""
+"""Locks the catalogue against other writers until the transaction ends. (SQLite has only one writer.)"""
 _TICK = update(clock).values(catalogue=clock.c.catalogue + 1)
-# A record has the names of its table's columns; only a bundle's items are in a table of their own.
+# The fields of a record are columns of its table, except a bundle's items, which have their own table.
 _ITEM = select(*(items.c[field.name] for field in fields(Item)))
 _BUNDLE = select(*(bundles.c[field.name] for field in fields(Bundle) if field.name != "items"))
 _QUERIES: dict[Kind, Select[Any]] = {"item": _ITEM, "bundle": _BUNDLE}
@@ -31,7 +31,7 @@ _QUERIES: dict[Kind, Select[Any]] = {"item": _ITEM, "bundle": _BUNDLE}
 
 class CatalogueStore(StorePart):
     def state(self) -> State:
-        """The version of the catalogue, and the model that is to serve."""
+        """Return the version of the catalogue, and the version of the model selected for serving."""
         return State(**self._rows(_STATE)[0])
 
     def is_empty(self) -> bool:
@@ -39,7 +39,7 @@ class CatalogueStore(StorePart):
         return not self._rows(ANY_ITEM)
 
     def catalogue(self, since: int = 0) -> CatalogueChange:
-        """The items and bundles that changed after a version, ordered by id."""
+        """Return the items and bundles that changed after the version `since`, by id; 0 returns all."""
         with self._database.snapshot(long=not since) as connection:
             contents: defaultdict[str, list[str]] = defaultdict(list)
             changed = bundles.c.version > since
@@ -56,14 +56,16 @@ class CatalogueStore(StorePart):
             )
 
     def put(self, thing: Item | Bundle, *, only_new: bool = False) -> bool:
-        """Write an item or a bundle. Returns whether it is new; with `only_new` an old one raises
-        `ExistsError`, also a withdrawn one. Raises `UnknownThingsError` for items of a bundle that are not in
-        the catalogue."""
+        """Write an item or a bundle, and return whether it is new.
+
+        With `only_new`, raises `ExistsError` if the id exists, even if it is withdrawn. Raises
+        `UnknownThingsError` if the catalogue does not have an item of a bundle.
+        """
         with self._database.write() as connection:
             return _put(connection, thing, only_new)
 
     def change(self, kind: Kind, thing_id: str, changes: Mapping[str, Any]) -> Item | Bundle | None:
-        """Write some fields of an item or a bundle and return it; None if there is no such thing."""
+        """Change some fields of an item or a bundle, and return the result; None if the id is unknown."""
         if not is_id(thing_id):
             return None
         query, of_bundle = _QUERIES[kind], bundle_item.c.bundle_id == thing_id
@@ -79,7 +81,7 @@ class CatalogueStore(StorePart):
             return after
 
     def withdraw(self, kind: Kind, thing_id: str) -> bool:
-        """Withdraw an item or a bundle. Returns False if there is no such thing."""
+        """Mark an item or a bundle as withdrawn. Returns False if the id is unknown."""
         table = _TABLES[kind]
         this_one = table.c.id == thing_id
         with self._database.write() as connection:
@@ -91,8 +93,10 @@ class CatalogueStore(StorePart):
 
 
 def next_version(connection: Connection) -> int:
-    """Take the next version. This locks the clock until the transaction ends, so that versions become visible
-    in order and no reader misses one."""
+    """Raise the catalogue's version by one, and return it.
+
+    This locks the `clock` table until the transaction ends. So readers see versions in order, and miss none.
+    """
     connection.execute(_TICK)
     return int(connection.execute(_STATE).one().catalogue)
 
@@ -119,7 +123,7 @@ def _put(connection: Connection, thing: Item | Bundle, only_new: bool = False) -
     values["version"] = next_version(connection)
     changed = connection.execute(update(table).where(table.c.id == thing.id).values(values)).rowcount
     if changed and only_new:
-        raise ExistsError(kind, thing.id)  # which rolls the change back
+        raise ExistsError(kind, thing.id)  # the error rolls the change back
     if not changed:
         connection.execute(insert(table).values(values))
     if isinstance(thing, Bundle):

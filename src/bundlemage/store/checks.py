@@ -1,4 +1,4 @@
-"""Checks before writing to the store: its values must be valid training data, and safe in messages."""
+"""Checks of values before they are written: they must be valid training data and safe in messages."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ LARGEST_STOCK: Final = 2**53  # training data has floats, which are exact up to 
 
 
 def is_id(name: str) -> bool:
-    """Whether this is a valid id. No query is sent for others, because a database may not accept them."""
+    """Whether this is a valid id. Do not query other ids: a database may reject them."""
     return fault_of_id(name) is None
 
 
 def check_ids(kind: str, names: Iterable[str]) -> None:
+    """Raises `UnstorableError` for the first id that is not valid. `kind` names it in the message."""
     for name in names:
         fault = fault_of_id(name)
         if fault is not None:

@@ -1,4 +1,4 @@
-"""Connections to the store's database: how each kind of call begins and ends, and its error messages."""
+"""Connections to the store's database: reading, writing, locking, and error messages."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from bundlemage.errors import BusyError, StoreError
 _CONNECT_SECONDS: Final = 10
 _BUSY_SECONDS: Final = 30
 _STATEMENT_SECONDS: Final = 8
-"""The longest time for a PostgreSQL statement that a caller waits for."""
+"""Time limit for a PostgreSQL statement, unless the caller lifts it."""
 _LOCK_SECONDS: Final = 7
-"""The longest time that a PostgreSQL writer waits for another one. It is shorter than the time for a
-statement, so that the error message names the lock."""
+"""Time limit for a PostgreSQL writer that waits for a lock. It is shorter than the limit for a statement, so
+the error message names the lock."""
 _LOST_AFTER: Final = {
     "keepalives_idle": 5,
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 15_000,  # milliseconds; the others are seconds
 }
-"""A server that vanished silently is given up after 15 to 20 s; by default it would take hours."""
+"""These detect a lost PostgreSQL server after 15 to 20 s. The defaults would take hours."""
 _LARGEST_LOG: Final = 64 * 2**20
-"""SQLite cuts its log back to this many bytes after a large change, such as an import."""
+"""After a large change, such as an import, SQLite shrinks its log to this number of bytes."""
 _BEGIN: Final = "bundlemage_begin"
-"""An execution option: the statement that begins a SQLite transaction; None: there is no transaction."""
+"""Execution option: the statement that begins a SQLite transaction. Without it there is no transaction."""
 
 _WRITING_FOR_LONG: Final = (
     "Another process has been writing for a long time: wait until it is done, and try again"
@@ -56,7 +56,7 @@ _HINTS: Final = {
     "statement timeout": f"It took over {_STATEMENT_SECONDS} s, or waited for another writer: find out what "
     "keeps the database busy, and try again",
     "QueuePool": "All connections are in use: find out what keeps the database busy, and try again",
-    "not a database": "Give the path of a database that bundlemage made, or of a new file",
+    "not a database": "Give the path of a database that bundlemage created, or of a new file",
     "malformed": "The file is damaged: put a backup in its place",
     "readonly": "Allow this user to write to the file and to its folder",
     "unable to open": "Allow this user to read and write the file and its folder",
@@ -68,7 +68,7 @@ _HINTS: Final = {
 
 
 class Database:
-    """Pools of connections, and three ways to use a connection. Every failure is a `StoreError`."""
+    """Pools of connections, used with `read`, `snapshot` or `write`. Every failure raises `StoreError`."""
 
     def __init__(self, url: str) -> None:
         self.address = _address(url)
@@ -85,7 +85,7 @@ class Database:
             with self._failing_in_words():
                 self._keep_a_log()
         else:
-            # Two pools, so that writers who wait for one another do not take connections from readers.
+            # Two pools: writers that wait for each other must not use up the connections of readers.
             engine = _postgresql_engine(self.address)
             self._read = engine.execution_options(isolation_level="AUTOCOMMIT")
             self._snapshot = engine.execution_options(isolation_level="REPEATABLE READ")
@@ -97,35 +97,35 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A connection for one statement that reads."""
+        """Yields a connection for a single statement that reads."""
         with self._failing_in_words(), self._read.connect() as connection:
             yield connection
 
     @contextmanager
     def snapshot(self, *, long: bool = False) -> Iterator[Connection]:
-        """A connection for several statements that see the same state. `long` lifts the time limit."""
+        """Yields a connection for several reads that see the same state. `long` lifts the time limit."""
         with self._failing_in_words(), self._snapshot.connect() as connection:
             self._lift(connection, ["statement_timeout"] if long else [])
             yield connection
 
     @contextmanager
     def write(self, *, long: bool = False, patient: bool = False) -> Iterator[Connection]:
-        """A connection for changes: all of them are on disk when this ends, or none if it raises.
+        """Yields a connection for changes. At the end all changes are on disk; after an error, none are.
 
-        In PostgreSQL `long` lifts the time limit, and `patient` also waits for other writers without limit.
+        In PostgreSQL, `long` lifts the time limit. `patient` also waits for other writers without limit.
         """
         with self._failing_in_words(), self._in_turn(), self._write.begin() as connection:
             self._lift(connection, ["statement_timeout"] * (long or patient) + ["lock_timeout"] * patient)
             yield connection
 
     def _lift(self, connection: Connection, limits: Iterable[str]) -> None:
-        """Lift limits of a PostgreSQL connection until the transaction ends."""
+        """Lift these time limits of a PostgreSQL connection until the transaction ends."""
         for limit in () if self.is_sqlite else limits:
             connection.exec_driver_sql(f"SET LOCAL {limit} = 0")
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
-        """SQLite has one writer at a time. Threads that wait here go on at once; SQLite's own lock polls."""
+        """Let one thread at a time write to SQLite. Waiting threads wake at once; SQLite's lock polls."""
         if not self.is_sqlite:
             yield
             return
@@ -141,7 +141,7 @@ class Database:
         try:
             yield
         except (SQLAlchemyError, self._driver_error) as error:
-            # Not chained: a driver's error may show a password or personal data.
+            # Do not chain the error: it may contain a password or personal data.
             raise self._failure(str(getattr(error, "orig", None) or error)) from None
 
     @property
@@ -161,8 +161,8 @@ class Database:
     def alone(self, work: str) -> Iterator[None]:
         """Hold a lock for work that only one process at a time may do, such as `retrain`.
 
-        Raises `BusyError` if another process holds it. Readers and writers do not wait for it. The lock ends
-        with the process, also if the process is killed.
+        Raises `BusyError` if another process holds the lock. It does not block readers or writers. The lock
+        is released when the process ends, even if it is killed.
         """
         lock = self._lock_beside_the_file(work) if self.is_sqlite else self._lock_on_the_server(work)
         with lock as taken:
@@ -174,7 +174,7 @@ class Database:
 
     @contextmanager
     def _lock_beside_the_file(self, work: str) -> Iterator[bool]:
-        """SQLite's own lock on an empty file beside the store, so that the store itself stays free."""
+        """Locks an empty SQLite file next to the store, so the store itself is not locked. Yields success."""
         path = Path(f"{self.address.database}.{work}.lock")
         with ExitStack() as stack:
             try:
@@ -190,7 +190,7 @@ class Database:
 
     @contextmanager
     def _lock_on_the_server(self, work: str) -> Iterator[bool]:
-        """An advisory lock, on a connection that does nothing else and has no transaction open."""
+        """Takes a PostgreSQL advisory lock on its own connection, without a transaction. Yields success."""
         digest = hashlib.sha256(f"bundlemage {work}".encode()).digest()
         number = int.from_bytes(digest[:8], "big", signed=True)
         with self.read() as connection:
@@ -199,12 +199,12 @@ class Database:
                 yield taken
             finally:
                 if taken:
-                    with suppress(SQLAlchemyError):  # a lost connection has released the lock
+                    with suppress(SQLAlchemyError):  # if the connection is lost, so is the lock
                         connection.execute(select(func.pg_advisory_unlock(number)))
 
     def write_log_anew(self) -> bool:
-        """Empty SQLite's log, so that it does not keep erased data. Returns False if somebody reads or writes
-        at this moment: waiting for them would hold up all other writers."""
+        """Empty SQLite's log, which may contain erased data. Returns False if another connection is reading
+        or writing. It does not wait, because that would block all other writers."""
         if not self.is_sqlite:
             return True
         with self.read() as connection:
@@ -216,7 +216,7 @@ class Database:
             return not busy
 
     def _keep_a_log(self) -> None:
-        """Use a write-ahead log, so that readers go on while one writes. The file keeps this setting."""
+        """Switch to a write-ahead log, so a writer does not block readers. The file keeps this setting."""
         deadline = time.monotonic() + _BUSY_SECONDS
         while True:
             try:
@@ -234,14 +234,14 @@ class Database:
 
 
 class StorePart:
-    """A part of the `Store`: methods about one subject."""
+    """Base class of the parts of `Store`. Each part has the methods for one subject."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self.url = database.url
         """The database's URL without the password, for messages."""
         self.alone = database.alone
-        """`with store.alone("retrain"):` makes sure that only one process does this work."""
+        """`with store.alone("retrain"):` ensures that only one process at a time does this work."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -257,7 +257,7 @@ def _address(url: str) -> URL:
     wanted = "Write sqlite:///path/to/store.db or postgresql://user:password@host:5432/database"
     try:
         address = make_url(url)
-    except (ArgumentError, ValueError):  # its text may contain a password, so it is not repeated
+    except (ArgumentError, ValueError):  # the error may contain a password, so it is not shown
         raise StoreError(f"the URL of the store cannot be understood. {wanted}") from None
     if address.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
         return address.set(drivername="postgresql+psycopg")
@@ -265,13 +265,13 @@ def _address(url: str) -> URL:
         raise StoreError(f"the store is SQLite or PostgreSQL, and not {address.drivername!r}. {wanted}")
     path = address.database
     if not path or path == ":memory:" or path.startswith("file:"):
-        raise StoreError(f"{url}: the store must be a file, so that it outlives the process. {wanted}")
+        raise StoreError(f"{url}: the store must be a file, not memory, to keep its data. {wanted}")
     # An absolute path stays the same if the process changes its folder.
     return address.set(database=str(Path(path).absolute()))
 
 
 def _make_file(path: Path) -> None:
-    """Only the owner may read a new file, as it contains purchases. SQLite gives its log the same rights."""
+    """Create the file. Only its owner may read it: it has purchases. SQLite's log gets the same rights."""
     if not path.parent.is_dir():
         raise StoreError(f"{path}: there is no folder {str(path.parent)!r}. Create it, or correct the path")
     if path.is_dir():
@@ -283,7 +283,7 @@ def _make_file(path: Path) -> None:
 
 
 def _sqlite_engine(address: URL) -> Engine:
-    # No statement begins a transaction by itself: `begin` below does.
+    # isolation_level None: only `begin` below starts transactions, never the driver.
     engine = create_engine(
         address, hide_parameters=True, connect_args={"isolation_level": None, "timeout": _BUSY_SECONDS}
     )
@@ -310,7 +310,7 @@ def _postgresql_engine(address: URL) -> Engine:
         address,
         hide_parameters=True,
         connect_args={name: value for name, value in wanted.items() if name not in address.query},
-        pool_pre_ping=True,  # replaces a connection that was lost while it was in the pool
+        pool_pre_ping=True,  # replaces connections that were lost while in the pool
         pool_size=5,
         max_overflow=10,
         pool_timeout=_STATEMENT_SECONDS,

@@ -1,4 +1,4 @@
-"""Where the SQL of SQLite and of PostgreSQL differs."""
+"""Functions for the SQL that differs between SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_sqlite(connection: Connection) -> bool:
 
 
 class _Texts(TypeDecorator[Any]):
-    """Texts as one parameter: a list for PostgreSQL, JSON for SQLite."""
+    """The type of one parameter with several texts: an array in PostgreSQL, JSON in SQLite."""
 
     impl = Text
     cache_ok = True
@@ -36,7 +36,7 @@ class _Texts(TypeDecorator[Any]):
 
 
 class one_of(FunctionElement[bool]):  # noqa: N801  (it is used like a function)
-    """Whether a column is one of many values. These are one parameter, so that the statement is cached."""
+    """SQL: whether a column is in a list of values. The list is one parameter, so the statement is cached."""
 
     type = sa.Boolean()
     inherit_cache = True
@@ -58,7 +58,7 @@ def _one_of_in_postgresql(element: one_of, compiler: Any, **more: Any) -> str:
 
 
 def elements(column: Column[Any], for_sqlite: bool) -> TableValuedAlias:
-    """The texts of a JSON list, as rows with the column `value`, for a lateral join."""
+    """Expands a column with JSON lists of texts into rows with the column `value`, for a lateral join."""
     text = sa.type_coerce(column, Text)
     if for_sqlite:
         return func.json_each(text).table_valued("value", joins_implicitly=True)
@@ -66,7 +66,7 @@ def elements(column: Column[Any], for_sqlite: bool) -> TableValuedAlias:
 
 
 def insert_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> int:
-    """Insert rows, except those that exist already. Returns the number of new rows."""
+    """Insert the rows that do not exist yet. Returns the number of inserted rows."""
     statement = _insert(connection, table).on_conflict_do_nothing()
     return connection.execute(statement, rows, execution_options={"preserve_rowcount": True}).rowcount
 
@@ -84,7 +84,7 @@ def _insert(connection: Connection, table: Table) -> sqlite.Insert | postgresql.
 
 
 def count_rows(connection: Connection, tables: Iterable[Table]) -> None:
-    """Update PostgreSQL's statistics at once, because it plans queries with them."""
+    """Update PostgreSQL's statistics of these tables now, so that it plans good queries."""
     if not is_sqlite(connection):
         for table in tables:
             connection.exec_driver_sql(f'ANALYZE "{table.name}"')
@@ -93,7 +93,7 @@ def count_rows(connection: Connection, tables: Iterable[Table]) -> None:
 def insert_many(
     connection: Connection, table: Table, columns: Sequence[str], rows: Iterable[tuple[Any, ...]]
 ) -> Iterator[int]:
-    """Insert millions of rows the fastest way, without SQLAlchemy. Yields the size of each batch."""
+    """Insert very many rows fast, without SQLAlchemy. Yields the size of each batch when it is inserted."""
     batches = iter(rows)
     names = ", ".join(f'"{name}"' for name in columns)
     if is_sqlite(connection):

@@ -25,7 +25,7 @@ from bundlemage.store.records import InteractionRecord, Owned, Recorded, Sales
 from bundlemage.wire.answers import UserLine
 
 KEYS_KEPT_FOR: Final = timedelta(days=7)
-"""The shortest time that an idempotency key is remembered."""
+"""The store remembers an idempotency key for at least this time."""
 _SECONDS_BETWEEN_FORGETTING: Final = 3600
 _SEPARATOR: Final = "\x1f"  # a control character, which no id contains
 _LONG_AGO: Final = -(2**63)  # imported interactions have no time
@@ -42,7 +42,7 @@ class HistoryStore(StorePart):
         self._forgot_at: float | None = None
 
     def histories(self, user_ids: Sequence[str]) -> dict[str, Owned]:
-        """The histories of users, with one query. A user without a history has `Owned()`."""
+        """Return the history of each user, with one query; `Owned()` for a user without a history."""
         names = list(filter(is_id, dict.fromkeys(user_ids)))
         with self._database.read() as connection:
             rows = connection.execute(_histories(), {"users": names})
@@ -59,10 +59,11 @@ class HistoryStore(StorePart):
         idempotency_key: str | None = None,
         caller: str = "",
     ) -> Recorded:
-        """Write all interactions or none.
+        """Write all interactions, or none if an error is raised.
 
-        Raises `UnknownThingsError` for unknown items or bundles, and `IdempotencyError` for a key that the
-        caller used before with other interactions.
+        A repeated call with the same `caller`, `idempotency_key` and interactions writes nothing and returns
+        the first result. Raises `IdempotencyError` if the interactions differ, and `UnknownThingsError` for
+        unknown items or bundles.
         """
         check_interactions(interactions)
         with self._database.write() as connection:
@@ -87,7 +88,7 @@ class HistoryStore(StorePart):
         return due
 
     def users(self, search: str = "", limit: int = 50, after: str = "") -> list[UserLine]:
-        """The users who have a history, whose ids begin with `search` and come after `after`, by id."""
+        """Return users with a history, ordered by id: ids that start with `search` and come after `after`."""
         check_ids("user", [after] if after else [])
         if search and not is_id(search):
             return []
@@ -97,7 +98,7 @@ class HistoryStore(StorePart):
             return [UserLine(id=name, items=items[name], bundles=bundles[name]) for name in names]
 
     def sales(self) -> Sales:
-        """The number of users of each item and each bundle."""
+        """Return the number of users who have each item and each bundle."""
         counts = []
         with self._database.snapshot(long=True) as connection:
             for _, thing in _TABLES.values():
@@ -116,7 +117,7 @@ def _oldest_first(things: str, times: str) -> tuple[str, ...]:
 
 @cache
 def _histories() -> CompoundSelect[Any]:
-    """One row for each user and kind: Python would need longer for thousands of rows than the database."""
+    """A query with one row per user and kind. The database joins the ids: Python would be slower."""
     parts = []
     for kind, (table, thing) in _TABLES.items():
         at = func.coalesce(sa.cast(sa.type_coerce(table.c.at, sa.BigInteger), Text), "")
@@ -134,7 +135,7 @@ def _add(connection: Connection, interactions: Sequence[InteractionRecord]) -> R
         if not of_kind:
             continue
         check_known(connection, kind, (interaction.thing_id for interaction in of_kind))
-        # Always in this order, so that two transactions never wait for each other's rows.
+        # A fixed order, so two transactions never wait for each other's rows (a deadlock).
         of_kind.sort(key=lambda interaction: (interaction.user_id, interaction.thing_id))
         columns = ("user_id", thing.name, "at", "request_id")
         rows = ((one.user_id, one.thing_id, one.at or now, one.request_id) for one in of_kind)
@@ -151,9 +152,9 @@ def _digest(interactions: Sequence[InteractionRecord]) -> bytes:
 
 
 def _claim(connection: Connection, caller: str, key: str, digest: bytes) -> Recorded | None:
-    """Take the key for this transaction, or return the result of the transaction that took it before.
+    """Reserve the key and return None, or return the result of the transaction that used it before.
 
-    If another transaction has taken the key and is not done yet, the insert waits for it.
+    If a transaction that uses the key is still running, the insert waits for it.
     """
     check_ids("idempotency", [key])
     row = {"caller": caller, "key": key, "digest": digest, "new": 0, "known": 0, "at": datetime.now(UTC)}
@@ -172,11 +173,11 @@ def _page(search: str, limit: int, after: str) -> CompoundSelect[Any]:
     parts: list[Select[Any]] = []
     for table, _ in _TABLES.values():
         user_id = table.c.user_id
-        # Only one lower bound: with two SQLite would begin its search at the wrong one.
+        # Use only one lower bound: with two, SQLite may start its search at the smaller one.
         conditions: list[ColumnElement[bool]] = [user_id > after if after >= search else user_id >= search]
         if end is not None:
             conditions.append(user_id < end)
-        # Each table gives its first ids in the order of its key, so neither is read completely.
+        # Each table returns its first ids in the order of its key, so it is not read completely.
         first = select(user_id).where(*conditions).distinct().order_by(user_id).limit(limit)
         parts.append(select(first.subquery().c.user_id))
     return sa.union(*parts).order_by("user_id").limit(limit)
@@ -190,11 +191,11 @@ def _counts(connection: Connection, table: Table, names: Sequence[str]) -> Count
 
 
 def _behind(prefix: str) -> str | None:
-    """The smallest text that comes after every text with this prefix; None if there is none."""
+    """Returns the smallest text after all texts with this prefix; None if no text comes after them."""
     shorter = prefix.rstrip(chr(_LAST_LETTER))
     if not shorter:
         return None
     following = ord(shorter[-1]) + 1
-    if 0xD800 <= following <= 0xDFFF:  # halves of characters, which no text contains
+    if 0xD800 <= following <= 0xDFFF:  # surrogates, which no valid text contains
         following = 0xE000
     return shorter[:-1] + chr(following)

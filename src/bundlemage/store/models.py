@@ -1,4 +1,4 @@
-"""The tables. `Store.open` creates them, and adds what a database of an earlier version lacks."""
+"""The tables. `Store.open` creates them, and adds missing ones to databases of earlier versions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Moment(TypeDecorator[datetime]):
-    """A time as microseconds since 1970 in UTC: exact, sortable, and the same in every database."""
+    """A time, stored as microseconds since 1970 in UTC: exact, sortable, the same in every database."""
 
     impl = BigInteger
     cache_ok = True
@@ -39,7 +39,7 @@ class Moment(TypeDecorator[datetime]):
 
 
 class Json(TypeDecorator[Any]):
-    """JSON as text, which every database keeps unchanged."""
+    """JSON, stored as text: a database does not change it."""
 
     impl = Text
     cache_ok = True
@@ -52,7 +52,7 @@ class Json(TypeDecorator[Any]):
 
 
 def name_type() -> TypeEngine[str]:
-    """The type of an id. PostgreSQL sorts ids by code point too, like SQLite and Python."""
+    """Returns the column type of an id. Its collation makes PostgreSQL sort like SQLite and Python."""
     return String().with_variant(String(collation="C"), "postgresql")
 
 
@@ -71,7 +71,7 @@ clock = Table(
     Column("catalogue", BigInteger, nullable=False),
     Column("model", name_type(), ForeignKey("models.version")),
 )
-"""The version of the catalogue, and the model that is to serve. Each change of the catalogue locks it."""
+"""The catalogue's version, and the model selected for serving. Changes of the catalogue lock this row."""
 
 items = Table(
     "items",
@@ -110,13 +110,13 @@ bundle_item = Table(
 
 
 def _history_table(thing: str) -> Table:
-    """Without row ids SQLite sorts the table by its key, so that the rows of a user lie together."""
+    """A table of users' items or bundles. Without row ids, SQLite stores the rows of a user together."""
     return Table(
         f"user_{thing}",
         metadata,
         Column("user_id", name_type(), primary_key=True),
         Column(f"{thing}_id", name_type(), ForeignKey(f"{thing}s.id"), primary_key=True, index=True),
-        Column("at", Moment),  # null: imported with a dataset
+        Column("at", Moment),  # null for imported datasets
         Column("request_id", Text),
         sqlite_with_rowid=False,
     )
@@ -127,7 +127,7 @@ user_item, user_bundle = _history_table("item"), _history_table("bundle")
 served = Table(
     "served",
     metadata,
-    # Callers choose request ids, and may repeat them. SQLite counts up only an INTEGER.
+    # Request ids are no key: callers may repeat them. SQLite numbers rows only in an INTEGER column.
     Column("number", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True),
     Column("request_id", Text, nullable=False),
     Column("kind", Text, nullable=False),
@@ -140,7 +140,7 @@ served = Table(
 erased = Table(
     "erased",
     metadata,
-    Column("digest", name_type(), primary_key=True),  # of a user's id
+    Column("digest", name_type(), primary_key=True),  # the SHA-256 of a user's id
     Column("at", Moment, nullable=False, index=True),
 )
 

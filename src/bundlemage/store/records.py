@@ -26,7 +26,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle of the catalogue, with its items in their given order."""
+    """A bundle of the catalogue. Its items keep the order in which they were written."""
 
     id: str
     items: tuple[str, ...]
@@ -37,19 +37,19 @@ class Bundle:
     tags: tuple[str, ...] = ()
     withdrawn: bool = False
     expected_sales: float | None = None
-    """How often it is expected to sell. A model that is older than the bundle ranks it by this number."""
+    """The expected number of sales. A model trained before the bundle existed ranks it with this number."""
     sells_like: str | None = None
-    """Instead of a number: a bundle that sells as often."""
+    """Instead of `expected_sales`: the id of a bundle that sells about as often."""
 
 
 @dataclass(frozen=True)
 class State:
-    """What a reader needs to be up to date. It is read very often, so it is one cheap query."""
+    """Shows a reader whether something changed. It is read very often, with one cheap query."""
 
     catalogue: int
-    """Grows with every change of the catalogue."""
+    """The version of the catalogue. Every change raises it."""
     model: str | None
-    """The version of the model that is to serve."""
+    """The version of the model selected for serving."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ class InteractionRecord:
     kind: Literal["item", "bundle"]
     thing_id: str
     at: datetime | None = None
-    """With a time zone; None: now."""
+    """The time, with a time zone; None means now."""
     request_id: str | None = None
-    """The answer that recommended it, if known."""
+    """The request id of the answer that recommended it, if known."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,14 @@ class Recorded:
 
     new: int
     known: int
-    """The number that the store had already: it keeps only one interaction of a user with a thing."""
+    """The number of interactions that the store already had. It keeps one per user and item or bundle."""
     replayed: bool = False
-    """Whether the idempotency key was used before for the same interactions. Nothing was written then."""
+    """Whether the idempotency key was used before for the same interactions, so nothing was written."""
 
 
 @dataclass(frozen=True)
 class Sales:
-    """The number of users of each item and each bundle. Things without users are left out."""
+    """The number of users who have each item and each bundle. Numbers of 0 are left out."""
 
     items: Mapping[str, int]
     bundles: Mapping[str, int]
@@ -103,7 +103,7 @@ class Sales:
 
 @dataclass(frozen=True)
 class Served:
-    """An answer of the service. It tells later which purchases followed from it."""
+    """An answer of the service. It is kept to find out which purchases followed."""
 
     request_id: str
     kind: Literal["bundles", "items"]
@@ -119,16 +119,16 @@ class ServedSummary:
 
     answers: int
     shown: Mapping[str, int]
-    """The number of answers with each bundle."""
+    """The number of answers that contained each bundle."""
     taken: int
-    """The number of bundles that a user took after an answer had shown them the bundle."""
+    """The number of user-bundle pairs in which the user took the bundle after an answer had shown it."""
     cut_at: datetime | None = None
-    """If there were too many answers to count: the time of the first one that was counted."""
+    """The time of the first counted answer, if there were too many answers to count all."""
 
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """A model that served, serves, or is to serve."""
+    """A published model."""
 
     version: str
     path: str
@@ -139,7 +139,7 @@ class ModelRecord:
 
 @dataclass(frozen=True)
 class Key:
-    """An API key; of its secret only a digest is kept."""
+    """An API key. Only a digest of its secret is stored."""
 
     id: str
     role: Role

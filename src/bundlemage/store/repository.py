@@ -1,4 +1,4 @@
-"""The store: everything that the live service remembers. Opening it creates or updates its tables."""
+"""The store: the database of the live service. Opening it creates or updates its tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bundlemage.store.served import ServedStore
 from bundlemage.store.training_data import DatasetStore
 
 NEWEST: Final = 3
-"""The version of the tables in `store.models`. Version 2 added `erased`, 3 the expected sales of bundles."""
+"""The version of the tables in `store.models`. Version 2 added `erased`, and 3 bundles' expected sales."""
 LOCK_NUMBER: Final = 6_235_118_047
 VERSION: Final = Table(
     "bundlemage_version",
@@ -29,17 +29,17 @@ VERSION: Final = Table(
 
 
 class Store(CatalogueStore, HistoryStore, ServedStore, AccessStore, DatasetStore):
-    """A database with the service's data. Its methods are in five parts, one module each.
+    """A database with the service's data. Each base class has the methods for one subject.
 
-    Any thread may call it. Everything that a call has written is on disk when the call returns. A database
-    that fails raises `StoreError`; a value that cannot be stored raises its subclass `UnstorableError`.
+    A store can be used by several threads. When a method returns, its changes are on disk. Methods raise
+    `StoreError` if the database fails, and its subclass `UnstorableError` for a value that cannot be stored.
     """
 
     @classmethod
     def open(cls, url: str) -> Store:
-        """Open `sqlite:///path.db`, which is created if it does not exist, or `postgresql://…`.
+        """Open `sqlite:///path.db` or `postgresql://…`, and return the store. A missing file is created.
 
-        The tables are created or updated. Several processes may open the same database at once.
+        The tables are created or updated. Several processes may open the same database at the same time.
         """
         database = Database(url)
         try:
@@ -51,11 +51,11 @@ class Store(CatalogueStore, HistoryStore, ServedStore, AccessStore, DatasetStore
 
 
 def _bring_up_to_date(database: Database) -> None:
-    """Create or update the tables. Raises `StoreError` if another or a newer program made them."""
+    """Create or update the tables. Raises `StoreError` if another program or a newer version created them."""
     with database.read() as connection:
         if _version(connection) == NEWEST:
             return
-    # It waits for other processes as long as needed; SQLite waits here until nobody else writes.
+    # This waits for other processes without a limit, in SQLite until no other process writes.
     with database.write(patient=True) as connection:
         if not database.is_sqlite:
             connection.execute(select(func.pg_advisory_xact_lock(LOCK_NUMBER)))
@@ -82,7 +82,7 @@ def _check(database: Database, connection: Connection, version: int) -> None:
             "A newer bundlemage made them: update this one"
         )
     existing = set(inspect(connection).get_table_names())
-    # A file belongs to one program; on a server several may share a database if no table name is taken.
+    # A SQLite file has one owner. In PostgreSQL, programs can share a database if table names differ.
     strangers = sorted(existing if database.is_sqlite else existing & set(metadata.tables))
     if version == 0 and strangers:
         raise StoreError(
@@ -94,7 +94,7 @@ def _check(database: Database, connection: Connection, version: int) -> None:
 def _add_what_is_missing(connection: Connection) -> None:
     """Create missing tables, and add missing columns to tables of an earlier version.
 
-    So far every version only added to the one before. A change of another kind needs a step of its own here.
+    So far, new versions only added tables and columns. Other changes would need their own code here.
     """
     VERSION.create(connection, checkfirst=True)
     metadata.create_all(connection)

@@ -1,4 +1,4 @@
-"""The answers that the service gave, and what users took afterwards; and how a user is erased."""
+"""The answers of the service, what users took after them, and the erasure of users."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from bundlemage.store.records import Served, ServedSummary
 
 FORGOTTEN_AT_ONCE: Final = 10_000
 ERASED_KEPT_FOR: Final = timedelta(hours=1)
-"""How long the store remembers that a user was erased: far longer than an answer waits to be written."""
+"""How long the store remembers an erasure. Answers are written much sooner than that."""
 CLOCKS_DIFFER_BY: Final = timedelta(seconds=5)
-"""The process that gave an answer dates it, perhaps on another machine than the one that erases."""
+"""Assumed clock difference between the machine that dates an answer and the one that erases a user."""
 _LOCK_NUMBER: Final = 6_235_118_048
 _LONGEST_PAUSE: Final = 1.0
 _ERASED_AMONG: Final = select(erased.c.digest, erased.c.at).where(one_of(erased.c.digest, "digests"))
@@ -29,20 +29,20 @@ _ERASED_AMONG: Final = select(erased.c.digest, erased.c.at).where(one_of(erased.
 class ServedStore(StorePart):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
-        self._log_is_due = True  # a process that was killed may have left it so
+        self._log_is_due = True  # a killed process may not have emptied the log
 
     def add_served(self, answers: Sequence[Served]) -> None:
-        """Write answers, except those to users who were erased after the answer."""
+        """Write answers. Skips an answer if its user was erased after it."""
         with self._database.write() as connection:
             add_served(connection, answers)
 
     def served_since(self, at: datetime, most: int = 20_000) -> ServedSummary:
-        """Count the answers since a time, but only the `most` latest, so that this takes little time."""
+        """Return counts of the answers since a time. Counts only the latest `most` answers, to be fast."""
         with self._database.snapshot(long=True) as connection:
             return _summary(connection, at, most)
 
     def forget_served(self, before: datetime) -> int:
-        """Delete old answers and return how many. It deletes a few at a time, so that others can write."""
+        """Delete answers before a time, in batches so others can write. Returns their number."""
         check_time(before)
         forgotten = 0
         while True:
@@ -55,14 +55,14 @@ class ServedStore(StorePart):
             forgotten += deleted
             if not deleted:
                 return forgotten
-            # Without a pause other writers never get a turn: threads wake slowly, processes poll.
+            # Without a pause, other writers never get the lock: threads wake slowly, processes poll.
             time.sleep(min(time.monotonic() - began, _LONGEST_PAUSE))
 
     def erase_user(self, user_id: str) -> bool:
-        """Delete a user's interactions and answers, also answers that another process has yet to write.
+        """Delete a user's interactions and answers. Answers that are not written yet are skipped later.
 
-        Returns False if there were none. If somebody reads at this moment, a later `tidy` removes the last
-        traces from SQLite's files.
+        Returns False if the user had no data. If another connection is reading, SQLite's log still contains
+        the data, and a later `tidy` removes it.
         """
         with self._database.write() as connection:
             existed = erase_user(connection, user_id)
@@ -71,10 +71,10 @@ class ServedStore(StorePart):
         return existed
 
     def tidy(self) -> None:
-        """Finish an erasure. It does not wait for anybody; a service calls it every few seconds."""
+        """Empty SQLite's log after an erasure. It never waits; the service calls it every few seconds."""
         if not self._log_is_due:
             return
-        self._log_is_due, done = False, False  # first: an erasure in another thread makes it due again
+        self._log_is_due, done = False, False  # before the work: another thread may set it again
         try:
             done = self._database.write_log_anew()
         finally:
@@ -89,11 +89,11 @@ def add_served(connection: Connection, answers: Sequence[Served]) -> None:
 
 
 def erase_user(connection: Connection, user_id: str) -> bool:
-    """Returns whether there was anything. Another process may have an answer waiting to be written, so the
-    store remembers the erasure in any case."""
+    """Delete a user's data. Returns whether the user had any. The store always remembers the erasure, because
+    another process may still have an answer to write."""
     if not is_id(user_id):
         return False
-    if not is_sqlite(connection):  # which has one writer at a time anyway
+    if not is_sqlite(connection):  # SQLite has one writer at a time anyway
         connection.execute(select(func.pg_advisory_xact_lock(_LOCK_NUMBER)))
     deleted = [
         connection.execute(delete(table).where(table.c.user_id == user_id)).rowcount
@@ -105,7 +105,7 @@ def erase_user(connection: Connection, user_id: str) -> bool:
 
 
 def _without_erased(connection: Connection, answers: Sequence[Served]) -> list[Served]:
-    """The answers whose user was not erased after the answer. Until they are written, nobody is erased."""
+    """Returns the answers whose user was not erased later. Blocks erasures until the transaction ends."""
     if not is_sqlite(connection):
         connection.execute(select(func.pg_advisory_xact_lock_shared(_LOCK_NUMBER)))
     users = {answer.user_id for answer in answers if answer.user_id is not None}
@@ -125,7 +125,7 @@ def _forget_erased(connection: Connection) -> None:
 
 
 def _digest(user_id: str) -> str:
-    """The store keeps this and not the id, which must be gone."""
+    """Returns the value that the store keeps in place of an erased user's id."""
     return hashlib.sha256(user_id.encode()).hexdigest()
 
 
@@ -136,7 +136,7 @@ def _summary(connection: Connection, since: datetime, most: int) -> ServedSummar
     if cut_at is None or cut_at <= since:
         cut_at = None
     since = cut_at or since
-    # The database counts: a hundred thousand lists of ids would keep Python from answering others.
+    # Count in the database: in Python, 100,000 lists of ids would block other requests.
     shown = elements(served.c.ids, is_sqlite(connection))
     recent = (served.c.at >= since, served.c.kind == "bundles")
     counts = (

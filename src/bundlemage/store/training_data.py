@@ -1,4 +1,4 @@
-"""Whole datasets: imported into the store, and exported as training data."""
+"""Imports a dataset into the store, and exports the store as training data."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _READ_AT_ONCE: Final = 100_000
 
 class DatasetStore(StorePart):
     def import_dataset(self, dataset: BundleDataset, progress: Progress = in_silence) -> None:
-        """Write a catalogue and histories to an empty store, all or nothing."""
+        """Write a dataset's catalogue and histories to an empty store; after an error, nothing is written."""
         for vocabulary in (dataset.users, dataset.items, dataset.bundles):
             check_ids(vocabulary.kind, vocabulary)
         with self._database.write(patient=True) as connection:
-            version = next_version(connection)  # from here on nobody else imports
+            version = next_version(connection)  # locks out other imports
             if connection.execute(ANY_ITEM).first() is not None:
                 raise StoreError(
                     "the store already has a catalogue; a dataset needs an empty store. Give another URL"
@@ -48,7 +48,7 @@ class DatasetStore(StorePart):
             count_rows(connection, [table for table, *_ in tables])
 
     def dataset(self) -> BundleDataset:
-        """Everything as training data, with withdrawn items and bundles.
+        """Return the store's data as a dataset for training, including withdrawn items and bundles.
 
         Raises `DataError` if one of the tables is empty.
         """
@@ -64,11 +64,11 @@ class DatasetStore(StorePart):
 
 
 _Rows: TypeAlias = tuple[Table, Sequence[str], int, Iterable[tuple[Any, ...]]]
-"""A table with the names of its columns, its number of rows and its rows."""
+"""A table, the names of its columns, the number of rows, and the rows."""
 
 
 def _tables(dataset: BundleDataset, version: int) -> list[_Rows]:
-    """All tables, in an order that foreign keys allow."""
+    """Returns the rows of all tables. A table comes after the tables that its foreign keys refer to."""
     known, users = dataset.catalogue, dataset.users
     of_items = known.items if known else empty_catalogue(ITEM_SCHEMA, dataset.items)
     of_bundles = known.bundles if known else empty_catalogue(BUNDLE_SCHEMA, dataset.bundles)
@@ -99,13 +99,13 @@ def _things(table: Table, rows: pa.Table, version: int) -> _Rows:
 
 
 def _pairs(table: Table, matrix: Any, users: Vocabulary, things: Vocabulary) -> _Rows:
-    """Pairs in the order of the table's key, so that the database always writes at the end."""
+    """Pairs in the order of the table's key. The database then only appends, which is fast."""
     pairs = ((user, thing) for user, names in _lists(matrix, users, things) for thing in sorted(names))
     return table, table.c.keys()[:2], matrix.nnz, pairs
 
 
 def _lists(matrix: Any, rows: Vocabulary, columns: Vocabulary) -> Iterator[tuple[str, list[str]]]:
-    """The rows of a matrix by id: the id, and the ids of the row's entries in their order."""
+    """Yields the id of each row of a matrix, sorted, and the ids of the row's entries in their order."""
     ids, edges = columns.ids, matrix.indptr.tolist()
     for position in sorted(range(len(rows)), key=rows.ids.__getitem__):
         entries = matrix.indices[edges[position] : edges[position + 1]].tolist()
@@ -113,7 +113,7 @@ def _lists(matrix: Any, rows: Vocabulary, columns: Vocabulary) -> Iterator[tuple
 
 
 def _arrow(connection: Connection, query: Select[Any]) -> pa.Table:
-    """Ids as dictionary arrays, batch by batch, so that memory holds each id only once per batch."""
+    """Returns a query's ids as dictionary arrays, one per batch. Memory holds an id once per batch."""
     result = connection.execute(query, execution_options={"stream_results": True})
     names = list(result.keys())
 
