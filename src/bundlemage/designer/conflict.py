@@ -1,11 +1,11 @@
-"""Whether any bundle keeps all rules; if not, the smallest conflict, and changes that resolve it.
+"""Decides whether any bundle keeps all rules. If not, finds the smallest conflict and changes to resolve it.
 
-Everything here is over the whole catalogue, and does not depend on the model's scores.
+A conflict is a set of rules that no bundle keeps. The search uses the whole catalogue, and no scores.
 
-The smallest conflict is found by hitting sets. Each set of rules that can hold together, made as large as
-possible, leaves some rules out; a conflict needs one rule of every such remainder. So the fewest rules that
-touch all known remainders are tried: if they cannot hold together, no smaller set is a conflict; if they can,
-there is one more remainder.
+The smallest conflict is a minimum hitting set. Take any set of rules that some bundle keeps, and add rules as
+long as this stays possible. Every conflict has at least one of the rules that are left out. The search tries
+the smallest set that has a rule of each known left-out set. If no bundle keeps these rules, they are the
+smallest conflict. Otherwise they are extended, which gives another left-out set.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from bundlemage.errors import ConfigError, OutOfTimeError
 from bundlemage.wire.design import Change, ImpossibleDesignError, Step
 
 SECONDS = 3.0
-"""The least time for finding out why no bundle is possible."""
+"""Minimum time, in seconds, for explaining why no bundle is possible."""
 MOST_TRIED = 12
-"""How many changes are worked out."""
+"""Maximum number of changes that are computed."""
 MOST_CHANGES = 5
-"""How many changes are named."""
+"""Maximum number of changes in the error: the smallest ones."""
 MANY = 500
-"""With more kinds of items than this, easier questions are asked first."""
+"""If there are more kinds of items than this, two easier problems are solved first."""
 LARGEST = 6
-"""How many of the largest groups an easier question looks at, besides those that always matter."""
+"""The number of the largest groups that the first easier problem keeps, besides those that rules need."""
 SOME = 60
-"""How many kinds of each sort the other easier question looks at."""
+"""The number of kinds of each sort in the second easier problem: random, cheapest, most expensive."""
 
 
 def refuse_impossible(rules: Rules, deadline: Deadline) -> None:
-    """Raises `ImpossibleDesignError`, with the reasons, if no bundle keeps all rules.
+    """Raises `ImpossibleDesignError`, with the conflict and possible changes, if no bundle keeps all rules.
 
-    It takes the time that is left, and at least `SECONDS`, because a good explanation is worth a wait.
+    It may use the time that is left, but at least `SECONDS`, even if the deadline is earlier.
     """
     possible = Possible(rules, Deadline(max(SECONDS, deadline.left)))
     everything = frozenset(range(len(rules.rules)))
     if possible.together(everything):
         return
     if not possible.together(frozenset()):
-        raise ConfigError("there is nothing to add: the shop sells no item that is not in the bundle already")
+        raise ConfigError("there is nothing to add: the bundle already has every item that the shop sells")
     conflict = _smallest(possible, everything)
     named = [rules.rules[number] for number in sorted(conflict)]
     raise ImpossibleDesignError(named, _changes(possible, conflict))
 
 
 def _smallest(possible: Possible, everything: frozenset[int]) -> frozenset[int]:
-    """The fewest rules that cannot hold together."""
+    """Returns the smallest set of rules that no bundle keeps."""
     left_out: list[frozenset[int]] = []
     while True:
         tried = _fewest_that_touch(left_out)
@@ -71,7 +71,10 @@ def _smallest(possible: Possible, everything: frozenset[int]) -> frozenset[int]:
 def _fewest_that_touch(
     sets: Iterable[frozenset[int]], other_than: Iterable[frozenset[int]] = ()
 ) -> frozenset[int] | None:
-    """The fewest numbers of which at least one is in each set; None if only `other_than` would do."""
+    """Returns the smallest set that has a number of each of `sets` and includes none of `other_than`.
+
+    Returns None if no such set exists.
+    """
     wanted = list(sets)
     numbers = sorted(frozenset().union(*wanted))
     model = cp().CpModel()
@@ -81,7 +84,7 @@ def _fewest_that_touch(
     for each in other_than:
         model.add_bool_or([~chosen[number] for number in sorted(each)])
     model.minimize(sum(chosen.values()))
-    solver = new_solver(0, 10.0)  # it takes milliseconds, because a request has few rules
+    solver = new_solver(0, 10.0)  # this takes milliseconds, because a request has few rules
     status = solver.solve(model)
     if status == cp().INFEASIBLE:
         return None
@@ -94,9 +97,9 @@ def _fewest_that_touch(
 
 
 def _changes(possible: Possible, conflict: frozenset[int]) -> list[Change]:
-    """The fewest rules whose change suffices, each changed no more than needed; the smallest change first.
+    """Returns changes of as few rules as possible, each no larger than needed; the smallest come first.
 
-    If time runs out, the changes that are known by then.
+    If time runs out, returns the changes that were found so far.
     """
     everything = frozenset(range(len(possible.rules.rules)))
     changes: list[tuple[float, Change]] = []
@@ -111,10 +114,10 @@ def _changes(possible: Possible, conflict: frozenset[int]) -> list[Change]:
 def _ways_out(
     possible: Possible, conflict: frozenset[int], everything: frozenset[int]
 ) -> Iterator[frozenset[int]]:
-    """Smallest sets of rules without which the others can hold together.
+    """Yields all smallest sets of rules to drop. Some bundle keeps all other rules.
 
-    As above, the other way round: the dropped rules must touch every conflict, so the fewest that touch the
-    known ones are tried; if the others cannot hold together, there is one more conflict among them.
+    These are minimum hitting sets, too: the dropped rules must include a rule of each conflict. The smallest
+    set with a rule of each known conflict is tried. If no bundle keeps the others, they have a new conflict.
     """
     conflicts, ways = [conflict], list[frozenset[int]]()
     while (tried := _fewest_that_touch(conflicts, ways)) is not None:
@@ -157,12 +160,12 @@ def _change(possible: Possible, everything: frozenset[int], numbers: Sequence[in
 
 @dataclass(frozen=True)
 class _Kinds:
-    """Items that all rules treat alike: one of each kind, and how many there are."""
+    """For each kind of items, one item and the number of items. All rules treat items of a kind alike."""
 
     items: Integers
     counts: Integers
     counted: frozenset[int]
-    """The groups that count. With fewer groups, a question is easier, and more is possible."""
+    """The groups whose limits are checked. With fewer groups the problem is easier, and more is possible."""
 
     @classmethod
     def of(cls, rules: Rules, counted: Iterable[int]) -> _Kinds:
@@ -176,7 +179,7 @@ class _Kinds:
         return cls(places[first], counts, groups)
 
     def some(self, rules: Rules) -> _Kinds:
-        """A few kinds, among which there is nearly always a bundle if there is one at all."""
+        """Returns a few kinds. If a bundle is possible at all, it is nearly always possible with these."""
         random, items = np.random.default_rng(0), self.items
         free, members = rules.allowed[items], rules.inside(items)
         chosen = [np.flatnonzero(np.isin(items, rules.must))]
@@ -194,10 +197,11 @@ class _Kinds:
 
 
 class Possible:
-    """Answers whether some of the rules can hold together.
+    """Decides whether some bundle keeps a set of rules.
 
-    In a large shop there may be nearly as many kinds as items. Two easier questions come first then: whether
-    it is possible even with a few kinds, and whether it is impossible even if most groups are ignored.
+    A large shop may have nearly as many kinds as items. Two easier problems are then solved first. If a
+    bundle is possible with a few kinds, the answer is yes. If none is possible without the limits of most
+    groups, the answer is no.
     """
 
     def __init__(self, rules: Rules, deadline: Deadline) -> None:
@@ -210,20 +214,22 @@ class Possible:
 
     @cached_property
     def easier(self) -> tuple[_Kinds, _Kinds] | None:
-        """Kinds with which more is possible, and kinds with which less is possible."""
+        """The kinds for a problem in which more is possible, and for one in which less is possible."""
         if len(self.all.items) <= MANY:
             return None
         rules = self.rules
         sizes = [(-len(group.members), number) for number, group in enumerate(rules.groups)]
         counted = {number for _, number in sorted(sizes)[:LARGEST]}
         counted |= set(np.flatnonzero((rules.least > 0) | (rules.counts(rules.fixed) > 0)).tolist())
-        for number in np.flatnonzero(rules.least).tolist():  # and those that share much with a wanted one
+        for number in np.flatnonzero(
+            rules.least
+        ).tolist():  # and groups that have over half of the items of a wanted group
             members = rules.membership[number]
             counted |= set(np.flatnonzero(2 * rules.counts(members.tolist()) > len(members)).tolist())
         return _Kinds.of(rules, counted), self.all.some(rules)
 
     def together(self, active: frozenset[int]) -> bool:
-        """Whether these rules can hold together. Known answers for more or fewer rules are used again."""
+        """Whether some bundle keeps these rules. Earlier answers for more or fewer rules are used."""
         if self.deadline.passed:
             raise _out_of_time()
         for known, answer in self._known.items():
@@ -242,9 +248,9 @@ class Possible:
         return self._solve(self.all, active) is not None
 
     def extreme(self, number: int, others: frozenset[int], values: Mapping[int, int]) -> int | None:
-        """The value nearest to a rule's own with which the others can be kept; None if no value will do.
+        """Returns the value for a rule, nearest to its own, with which some bundle keeps `others`, too.
 
-        (For example, an item without a price fits into no budget.)
+        Returns None if no value is enough: for example, an item without a price fits into no budget.
         """
         active = others | {number}
         ends = [self._solve(kinds, active, values, free=number) for kinds in self.easier or ()]
@@ -254,7 +260,7 @@ class Possible:
             return self._solve(self.all, active, values, free=number)
         except OutOfTimeError:
             if ends and ends[1] is not None:
-                return ends[1]  # enough, though not proven to be the nearest
+                return ends[1]  # a possible value, but not proven to be the nearest
             raise
 
     def _solve(
@@ -264,15 +270,17 @@ class Possible:
         values: Mapping[int, int] | None = None,
         free: int | None = None,
     ) -> int | None:
-        """None if the active rules cannot hold together, with `values` in place of their numbers. Else 0; or
-        the amount nearest to the number of the rule `free`, which need not be kept."""
+        """Returns None if no bundle keeps the active rules, else 0. `values` replace some rules' numbers.
+
+        The rule `free` need not be kept. If it is given, returns the possible amount nearest to its number.
+        """
         rules = self.rules
         banned = np.zeros(rules.items, bool)
         for number, mask in rules.bans.items():
             if number in active:
                 banned |= mask
         if banned[list(rules.start)].any():
-            return None  # these cannot be taken out
+            return None  # the items in `start` cannot be removed
         most = np.where(banned[kinds.items], 0, kinds.counts)
         question = BundleModel(
             rules,
@@ -302,6 +310,6 @@ class Possible:
 
 def _out_of_time() -> OutOfTimeError:
     return OutOfTimeError(
-        "the search did not find out in time which of these rules can hold together: give a longer time "
-        "limit, or fewer rules"
+        "the search did not find out in time which of these rules conflict: give a longer time limit, "
+        "or fewer rules"
     )

@@ -1,4 +1,4 @@
-"""Greedy and beam search: bundles grow item by item, with a look ahead to what the rules still need."""
+"""Greedy and beam search: bundles grow item by item. Items that would break a rule later are skipped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bundlemage.designer.objective import Floats, Objective
 from bundlemage.designer.waiting import Deadline
 
 WIDTH = 8
-"""The number of bundles that a beam follows at once."""
+"""The beam width: the number of unfinished bundles that are kept after each step."""
 LIKELIEST = 256
 """The number of likeliest items that are tried first for each bundle. The others are tried only if needed."""
 
@@ -24,13 +24,13 @@ class _State:
     added: Items
     value: float
     total: float
-    """The sum of logarithms and earnings of the chosen items."""
+    """The sum of the log-probabilities and weighted margins of the chosen items."""
     pairs: float
-    """The sum of distances between its items, if variety counts."""
+    """The sum of the distances between its items, if the request asks for variety."""
     counts: Integers
     """The number of items in each group."""
     sums: Integers
-    """The value of each of the rules' sums."""
+    """The value of each sum that the rules limit, such as the price."""
 
     @property
     def key(self) -> Items:
@@ -38,9 +38,9 @@ class _State:
 
 
 class Lookahead:
-    """Decides which items may come next without breaking a rule later.
+    """Decides which items may be added next, so that the rules can still be kept.
 
-    What it refuses is impossible. What it lets through may still turn out to be impossible.
+    An item that it refuses leads to no bundle. An item that it allows may still lead to none.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -50,21 +50,25 @@ class Lookahead:
         for row, number in enumerate(self._wanted):
             self._members[row, rules.membership[number]] = True
         inside = self._members[:, rules.allowed]
-        self._at_once = max(1, int(inside.sum(0).max(initial=0)))  # wanted tags that one item has
+        self._at_once = max(
+            1, int(inside.sum(0).max(initial=0))
+        )  # the most wanted groups that one item is in
         self._sums = [_Reach.of(each.weights, rules.allowed, self._members) for each in rules.sums]
         self._blocked: dict[bytes, Mask] = {}
 
     def open(self, state: _State, items: Integers) -> Mask:
-        """Which of some items may be added next."""
+        """Returns for each of `items` whether it may be added next."""
         rules = self.rules
         size = len(rules.start) + len(state.added)
-        room = rules.size.most - size - 1  # after the next one
+        room = rules.size.most - size - 1  # how many more items fit after the next one
         mask = rules.allowed[items] & self._groups_open(state)[items] & ~np.isin(items, state.added)
         missing = rules.least[self._wanted] - state.counts[self._wanted]  # [wanted]
         after = np.maximum(missing[:, None] - self._members[:, items], 0)  # [wanted, items]
         needed = np.maximum(after.max(0, initial=0), -(-after.sum(0) // self._at_once))  # [items]
         mask &= needed <= room
-        further = np.maximum(needed, rules.size.least - size - 1)  # that come after the next one
+        further = np.maximum(
+            needed, rules.size.least - size - 1
+        )  # at least so many items follow the next one
         for each, reach, so_far in zip(rules.sums, self._sums, state.sums, strict=True):
             total = so_far + each.weights[items]
             if each.most < NO_LIMIT:
@@ -81,7 +85,7 @@ class Lookahead:
         return mask
 
     def _groups_open(self, state: _State) -> Mask:
-        """Items whose groups all have room for one more."""
+        """Returns for each item whether all its groups may have one more item."""
         full = np.flatnonzero(state.counts >= self.rules.most)
         key = full.tobytes()
         if key not in self._blocked:
@@ -93,12 +97,12 @@ class Lookahead:
 
 @dataclass(frozen=True)
 class _Reach:
-    """The lowest and the highest sum that 0, 1, 2, … further items can have."""
+    """The lowest and the highest sum of 0, 1, 2, … further items."""
 
     lowest: Integers
     highest: Integers
     lowest_of: list[Integers]
-    """The lowest with items of each wanted tag alone."""
+    """For each wanted group, the lowest sums of only its items."""
 
     @classmethod
     def of(cls, weights: Integers, allowed: Mask, wanted: Mask) -> _Reach:
@@ -112,13 +116,16 @@ def _running(weights: Integers) -> Integers:
 
 
 def _least(sums: Integers, count: Integers) -> Integers:
-    """The lowest sum of `count` items; above every limit, where there are not that many."""
+    """Returns the lowest sum of `count` items; `NO_LIMIT` if there are fewer items."""
     enough = count < len(sums)
     return np.where(enough, sums[np.where(enough, count, 0)], NO_LIMIT)
 
 
 def grow(objective: Objective, rules: Rules, deadline: Deadline, width: int) -> list[Items]:
-    """Whole bundles that keep every rule, the most promising first: the added items of each."""
+    """Returns bundles that keep every rule, as tuples of the added items; the best by estimated value first.
+
+    `width` is the beam width; 1 is greedy search. After the deadline, the first bundle is enough.
+    """
     ahead, first = Lookahead(rules), rules.fixed
     sums = np.array([each.of(first) for each in rules.sums], np.int64)
     variety = objective.variety(first)
@@ -131,7 +138,7 @@ def grow(objective: Objective, rules: Rules, deadline: Deadline, width: int) -> 
         if deadline.passed:
             if whole:
                 break
-            width = 1  # the shortest way to something
+            width = 1  # the fastest way to a bundle
         states = _step(objective, rules, ahead, states[:width], width)
     return [state.added for state in sorted(whole.values(), key=lambda each: (-each.value, each.added))]
 
@@ -146,7 +153,7 @@ def _step(
         items, log = likely[number]
         mask = ahead.open(state, items)
         if np.count_nonzero(mask) < width and len(items) < rules.items:
-            # Open items are less likely ones.
+            # Too few of the likeliest items may be added: try all allowed items.
             items = np.flatnonzero(rules.allowed)
             log = objective.chances_after([bundles[number]])[0][items]
             mask = ahead.open(state, items)
@@ -174,7 +181,7 @@ def _step(
 
 
 def _values(objective: Objective, rules: Rules, state: _State, items: Integers, logs: Floats) -> Floats:
-    """The value of the bundle with each of some items."""
+    """Returns for each item the value of the bundle with it."""
     chosen = len(state.added) - len(rules.must) + 1
     values = (state.total + logs + objective.earns[items]) / chosen
     if objective.asks_for_variety:

@@ -1,4 +1,4 @@
-"""CP-SAT: the rules as a model for the solver; any bundle that keeps them, or all bundles if they are few."""
+"""States the rules for the CP-SAT solver. Finds one bundle that keeps them, or all if they are few."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 TRIED = 3000
-"""With more items to choose from, some of them are tried first."""
+"""If more items can be chosen, a search among about this many comes first."""
 LISTED = 3000
-"""The most bundles that are listed."""
+"""`every_bundle` returns None for this many bundles or more."""
 
 
 def cp() -> Any:
-    """OR-Tools, which takes half a second to import."""
+    """Returns the module of CP-SAT. It is imported late, because this takes half a second."""
     try:
         from ortools.sat.python import cp_model
     except ImportError:
@@ -36,7 +36,7 @@ def cp() -> Any:
 
 
 def new_solver(seed: int, seconds: float) -> cp_model.CpSolver:
-    """One thread and a seed: the same question has the same answer, unless time runs out."""
+    """Returns a solver with one thread: it is deterministic for a seed, unless time runs out."""
     solver = cp().CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
@@ -48,11 +48,11 @@ def new_solver(seed: int, seconds: float) -> cp_model.CpSolver:
 
 
 def representatives(rules: Rules, scores: Floats) -> Integers:
-    """Items among which there is a bundle that keeps the rules if there is one at all.
+    """Returns items that are enough: if any bundle keeps the rules, a bundle of these items does.
 
-    Items are alike if every rule treats them alike, but for sums such as the price. Of those that are alike
-    the best by score are enough; with one limit on one sum also the cheapest, or the most expensive; with
-    more limits, some of each price.
+    Items are of one kind if all rules treat them alike, except for sums such as the price. Of each kind the
+    items with the best scores are kept. If one sum has one limit, the cheapest items (for a minimum, the most
+    expensive) are kept, too. If there are more limits, items with different prices are different kinds.
     """
     places = np.flatnonzero(rules.allowed)
     kinds = signatures(rules, places)
@@ -68,9 +68,9 @@ def representatives(rules: Rules, scores: Floats) -> Integers:
 
 
 def signatures(rules: Rules, places: Integers, counted: Collection[int] | None = None) -> Integers:
-    """A number for each item, the same for those that are in the same groups and earlier bundles.
+    """Returns a number for each item. Items in the same groups and earlier bundles have the same number.
 
-    Only the groups `counted` matter; by default all.
+    Only the groups in `counted` are compared; by default all.
     """
     random = np.random.default_rng(0).integers(1, 2**62, len(rules.groups) + len(rules.earlier))
     kinds = np.zeros(rules.items, np.int64)
@@ -83,7 +83,7 @@ def signatures(rules: Rules, places: Integers, counted: Collection[int] | None =
 
 
 def _first_of_each(kinds: Integers, order: npt.NDArray[Any], most: int) -> npt.NDArray[np.bool_]:
-    """The first few of each kind."""
+    """Returns a mask of the first `most` items of each kind, sorted by `order`."""
     by_kind = np.lexsort((order, kinds))
     ordered = kinds[by_kind]
     rank = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)
@@ -96,11 +96,11 @@ def _first_of_each(kinds: Integers, order: npt.NDArray[Any], most: int) -> npt.N
 
 
 class BundleModel:
-    """A CP-SAT model of the rules: how many items of each kind a bundle has, besides the items `inside`.
+    """A CP-SAT model of the rules. Its variables are the numbers of items that are added from each kind.
 
-    `kinds` has one item of each kind, and `most` the number of items of that kind (by default 1). Only the
-    rules `active` hold, and only the groups `counted` count; by default all. `values` replace the numbers of
-    some rules.
+    `inside` are the items that are in the bundle already. `kinds` has one item of each kind, and `most` the
+    number of items of each kind (by default 1). Only the rules `active` and the limits of the groups
+    `counted` are used; by default all. `values` replace the numbers of some rules.
     """
 
     def __init__(
@@ -143,16 +143,16 @@ class BundleModel:
             self._keep_apart(*sizes)
 
     def total(self, each: Sum) -> Any:
-        """A sum over the items of the bundle."""
+        """Returns the expression for a sum over all items of the bundle."""
         return self.weighted(each.weights[self.kinds]) + each.of(self.inside)
 
     def in_group(self, group: int) -> Any:
-        """The number of items in a group."""
+        """Returns the expression for the number of items in a group."""
         members = [self.counts[number] for number in self._members[group].tolist()]
         return cp().LinearExpr.sum(members) + int(self._so_far[group])
 
     def amount(self, rule: int) -> Any:
-        """The sum, or the number of items, that a rule limits."""
+        """Returns the expression that a rule limits: a sum, or a number of items."""
         for each in (self.rules.size, *self.rules.sums):
             if rule in each.rules:
                 return self.total(each)
@@ -160,7 +160,7 @@ class BundleModel:
         return self.in_group(group)
 
     def weighted(self, weights: Integers) -> Any:
-        """The sum of weights of the items that are added."""
+        """Returns the expression for the sum of the added items' weights."""
         return cp().LinearExpr.weighted_sum(self.counts, weights.tolist())
 
     def _keep(self, total: Any, least: int, most: int) -> None:
@@ -168,7 +168,7 @@ class BundleModel:
             self.model.add_linear_constraint(total, least, most)
 
     def _keep_apart(self, least: int, most: int) -> None:
-        """Lets the bundle differ from earlier ones: the smaller of two bundles decides how much."""
+        """Limits the items shared with earlier bundles. The limit depends on the smaller bundle."""
         added, larger = self.weighted(np.ones(len(self.kinds), np.int64)), dict[int, Any]()
         for other in self.rules.earlier:
             members = np.flatnonzero(np.isin(self.kinds, list(other))).tolist()
@@ -176,14 +176,14 @@ class BundleModel:
             largest = min(most - len(self.inside), len(other))
             self.model.add(shared <= self.rules.most_common(largest))
             for size in range(max(1, least - len(self.inside)), largest):
-                if size not in larger:  # whether more items than that are added
+                if size not in larger:  # true if more than `size` items are added
                     larger[size] = self.model.new_bool_var("")
                     self.model.add(added > size).only_enforce_if(larger[size])
                     self.model.add(added <= size).only_enforce_if(~larger[size])
                 self.model.add(shared <= self.rules.most_common(size)).only_enforce_if(~larger[size])
 
     def items(self, value: Callable[[Any], int]) -> Items:
-        """What a solution adds to `start`: `must`, and what it chose."""
+        """Returns the items that a solution adds to `start`: the items `must`, and the chosen ones."""
         chosen = [int(item) for item, count in zip(self.kinds, self.counts, strict=True) if value(count)]
         return (*self.rules.must, *chosen)
 
@@ -192,11 +192,11 @@ class BundleModel:
 
 
 def any_bundle(rules: Rules, scores: Floats, deadline: Deadline) -> Items | None:
-    """A bundle that keeps the rules, of likely items; None if there is none."""
+    """Returns a bundle of likely items that keeps the rules (its added items), or None if none exists."""
     if any(mask[list(rules.fixed)].any() for mask in rules.bans.values()):
         return None
     places = representatives(rules, scores)
-    if len(places) > TRIED:  # a few that are likely, or cheap, or expensive, are nearly always enough
+    if len(places) > TRIED:  # a few likely, cheap and expensive items are nearly always enough
         best = [np.argsort(-scores[places], kind="stable")[: TRIED // 2]]
         for each in rules.sums:
             order = np.argsort(each.weights[places], kind="stable")
@@ -225,12 +225,12 @@ def _any_of(rules: Rules, scores: Floats, places: Integers, deadline: Deadline) 
 
 
 def sizes(rules: Rules) -> range:
-    """The sizes that a bundle may have."""
+    """Returns the sizes that a bundle may have."""
     return range(max(rules.size.least, len(rules.fixed), len(rules.start) + 1), rules.size.most + 1)
 
 
 def every_bundle(rules: Rules, deadline: Deadline) -> list[Items] | None:
-    """All bundles that keep the rules if they are few; else None."""
+    """Returns all bundles that keep the rules, or None if they are too many or time runs out."""
     free = np.flatnonzero(rules.allowed)
     if sum(comb(len(free), size - len(rules.fixed)) for size in sizes(rules)) > 20 * LISTED:
         return None
@@ -246,7 +246,7 @@ def every_bundle(rules: Rules, deadline: Deadline) -> list[Items] | None:
 
 @cache
 def _callback() -> Any:
-    """Created once, because a class for each search would stay in memory until the next collection."""
+    """Returns the callback class. It is created once: a class per search would take memory for a while."""
 
     class Callback(cp().CpSolverSolutionCallback):  # type: ignore[misc]
         def __init__(self, choice: BundleModel) -> None:

@@ -1,4 +1,4 @@
-"""How long a search may go on."""
+"""The time limit of a search."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 
 clock: Callable[[], float] = time.perf_counter
-"""Every search reads its time here. A test may put a counter of readings in its place."""
+"""The clock of all searches. A test may replace it with a function that counts its calls."""
 
 
 class Deadline:
-    """A point in time, some seconds from now."""
+    """A point in time, `seconds` after its creation."""
 
     def __init__(self, seconds: float) -> None:
         self._begun = clock()
@@ -22,14 +22,14 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """The seconds that are left; 0 when it has passed."""
+        """The seconds that are left; 0 after the deadline."""
         return max(0.0, self._ends - clock())
 
     @property
     def taken(self) -> float:
-        """The seconds since it was made."""
+        """The seconds since the deadline was created."""
         return clock() - self._begun
 
     def share(self, parts: int) -> float:
-        """The seconds for each of `parts` equal parts of the time that is left."""
+        """Returns the time that is left divided by `parts`, in seconds."""
         return self.left / max(1, parts)
