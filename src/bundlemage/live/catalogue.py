@@ -89,12 +89,11 @@ class RecordShelf(Shelf):
 
     def _values(self, name: str) -> Any:
         if name not in self._columns:
-            records = map(self._records.get, self.ids)
             if name == "stock" and self._stock is not None:
                 self._columns[name] = self._stock()
             else:
-                values = (getattr(record, name, None) for record in records)
-                known = [None if value == () else value for value in values]
+                values = [getattr(record, name, None) for record in map(self._records.get, self.ids)]
+                known = [value or None for value in values] if name == "tags" else values
                 self._columns[name] = pa.array(known, _TYPES[name])
         return self._columns[name]
 
