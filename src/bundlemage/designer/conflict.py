@@ -221,9 +221,8 @@ class Possible:
         sizes = [(-len(group.members), number) for number, group in enumerate(rules.groups)]
         counted = {number for _, number in sorted(sizes)[:LARGEST]}
         counted |= set(np.flatnonzero((rules.least > 0) | (rules.counts(rules.fixed) > 0)).tolist())
-        for number in np.flatnonzero(
-            rules.least
-        ).tolist():  # and groups that have over half of the items of a wanted group
+        # Groups that have over half of the items of a wanted group are kept, too.
+        for number in np.flatnonzero(rules.least).tolist():
             members = rules.membership[number]
             counted |= set(np.flatnonzero(2 * rules.counts(members.tolist()) > len(members)).tolist())
         return _Kinds.of(rules, counted), self.all.some(rules)

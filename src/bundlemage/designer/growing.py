@@ -50,9 +50,7 @@ class Lookahead:
         for row, number in enumerate(self._wanted):
             self._members[row, rules.membership[number]] = True
         inside = self._members[:, rules.allowed]
-        self._at_once = max(
-            1, int(inside.sum(0).max(initial=0))
-        )  # the most wanted groups that one item is in
+        self._at_once = max(1, int(inside.sum(0).max(initial=0)))  # most wanted groups of one item
         self._sums = [_Reach.of(each.weights, rules.allowed, self._members) for each in rules.sums]
         self._blocked: dict[bytes, Mask] = {}
 
@@ -66,9 +64,7 @@ class Lookahead:
         after = np.maximum(missing[:, None] - self._members[:, items], 0)  # [wanted, items]
         needed = np.maximum(after.max(0, initial=0), -(-after.sum(0) // self._at_once))  # [items]
         mask &= needed <= room
-        further = np.maximum(
-            needed, rules.size.least - size - 1
-        )  # at least so many items follow the next one
+        further = np.maximum(needed, rules.size.least - size - 1)  # minimum after the next one
         for each, reach, so_far in zip(rules.sums, self._sums, state.sums, strict=True):
             total = so_far + each.weights[items]
             if each.most < NO_LIMIT:
