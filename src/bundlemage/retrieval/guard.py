@@ -84,7 +84,7 @@ def build_index(
     """
     for name, share in (("least_recall", least_recall), ("most_share", most_share)):
         if not 0 < share <= 1:
-            raise ConfigError(f"{name!r} is {share!r}; it must be above 0 and at most 1")
+            raise ConfigError(f"{name!r} is {share!r}; it must be a share above 0 and up to 1")
     began = time.perf_counter()
     faiss_or_fail()
     searched = require(model, Indexable)
