@@ -118,7 +118,7 @@ def test_questions_that_cannot_be_answered(model: Path) -> None:
         (["recommend", model, "--user", "nobody"], "unknown user id 'nobody'"),
         (["recommend", model, "--user", "u001"], "Did you mean"),
         (["recommend", model, "--user", "u0001", "--history-items", "g0001"], "not both"),
-        (["recommend", model, "--user", "u0001", "-k", "0"], "at least one"),
+        (["recommend", model, "--user", "u0001", "-k", "0"], "a whole number, at least 1"),
         (["complete", model, "--user", "u0001", "--items", "g0001,x9"], "unknown item id 'x9'"),
         (["recommend", model, "--history-bundles", "x"], "unknown bundle id 'x'"),
         (["train", "-o", model], "--overwrite"),

@@ -380,7 +380,7 @@ def test_recommendations_go_on_while_designs_take_long(
             designs.append(pool.submit(slow))
             wait_until(lambda: long.statistics().tasks_waiting == 1, "one that waits")
             answer = slow()
-            assert problem(answer, 503, "waiting already")["title"] == "Busy"
+            assert problem(answer, 503, "already waiting")["title"] == "Busy"
             assert answer.headers["retry-after"] == "1"
             for _ in range(10):
                 ok(client.get(f"/v1/users/{SOMEONE}/bundles"))

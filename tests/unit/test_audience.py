@@ -408,7 +408,7 @@ def test_unknown_prices_are_said_to_be_unknown() -> None:
         ({"price": float("nan")}, "from 0 up"),
         ({"discount": 1.5}, "to 0.99"),
         ({"discount": -0.1}, "to 0.99"),
-        ({"k": 0}, "at least one answer"),
+        ({"k": 0}, "a whole number, at least 1"),
         ({"items": []}, "at least one item"),
         ({"items": "g0001"}, "list of ids"),
     ],

@@ -362,8 +362,8 @@ def test_a_part_that_is_gone_or_damaged_is_told(shop: Recommender, tmp_path: Pat
         ({"users": []}, "the list of users is empty"),
         ({"users": ["u0001", "u0001"]}, "'u0001' is in the list twice"),
         ({"users": "u0001"}, "give a list of users"),
-        ({"budget": 0.01}, "the limits have no room for a single one"),
-        ({"where": Filter(max_price=0.0)}, "none that passes the filters"),
+        ({"budget": 0.01}, "the limits do not allow any of them"),
+        ({"where": Filter(max_price=0.0)}, "no bundle of the shop passes the filters"),
     ],
     ids=str,
 )
