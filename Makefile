@@ -59,7 +59,7 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports --no-cache --verbose > $(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; exit 1; }
 
 test: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --durations 20
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 3600

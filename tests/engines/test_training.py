@@ -214,7 +214,7 @@ def test_a_local_process_that_is_killed_ends_training_with_a_word_and_can_be_res
         "sample", RECIPE.changed({"epochs": 400, "patience": 400}, {}), tmp_path / "run", checkpoint_every=1
     )
     two = engine("local", workers=2)
-    with pytest.raises(ClusterError, match=r"died \(SIGKILL\); --resume goes on"):
+    with pytest.raises(ClusterError, match=r"died \(SIGKILL\); --resume continues"):
         trained(two, job, split, (Kills(),))
     job = replace(job, recipe=RECIPE.changed({"patience": 400}, {}), resume=True)
     assert_same(trained(two, job, split), one_process, split)
@@ -222,7 +222,7 @@ def test_a_local_process_that_is_killed_ends_training_with_a_word_and_can_be_res
 
 def test_what_cannot_be_divided_says_so_before_anything_starts(split: Split, tmp_path: Path) -> None:
     for recipe, words in (
-        (Recipe("bpr", {"epochs": 1}), "not trained by several processes"),
+        (Recipe("bpr", {"epochs": 1}), "cannot be trained by several processes"),
         (RECIPE.changed({"sampled_softmax": 50}, {}), "sampled_softmax"),
     ):
         with pytest.raises(UnsupportedError, match=words):
