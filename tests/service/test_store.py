@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+from sqlalchemy.dialects import sqlite
 
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import (
@@ -512,3 +513,9 @@ def test_what_a_bundle_is_expected_to_sell_is_kept(store: Store) -> None:
     with pytest.raises(UnknownThingsError, match="none"):
         store.put(Bundle("x", ("lamp",), sells_like="none"))
     assert "x" not in {bundle.id for bundle in store.catalogue().bundles}
+
+
+def test_histories_are_found_by_an_index() -> None:
+    """A condition `… = 1` would make SQLite read the interactions of all users for every answer."""
+    query = str(histories._histories().compile(dialect=sqlite.dialect()))
+    assert query.count("user_id IN (SELECT value FROM json_each(?)) GROUP BY") == 2

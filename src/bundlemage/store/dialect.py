@@ -44,6 +44,10 @@ class one_of(FunctionElement[bool]):  # noqa: N801  (it is used like a function)
     def __init__(self, column: Column[Any], parameter: str) -> None:
         super().__init__(column, sa.bindparam(parameter, type_=_Texts))
 
+    def self_group(self, against: Any = None) -> Any:
+        """Return the condition as it is. SQLAlchemy would add `= 1` for SQLite, which then reads all rows."""
+        return self
+
 
 @compiles(one_of, "sqlite")
 def _one_of_in_sqlite(element: one_of, compiler: Any, **more: Any) -> str:
