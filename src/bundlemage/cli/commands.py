@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Annotated, Any, get_args, get_origin
@@ -46,16 +47,16 @@ def _command_class(function: Callable[..., None]) -> type[TyperCommand]:
     return Command
 
 
-class OptionGroup:
+class OptionGroup(ABC):
     """Several options that make one value, as in `where: Annotated[Filter, FromFunction(...)]`."""
 
+    @abstractmethod
     def parameters(self) -> dict[str, inspect.Parameter]:
         """A parameter for each option, by its name."""
-        raise NotImplementedError
 
+    @abstractmethod
     def value(self, values: dict[str, Any]) -> Any:
         """Build the value from the values of its options, and remove those from `values`."""
-        raise NotImplementedError
 
 
 class FromFunction(OptionGroup):
