@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bundlemage.data.dataset import BundleDataset, Catalogue
     from bundlemage.data.splits import Split, SplitPlan
     from bundlemage.errors import BundleMageError
-    from bundlemage.readers.frames import read_frames
+    from bundlemage.readers.assemble import read_frames
     from bundlemage.readers.load import read
     from bundlemage.readers.sql import read_sql
     from bundlemage.recommender import Recommender
@@ -41,7 +41,7 @@ _HOME = {
     "Split": "bundlemage.data.splits",
     "SplitPlan": "bundlemage.data.splits",
     "read": "bundlemage.readers.load",
-    "read_frames": "bundlemage.readers.frames",
+    "read_frames": "bundlemage.readers.assemble",
     "read_sql": "bundlemage.readers.sql",
     "sample_shop": "bundlemage.sample.generate",
 }

@@ -35,8 +35,8 @@ from pathlib import Path
 if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:int(sys.argv[2])])
 start = time.perf_counter()
-from bundlemage.readers import tables
-dataset = tables.read(Path(sys.argv[1])).dataset
+from bundlemage.readers.load import read
+dataset = read(Path(sys.argv[1])).dataset
 seconds = time.perf_counter() - start
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
 sizes = {"pairs": dataset.user_item.nnz, "users": len(dataset.users)}

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from bundlemage.errors import DataError
-from bundlemage.readers import tables
-from bundlemage.readers.load import check
+from bundlemage.readers.load import check, read
 from tests.broken import BROKEN, Broken
 from tests.shop_files import GOOD, ITEMS, parquet, write
 
@@ -32,10 +31,10 @@ def test_errors_stop_the_reading_and_warnings_do_not(broken: Broken, tmp_path: P
     broken.write(folder)
 
     if broken.severity == "warning":
-        assert broken.kind in {problem.kind for problem in tables.read(folder).warnings}
+        assert broken.kind in {problem.kind for problem in read(folder).warnings}
     else:
         with pytest.raises(DataError) as raised:
-            tables.read(folder)
+            read(folder)
         assert broken.message.replace("{path}", str(folder)) in str(raised.value)
 
 
@@ -57,9 +56,9 @@ def test_every_problem_of_every_table_at_once(tmp_path: Path) -> None:
     ]
 
     assert found == [
-        ("user_bundle.csv", None, "unknown-column", "user_id"),
         ("user_item.csv", 3, "missing-id", ""),
         ("user_item.csv", 2, "missing-id", ""),
+        ("user_bundle.csv", None, "unknown-column", "user_id"),
         ("items.csv", 2, "bad-number", "cheap"),
         ("items.csv", 2, "bad-number", "few"),
         ("bundle_item.csv", 3, "id-with-spaces", "b1 "),

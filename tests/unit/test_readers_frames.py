@@ -15,7 +15,7 @@ import pytest
 
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.errors import DataError
-from bundlemage.readers.frames import read_frames
+from bundlemage.readers.assemble import read_frames
 
 Columns = dict[str, list[Any]]
 

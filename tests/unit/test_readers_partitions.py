@@ -11,8 +11,7 @@ import pytest
 from pyarrow import fs
 
 from bundlemage.errors import DataError
-from bundlemage.readers import tables
-from bundlemage.readers.load import check, read
+from bundlemage.readers.load import check, read, read_tables
 from bundlemage.readers.places import place
 from tests.parted_tables import SHOP, in_parts, write_parts
 from tests.shop_files import with_files
@@ -175,13 +174,13 @@ class TestUris:
         found = place(tmp_path)
         remote = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
         store = type(found)("s3://bucket/shop", "shop", "bucket/shop", remote)
-        source = tables.read(store)
+        source = read_tables(store)
         assert source.warnings == ()
         expected = read(tmp_path / "bucket" / "shop").dataset
         assert source.dataset.fingerprint() == expected.fingerprint()
         (tmp_path / "bucket" / "shop" / "user_bundle.csv").write_text("user_id,bundle_id\n")
         with pytest.raises(DataError) as caught:
-            tables.read(store)
+            read_tables(store)
         assert {problem.kind for problem in caught.value.problems} == {"ambiguous-file"}
 
     def test_a_uri_of_nothing_known(self) -> None:

@@ -14,7 +14,7 @@ import sqlalchemy
 
 from bundlemage.errors import DataError, MissingExtraError
 from bundlemage.readers import sql
-from bundlemage.readers.frames import read_frames
+from bundlemage.readers.assemble import read_frames
 from bundlemage.readers.sql import matches, read_sql
 from tests.postgres_server import PASSWORD
 

@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset
-from bundlemage.readers import tables
-from bundlemage.readers.frames import read_frames
-from bundlemage.readers.load import check
+from bundlemage.readers import load
+from bundlemage.readers.assemble import read_frames
+from bundlemage.readers.load import check, is_tables
 from bundlemage.readers.sql import read_sql
 from tests.shop_files import BUNDLES, GOOD, ITEMS, parquet, write
 
@@ -34,7 +34,7 @@ COLUMNS = {
 
 
 def read(folder: Path) -> BundleDataset:
-    return tables.read(folder).dataset
+    return load.read(folder).dataset
 
 
 def pairs(dataset: BundleDataset, table: str) -> set[tuple[str, str]]:
@@ -163,10 +163,10 @@ def test_the_first_description_counts(tmp_path: Path) -> None:
 
 def test_matches_only_a_folder_with_a_table(tmp_path: Path) -> None:
     write(tmp_path / "shop")
-    assert tables.matches(tmp_path / "shop")
-    assert not tables.matches(tmp_path)
-    assert not tables.matches(tmp_path / "shop" / "user_item.csv")
-    assert not tables.matches(tmp_path / "nowhere")
+    assert is_tables(tmp_path / "shop")
+    assert not is_tables(tmp_path)
+    assert not is_tables(tmp_path / "shop" / "user_item.csv")
+    assert not is_tables(tmp_path / "nowhere")
 
 
 # Any text that is an id at all: not blank, and without the NUL that no format is sure to carry.

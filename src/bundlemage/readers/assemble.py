@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,35 +21,107 @@ from bundlemage.data.dataset import (
 from bundlemage.data.splits import Source
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import DataError, Problem, collected
-from bundlemage.readers.columns import REQUIRED, TABLES, resolve
-from bundlemage.readers.values import Coded, Locate, align, duplicates, encode, read_details, read_ids, shown
+from bundlemage.readers.values import Coded, Locate, align, duplicates, encode, read_column, shown
 
+REQUIRED = ("user_item", "user_bundle", "bundle_item")
+TABLES: Mapping[str, tuple[str, ...]] = {
+    "user_item": ("user_id", "item_id"),
+    "user_bundle": ("user_id", "bundle_id"),
+    "bundle_item": ("bundle_id", "item_id"),
+    "items": ("item_id",),
+    "bundles": ("bundle_id",),
+}
+"""The columns that each table must have. The columns of a catalogue's schema are optional."""
 CATALOGUE_SCHEMAS = {"items": ITEM_SCHEMA, "bundles": BUNDLE_SCHEMA}
+
+# Case, spaces and punctuation are ignored: `user ID`, `userId` and `USER_ID` are the same name.
+_ALIASES = {
+    column: frozenset(names.split())
+    for column, names in {
+        "user_id": "userid user uid customerid customer custid clientid accountid memberid buyerid shopperid "
+        "visitorid playerid steamid",
+        "item_id": "itemid item iid productid product prodid sku articleid asin gameid appid bookid songid "
+        "trackid movieid",
+        "bundle_id": "bundleid bundle bid packageid packid boxid setid kitid comboid collectionid listid "
+        "playlistid booklistid",
+        "title": "title name",
+        "price": "price unitprice finalprice",
+        "tags": "tags tag genres genre categories category",
+        "stock": "stock instock inventory stockquantity",
+        "discount": "discount discountrate",
+    }.items()
+}
+_OWN_PREFIX = {"items": ("item", "product", "game"), "bundles": ("bundle", "package")}
+_LOOKS_LIKE_DATA = re.compile(r"-?\d+(\.\d+)?|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+
+def _means(table: str, column: str, name: str) -> bool:
+    """Whether a column called `name` in `table` is the column `column`."""
+    plain = re.sub(r"[\W_]+", "", name).casefold()
+    if plain in _ALIASES[column]:
+        return True
+    if table not in _OWN_PREFIX:
+        return False
+    # A catalogue describes items or bundles only: in `items`, `id` is the item_id and `item_name` the title.
+    if column in TABLES[table]:
+        return plain == "id"
+    return any(plain.removeprefix(prefix) in _ALIASES[column] for prefix in _OWN_PREFIX[table])
+
+
+def resolve(table: str, names: Sequence[str], where: str) -> dict[str, int]:
+    """Returns for each existing column of `table` its position in `names`. `where` is the file, for messages.
+
+    Raises `DataError` with every required column that is missing, and every column that several names fit.
+    """
+    positions: dict[str, int] = {}
+    missing: list[str] = []
+    problems: list[Problem] = []
+    details = CATALOGUE_SCHEMAS[table].names[1:] if table in CATALOGUE_SCHEMAS else ()
+    for column in (*TABLES[table], *details):
+        exact = [position for position, name in enumerate(names) if name == column]
+        matching = exact or [position for position, name in enumerate(names) if _means(table, column, name)]
+        if len(matching) > 1:
+            listed = " and ".join(repr(names[position]) for position in matching)
+            message = f"the columns {listed} could each be {column!r}"
+            fix = f"Name the right one exactly {column!r}, and drop or rename the other"
+            problems.append(Problem("ambiguous-column", where, message, fix, value=names[matching[1]]))
+        elif matching:
+            positions[column] = matching[0]
+        elif column in TABLES[table]:
+            missing.append(column)
+    if missing:
+        wanted = " or ".join(map(repr, missing))
+        message = f"no column {wanted}; the columns found are {', '.join(map(repr, names))}"
+        fix = f"Rename the column that holds it to {wanted}"
+        if any(_LOOKS_LIKE_DATA.fullmatch(name.strip()) for name in names):
+            fix = "The first line looks like data: put a line with the column names above it"
+        problems.append(Problem("unknown-column", where, message, fix, value=names[0] if names else None))
+    if problems:
+        raise DataError(problems)
+    return positions
 
 
 @dataclass(frozen=True)
 class TableData:
-    """One table as it was read. Its columns have their canonical names, such as `user_id`."""
+    """One table as it was read."""
 
     where: str
     """The name of the file, table or frame in messages."""
-    ids: Mapping[str, Coded]
-    details: pa.Table
-    """The other columns, such as titles and prices."""
+    columns: Mapping[str, Coded]
+    """The columns by their canonical names, such as `user_id` and `title`; the ids come first."""
     locate: Locate
 
     @classmethod
     def from_arrow(cls, name: str, where: str, table: pa.Table, locate: Locate | None = None) -> TableData:
         """Returns the columns that the table `name` has; raises `DataError` if one cannot be identified."""
         positions = resolve(name, table.column_names, where)
-        columns = {column: table.column(position) for column, position in positions.items()}
-        ids = {column: encode(columns.pop(column)) for column in TABLES[name].ids}
-        return cls(where, ids, pa.table(columns), locate or (lambda row: (where, row + 1)))
+        columns = {column: encode(table.column(position)) for column, position in positions.items()}
+        return cls(where, columns, locate or (lambda row: (where, row + 1)))
 
     def checked(self, table: str) -> tuple[TableData | None, list[Problem]]:
         """Returns the table with its values checked, or None if there is an error; and the problems."""
-        rows = len(next(iter(self.ids.values())).codes)
-        if rows == 0:
+        key, *_ = TABLES[table]
+        if not len(self.columns[key].codes):
             fix = "Fill the table or remove it; an empty table is ignored"
             if table in REQUIRED:
                 fix = "Export the data again; a model learns from rows of all three tables"
@@ -56,20 +129,16 @@ class TableData:
             message = "there are column names but no rows"
             return None, [Problem("no-rows", self.where, message, fix, severity=severity)]
         problems: list[Problem] = []
-        ids: dict[str, Coded] = {}
-        for column, coded in self.ids.items():
-            texts, faults = read_ids(coded, column, self.locate)
+        columns: dict[str, Coded] = {}
+        for name, column in self.columns.items():
+            values, faults = read_column(column, name, self.locate)
             problems += faults
-            if texts is not None:
-                ids[column] = texts
-        details = self.details
-        if table in CATALOGUE_SCHEMAS:
-            details, faults = read_details(details, CATALOGUE_SCHEMAS[table], rows, self.locate)
-            problems += faults
-            for column, texts in ids.items():
-                problems += duplicates(texts, column, self.locate)
+            if values is not None:
+                columns[name] = values
+        if table in CATALOGUE_SCHEMAS and key in columns:
+            problems += duplicates(columns[key], key, self.locate)
         failed = any(problem.severity == "error" for problem in problems)
-        return None if failed else replace(self, ids=ids, details=details), problems
+        return None if failed else replace(self, columns=columns), problems
 
 
 def assemble(
@@ -80,16 +149,13 @@ def assemble(
     Returns the data set and the warnings. Raises one `DataError` with all problems if one is an error.
     """
     problems = list(problems)
-    data: dict[str, TableData] = {}
+    checked: dict[str, TableData] = {}
     for table in tables:
         with collected(problems):
-            data[table] = read(table)
-    checked: dict[str, TableData] = {}
-    for table, values in data.items():
-        good, faults = values.checked(table)
-        problems += faults
-        if good is not None:
-            checked[table] = good
+            good, faults = read(table).checked(table)
+            problems += faults
+            if good is not None:
+                checked[table] = good
     for crossing in CROSSINGS:
         problems += crossing.check(checked)
     if any(problem.severity == "error" for problem in problems):
@@ -118,7 +184,7 @@ class Crossing:
         if self.table not in checked or self.known_in not in checked:
             return []
         table, other = checked[self.table], checked[self.known_in]
-        ids, known = table.ids[self.column], set(other.ids[self.column].values)
+        ids, known = table.columns[self.column], set(other.columns[self.column].values)
         unknown = np.array([text not in known for text in ids.values], dtype=bool)
         if not unknown.any():
             return []
@@ -151,22 +217,25 @@ CROSSINGS = (
 def _dataset(tables: Mapping[str, TableData], name: str) -> BundleDataset:
     vocabularies = {}
     for kind in ("user", "item", "bundle"):
-        mentioned = (table.ids[f"{kind}_id"].values for table in tables.values() if f"{kind}_id" in table.ids)
+        mentioned = (
+            table.columns[f"{kind}_id"].values for table in tables.values() if f"{kind}_id" in table.columns
+        )
         vocabularies[f"{kind}_id"] = Vocabulary.canonical(kind, set().union(*mentioned))
     matrices: dict[str, Any] = {}
     for table in REQUIRED:
-        (row_key, rows), (column_key, columns) = tables[table].ids.items()
+        (row_key, rows), (column_key, columns) = tables[table].columns.items()
         shape = len(vocabularies[row_key]), len(vocabularies[column_key])
         row_positions = vocabularies[row_key].positions(rows.values)[rows.codes]
         column_positions = vocabularies[column_key].positions(columns.values)[columns.codes]
         matrices[table] = binary_matrix(row_positions, column_positions, shape)
     described: dict[str, pa.Table] = {}
     for table, schema in CATALOGUE_SCHEMAS.items():
-        key = schema.names[0]
-        if table in tables:
-            described[table] = align(tables[table].details, tables[table].ids[key], vocabularies[key], schema)
-        else:
-            described[table] = empty_catalogue(schema, vocabularies[key])
+        vocabulary = vocabularies[schema.names[0]]
+        described[table] = (
+            align(tables[table].columns, vocabulary, schema)
+            if table in tables
+            else empty_catalogue(schema, vocabulary)
+        )
     return BundleDataset(
         **matrices,
         users=vocabularies["user_id"],
@@ -175,3 +244,52 @@ def _dataset(tables: Mapping[str, TableData], name: str) -> BundleDataset:
         catalogue=Catalogue(**described) if tables.keys() & CATALOGUE_SCHEMAS.keys() else None,
         name=name,
     )
+
+
+# Data frames
+
+
+def read_frames(
+    user_item: Any,
+    user_bundle: Any,
+    bundle_item: Any,
+    items: Any = None,
+    bundles: Any = None,
+    name: str = "frames",
+) -> Source:
+    """Read pandas or Polars frames, DuckDB relations or Arrow tables. The kinds may be mixed.
+
+    Three frames are required. `items` and `bundles` are the optional catalogue. `name` names the data.
+    Returns the data; raises `DataError` with every problem.
+    """
+    frames = {"user_item": user_item, "user_bundle": user_bundle, "bundle_item": bundle_item}
+    frames |= {table: frame for table, frame in (("items", items), ("bundles", bundles)) if frame is not None}
+    return assemble(
+        frames, lambda table: TableData.from_arrow(table, table, _arrow(table, frames[table])), name
+    )
+
+
+def _arrow(table: str, frame: Any) -> pa.Table:
+    if not hasattr(frame, "__arrow_c_stream__"):
+        fix = (
+            "Give a pandas or Polars DataFrame, a DuckDB relation or a PyArrow table "
+            "(anything with __arrow_c_stream__; collect a lazy frame first)"
+        )
+        raise DataError.of("not-a-frame", table, f"a {type(frame).__name__} is not a frame", fix)
+    try:
+        return pa.table(_needed(table, frame))
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        message = f"a column holds values of more than one type ({' '.join(map(str, error.args))})"
+        fix = "Make each column one type, for example by frame['user_id'].astype(str)"
+        raise DataError.of("bad-id-type", table, message, fix) from error
+
+
+def _needed(table: str, frame: Any) -> Any:
+    """Returns a pandas or Polars frame with only the needed columns, as Arrow may fail to convert others."""
+    names = [str(column) for column in getattr(frame, "columns", ())]
+    if not hasattr(frame, "to_numpy") or len(set(names)) < len(names):
+        return frame
+    index = getattr(frame, "index", None)
+    if index is not None and any(index.names):  # the index may hold an id: Arrow makes it a column
+        return frame
+    return frame[[frame.columns[position] for position in resolve(table, names, table).values()]]

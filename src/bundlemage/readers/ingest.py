@@ -38,12 +38,10 @@ from bundlemage.data.shards import (
 from bundlemage.data.vocabulary import INTEGER, Vocabulary
 from bundlemage.errors import BundleMageError, DataError, Problem
 from bundlemage.progress import Progress, in_silence
-from bundlemage.readers import load, parquet, tables, text
-from bundlemage.readers.assemble import CATALOGUE_SCHEMAS, CROSSINGS, Crossing, TableData
-from bundlemage.readers.columns import TABLES
-from bundlemage.readers.parquet import TableFiles
-from bundlemage.readers.places import Place, place
-from bundlemage.readers.values import Locate, align, encode, read_ids
+from bundlemage.readers import load, parquet, text
+from bundlemage.readers.assemble import CATALOGUE_SCHEMAS, CROSSINGS, TABLES, Crossing, TableData
+from bundlemage.readers.places import Place, TableFiles, find, place
+from bundlemage.readers.values import Locate, align, encode, read_column
 
 THREADS = min(8, os.cpu_count() or 1)
 """The number of DuckDB's threads. It is limited because each thread needs its own memory for sorting."""
@@ -161,7 +159,7 @@ class _Shop:
     def load(self) -> list[Problem]:
         """Read all tables; returns the warnings."""
         try:
-            self._files, problems = tables.find(self._where)
+            self._files, problems = find(self._where)
             for table, files in self._files.items():
                 if table in CATALOGUE_SCHEMAS:
                     problems += self._load_catalogue(table, files)
@@ -177,7 +175,7 @@ class _Shop:
         return problems + [problem for crossing in CROSSINGS for problem in self._unknown_ids(crossing)]
 
     def _load_pairs(self, table: str, files: TableFiles) -> None:
-        columns = TABLES[table].ids
+        columns = TABLES[table]
         self._create(table)
         rows = [0] * len(files.files)
         for number, file in enumerate(files.files):
@@ -196,19 +194,20 @@ class _Shop:
 
     def _load_catalogue(self, table: str, files: TableFiles) -> list[Problem]:
         self._progress(f"reading {table}", 0, 1)
-        checked, problems = tables.read_table(table, files).checked(table)
+        checked, problems = load.read_table(table, files).checked(table)
         if checked is not None:
             self._described[table], self._locate[table] = checked, checked.locate
-            ((column, ids),) = checked.ids.items()
-            self._create(table)
+            (column,) = TABLES[table]
+            ids = checked.columns[column]
             texts = pa.array(ids.values, pa.string())
+            self._create(table)
             self._insert(
                 table, pa.table({column: pa.DictionaryArray.from_arrays(pa.array(ids.codes), texts)})
             )
         return problems
 
     def _create(self, table: str) -> None:
-        columns = ", ".join(f"{column} VARCHAR" for column in TABLES[table].ids)
+        columns = ", ".join(f"{column} VARCHAR" for column in TABLES[table])
         self._database.execute(f"CREATE TABLE {table} ({columns})")
 
     def _insert(self, table: str, batch: pa.Table) -> None:
@@ -223,12 +222,12 @@ class _Shop:
     def _order_ids(self, kind: str) -> None:
         """Create the table of distinct ids in `canonical_order`. The row number of an id is its position."""
         column = f"{kind[:-1]}_id"
-        having = [table for table in self._locate if column in TABLES[table].ids]
+        having = [table for table in self._locate if column in TABLES[table]]
         every = " UNION ALL ".join(f"SELECT {column} AS id FROM {table}" for table in having)
         self._database.execute(f"CREATE TABLE distinct_ids AS SELECT DISTINCT id FROM ({every})")
         unusual = f"SELECT id FROM distinct_ids WHERE NOT regexp_full_match(id, '{_SURELY_GOOD}')"
         for batch in self._stream(unusual):
-            _, faults = read_ids(encode(pa.chunked_array([batch.column(0)])), column, lambda _: ("", 0))
+            _, faults = read_column(encode(pa.chunked_array([batch.column(0)])), column, lambda _: ("", 0))
             if faults:
                 raise _SuspiciousError
         (integers,) = self._one(f"SELECT bool_and(regexp_full_match(id, '{INTEGER}')) FROM distinct_ids")
@@ -287,13 +286,12 @@ class _Shop:
         if checked is None:
             return None
         vocabulary = Vocabulary(kind[:-1], self._ids(kind).to_pylist())
-        schema = CATALOGUE_SCHEMAS[kind]
-        return align(checked.details, checked.ids[schema.names[0]], vocabulary, schema)
+        return align(checked.columns, vocabulary, CATALOGUE_SCHEMAS[kind])
 
 
 def _sorted_pairs(name: str, owners: str, others: str) -> str:
     """Returns the SQL query for a table's sorted pairs. One number encodes a pair of positions."""
-    owner, other = TABLES[name].ids
+    owner, other = TABLES[name]
     return (
         f"SELECT (owners.rowid << {_POSITION_BITS}) | others.rowid AS pair FROM {name} "
         f"JOIN {owners}_ids AS owners ON {owner} = owners.id "

@@ -8,9 +8,9 @@ from pathlib import Path
 from bundlemage.data.shards import LAYOUT, Layout
 from bundlemage.data.splits import Source
 from bundlemage.errors import ConfigError, DataError, Problem
-from bundlemage.readers import authors, bgcn, pathak, sql, tables
-from bundlemage.readers.columns import TABLES
-from bundlemage.readers.places import is_remote, local_path, place
+from bundlemage.readers import authors, bgcn, parquet, pathak, sql, text
+from bundlemage.readers.assemble import TABLES, TableData, assemble
+from bundlemage.readers.places import Place, TableFiles, find, has_tables, is_remote, local_path, place
 from bundlemage.sample.generate import sample_shop
 
 SAMPLE = "sample"
@@ -22,13 +22,23 @@ def is_layout(path: Path) -> bool:
     return (path / LAYOUT).is_file()
 
 
-def _read_layout(path: Path) -> Source:
-    return Source(Layout.open(path).dataset())
+def read_tables(where: Place) -> Source:
+    """Read a folder of tables: `user_item`, `user_bundle`, `bundle_item`, optionally `items` and `bundles`.
+
+    Returns the data and warnings; raises `DataError` with all problems if one is an error.
+    """
+    files, problems = find(where)
+    return assemble(files, lambda table: read_table(table, files[table]), where.name, problems)
+
+
+def read_table(table: str, files: TableFiles) -> TableData:
+    """Returns one table; raises `DataError` with the problems of all its files."""
+    return parquet.read(table, files) if files.is_parquet else text.read(table, files.files[0])
 
 
 _FOLDERS: tuple[tuple[Callable[[Path], bool], Callable[[Path], Source]], ...] = (
-    (is_layout, _read_layout),
-    (tables.matches, tables.read),
+    (is_layout, lambda path: Source(Layout.open(path).dataset())),
+    (lambda path: has_tables(place(path)), lambda path: read_tables(place(path))),
     (bgcn.matches, bgcn.read),
     (authors.matches, authors.read),
     (pathak.matches, pathak.read),
@@ -53,7 +63,7 @@ def read(location: str | Path, tables_or_queries: Mapping[str, str] | None = Non
     if location == SAMPLE:
         return Source(sample_shop().dataset)
     if is_remote(location):
-        return tables.read(place(location))
+        return read_tables(place(location))
     path = local_path(location)
     _check_mistakes(path)
     for matches, read_folder in _FOLDERS:
@@ -62,7 +72,7 @@ def read(location: str | Path, tables_or_queries: Mapping[str, str] | None = Non
     if inner := _data_inside(path):
         message = "this folder holds no data itself"
         raise DataError.of("not-a-dataset", str(path), message, f"Did you mean {' or '.join(inner[:4])}?")
-    return tables.read(path)  # raises a `DataError` that says what a folder of tables needs
+    return read_tables(place(path))  # raises a `DataError` that says what a folder of tables needs
 
 
 def is_tables(location: str | Path, tables_or_queries: Mapping[str, str] | None = None) -> bool:
@@ -72,7 +82,7 @@ def is_tables(location: str | Path, tables_or_queries: Mapping[str, str] | None 
     path = local_path(location)
     if is_remote(location) or not path.is_dir():
         return is_remote(location)
-    return tables.matches(path) and not is_layout(path) and not (path / "manifest.json").is_file()
+    return has_tables(place(path)) and not is_layout(path) and not (path / "manifest.json").is_file()
 
 
 def check(location: str | Path, tables_or_queries: Mapping[str, str] | None = None) -> list[Problem]:

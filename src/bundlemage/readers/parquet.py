@@ -5,43 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import BinaryIO
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bundlemage.errors import DataError, Problem, collected
-from bundlemage.readers.assemble import TableData
-from bundlemage.readers.columns import TABLES, resolve
-from bundlemage.readers.places import TableFile, unreadable
-from bundlemage.readers.values import Coded, Locate, encode, joined
+from bundlemage.readers.assemble import TABLES, TableData, resolve
+from bundlemage.readers.places import TableFile, TableFiles, unreadable
+from bundlemage.readers.values import Coded, encode, joined
 
 _TEXTS = (pa.string(), pa.large_string())
-
-
-@dataclass(frozen=True)
-class TableFiles:
-    """The files of one table: a single file, or a folder of parts."""
-
-    where: str
-    """The name of the table in messages."""
-    files: tuple[TableFile, ...]
-
-    @property
-    def is_parquet(self) -> bool:
-        return self.files[0].where.endswith(".parquet")
-
-    def locator(self, rows: Iterable[int]) -> Locate:
-        """Returns a function that finds the file and line of a row. `rows` are the sizes of the files."""
-        firsts = np.cumsum([0, *rows])
-
-        def locate(row: int) -> tuple[str, int]:
-            number = int(np.searchsorted(firsts, row, side="right")) - 1
-            return self.files[number].where, row - int(firsts[number]) + 1
-
-        return locate
 
 
 def read(table: str, source: TableFiles) -> TableData:
@@ -53,15 +28,15 @@ def read(table: str, source: TableFiles) -> TableData:
             parts += batches(table, file)
     if problems:
         raise DataError(_same_fault_once(problems))
-    ids = {column: _joined_ids([part.column(column) for part in parts]) for column in TABLES[table].ids}
-    details: dict[str, pa.ChunkedArray] = {}
-    for column in TABLES[table].details:
-        if any(column in part.column_names for part in parts):
-            with collected(problems):
-                details[column] = _joined_detail(column, source.files, parts)
+    columns: dict[str, Coded] = {}
+    for name in dict.fromkeys(name for part in parts for name in part.column_names):
+        with collected(problems):
+            if name not in TABLES[table]:
+                _check_types(name, source.files, parts)
+            columns[name] = _joined_column(name, parts)
     if problems:
         raise DataError(problems)
-    return TableData(source.where, ids, pa.table(details), source.locator(part.num_rows for part in parts))
+    return TableData(source.where, columns, source.locator(part.num_rows for part in parts))
 
 
 def batches(table: str, file: TableFile, rows: float = math.inf) -> Iterator[pa.Table]:
@@ -90,37 +65,34 @@ def batches(table: str, file: TableFile, rows: float = math.inf) -> Iterator[pa.
         yield piece(groups)
 
 
-def _joined_ids(columns: Sequence[pa.ChunkedArray]) -> Coded:
+def _joined_column(name: str, parts: Sequence[pa.Table]) -> Coded:
+    """Returns a column of all parts; it has no values in parts without it."""
+    columns = [
+        part[name] if name in part.column_names else pa.chunked_array([pa.nulls(part.num_rows)])
+        for part in parts
+    ]
     if len({column.type for column in columns}) == 1:
         chunks = [chunk for column in columns for chunk in column.chunks]
         return encode(pa.chunked_array(chunks, columns[0].type))
     return joined([encode(column) for column in columns])
 
 
-def _joined_detail(column: str, files: Sequence[TableFile], parts: Sequence[pa.Table]) -> pa.ChunkedArray:
-    """Returns a catalogue column of all parts, converted to one type; it is null in parts without it.
-
-    Raises `DataError` if no common type exists.
-    """
-    columns = [_plain(part[column]) if column in part.column_names else None for part in parts]
-    types = [(file.where, part.type) for file, part in zip(files, columns, strict=True) if part is not None]
-    first, kind = types[0]
-    for where, here in types:
+def _check_types(name: str, files: Sequence[TableFile], parts: Sequence[pa.Table]) -> None:
+    """Raises `DataError` if no common type exists for a column of the catalogue."""
+    kind, first = None, ""
+    for file, part in zip(files, parts, strict=True):
+        if name not in part.column_names:
+            continue
+        here = part.schema.field(name).type
+        here = here.value_type if pa.types.is_dictionary(here) else here
+        kind, first = kind or here, first or file.where
         try:
-            both = [pa.schema([(column, each)]) for each in (kind, here)]
-            kind = pa.unify_schemas(both, promote_options="permissive").field(column).type
+            both = [pa.schema([(name, each)]) for each in (kind, here)]
+            kind = pa.unify_schemas(both, promote_options="permissive").field(name).type
         except pa.ArrowException:
-            message = f"{column!r} is of type {here} here and of type {kind} in {first}"
-            raise DataError.of("mixed-types", where, message, "Write it in one type in all files") from None
-    filled = [
-        pa.chunked_array([pa.nulls(len(part), kind)]) if values is None else values.cast(kind, safe=False)
-        for part, values in zip(parts, columns, strict=True)
-    ]
-    return pa.chunked_array([chunk for each in filled for chunk in each.chunks], kind)
-
-
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+            message = f"{name!r} is of type {here} here and of type {kind} in {first}"
+            fix = "Write it in one type in all files"
+            raise DataError.of("mixed-types", file.where, message, fix) from None
 
 
 @contextmanager

@@ -1,24 +1,35 @@
-"""The places of tables: a folder on this machine, or a prefix of an object store."""
+"""Finds the files of tables in a folder on this machine, or below a prefix of an object store."""
 
 from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
 from bundlemage.errors import DataError, Problem
+from bundlemage.readers.assemble import REQUIRED, TABLES
+from bundlemage.readers.values import Locate
 
 _URI = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _NOT_DATA = ("_", ".")
 """Files whose names begin so are ignored: other programs write them among the data, such as `_SUCCESS`."""
+
+
+EXTENSIONS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
+_GIVE_FOLDER = (
+    f"Give a folder with the tables {', '.join(REQUIRED)} "
+    f"(each as {', '.join(EXTENSIONS[:-1])} or {EXTENSIONS[-1]})"
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,29 @@ def unreadable(where: str, error: Exception) -> Problem:
     reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
     fix = "Check that it exists, that you may read it, and that it opens in another program"
     return Problem("unreadable", where, f"the file cannot be read: {reason}", fix)
+
+
+@dataclass(frozen=True)
+class TableFiles:
+    """The files of one table: a single file, or a folder of parts."""
+
+    where: str
+    """The name of the table in messages."""
+    files: tuple[TableFile, ...]
+
+    @property
+    def is_parquet(self) -> bool:
+        return self.files[0].where.endswith(".parquet")
+
+    def locator(self, rows: Iterable[int]) -> Locate:
+        """Returns a function that finds the file and line of a row. `rows` are the sizes of the files."""
+        firsts = np.cumsum([0, *rows])
+
+        def locate(row: int) -> tuple[str, int]:
+            number = int(np.searchsorted(firsts, row, side="right")) - 1
+            return self.files[number].where, row - int(firsts[number]) + 1
+
+        return locate
 
 
 @dataclass(frozen=True)
@@ -143,3 +177,73 @@ def place(location: str | Path) -> Place:
         message = f"the URI cannot be used: {reason}"
         raise DataError.of("bad-url", label, message, "Write it as s3://bucket/prefix") from None
     return Place(label, path.rpartition("/")[2], path, filesystem)
+
+
+def has_tables(where: Place) -> bool:
+    """Whether this is a folder with at least one of the three required tables."""
+    try:
+        _candidates(where)
+    except DataError:
+        return False
+    return True
+
+
+def find(where: Place) -> tuple[dict[str, TableFiles], list[Problem]]:
+    """Returns the files of each table. Also returns a problem for each table that is missing or exists twice.
+
+    Raises `DataError` if the folder has none of the required tables.
+    """
+    candidates, others = _candidates(where)
+    tables: dict[str, TableFiles] = {}
+    problems: list[Problem] = []
+    for table, names in candidates.items():
+        if len(names) > 1:
+            message = f"the table {table!r} exists more than once: {' and '.join(names)}"
+            problems.append(Problem("ambiguous-file", names[0], message, "Keep one of them", value=names[1]))
+        elif names:
+            parts, not_read = where.parts(names[0])
+            tables[table] = TableFiles(
+                f"{names[0]}/" if parts else names[0], tuple(parts) or (where.file(names[0]),)
+            )
+            if parts and not_read:
+                message = "this file is among the Parquet files of a table and is not read"
+                fix, more = "Move it away, or give it a name that begins with _", len(not_read) - 1
+                problems.append(
+                    Problem("not-parquet", not_read[0], message, fix, more=more, severity="warning")
+                )
+        elif table in REQUIRED:
+            close = get_close_matches(table, others, n=1, cutoff=0.5)
+            rename = f"; if it is {others[close[0]]!r}, rename it" if close else ""
+            fix = (
+                f"Put {table}.csv (or {', '.join(EXTENSIONS[1:])}) in the folder, "
+                f"with the columns {' and '.join(TABLES[table])}{rename}"
+            )
+            problems.append(Problem("missing-file", f"{table}.csv", f"the table {table!r} is missing", fix))
+    return tables, problems
+
+
+def _candidates(where: Place) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Returns the names of each table's files, and of its folder if that has Parquet files.
+
+    Also returns the other names in the folder, by their lower case. Raises `DataError` like `find`.
+    """
+    try:
+        names = where.names()
+    except FileNotFoundError:
+        message = "there is no such file or folder"
+        raise DataError.of("no-such-path", where.label, message, "Check the path") from None
+    except NotADirectoryError:
+        message = "this is a file, not a folder of tables"
+        raise DataError.of("not-a-dataset", where.label, message, _GIVE_FOLDER) from None
+    except OSError as error:
+        raise DataError(unreadable(where.label, error)) from error
+    candidates = {}
+    for table in TABLES:
+        in_parts = [table] if table in names and where.parts(table)[0] else []
+        candidates[table] = in_parts + [name for name in names if name in {table + e for e in EXTENSIONS}]
+    if not any(candidates[table] for table in REQUIRED):
+        listed = ", ".join(names[:8]) + (f" and {len(names) - 8:,} more" if len(names) > 8 else "")
+        message = f"none of the tables is in this folder; it holds {listed or 'nothing'}"
+        raise DataError.of("not-a-dataset", where.label, message, _GIVE_FOLDER)
+    known = {name for files in candidates.values() for name in files}
+    return candidates, {name.lower(): name for name in names if name not in known}

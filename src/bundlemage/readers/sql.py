@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from bundlemage.data.splits import Source
 from bundlemage.errors import DataError, MissingExtraError
-from bundlemage.readers.assemble import TableData, assemble
-from bundlemage.readers.columns import TABLES, resolve
+from bundlemage.readers.assemble import TableData, assemble, resolve
 from bundlemage.readers.values import Codebook
 
 if TYPE_CHECKING:
@@ -162,25 +159,11 @@ def _run(connection: Connection, inspector: Inspector, table: str, place: str) -
 
 
 def _collect(result: CursorResult[Any], table: str, where: str) -> TableData:
-    """Returns the table, read in batches. Rows hold small numbers instead of ids: each id is stored once."""
+    """Returns the table, read in batches. Rows hold small numbers: each value is stored once."""
     positions = resolve(table, list(result.keys()), where)
-    layout = TABLES[table]
-    books = {column: Codebook() for column in layout.ids}
-    details: dict[str, list[Any]] = {column: [] for column in layout.details if column in positions}
+    books = {column: Codebook() for column in positions}
     for batch in result.yield_per(_ROWS_AT_ONCE).partitions():
         for column, book in books.items():
             book.add(row[positions[column]] for row in batch)
-        for column, values in details.items():
-            values.extend(row[positions[column]] for row in batch)
-    ids = {column: book.coded() for column, book in books.items()}
-    return TableData(where, ids, _as_arrow(details), lambda row: (where, row + 1))
-
-
-def _as_arrow(details: Mapping[str, list[Any]]) -> pa.Table:
-    columns = {}
-    for name, values in details.items():
-        try:
-            columns[name] = pa.array(values)
-        except (pa.ArrowException, TypeError):  # SQLite lets a column hold values of several types
-            columns[name] = pa.array([None if value is None else str(value) for value in values])
-    return pa.table(columns)
+    columns = {column: book.coded() for column, book in books.items()}
+    return TableData(where, columns, lambda row: (where, row + 1))

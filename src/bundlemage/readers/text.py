@@ -17,8 +17,7 @@ import pyarrow as pa
 import pyarrow.csv as arrow_csv
 
 from bundlemage.errors import DataError, Problem
-from bundlemage.readers.assemble import TableData
-from bundlemage.readers.columns import resolve
+from bundlemage.readers.assemble import TableData, resolve
 from bundlemage.readers.places import TableFile, empty_file, unreadable
 from bundlemage.readers.values import shown
 

@@ -76,7 +76,7 @@ def _encode(column: pa.ChunkedArray) -> tuple[Codes, pa.Array]:
 def _python_values(values: pa.Array) -> list[Any]:
     try:
         python: list[Any] = values.to_pylist()
-    except UnicodeDecodeError:  # Arrow does not check texts. Bytes let `read_ids` report the faulty ids
+    except UnicodeDecodeError:  # Arrow does not check texts. Bytes let `read_column` report the faulty ids
         python = values.cast(pa.large_binary()).to_pylist()
     return python
 
@@ -176,16 +176,19 @@ _DESCRIBED_TWICE = _Fault(
 )
 
 
-def read_ids(column: Coded, name: str, locate: Locate) -> tuple[Coded | None, list[Problem]]:
-    """Check a column of ids. Returns the ids as text (None if one is an error), and the problems."""
-    texts: list[str] = []
+def read_column(column: Coded, name: str, locate: Locate) -> tuple[Coded | None, list[Problem]]:
+    """Check a column and convert its values: ids to text, prices to numbers, and so on.
+
+    Returns the converted column (None if a value is an error), and the problems.
+    """
+    values: list[Any] = []
     faulty: dict[_Fault, list[int]] = defaultdict(list)
     for position, value in enumerate(column.values):
-        text, fault = _read_id(value)
-        texts.append(text)
+        converted, fault = _read_detail(name, value) if name in _DETAILS else _read_id(value)
+        values.append(converted)
         if fault:
             faulty[fault].append(position)
-    if (column.codes < 0).any():
+    if name not in _DETAILS and (column.codes < 0).any():
         faulty[_MISSING_ID].append(-1)
     rows = {}
     for fault, positions in faulty.items():
@@ -196,11 +199,11 @@ def read_ids(column: Coded, name: str, locate: Locate) -> tuple[Coded | None, li
     problems = [fault.problem(rows[fault], column, name, locate) for fault in in_order]
     if any(problem.severity == "error" for problem in problems):
         return None, problems
+    if name in _DETAILS:
+        return Coded(values, column.codes), problems
     # Different values may give the same text, such as 1 and '1': they are one id.
-    distinct = {text: code for code, text in enumerate(dict.fromkeys(texts))}
-    if len(distinct) == len(texts):
-        return Coded(texts, column.codes), problems
-    merged = np.array([distinct[text] for text in texts], dtype=np.int32)
+    distinct = {text: code for code, text in enumerate(dict.fromkeys(values))}
+    merged = np.array([distinct[text] for text in values], dtype=np.int32)
     return Coded(list(distinct), merged[column.codes]), problems
 
 
@@ -305,47 +308,28 @@ _DETAILS: Mapping[str, tuple[Callable[[Any], Any], str, str, str]] = {
 """For each column: the function that reads a value, the kind of problem, what is expected, the fix."""
 
 
-def read_details(
-    columns: pa.Table, schema: pa.Schema, rows: int, locate: Locate
-) -> tuple[pa.Table, list[Problem]]:
-    """Check the columns of a catalogue, except its ids. `rows` is the number of rows.
+def _read_detail(name: str, value: Any) -> tuple[Any, _Fault | None]:
+    """Returns a value of a catalogue, and its fault, if any."""
+    parse, kind, expected, fix = _DETAILS[name]
+    try:
+        return None if value is None else parse(value), None
+    except ValueError:
+        return None, _Fault("{name!r} is {value}; expected " + expected, fix, kind)
 
-    Returns a table with the columns and types of `schema`, and the problems. Missing columns are null.
+
+def align(columns: Mapping[str, Coded], vocabulary: Vocabulary, schema: pa.Schema) -> pa.Table:
+    """Returns the checked columns of a catalogue as a table of this schema, in the order of a vocabulary.
+
+    If an id has several descriptions, the first is used. What is not described is null.
     """
-    kept: dict[str, Any] = {}
-    problems: list[Problem] = []
-    for name in schema.names[1:]:
-        kind = schema.field(name).type
-        if name not in columns.column_names:
-            kept[name] = pa.nulls(rows, kind)
-            continue
-        column = encode(columns[name])
-        parse, problem_kind, expected, fix = _DETAILS[name]
-        values: list[Any] = []
-        bad: list[int] = []
-        for position, value in enumerate(column.values):
-            try:
-                values.append(None if value is None else parse(value))
-            except ValueError:
-                values.append(None)
-                bad.append(position)
-        if bad:
-            faulty = np.flatnonzero(np.isin(column.codes, bad))
-            fault = _Fault("{name!r} is {value}; expected " + expected, fix, problem_kind)
-            problems.append(fault.problem(faulty, column, name, locate))
-        kept[name] = pa.array(values, kind).take(pa.array(column.codes, mask=column.codes < 0))
-    return pa.table(kept), problems
-
-
-def align(details: pa.Table, ids: Coded, vocabulary: Vocabulary, schema: pa.Schema) -> pa.Table:
-    """Returns details in the order of a vocabulary, with the ids as the first column.
-
-    If an id has several descriptions, the first is used. An id without a description has nulls.
-    """
-    positions = vocabulary.positions(ids.values)[ids.codes]
-    described, first_rows = np.unique(positions, return_index=True)
-    rows = np.full(len(vocabulary), -1, dtype=np.int64)
-    rows[described] = first_rows
-    taken = details.take(pa.array(rows, mask=rows < 0))
-    columns = {name: taken[name] for name in taken.column_names}
-    return pa.table({schema.names[0]: vocabulary.to_arrow(), **columns}, schema=schema)
+    ids = columns[schema.names[0]]
+    described, first_rows = np.unique(vocabulary.positions(ids.values)[ids.codes], return_index=True)
+    aligned: dict[str, Any] = {schema.names[0]: vocabulary.to_arrow()}
+    for field in list(schema)[1:]:
+        values: Sequence[Any] = ()
+        codes = np.full(len(vocabulary), -1, np.int32)
+        if field.name in columns:
+            values = columns[field.name].values
+            codes[described] = columns[field.name].codes[first_rows]
+        aligned[field.name] = pa.array(values, field.type).take(pa.array(codes, mask=codes < 0))
+    return pa.table(aligned, schema=schema)

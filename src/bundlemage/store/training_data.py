@@ -13,7 +13,7 @@ from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, e
 from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import StoreError
 from bundlemage.progress import Progress, in_silence
-from bundlemage.readers.frames import read_frames
+from bundlemage.readers.assemble import read_frames
 from bundlemage.store.catalogue import ANY_ITEM, next_version
 from bundlemage.store.checks import check_ids
 from bundlemage.store.connections import StorePart
