@@ -24,8 +24,7 @@ from bundlemage.errors import BundleMageError, ConfigError, UnsupportedError
 from bundlemage.models.base import Completer, Embedder, Gated, Histories, Matcher, Model, require
 from bundlemage.models.ragged import Ragged
 from bundlemage.progress import Progress, in_silence
-from bundlemage.retrieval.guard import LEAST_BUNDLES, IndexReport, build_index
-from bundlemage.retrieval.index import BundleIndex
+from bundlemage.retrieval import LEAST_BUNDLES, BundleIndex, IndexReport, build_index
 from bundlemage.wire.design import DesignRequest
 from bundlemage.wire.design_answers import BundleForecast, Designs, Explanation
 

@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 import pytest
 
-from bundlemage import Recommender
+from bundlemage import Recommender, retraining
 from bundlemage.artifact.files import artifact_version
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.dataset import binary_matrix as matrix
@@ -28,9 +28,7 @@ from bundlemage.errors import ArtifactError, BusyError, ConfigError, Unsupported
 from bundlemage.evaluation.protocols import Evaluation
 from bundlemage.live import EMPTY, Live, Question, Stock
 from bundlemage.recommender import evaluate_beside_popularity
-from bundlemage.retraining import retrain as retraining
-from bundlemage.retraining.comparing import DECISIVE, compare, fresh_cases, hold_out
-from bundlemage.retraining.retrain import retrain
+from bundlemage.retraining import DECISIVE, compare, fresh_cases, hold_out, retrain
 from bundlemage.store.records import Bundle, CatalogueChange, InteractionRecord, Item, Owned
 from bundlemage.store.repository import Store
 from bundlemage.training.history import EpochRecord, Observer
@@ -430,7 +428,7 @@ def test_one_at_a_time(store: Store) -> None:
 
 RETRAINING = """
 import sys, time
-from bundlemage.retraining.retrain import retrain
+from bundlemage.retraining import retrain
 from bundlemage.store.repository import Store
 from bundlemage.training.history import Observer
 

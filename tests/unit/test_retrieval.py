@@ -18,7 +18,7 @@ from bundlemage.data.dataset import BundleDataset
 from bundlemage.errors import ConfigError, MissingExtraError, RecallError, UnsupportedError
 from bundlemage.models.base import Histories
 from bundlemage.models.bundlemage import BundleMage
-from bundlemage.retrieval.guard import IndexReport
+from bundlemage.retrieval import IndexReport
 from tests.small_shop import PLAIN, QUICK, dataset_of, small_shop
 
 BUNDLES = 2_000

@@ -13,7 +13,7 @@ from bundlemage.progress import Shown
 
 if TYPE_CHECKING:
     from bundlemage.data.splits import Split
-    from bundlemage.retraining.retrain import Retrained
+    from bundlemage.retraining import Retrained
 
 
 def retrain(
@@ -42,8 +42,7 @@ def retrain(
         --force: Publish the new model whatever the comparison says, or if nothing can be compared.
     """
     check_extra()
-    from bundlemage.retraining import retrain as retraining
-    from bundlemage.retraining.comparing import DECISIVE
+    from bundlemage import retraining
 
     changed = {**settings(set_), **only_given({"epochs": epochs, "device": device})}
     store = open_store(database_url(db, None), must_exist=True)
@@ -59,7 +58,7 @@ def retrain(
             progress=progress,
         )
     if not as_json:
-        _show(outcome, DECISIVE)
+        _show(outcome, retraining.DECISIVE)
         return
     training = outcome.training
     show.print_json(
@@ -69,7 +68,7 @@ def retrain(
                 for name in ("published", "reason", "serving", "version", "cases")
             },
             "path": None if outcome.path is None else str(outcome.path),
-            "decided_by": DECISIVE,
+            "decided_by": retraining.DECISIVE,
             "tolerance": tolerance,
             "comparison": None if outcome.comparison is None else vars(outcome.comparison),
             "epochs": len(training.history) if training else 0,

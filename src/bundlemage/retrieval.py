@@ -1,4 +1,4 @@
-"""An index over a shop's bundles.
+"""An index over a shop's bundles. It is refused if its recall is too low compared to an exact search.
 
 Bundles are grouped into cells of similar vectors (FAISS, "IVF-flat"), and a search looks only into the cells
 whose centres fit a user best. The bundles in them are scored and ranked as in an exact search. A score is a
@@ -9,23 +9,32 @@ the search found and a fixed sample of the others.
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bundlemage.core.answering import Batch, exact_ranking, rows_at_a_time
+from bundlemage.core.answering import Batch, exact_ranking, rows_at_a_time, slices
 from bundlemage.core.ranking import Ranker, Ranking, top
 from bundlemage.core.shop import FILTERS_KEPT, Shop
-from bundlemage.errors import MissingExtraError
-from bundlemage.models.base import Factors, Histories, Indexable
+from bundlemage.errors import ConfigError, MissingExtraError, RecallError
+from bundlemage.models.base import Factors, Histories, Indexable, Model, require
 from bundlemage.models.ragged import Ragged
 from bundlemage.progress import Progress
 
+LEAST_BUNDLES = 20_000
+"""With fewer bundles, an exact search is faster for one user. (For many users an index is still faster.)"""
+ASKED = 500
+"""The number of users in the sample that measures recall."""
+SAMPLES = (2**12, 2**13, 2**14, 2**15)
+"""Sizes of the bundle sample that estimates a sum over all bundles. The first good enough size is used."""
+GOOD_ENOUGH = 0.05
+"""Maximum relative error of a score for 95% of users. If it is larger, a larger sample is tried."""
 MEASURED_AT = 10
 """Recall is measured on the ten best bundles."""
 POINTS_IN_A_CELL = 64
@@ -38,6 +47,156 @@ FURTHER = 4
 """The factor by which the number of cells grows if the search found too few bundles."""
 OWNED_LOOKED_PAST = 256
 """How many of a user's own bundles a search can skip. A user with more may need an exact search."""
+
+
+@dataclass(frozen=True)
+class IndexReport:
+    """The size and the quality of an index."""
+
+    bundles: int
+    kind: Literal["ivf-flat", "exact"]
+    recall: float
+    """The share of the users' ten best bundles (by an exact search) that the index finds."""
+    asked: int
+    """The number of users for whom the recall was measured."""
+    score_error: float
+    """The relative error of scores for 95% of users is at most this. It is the same factor for all bundles of
+    a user, so their order and their ratios are exact."""
+    seconds: float
+    """The time to build the index and to measure it."""
+    answered_exactly: int = 0
+    """The number of these users with so many bundles that their search is exact. `recall` excludes them."""
+    looked_further: int = 0
+    """The number of these users for whom the cells contained too few bundles. This lowers `recall`. A real
+    question would then search more cells, and finally search exactly."""
+    cells: int = 0
+    probed: int = 0
+    """The number of cells that a search for ten bundles reads. With larger k or a filter it is larger."""
+    sampled: int = 0
+    """The number of bundles in the sample that estimates the sum over all bundles."""
+
+    def __str__(self) -> str:
+        if self.kind == "exact":
+            return (
+                f"{self.bundles:,} bundles: an exact search is faster for so few, so the search stays exact"
+            )
+        return (
+            f"{self.bundles:,} bundles in {self.cells:,} cells, {self.probed:,} of them searched: recall@"
+            f"{MEASURED_AT} {self.recall:.3f} ({self.asked:,} users), scores within {self.score_error:.1%} "
+            f"(95% of users), {self.seconds:.1f} s to build and measure"
+        )
+
+
+def build_index(
+    model: Model,
+    shop: Shop,
+    least_recall: float,
+    *,
+    least_bundles: int,
+    most_share: float,
+    seed: int,
+    progress: Progress,
+) -> tuple[BundleIndex | None, IndexReport]:
+    """Build an index. Returns the index, or None if there are too few bundles for one; and its report.
+
+    The parameters are those of `Asker.use_index`. Raises `RecallError` if the recall is too low.
+    """
+    for name, share in (("least_recall", least_recall), ("most_share", most_share)):
+        if not 0 < share <= 1:
+            raise ConfigError(f"{name!r} is {share!r}; it must be a share above 0 and up to 1")
+    began = time.perf_counter()
+    faiss_or_fail()
+    searched = require(model, Indexable)
+    with torch.inference_mode():
+        factors = searched.factors_of_bundles(shop.interactions.bundle_item)
+        shown = int((shop.bundles().hidden == 0).sum())
+        if shown < max(1, least_bundles):
+            return None, IndexReport(shown, "exact", 1.0, 0, 0.0, time.perf_counter() - began)
+        histories = _some_users(shop, seed)
+        index = BundleIndex(searched, shop, factors, histories, most_share, seed, progress)
+        index.take_sample(SAMPLES[0], seed)
+        asked, ranker = len(histories), shop.bundles().ranker()
+        progress(f"an exact search for {asked:,} users, to compare with", 0, 0)
+        parts = slices(histories, rows_at_a_time(len(ranker.shares), shop.device))
+        batches = [Batch(part, shop.interactions.bundle_item) for part in parts]
+        exact = [(batch, exact_ranking(searched, batch, ranker, MEASURED_AT, False)) for batch in batches]
+        efforts = [2**step for step in range(index.most_cells.bit_length()) if 2**step < index.most_cells]
+        for effort in (*efforts, index.most_cells):
+            index.probed = effort
+            recall, error, exactly, lacking = _measured(index, exact)
+            progress("cells searched", effort, index.cells, f"recall@{MEASURED_AT} {recall:.3f}")
+            if recall >= least_recall:
+                break
+        else:
+            raise RecallError(
+                f"the index finds {recall:.2%} of the {MEASURED_AT} best bundles of {asked:,} users "
+                f"when it searches {index.probed:,} of {index.cells:,} cells, but at least "
+                f"{least_recall:.2%} was asked for. The index is not used, and the search stays exact. Lower "
+                "least_recall, raise most_share, or do not use an index"
+            )
+        for size in SAMPLES[1:]:
+            if error > GOOD_ENOUGH:
+                index.take_sample(size, seed)
+                error = _measured(index, exact)[1]
+    return index, IndexReport(
+        bundles=shown,
+        kind="ivf-flat",
+        recall=recall,
+        asked=asked,
+        score_error=error,
+        seconds=time.perf_counter() - began,
+        answered_exactly=exactly,
+        looked_further=lacking,
+        cells=index.cells,
+        probed=index.probed,
+        sampled=len(index.sample),
+    )
+
+
+def _some_users(shop: Shop, seed: int) -> Histories:
+    """The histories of a random sample of the users who have an item or a bundle."""
+    everyone = Batch(shop.everyone(), shop.interactions.bundle_item)
+    users = (~everyone.nothing).nonzero()[:, 0].cpu().numpy()
+    if not len(users):
+        raise RecallError(
+            "no user of this shop has an item or a bundle, so an index cannot be measured: do not use one"
+        )
+    chosen = np.random.default_rng(seed).choice(users, min(ASKED, len(users)), replace=False)
+    return shop.interactions.histories(torch.from_numpy(chosen).to(shop.device))
+
+
+def _measured(
+    index: BundleIndex, exact_answers: list[tuple[Batch, Ranking]]
+) -> tuple[float, float, int, int]:
+    """Compares an index with exact answers.
+
+    Returns the share of the exact answers that the index finds; the 95% quantile over users of the largest
+    relative error of a score in both rankings; the number of users who own so many bundles that the index is
+    not used; and the number of users for whom it found too few bundles in the first cells.
+    """
+    hits = wanted = exactly = lacking = 0
+    errors = []
+    for batch, exact in exact_answers:
+        k, hidden = exact.positions.shape[1], index.shop.bundles().hidden
+        ranking, searched, short = index.searched(batch, hidden, k, include_owned=False, once=True)
+        true, other = _named(exact), _named(ranking)
+        same = (true[:, :, None] == other[:, None, :]) & (true >= 0)[:, :, None]  # [user, place, place]
+        hits += int(same.sum())
+        wanted += int(exact.counts[searched].sum())
+        exactly += int((~searched).sum())
+        lacking += int(short.sum())
+        row, one, two = same.nonzero(as_tuple=True)
+        chances = exact.chances[row, one].clamp(min=torch.finfo(exact.chances.dtype).tiny)
+        off = ((ranking.chances[row, two] - chances) / chances).abs()
+        errors.append(off.new_zeros(len(exact)).scatter_reduce(0, row, off, "amax").cpu())
+    recall = hits / wanted if wanted else 0.0
+    return recall, float(torch.cat(errors).quantile(0.95)), exactly, lacking
+
+
+def _named(ranking: Ranking) -> Tensor:
+    """The positions in a ranking, with -1 in the unused places of each row."""
+    places = torch.arange(ranking.positions.shape[1], device=ranking.positions.device)
+    return ranking.positions.masked_fill(places >= ranking.counts[:, None], -1)
 
 
 @dataclass(frozen=True)
@@ -96,14 +255,8 @@ class BundleIndex:
         points = min(self.size, self.cells * POINTS_IN_A_CELL)
         chosen = torch.from_numpy(np.sort(random.choice(self.size, points, replace=False)))
         progress(f"grouping {self.size:,} bundles into {self.cells:,} cells", 0, 0)
-        means = faiss.Kmeans(
-            dim,
-            self.cells,
-            niter=ROUNDS,
-            seed=seed,
-            max_points_per_centroid=points,
-            min_points_per_centroid=1,
-        )
+        limits = {"max_points_per_centroid": points, "min_points_per_centroid": 1}
+        means = faiss.Kmeans(dim, self.cells, niter=ROUNDS, seed=seed, **limits)
         means.train(self._points(members[chosen]))
         # Bundles go to the cell with the nearest centre, so that cells have similar sizes; a search takes the
         # cells with the highest product. With the product for both, long vectors would attract all bundles.
@@ -115,8 +268,7 @@ class BundleIndex:
         for part in torch.split(members, AT_A_TIME):
             vectors, names = self._points(part), part.numpy()
             places = np.ascontiguousarray(nearest.search(vectors, 1)[1][:, 0])
-            pointers = (faiss.swig_ptr(array) for array in (vectors, names, places))
-            cells.add_core(len(names), *pointers)
+            cells.add_core(len(names), *map(faiss.swig_ptr, (vectors, names, places)))
         return cells
 
     def _points(self, bundles: Tensor) -> npt.NDArray[np.float32]:
@@ -183,11 +335,8 @@ class BundleIndex:
 
     def _view(self, hidden: Tensor) -> _View:
         """The bundles that `hidden` leaves."""
-        if len(hidden) > len(
-            self._hidden
-        ):  # with new bundles, the tensor is a new one each time, so caching would be useless
-            return self._seen(hidden)
-        return self._views(hidden)
+        # With new bundles, the tensor is a new one each time, so caching would be useless.
+        return self._seen(hidden) if len(hidden) > len(self._hidden) else self._views(hidden)
 
     def _seen(self, hidden: Tensor) -> _View:
         known = hidden[: len(self._hidden)]

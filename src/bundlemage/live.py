@@ -1,0 +1,411 @@
+"""A model in a shop that is open: the catalogue and the users' histories as they are now.
+
+The objects here never change: a change of the catalogue makes a new `Stock` and a new `Live`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from scipy import sparse
+from torch import Tensor
+
+from bundlemage.artifact.files import artifact_version, describe_artifact
+from bundlemage.asker import Asker
+from bundlemage.core.filters import Facts, Filter, Mask, Shelf
+from bundlemage.core.history import History, Id, NewBundles, User
+from bundlemage.core.shop import ExpectedSales, Recommendation, Shop, Trade
+from bundlemage.data.dataset import BundleDataset, binary_matrix, row_of
+from bundlemage.data.vocabulary import Vocabulary
+from bundlemage.errors import ArtifactError, UnknownIdError, UnsupportedError
+from bundlemage.models.base import Completer, Histories, Interactions, Matcher, SalesScorer, can
+from bundlemage.models.ragged import Contents, Ragged
+from bundlemage.recommender import Recommender
+from bundlemage.store.records import Bundle, CatalogueChange, Item, ModelRecord, Owned, Sales
+from bundlemage.wire.answers import Known
+
+Positions: TypeAlias = npt.NDArray[np.int64]
+NO_SALES = Sales({}, {})
+UNPUBLISHED = ModelRecord("", "", "", {})
+
+
+@dataclass(frozen=True)
+class Stock:
+    """All items and bundles that the shop ever had."""
+
+    version: int
+    items: Mapping[str, Item]
+    bundles: Mapping[str, Bundle]
+    holders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """For each item that is in a bundle, the bundles that contain it."""
+
+    def after(self, change: CatalogueChange) -> Stock:
+        """Returns the stock with the changed items and bundles."""
+        moved: dict[str, list[str]] = {}
+        for bundle in change.bundles:
+            before = self.bundles.get(bundle.id)
+            for name in before.items if before else ():
+                moved.setdefault(name, list(self.holders[name])).remove(bundle.id)
+            for name in bundle.items:
+                moved.setdefault(name, list(self.holders.get(name, ()))).append(bundle.id)
+        return Stock(
+            change.version,
+            {**self.items, **{item.id: item for item in change.items}},
+            {**self.bundles, **{bundle.id: bundle for bundle in change.bundles}},
+            {**self.holders, **{name: tuple(holders) for name, holders in moved.items()}},
+        )
+
+    def affected(self, change: CatalogueChange) -> set[str]:
+        """The ids of bundles that a change may have put on sale or off sale. `self` is the stock after it."""
+        held = (self.holders.get(item.id, ()) for item in change.items)
+        return {bundle.id for bundle in change.bundles}.union(*held)
+
+    def sellable(self, bundle: Bundle) -> bool:
+        """Whether a bundle can be sold: the bundle and all of its items are known and not withdrawn."""
+        items = map(self.items.get, bundle.items)
+        return not bundle.withdrawn and all(item is not None and not item.withdrawn for item in items)
+
+    def in_stock(self, bundle: Bundle) -> bool:
+        """Whether all items of a bundle are in stock, also items that are newer than the model."""
+        return bool(bundle.items) and all(
+            self.items[name].stock for name in bundle.items if name in self.items
+        )
+
+
+EMPTY = Stock(0, {}, {})
+_TYPES = {"price": pa.float64(), "tags": pa.list_(pa.string()), "stock": pa.int64()}
+
+
+class RecordShelf(Shelf):
+    """A shelf made from the store's records. A column is made when a filter first needs it, so a change of
+    the catalogue is cheap. Items and bundles that only the model knows have no title, price or tag."""
+
+    def __init__(self, ids: Vocabulary, stock: Stock, in_stock: Mask | None = None) -> None:
+        """`in_stock` marks the bundles in stock. It is None on the shelf of items, whose records have it."""
+        super().__init__(ids, None)
+        self._stock, self._in_stock = stock, in_stock
+        self._records: Mapping[str, Item | Bundle] = stock.items if in_stock is None else stock.bundles
+        self._columns: dict[str, pa.Array | None] = {}
+
+    def _values(self, name: str) -> Any:
+        if name not in self._columns:
+            values: Any = [getattr(record, name, None) for record in map(self._records.get, self.ids)]
+            if name == "tags":
+                values = [tags or None for tags in values]
+            elif name == "stock" and self._in_stock is not None:
+                # Items that are newer than the model count, too.
+                is_known = any(item.stock is not None for item in self._stock.items.values())
+                values = self._in_stock.astype(np.int64) if is_known else None
+            self._columns[name] = None if values is None else pa.array(values, _TYPES[name])
+        return self._columns[name]
+
+    def title(self, place: int) -> str | None:
+        """The title at a position, or None."""
+        record = self._records.get(self.ids[place])
+        return record.title if record else None
+
+    def facts(self, place: int) -> Facts:
+        """Title, price and tags of the item or bundle at a position."""
+        record = self._records.get(self.ids[place])
+        return Facts(record.title, record.price, tuple(record.tags)) if record else Facts()
+
+
+@dataclass(frozen=True)
+class BundleRows:
+    """The bundles of training in the model's order, followed by later bundles in the order of their arrival.
+
+    Bundles have the items that they contain in the shop now, also the bundles of training. The dataset has no
+    users: each question comes with the user's current history.
+    """
+
+    dataset: BundleDataset
+    device: torch.device
+    sales: Tensor | None = None  # [bundles of training]
+    """The sales of the bundles of training. None if the model's scores do not depend on sales."""
+    expected: Mapping[str, float | str | None] = field(default_factory=dict)
+    """For a bundle, its expected sales as a number, or the id of another bundle that sells as often. They are
+    used only for bundles that came after training."""
+
+    @classmethod
+    def of(cls, trained: BundleDataset, device: torch.device, sales: Tensor | None = None) -> BundleRows:
+        """Makes the rows of a model before the shop's catalogue is read: all bundles are empty."""
+        nothing = np.zeros(0, np.int64)
+        return cls(_dataset(trained, trained.bundles.ids, nothing, nothing), device, sales)
+
+    def after(self, bundles: Sequence[Bundle]) -> BundleRows:
+        """Adds or changes bundles. Returns the same object if no contents and no expected sales changed."""
+        dataset, expected = self.dataset, dict(self.expected)
+        items, places = dataset.items.known_positions, dataset.bundles.known_positions
+        new: list[str] = []
+        rows: dict[int, list[int]] = {}
+        for bundle in bundles:
+            sales = bundle.sells_like if bundle.expected_sales is None else bundle.expected_sales
+            if sales != expected.get(bundle.id):
+                expected[bundle.id] = sales
+            place = places.get(bundle.id)
+            inside = sorted({items[name] for name in bundle.items if name in items})
+            if place is None:
+                rows[len(places) + len(new)] = inside
+                new.append(bundle.id)
+            elif inside != row_of(dataset.bundle_item, place).tolist():
+                rows[place] = inside
+        if not rows:
+            return self if expected == self.expected else replace(self, expected=expected)
+        kept = np.isin(self._owners, list(rows), invert=True)
+        owners = np.repeat(np.array(list(rows), np.int64), [len(row) for row in rows.values()])
+        members = np.fromiter(chain.from_iterable(rows.values()), np.int64, len(owners))
+        owners = np.concatenate([self._owners[kept], owners])
+        members = np.concatenate([dataset.bundle_item.indices[kept], members])
+        changed = _dataset(dataset, (*dataset.bundles, *new), owners, members)
+        return replace(self, dataset=changed, expected=expected)
+
+    @cached_property
+    def interactions(self) -> Interactions:
+        """The rows as a model takes them. It is cached: a model embeds the same object only once."""
+        plain = Interactions.of(self.dataset, self.device)
+        if self.sales is None:
+            return plain
+        places, known = self.dataset.bundles.known_positions, len(self.sales)
+        later = [name for name, sales in self.expected.items() if places[name] >= known and sales is not None]
+        if not later:
+            return plain
+        expected = torch.full((len(places),), torch.nan, device=self.device)  # [bundles]
+        expected[[places[name] for name in later]] = torch.tensor(
+            [self._sales_of(name, self.sales) for name in later], device=self.device
+        )
+        return replace(plain, bundle_item=Contents.of(plain.bundle_item, expected))
+
+    def _sales_of(self, name: str, sales: Tensor) -> float:
+        """Follows `sells_like` from bundle to bundle until it finds a number. Returns nan if none."""
+        places = self.dataset.bundles.known_positions
+        passed: set[str] = set()
+        while name not in passed:
+            place = places.get(name, len(sales))
+            if place < len(sales):
+                return float(sales[place])
+            passed.add(name)
+            expected = self.expected.get(name)
+            if not isinstance(expected, str):
+                return math.nan if expected is None else expected
+            name = expected
+        return math.nan  # the bundles refer to each other in a circle
+
+    @cached_property
+    def filled(self) -> dict[str, int]:
+        """The positions of the bundles that contain at least one item known to the model."""
+        sizes = np.diff(self.dataset.bundle_item.indptr)
+        return {name: place for name, place in self.dataset.bundles.known_positions.items() if sizes[place]}
+
+    @cached_property
+    def _owners(self) -> Positions:
+        return np.repeat(np.arange(len(self.dataset.bundles)), np.diff(self.dataset.bundle_item.indptr))
+
+
+def _dataset(
+    trained: BundleDataset, names: Sequence[str], owners: Positions, members: Positions
+) -> BundleDataset:
+    items = len(trained.items)
+    return BundleDataset(
+        sparse.csr_matrix((0, items), dtype=np.float32),
+        sparse.csr_matrix((0, len(names)), dtype=np.float32),
+        binary_matrix(owners, members, (len(names), items)),
+        Vocabulary("user", ()),
+        trained.items,
+        Vocabulary("bundle", names),
+        name=trained.name,
+    )
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request for the best bundles of a user, or for items that complete the bundle `partial`."""
+
+    user: str | Owned
+    """The id of a user in the store, or a history."""
+    k: int
+    where: Filter | None = None
+    include_owned: bool = False
+    partial: tuple[str, ...] | None = None
+
+
+class LiveShop(Shop):
+    """A shop that skips items and bundles of a history if they are newer than the model."""
+
+    def __init__(self, rows: BundleRows, trade: Trade, stock: Stock, in_stock: npt.NDArray[np.bool_]) -> None:
+        dataset = rows.dataset
+        shelves = RecordShelf(dataset.items, stock), RecordShelf(dataset.bundles, stock, in_stock)
+        super().__init__(dataset, rows.device, trade, shelves, rows.interactions)
+        self.filled = rows.filled
+
+    def encode(
+        self, users: Sequence[User], new: NewBundles | None = None, expected: ExpectedSales | None = None
+    ) -> tuple[Histories, Ragged]:
+        """Returns the histories as positions, and the items of the shop's bundles. Users must be histories.
+        `new` is not supported: new bundles belong in the catalogue."""
+        histories = [user for user in users if isinstance(user, History)]
+        if new or len(histories) < len(users):
+            raise UnsupportedError("a live shop takes only histories, and bundles of its catalogue")
+        items: Mapping[Any, int] = self.dataset.items.known_positions
+        bundles: Mapping[Any, int] = self.filled
+        of_items = [[items[name] for name in history.items if name in items] for history in histories]
+        of_bundles = [[bundles[name] for name in history.bundles if name in bundles] for history in histories]
+        encoded = Histories(
+            Ragged.from_lists(of_items, self.device), Ragged.from_lists(of_bundles, self.device)
+        )
+        return encoded, self.interactions.bundle_item
+
+    def item_positions(self, items: Sequence[Id]) -> list[int]:
+        """Positions of the items that the model knows, in ascending order, each once."""
+        known = self.dataset.items.known_positions
+        return sorted({known[name] for name in map(str, items) if name in known})
+
+    def bundle_position(self, bundle: Id) -> int:
+        """The position of a bundle. Raises UnknownIdError if the model knows none of its items."""
+        if str(bundle) not in self.filled:
+            raise UnknownIdError("bundle", [str(bundle)], self.filled)
+        return self.filled[str(bundle)]
+
+
+class Live(Asker):
+    """A model and a catalogue, ready for questions."""
+
+    def __init__(
+        self,
+        recommender: Recommender,
+        stock: Stock,
+        sales: Sales = NO_SALES,
+        record: ModelRecord = UNPUBLISHED,
+    ) -> None:
+        """`record` is the store's record of a published model."""
+        super().__init__()
+        model = recommender.model
+        if not model.knows_new_users:
+            raise UnsupportedError(
+                f"{model.title} knows only the users it was trained on, so it cannot serve a shop with new "
+                "users: 'bundlemage models' lists the models that can, under 'new users'"
+            )
+        self.recommender, self.calibration, self.record = recommender, recommender.calibration, record
+        self.stock, self.sales = stock, sales
+        known = model.known_sales().cpu() if can(model, SalesScorer) else None
+        self._rows = BundleRows.of(recommender.dataset, recommender.shop.device, known)
+        trade = Trade.of(self._rows.dataset)  # the dataset has no users, so there are no sales yet
+        self._trade = replace(trade, items_gone=~trade.items_gone, bundles_gone=~trade.bundles_gone)
+        self._in_stock = np.zeros_like(trade.bundles_gone)
+        in_order = sorted(stock.bundles.values(), key=lambda bundle: bundle.id)
+        self._apply(CatalogueChange(stock.version, list(stock.items.values()), in_order), sales)
+
+    def after(self, change: CatalogueChange, sales: Sales | None = None) -> Live:
+        """Returns the same model with the catalogue after a change. Only changed parts are computed again."""
+        live = copy(self)
+        live.stock = self.stock.after(change)
+        live.sales = self.sales if sales is None else sales
+        live._apply(change, sales)
+        return live
+
+    def _apply(self, change: CatalogueChange, sales: Sales | None) -> None:
+        """Apply a change to the rows and arrays of this snapshot. `stock` already includes the change.
+
+        `sales` is None if the sales have not changed. Arrays are replaced: other snapshots share them.
+        """
+        before, stock = len(self._rows.dataset.bundles), self.stock
+        self._rows = self._rows.after(change.bundles)
+        dataset = self._rows.dataset
+        more = len(dataset.bundles) - before
+        trade = self._trade.with_more_bundles(more)
+        self._in_stock = np.concatenate([self._in_stock, np.zeros(more, bool)])
+        items, bundles = dataset.items.known_positions, dataset.bundles.known_positions
+        if sales is not None:
+            trade = replace(
+                trade,
+                item_sales=np.array([sales.items.get(name, 0) for name in dataset.items], np.int64),
+                bundle_sales=np.array([sales.bundles.get(name, 0) for name in dataset.bundles], np.int64),
+            )
+        for item in change.items:
+            if item.id in items:
+                trade.items_gone[items[item.id]] = item.withdrawn
+        for name in stock.affected(change):
+            bundle, place = stock.bundles[name], bundles[name]
+            trade.bundles_gone[place] = not stock.sellable(bundle)
+            self._in_stock[place] = stock.in_stock(bundle)
+        self._trade = trade
+        self._fitted = (self.recommender.model, LiveShop(self._rows, trade, stock, self._in_stock))
+
+    def in_model(self, item: str) -> bool:
+        """Whether the model knows an item."""
+        return item in self.dataset.items
+
+    def recommendable(self, bundle: Bundle) -> bool:
+        """Whether a bundle can be recommended now: it is on sale, and the model knows one of its items."""
+        return self.stock.sellable(bundle) and any(map(self.in_model, bundle.items))
+
+    def known_of(self, history: History) -> Known:
+        """The number of items and bundles of a history that the model uses, and that it does not know."""
+        known_items = self.dataset.items.known_positions
+        items = sum(name in known_items for name in history.items)
+        bundles = sum(name in self._rows.filled for name in history.bundles)
+        newer = len(history.items) + len(history.bundles) - items - bundles
+        return Known(items=items, bundles=bundles, not_in_model=newer)
+
+    def answer(self, questions: Sequence[Question]) -> list[list[Recommendation] | Exception]:
+        """Returns for each question its answer or an exception. `user` must be a history in each question.
+
+        Questions of the same kind with the same filter are answered together by the model.
+        """
+        alike: dict[Any, list[int]] = defaultdict(list)
+        for number, question in enumerate(questions):
+            alike[question.partial is None, question.where, question.include_owned].append(number)
+        outcomes: dict[int, list[Recommendation] | Exception] = {}
+        for numbers in alike.values():
+            try:
+                answers = self._answer_alike([questions[number] for number in numbers])
+                outcomes.update(zip(numbers, answers, strict=True))
+            except Exception as error:
+                outcomes.update(dict.fromkeys(numbers, error))
+        return [outcomes[number] for number in range(len(questions))]
+
+    def _answer_alike(self, questions: Sequence[Question]) -> list[list[Recommendation]]:
+        first, most = questions[0], max(question.k for question in questions)
+        options: dict[str, Any] = {"where": first.where, "include_owned": first.include_owned}
+        if first.partial is None:
+            answers = self.recommend_many([question.user for question in questions], most, **options)
+        else:
+            cases = [(question.user, question.partial or ()) for question in questions]
+            answers = self.complete_many(cases, most, **options)
+        return [best[: question.k] for question, best in zip(questions, answers, strict=True)]
+
+    def warm(self) -> Live:
+        """Fill all caches now, so that the first question need not wait. Returns the same object."""
+        if can(self.model, Matcher):
+            self.recommend(Owned(), 1)
+        if can(self.model, Completer):
+            self.complete(Owned(), (), 1)
+        return self
+
+
+def record_of(path: Path) -> ModelRecord:
+    """Makes the store's record of a saved model."""
+    version, config, metrics = describe_artifact(path)
+    return ModelRecord(version, str(path.resolve()), config["model"], metrics)
+
+
+def load_published(record: ModelRecord, device: str = "auto") -> Recommender:
+    """Read a registered model. Raises ArtifactError if its folder now holds another model."""
+    path = Path(record.path)
+    version = artifact_version(path)
+    if version != record.version:
+        raise ArtifactError(
+            f"{path} no longer holds the model {record.version}: it was replaced by {version}"
+        )
+    return Recommender.load(path, device=device)
