@@ -26,9 +26,8 @@ from torch import Tensor
 from bundlemage.models.base import Interactions, Phase, Sizes
 from bundlemage.models.bundlemage import BundleMage
 from bundlemage.models.config import BundleMageConfig
-from bundlemage.models.division import DividedItems, divided_loss
+from bundlemage.models.division import DividedItems, Processes, divided_loss
 from bundlemage.models.losses import multinomial_loss
-from bundlemage.models.processes import Processes
 from bundlemage.models.ragged import Ragged
 from bundlemage.training.adam import Adam
 

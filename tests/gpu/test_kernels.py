@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from bundlemage.models import losses
-from bundlemage.models.accelerated import kernels_for
-from bundlemage.models.bipartite import Bipartite
 from bundlemage.models.losses import Prior, multinomial_loss
-from bundlemage.models.ragged import NOTHING, Hidden, Ragged, mean_of_rows
+from bundlemage.models.neighbours import Bipartite
+from bundlemage.models.ragged import NOTHING, Hidden, Ragged, kernels_for, mean_of_rows
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 

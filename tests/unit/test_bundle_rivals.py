@@ -11,10 +11,9 @@ import torch
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import SplitPlan
 from bundlemage.models.base import Completer, Interactions, Model, Sizes, can
-from bundlemage.models.baselines import dam, efm
-from bundlemage.models.baselines.br import BR
-from bundlemage.models.baselines.dam import DAM
-from bundlemage.models.baselines.efm import EFM
+from bundlemage.models.baselines import factors, neural
+from bundlemage.models.baselines.factors import BR, EFM
+from bundlemage.models.baselines.neural import DAM
 from bundlemage.models.config import LearnedConfig, parse_config
 from bundlemage.models.ragged import Ragged
 from bundlemage.training.loop import TrainingResult, train
@@ -139,7 +138,7 @@ class TestEquations:
         torch.rand(2)
         drawn = torch.randint(2, (2, 3)).numpy()
         torch.manual_seed(0)
-        found = model.loss(efm.CONTENTS, pairs, data).item()
+        found = model.loss(factors.CONTENTS, pairs, data).item()
         w, expected = weights_of(model), 0.0
         for item in (0, 1):
             context = w["context_factors"][1 - item] + w["bundle_factors"][0]
@@ -188,7 +187,7 @@ class TestEquations:
         with torch.inference_mode():
             pairs = model.pair_scores(model.user_factors[users], data.bundle_item.rows(bundles))
         np.testing.assert_allclose(pairs.numpy(), whole[users, bundles], rtol=1e-4, atol=1e-4)
-        monkeypatch.setattr(dam, "NUMBERS_AT_A_TIME", 1)
+        monkeypatch.setattr(neural, "NUMBERS_AT_A_TIME", 1)
         np.testing.assert_allclose(scores_of(model, shop), whole, rtol=1e-4, atol=1e-4)
 
 

@@ -14,14 +14,17 @@ from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import GenerationCases, MatchingCases, Split
 from bundlemage.errors import UnsupportedError
 from bundlemage.evaluation.protocols import GenerationExam, MatchingExam, means
-from bundlemage.models import closed_form
 from bundlemage.models.base import Completer, Histories, Interactions, Matcher, Model, Sizes, can, require
-from bundlemage.models.baselines.co_occurrence import CoOccurrence
-from bundlemage.models.baselines.ease import Ease, EaseItems
-from bundlemage.models.baselines.item_knn import ItemKnn
-from bundlemage.models.baselines.ppmi_svd import PpmiSvd, pair_counts, positive_information
+from bundlemage.models.baselines import closed_form
+from bundlemage.models.baselines.closed_form import Ease, EaseItems, SparseRows
+from bundlemage.models.baselines.co_occurrence import (
+    CoOccurrence,
+    ItemKnn,
+    PpmiSvd,
+    pair_counts,
+    positive_information,
+)
 from bundlemage.models.baselines.rules import ItemPopularity, OwnedShare, Popularity, Random
-from bundlemage.models.closed_form import SparseRows
 from bundlemage.models.ragged import Ragged
 from tests.real_data import real_data
 from tests.small_shop import dataset_of, datasets
@@ -347,7 +350,7 @@ class TestPpmiSvd:
 
     def test_the_sparse_solver_finds_what_the_dense_one_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
         exhaustive = item_scores(fitted(PpmiSvd, WIDE, embedding_dim=5), WIDE)
-        monkeypatch.setattr("bundlemage.models.baselines.ppmi_svd.SMALL", 0)
+        monkeypatch.setattr("bundlemage.models.baselines.co_occurrence.SMALL", 0)
         iterated, again = (item_scores(fitted(PpmiSvd, WIDE, embedding_dim=5), WIDE) for _ in range(2))
         assert_close(iterated, exhaustive, 1e-4)
         assert np.array_equal(iterated, again)

@@ -12,10 +12,9 @@ import torch
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import SplitPlan
 from bundlemage.models.base import Histories, Interactions, Learner, Matcher, Model, Sizes, require
-from bundlemage.models.baselines import ncf
-from bundlemage.models.baselines.bpr import BPR, BPRConfig
-from bundlemage.models.baselines.ncf import NCF, NCFConfig
-from bundlemage.models.baselines.vae_cf import VAECF, VAECFConfig
+from bundlemage.models.baselines import neural
+from bundlemage.models.baselines.factors import BPR, BPRConfig
+from bundlemage.models.baselines.neural import NCF, VAECF, NCFConfig, VAECFConfig
 from bundlemage.models.config import LearnedConfig, ModelConfig
 from bundlemage.models.ragged import Ragged
 from bundlemage.training.loop import TrainingResult, train
@@ -246,7 +245,7 @@ class TestNCF:
     def test_scoring_in_chunks_is_scoring_pair_by_pair(
         self, shop: BundleDataset, data: Interactions, monkeypatch: pytest.MonkeyPatch, at_a_time: int
     ) -> None:
-        monkeypatch.setattr(ncf, "HIDDEN_AT_A_TIME", at_a_time)
+        monkeypatch.setattr(neural, "HIDDEN_AT_A_TIME", at_a_time)
         model = self.model(shop, dropout=0.3)  # which scoring must not have
         users = list(range(11))
         pairs = torch.arange(len(shop.bundles)).expand(len(users), -1)

@@ -14,8 +14,7 @@ from torch import Tensor
 from bundlemage.models.base import Interactions, Sizes
 from bundlemage.models.bundlemage import BundleMage
 from bundlemage.models.config import BundleMageConfig
-from bundlemage.models.division import ALONE, DividedItems, DividedUsers, Division
-from bundlemage.models.processes import Processes
+from bundlemage.models.division import ALONE, DividedItems, DividedUsers, Division, Processes
 from bundlemage.recipe import Recipe
 from bundlemage.sample.generate import sample_shop
 

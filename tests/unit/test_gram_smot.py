@@ -12,7 +12,6 @@ from torch import Tensor
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import SplitPlan
 from bundlemage.errors import ConfigError, UnsupportedError
-from bundlemage.models.attention import attend
 from bundlemage.models.base import Completer, Histories, Interactions, Sizes, can
 from bundlemage.models.baselines.gram_smot import (
     BUNDLES,
@@ -28,6 +27,7 @@ from bundlemage.models.baselines.gram_smot import (
     nearness,
     softmax_loss,
 )
+from bundlemage.models.neighbours import attend
 from bundlemage.models.ragged import Ragged
 from bundlemage.training.loop import train
 from tests.small_shop import dataset_of, small_shop

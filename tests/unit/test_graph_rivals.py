@@ -14,15 +14,18 @@ from torch import Tensor
 from bundlemage import SplitPlan
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.models.base import Interactions, Sizes
-from bundlemage.models.baselines.bgcn import BGCN, any_of, mean_of_overlapping, overlap_totals
-from bundlemage.models.baselines.bundlegt import BundleGT
-from bundlemage.models.baselines.coheat import CoHeat
-from bundlemage.models.baselines.contrast import CrossCBR, MultiCBR, contrastive_loss
-from bundlemage.models.baselines.lightgcn import LightGCN
-from bundlemage.models.bipartite import Bipartite
+from bundlemage.models.baselines.factors import PAIRS
+from bundlemage.models.baselines.graphs import (
+    BGCN,
+    GraphModel,
+    LightGCN,
+    any_of,
+    mean_of_overlapping,
+    overlap_totals,
+)
+from bundlemage.models.baselines.views import BundleGT, CoHeat, CrossCBR, MultiCBR, contrastive_loss
 from bundlemage.models.config import ModelConfig, parse_config
-from bundlemage.models.graphs import GraphModel
-from bundlemage.models.pairs import PAIRS
+from bundlemage.models.neighbours import Bipartite
 from bundlemage.models.ragged import Ragged
 from bundlemage.training.loop import train
 from tests.small_shop import dataset_of, datasets, small_shop

@@ -11,12 +11,10 @@ import torch
 
 from bundlemage import SplitPlan
 from bundlemage.data.dataset import BundleDataset
-from bundlemage.models.attention import Neighbours, attend_by_product, product_shares
 from bundlemage.models.base import Interactions, Learner, Matcher, Model, Sizes, require
-from bundlemage.models.baselines.bundlegt import BundleGT
-from bundlemage.models.baselines.coheat import CoHeat, agreement_loss
-from bundlemage.models.baselines.contrast import MultiCBR, contrastive_loss
-from bundlemage.models.pairs import PAIRS
+from bundlemage.models.baselines.factors import PAIRS
+from bundlemage.models.baselines.views import BundleGT, CoHeat, MultiCBR, agreement_loss, contrastive_loss
+from bundlemage.models.neighbours import Neighbours, attend_by_product, product_shares
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.registry import build, make_config
 from bundlemage.training.loop import train

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bundlemage.models import losses
-from bundlemage.models.bipartite import Bipartite
 from bundlemage.models.losses import BLOCK_ENTRIES, Prior, multinomial_loss
+from bundlemage.models.neighbours import Bipartite
 from bundlemage.models.ragged import Hidden, Ragged, mean_of_rows
 
 COLUMNS, DIM = 7, 3

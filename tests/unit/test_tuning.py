@@ -14,7 +14,7 @@ import pytest
 from bundlemage.data.splits import SplitPlan
 from bundlemage.errors import CheckpointError, ConfigError, MissingExtraError
 from bundlemage.models.base import Matcher, Sizes, can
-from bundlemage.models.baselines.contrast import CrossCBRConfig
+from bundlemage.models.baselines.views import CrossCBRConfig
 from bundlemage.models.config import Between, BundleMageConfig, Domain, LearnedConfig, OneOf, Space
 from bundlemage.models.registry import MODELS, build, make_config
 from bundlemage.progress import in_silence

@@ -22,8 +22,7 @@ from bundlemage.engines.base import Engine, written_out
 from bundlemage.errors import BundleMageError, ClusterError, ConfigError, NoModelYetError
 from bundlemage.models.base import Divisible, Model, Sizes, require
 from bundlemage.models.config import ModelConfig
-from bundlemage.models.division import DividedItems, DividedUsers, Division
-from bundlemage.models.processes import Processes
+from bundlemage.models.division import DividedItems, DividedUsers, Division, Processes
 from bundlemage.models.registry import build
 from bundlemage.readers.load import read
 from bundlemage.recipe import Recipe

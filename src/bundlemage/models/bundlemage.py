@@ -29,11 +29,11 @@ from bundlemage.models.base import (
     SalesScorer,
     Sizes,
 )
-from bundlemage.models.bipartite import Bipartite
 from bundlemage.models.config import BundleMageConfig, Mixer
 from bundlemage.models.division import LossRows
 from bundlemage.models.kept_tables import KeptTables, VectorTable
 from bundlemage.models.losses import Prior, fitted_weight
+from bundlemage.models.neighbours import Bipartite
 from bundlemage.models.ragged import Contents, Hidden, Ragged, mean_of_rows
 from bundlemage.models.sampled import SampledLosses
 

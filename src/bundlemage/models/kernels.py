@@ -1,7 +1,7 @@
 """Triton kernels for NVIDIA GPUs. The size of every array is known in advance. So the CPU never waits for the
 GPU, and a whole training step can be recorded once and replayed.
 
-`ragged.py`, `bipartite.py` and `losses.py` have the same functions in plain PyTorch. Tests compare the two.
+`ragged.py`, `neighbours.py` and `losses.py` have the same functions in plain PyTorch. Tests compare the two.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bundlemage.models.accelerated import kernels_for, operator
-from bundlemage.models.ragged import Ragged, Unchanging
+from bundlemage.models.ragged import Ragged, Unchanging, kernels_for, operator
 
 BLOCK_ENTRIES = {"cpu": 2**25, "cuda": 2**28}
 """The approximate number of logits in memory at a time: 128 MiB of float32. It is 1 GiB on a GPU, because

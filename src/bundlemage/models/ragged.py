@@ -6,8 +6,11 @@ defines what the kernels compute. The size of a result is known in advance, so t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import importlib.util
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +18,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bundlemage.models.accelerated import kernels_for, operator
+_library = torch.library.Library("bundlemage", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def operator(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator that registers a function as a PyTorch operator with this schema, and returns the operator.
+
+    Profilers and recorded graphs see one operation. (`torch.library.custom_op` takes seconds to import.)
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        name = schema.partition("(")[0]
+        _library.define(schema)  # type: ignore[no-untyped-call]
+        _library.impl(name, function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        registered: Callable[..., Any] = getattr(torch.ops.bundlemage, name).default
+        return registered
+
+    return register
+
+
+def kernels_for(tensor: Tensor) -> ModuleType | None:
+    """Returns the Triton kernels for a float32 tensor on an NVIDIA GPU, else None: use plain PyTorch."""
+    return _kernels() if tensor.is_cuda and tensor.dtype == torch.float32 else None
+
+
+@cache
+def _kernels() -> ModuleType | None:
+    # PyTorch has no Triton on Windows. Before 2.8 it cannot multiply bfloat16 into float32 results.
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if importlib.util.find_spec("triton") is None or version < (2, 8):
+        return None
+    from bundlemage.models import kernels
+
+    return kernels
 
 
 class Unchanging:

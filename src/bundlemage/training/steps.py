@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from bundlemage.errors import ConfigError
-from bundlemage.models.accelerated import kernels_for
 from bundlemage.models.base import Interactions, Learner, Phase
 from bundlemage.models.config import LearnedConfig
 from bundlemage.models.division import ALONE, Division
+from bundlemage.models.ragged import kernels_for
 from bundlemage.training.adam import Adam
 
 

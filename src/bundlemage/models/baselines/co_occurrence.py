@@ -1,16 +1,20 @@
-"""Co-occurrence: scores items by how many bundles they share with the items of the partial bundle."""
+"""Models that count what occurs together: item co-occurrence, ItemKNN and PPMI-SVD."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from pydantic import Field
+from scipy import sparse
+from scipy.sparse.linalg import svds
 from torch import Tensor
 
-from bundlemage.models.base import Completer, Histories, Interactions, Sizes
-from bundlemage.models.closed_form import SparseRows, blocks
-from bundlemage.models.config import ModelConfig
+from bundlemage.models.base import Completer, Histories, Interactions, Matcher, Sizes
+from bundlemage.models.baselines.closed_form import TIE_BREAK, SparseRows, blocks
+from bundlemage.models.config import Between, ModelConfig, OneOf
 from bundlemage.models.ragged import Ragged
 
 MOST_ADDED = {"count": 0.1, "cosine": 1e-4}
@@ -72,3 +76,186 @@ class CoOccurrence(Completer):
             return SparseRows.of(rows, self.sizes.bundles)
         weights = rows.lengths.clamp(min=1).float().rsqrt()[rows.row_of_entry()]
         return SparseRows(rows, weights, self.sizes.bundles)
+
+
+class ItemKnnConfig(ModelConfig):
+    """How neighbours are found and weighted."""
+
+    space = ModelConfig.space | {
+        "neighbours": OneOf(50, 100, 200, 500),
+        "shrinkage": Between(0.0, 200.0),
+        "item_weight": OneOf(0.0, 0.1, 0.5),
+    }
+
+    neighbours: int = Field(500, ge=1)
+    """The number of neighbours of each bundle and each item."""
+    shrinkage: float = Field(30.0, ge=0)
+    """Added to the denominator of the cosine. It lowers similarities that rest on few shared users."""
+    item_weight: float = Field(0.0, ge=0)
+    """The weight of an item in the user's history; a bundle has weight 1. With 0, users without bundles get
+    popular bundles, which is better on Youshu. With more, their items decide."""
+
+
+class ItemKnn(Matcher):
+    """A bundle's score is the sum of its similarities to the user's bundles and items.
+
+    The similarity is the cosine between the sets of users who have them.
+    """
+
+    name = "item-knn"
+    title = "ItemKNN"
+    publication = (
+        "Sarwar, Karypis, Konstan and Riedl, Item-Based Collaborative Filtering Recommendation Algorithms, "
+        "WWW 2001; Deshpande and Karypis, Item-Based Top-N Recommendation Algorithms, TOIS 2004"
+    )
+    config_class = ItemKnnConfig
+    config: ItemKnnConfig
+
+    def __init__(self, config: ItemKnnConfig, sizes: Sizes) -> None:
+        super().__init__(config, sizes)
+        width = min(config.neighbours, sizes.bundles)
+        self.popularity = self.new_buffer("popularity", torch.zeros(sizes.bundles))
+        self.bundle_neighbours: Tensor
+        self.bundle_weights: Tensor
+        self.item_neighbours: Tensor
+        self.item_weights: Tensor
+        for kind, count in (("bundle", sizes.bundles), ("item", sizes.items if config.item_weight else 0)):
+            self.register_buffer(f"{kind}_neighbours", torch.zeros(count, width, dtype=torch.int64))
+            self.register_buffer(f"{kind}_weights", torch.zeros(count, width))
+
+    def observe(self, data: Interactions) -> None:
+        taken = SparseRows.of(data.user_bundle, self.sizes.bundles)
+        users_of_bundle = taken.transposed()
+        self.popularity.copy_(users_of_bundle.rows.lengths.log1p())
+        self._find(users_of_bundle, taken, self.bundle_neighbours, self.bundle_weights, themselves=True)
+        if self.config.item_weight:
+            users_of_item = SparseRows.of(data.user_item, self.sizes.items).transposed()
+            self._find(users_of_item, taken, self.item_neighbours, self.item_weights)
+
+    def _find(
+        self,
+        users_of: SparseRows,
+        taken: SparseRows,
+        neighbours: Tensor,
+        weights: Tensor,
+        themselves: bool = False,
+    ) -> None:
+        """Writes each row's nearest bundles and their similarities into `neighbours` and `weights`.
+
+        `themselves`: the rows are the bundles, so a bundle must not be its own neighbour.
+        """
+        mine = users_of.rows.lengths.float().sqrt()
+        theirs = taken.rows.counts(taken.columns).float().sqrt()
+        for which in blocks(len(users_of), taken.columns):
+            shared = users_of.block(which).times(taken)  # users of both [block, bundles]
+            lengths = mine[which, None] * theirs + self.config.shrinkage
+            similarity = shared / lengths.clamp(min=1)  # 0 / 1 if there are no users
+            if themselves:
+                similarity.diagonal(which.start).zero_()
+            best = similarity.topk(neighbours.shape[1], dim=1)
+            weights[which], neighbours[which] = best.values, best.indices
+
+    def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
+        bundles = SparseRows.of(self.named_bundles(histories), self.sizes.bundles)
+        scores = bundles.times(self._table(self.bundle_neighbours, self.bundle_weights))
+        if self.config.item_weight:
+            items = SparseRows.of(histories.items, self.sizes.items, self.config.item_weight)
+            scores += items.times(self._table(self.item_neighbours, self.item_weights))
+        return self.with_unnamed(scores + TIE_BREAK * self.popularity, contents)
+
+    def _table(self, neighbours: Tensor, weights: Tensor) -> SparseRows:
+        count, width = neighbours.shape
+        offsets = torch.arange(count + 1, device=neighbours.device) * width
+        return SparseRows(Ragged(neighbours.flatten(), offsets), weights.flatten(), self.sizes.bundles)
+
+
+TOLERANCE = 1e-4
+"""The relative error allowed in a singular value. The effect on scores is smaller than the digits shown."""
+
+SMALL = 512
+"""For at most this many items, the full SVD is computed: it always converges."""
+
+
+class PpmiSvdConfig(ModelConfig):
+    """How pairs of items are counted, and how many singular vectors are kept."""
+
+    embedding_dim: int = Field(200, ge=1)
+    """The number of singular vectors that are kept."""
+    similarity: Literal["dot", "cosine"] = "dot"
+    """How an item is compared with the mean of the bundle's items. `dot` gives common items more weight."""
+    longest: int = Field(200, ge=2)
+    """A larger bundle is split into bundles of at most this many items. This bounds the number of pairs."""
+    user_weight: float = Field(0.0, ge=0)
+    """The weight of a pair of items that a user has. A pair in a bundle has weight 1."""
+
+
+class PpmiSvd(Completer):
+    """Truncated SVD of the positive pointwise mutual information of item pairs. An item's vector is u √s."""
+
+    name = "ppmi-svd"
+    title = "PPMI-SVD"
+    publication = "Levy and Goldberg, Neural Word Embedding as Implicit Matrix Factorization, NeurIPS 2014"
+    config_class = PpmiSvdConfig
+    config: PpmiSvdConfig
+
+    def __init__(self, config: PpmiSvdConfig, sizes: Sizes) -> None:
+        super().__init__(config, sizes)
+        width = min(config.embedding_dim, sizes.items)
+        self.vectors = self.new_buffer("vectors", torch.zeros(sizes.items, width))
+        self.popularity = self.new_buffer("popularity", torch.zeros(sizes.items))
+
+    def observe(self, data: Interactions) -> None:
+        both = torch.cat([data.bundle_item.values, data.user_item.values])
+        self.popularity.copy_(torch.bincount(both, minlength=self.sizes.items).log1p())
+        counts = pair_counts(data.bundle_item, self.sizes.items, self.config.longest)
+        if self.config.user_weight:
+            in_users = pair_counts(data.user_item, self.sizes.items, self.config.longest)
+            counts = (counts + self.config.user_weight * in_users).tocsr()
+        vectors = singular_vectors(positive_information(counts), self.config.embedding_dim, self.config.seed)
+        self.vectors.zero_()[:, : vectors.shape[1]] = torch.from_numpy(vectors)
+
+    def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
+        empty = (partial.lengths == 0)[:, None]
+        vectors = F.normalize(self.vectors) if self.config.similarity == "cosine" else self.vectors
+        context = torch.where(empty, histories.items.mean_of(vectors), partial.mean_of(vectors))
+        return context @ vectors.T + TIE_BREAK * self.popularity
+
+
+def pair_counts(rows: Ragged, columns: int, longest: int) -> Any:
+    """For each pair of columns, the number of rows that hold both, 0 on the
+    diagonal."""  # sparse [columns, columns]
+    values, row = rows.values.cpu().numpy(), rows.row_of_entry().cpu().numpy()
+    within = np.arange(len(values)) - rows.offsets.cpu().numpy()[row]
+    _, piece = np.unique(np.column_stack([row, within // longest]), axis=0, return_inverse=True)
+    shape = (int(piece.max()) + 1 if len(piece) else 0, columns)
+    member = sparse.csr_matrix((np.ones(len(values), np.float32), (piece, values)), shape)
+    counts = (member.T @ member).tocsr()
+    counts.setdiag(0)
+    counts.eliminate_zeros()
+    return counts
+
+
+def positive_information(counts: Any) -> Any:
+    """The PPMI matrix: max(0, log(n_ij n / (n_i n_j))) for items i and j that occur together, else 0."""
+    pairs = counts.tocoo()
+    totals = np.asarray(counts.sum(1), dtype=np.float64).ravel()
+    data = pairs.data.astype(np.float64)
+    information = np.log(data * totals.sum() / (totals[pairs.row] * totals[pairs.col]))
+    positive = sparse.csr_matrix((np.maximum(information, 0), (pairs.row, pairs.col)), counts.shape)
+    positive.eliminate_zeros()
+    return positive
+
+
+def singular_vectors(matrix: Any, most: int, seed: int) -> Any:
+    """Returns u √s for the `most` largest singular values s."""  # [items, at most `most`], float32
+    if matrix.shape[0] <= max(SMALL, most):
+        left, values, _ = np.linalg.svd(matrix.toarray())
+        left, values = left[:, :most], values[:most]
+    elif not matrix.nnz:
+        return np.zeros((matrix.shape[0], 0), np.float32)
+    else:
+        start = np.random.default_rng(seed).standard_normal(matrix.shape[0])
+        left, values, _ = svds(matrix, k=most, v0=start, tol=TOLERANCE)
+    # An item without a partner has a vector of rounding errors. A cosine would enlarge them, so set it to 0.
+    partners = (np.diff(matrix.indptr) > 0)[:, None]
+    return np.where(partners, left * np.sqrt(values), 0).astype(np.float32)

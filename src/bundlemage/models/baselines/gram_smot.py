@@ -10,11 +10,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bundlemage.errors import ConfigError
-from bundlemage.models.attention import Neighbours, attend
 from bundlemage.models.base import Completer, Histories, Interactions, Learner, Matcher, Model, Phase, Sizes
+from bundlemage.models.baselines.factors import random_vectors
 from bundlemage.models.config import Between, LearnedConfig, OneOf
 from bundlemage.models.losses import Negatives, multinomial_loss
-from bundlemage.models.pairs import random_vectors
+from bundlemage.models.neighbours import Neighbours, attend
 from bundlemage.models.ragged import Ragged
 
 TRAINING = Phase("nearness", over="users")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bundlemage.models.base import Completer, Histories, Interactions, Matcher, Sizes
-from bundlemage.models.closed_form import SparseRows, blocks, exact
+from bundlemage.models.baselines.closed_form import SparseRows, blocks, exact
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ragged import Ragged
 
