@@ -74,7 +74,7 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write every run here, too.")] = None,
 ) -> None:
     """Train on Youshu without some bundles, foretell who will take those, and look who did."""
-    from bundlemage.cli.options import seed_list
+    from bundlemage.cli.texts import seed_list
     from bundlemage.readers.load import read
 
     folder = youshu_folder(str(data) if data else None)

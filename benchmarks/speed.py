@@ -60,7 +60,7 @@ def main(
         for measurement in MEASUREMENTS:
             typer.echo(f"{measurement.name:10}{measurement.title}")
         return
-    from bundlemage.cli.options import can_be_written
+    from bundlemage.cli.compare import can_be_written
     from bundlemage.errors import BundleMageError
     from bundlemage.training.devices import resolve_device
 

@@ -204,7 +204,7 @@ def test_answers_for_anyone_by_history(model: Path) -> None:
 
 
 def test_ids_with_commas_are_quoted_as_in_csv() -> None:
-    from bundlemage.cli.options import ids
+    from bundlemage.cli.texts import ids
 
     assert ids(['"Tea, green",7', "x"]) == ["Tea, green", "7", "x"]
     assert ids(None) == []

@@ -39,7 +39,7 @@ def test_kill_and_resume_give_the_same_trials(tmp_path: Path) -> None:
 def test_ctrl_c_keeps_what_is_there(tmp_path: Path) -> None:
     study = tmp_path / "study"
     done = stopped("[0-9]*.json", 2, "tune", "-o", study, *QUICK, "--trials", 500, how=signal.SIGINT)
-    assert "--resume goes on from here" in done.stderr
+    assert "--resume continues from here" in done.stderr
     assert "best of" in done.stdout
     assert len(made(study)) == 2
 

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from bundlemage.cli import options
+from bundlemage.cli import texts
 from bundlemage.progress import Shown
 
 
@@ -77,7 +77,7 @@ def test_a_terminal_has_a_bar_for_each_stage_under_way(together: bool) -> None:
 
 
 def test_a_location_is_shown_without_its_secrets() -> None:
-    assert options.label("postgresql+psycopg://me:secret@server/shop") == "the database"
-    assert options.label("s3://key:secret@bucket/shop?region=x") == "the object store"
+    assert texts.label("postgresql+psycopg://me:secret@server/shop") == "the database"
+    assert texts.label("s3://key:secret@bucket/shop?region=x") == "the object store"
     for location in ("sample", "shops/mine", "sqlite:///shop.db", "file:///shops/mine"):
-        assert options.label(location) == location
+        assert texts.label(location) == location

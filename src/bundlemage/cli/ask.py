@@ -17,9 +17,8 @@ from bundlemage.cli.options import (
     ModelFolder,
     OptionalCount,
     UserOptions,
-    ids,
-    key_values,
 )
+from bundlemage.cli.texts import ids, key_values, numbers
 from bundlemage.errors import ConfigError
 from bundlemage.progress import Shown
 
@@ -63,12 +62,13 @@ def recommend(
     if recall is not None:
         show.note(str(model.use_index(recall)))
     new = {name: ids([inside]) for name, inside in key_values(new_bundle, "--new-bundle").items()}
+    sales = numbers(expected_sales, "--expected-sales", "expected a number of sales, 0 or more")
     answers = model.recommend(
         user,
         k,
         where=where,
         new_bundles=new,
-        expected_sales=_numbers(expected_sales),
+        expected_sales=sales,
         sells_like=key_values(sells_like, "--sells-like"),
         include_owned=include_owned,
     )
@@ -77,18 +77,6 @@ def recommend(
         return
     describe(model, user)
     show.out.print(show.bundle_cards(model.dataset, answers, new) if answers else _none_left("bundle", where))
-
-
-def _numbers(expected: list[str] | None) -> dict[str, float]:
-    numbers = {}
-    for name, text in key_values(expected, "--expected-sales").items():
-        try:
-            numbers[name] = float(text)
-        except ValueError:
-            raise ConfigError(
-                f"--expected-sales {name}={text!r}: expected a number of sales, 0 or more"
-            ) from None
-    return numbers
 
 
 def recommend_all(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bundlemage.cli import show
-from bundlemage.cli.model_options import FromModel
+from bundlemage.cli.commands import FromModel
 from bundlemage.cli.options import AsJson, Device, EngineOptions, FilterOptions, ModelFolder
 from bundlemage.errors import ConfigError
 from bundlemage.progress import Shown
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from bundlemage.campaigns.settings import CampaignSummary
 
 SETTINGS = FromModel(
-    "bundlemage.campaigns.settings",
-    "Campaign",
+    "bundlemage.campaigns.settings.Campaign",
     panel="Limits that all users share",
     panels=dict.fromkeys(("per_user", "value", "format", "part_users", "seed")),
     without=("where",),
@@ -48,10 +47,16 @@ def campaign(
     """
     from bundlemage.engines.campaigning import CampaignJob
 
+    try:
+        lines = [] if users is None else users.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{users} cannot be read: {error}. Give a text file with one user id a line"
+        ) from None
     job = CampaignJob(
         Path(folder),
         output,
-        users=None if users is None else tuple(_listed(users)),
+        users=None if users is None else tuple(line.strip() for line in lines if line.strip()),
         where=where,
         settings=settings,
         resume=resume,
@@ -69,16 +74,6 @@ def campaign(
     show.say(f"written to [bold]{show.plain(output)}[/] in {seconds:,.1f} s")
 
 
-def _listed(file: Path) -> list[str]:
-    try:
-        lines = file.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{file} cannot be read: {error}. Give a text file with one user id a line"
-        ) from None
-    return [line.strip() for line in lines if line.strip()]
-
-
 def _sentences(summary: CampaignSummary) -> list[str]:
     """The summary in words."""
     what = summary.settings["value"]
@@ -88,8 +83,8 @@ def _sentences(summary: CampaignSummary) -> list[str]:
         f"expected {what}: [bold]{summary.value:,.2f}[/]"
         + _share(summary.share_of_bound, "of the upper bound within the limits")
         + _share(summary.share_of_unconstrained, "of what it would be without limits"),
+        *(f"{name.replace('_', ' ')}: {_used(name, use)}" for name, use in summary.limits.items()),
     ]
-    lines += [f"{name}: {words}" for name, words in map(_used, summary.limits.items())]
     if summary.chances == "softmax":
         lines.append(
             "[yellow]note:[/] the model has no calibration: chances are its probabilities among all bundles"
@@ -111,13 +106,10 @@ def _share(share: float | None, of: str) -> str:
     return "" if share is None else f", {share:.1%} {of}"
 
 
-def _used(limit: tuple[str, dict[str, Any]]) -> tuple[str, str]:
-    name, use = limit
+def _used(name: str, use: dict[str, Any]) -> str:
     if name == "stock":
-        words = f"{use['used']:,.0f} of {use['of']:,.0f} units; {use['used_up']:,} items used up"
-    elif name == "shown_at_most":
-        words = f"{use['most']:,} of {use['of']:,}; {use['bundles_at_limit']:,} bundles at the limit"
-    else:
-        decimals = 2 if name == "budget" else 0
-        words = f"{use['used']:,.{decimals}f} of {use['of']:,.{decimals}f}"
-    return name.replace("_", " "), words
+        return f"{use['used']:,.0f} of {use['of']:,.0f} units; {use['used_up']:,} items used up"
+    if name == "shown_at_most":
+        return f"{use['most']:,} of {use['of']:,}; {use['bundles_at_limit']:,} bundles at the limit"
+    decimals = 2 if name == "budget" else 0
+    return f"{use['used']:,.{decimals}f} of {use['of']:,.{decimals}f}"

@@ -1,17 +1,28 @@
-"""Turns functions into commands: parameters become options, and the docstring describes them."""
+"""Turns functions into commands: parameters become options, and the docstring describes them.
+
+The fields of a pydantic model can also become options, so that each setting is described in one place.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from typing import Annotated, Any, get_args, get_origin
+from dataclasses import dataclass, field
+from pkgutil import resolve_name
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand
 from typer.models import ParameterInfo
+
+from bundlemage.cli.texts import ids, numbers
+from bundlemage.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
 
 def add(app: typer.Typer, *functions: Callable[..., None]) -> None:
@@ -20,7 +31,7 @@ def add(app: typer.Typer, *functions: Callable[..., None]) -> None:
     A docstring ends with sections of options. The line `-o, --output DIR: What it is.` describes an option:
     its names, a placeholder for its value, and its help text. The line `folder DIR: What it is.` describes an
     argument. A section with another title than "Options" becomes a panel of the help. A parameter needs no
-    line if its type is annotated with an `OptionGroup`, or with a `typer.Option` that has a help text.
+    line if its type is annotated with an option group, or with a `typer.Option` that has a help text.
     """
     for function in functions:
         name, text = function.__name__.strip("_").replace("_", "-"), _documentation(function)[0]
@@ -47,28 +58,18 @@ def _command_class(function: Callable[..., None]) -> type[TyperCommand]:
     return Command
 
 
-class OptionGroup(ABC):
-    """Several options that make one value, as in `where: Annotated[Filter, FromFunction(...)]`."""
+@dataclass(frozen=True)
+class FromFunction:
+    """Options that make one value, as in `where: Annotated[Filter, FromFunction(...)]`: the parameters of a
+    function. The value is what the function returns."""
 
-    @abstractmethod
+    function: Callable[..., Any]
+
     def parameters(self) -> dict[str, inspect.Parameter]:
         """A parameter for each option, by its name."""
-
-    @abstractmethod
-    def value(self, values: dict[str, Any]) -> Any:
-        """Build the value from the values of its options, and remove those from `values`."""
-
-
-class FromFunction(OptionGroup):
-    """The parameters of a function as options. The value is what the function returns."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-
-    def parameters(self) -> dict[str, inspect.Parameter]:
         parameters: dict[str, inspect.Parameter] = {}
         for name, parameter in self._signature().items():
-            group = _mark(parameter, OptionGroup)
+            group = _mark(parameter, FromFunction | FromModel)
             parameters |= group.parameters() if group else {name: parameter}
         for name, attributes in _documentation(self.function)[1].items():
             known = name if name in parameters else f"{name}_"  # `set_`, as Python itself has a `set`
@@ -77,16 +78,18 @@ class FromFunction(OptionGroup):
         return {name: parameter.replace(kind=kind) for name, parameter in parameters.items()}
 
     def value(self, values: dict[str, Any]) -> Any:
-        groups = {name: _mark(parameter, OptionGroup) for name, parameter in self._signature().items()}
-        return self.function(
-            **{name: group.value(values) if group else values.pop(name) for name, group in groups.items()}
-        )
+        """Build the value from the values of its options, and remove those from `values`."""
+        arguments = {}
+        for name, parameter in self._signature().items():
+            group = _mark(parameter, FromFunction | FromModel)
+            arguments[name] = group.value(values) if group else values.pop(name)
+        return self.function(**arguments)
 
     def _signature(self) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(self.function, eval_str=True).parameters
 
 
-def _mark(parameter: inspect.Parameter, kind: type) -> Any:
+def _mark(parameter: inspect.Parameter, kind: type | UnionType) -> Any:
     """The first metadata of the type `kind` in a parameter's `Annotated` type, or None."""
     marks = getattr(parameter.annotation, "__metadata__", ())
     return next((mark for mark in marks if isinstance(mark, kind)), None)
@@ -121,3 +124,111 @@ def _described(parameter: inspect.Parameter, attributes: dict[str, Any]) -> insp
     vars(info).update(attributes, default=...)
     kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     return parameter.replace(annotation=Annotated[kind, info])
+
+
+# ── Options from a pydantic model ────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class FromModel:
+    """The fields of a model as options. The value is a dict of the fields that were not left out."""
+
+    model: str
+    """The path of the model. It is imported only when its command runs."""
+    panel: str | None = None
+    """The panel of the help for fields that `panels` does not name."""
+    panels: Mapping[str, str | None] = field(default_factory=dict)
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names of options that differ from the name of the field."""
+    metavars: Mapping[str, str] = field(default_factory=dict)
+    """Placeholders in the help for fields with several values that are not ids."""
+    without: tuple[str, ...] = ()
+    """Fields that do not become options."""
+    only: tuple[str, ...] = ()
+    """If not empty: the fields that are options."""
+    environment: str = ""
+    """Prefix of environment variables that may be used instead of the options."""
+
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        return {name: self._option(name, info) for name, (_, info) in self._fields()}
+
+    def value(self, values: dict[str, Any]) -> Any:
+        settings: dict[str, Any] = {}
+        for name, (part, info) in self._fields():
+            value = values.pop(name)
+            if value is not None:
+                target = settings if part is None else settings.setdefault(part, {})
+                target[name] = self._read(name, info, value)
+        return settings
+
+    def _fields(self) -> Iterator[tuple[str, tuple[str | None, FieldInfo]]]:
+        """The fields by name. A field that is itself a model is replaced by the fields of that model."""
+        for name, info in resolve_name(self.model).model_fields.items():
+            kind = _plain(info.annotation)
+            if name in self.without or (self.only and name not in self.only):
+                continue
+            if hasattr(kind, "model_fields") and not _is_range(kind):
+                yield from ((each, (name, inner)) for each, inner in kind.model_fields.items())
+            else:
+                yield name, (None, info)
+
+    def _option(self, name: str, info: FieldInfo) -> inspect.Parameter:
+        kind, default, metavar = _plain(info.annotation), info.default, None
+        names, words = self.names.get(name, (_flag(name),)), " ".join((info.description or "").split())
+        if get_origin(kind) in (tuple, dict):
+            metavar = self.metavars.get(name, "NAME=N" if get_origin(kind) is dict else "ID,ID")
+            kind, default = list[str] | None, None
+            words = f"{words} Repeatable."
+        elif _is_range(kind):
+            metavar = "N|N-N"
+            if default is None:
+                metavar, words = "MOST|LEAST-MOST", f"{words} '20-' is at least 20."
+            kind, default = str | None, None if default is None else f"{default.least}-{default.most}"
+        elif get_origin(kind) is Literal:
+            kind = str
+        elif default is True and name not in self.names:
+            names = (f"{_flag(name)}/--no-{name.replace('_', '-')}",)
+        annotation = kind | None if default is None else kind
+        panel = self.panels.get(name, self.panel)
+        variable = f"{self.environment}{name.upper()}" if self.environment else None
+        option = typer.Option(*names, metavar=metavar, help=words, envvar=variable, rich_help_panel=panel)
+        return inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, option]
+        )
+
+    def _read(self, name: str, info: FieldInfo, value: Any) -> Any:
+        """The text of an option as the value that Python code would pass."""
+        kind, option = _plain(info.annotation), _flag(name)
+        if get_origin(kind) is dict:
+            return numbers(value, option, "a number comes after the '=', as in NAME=2")
+        if get_origin(kind) is tuple:
+            return value if name in self.metavars else ids(value)
+        return _range(value, option) if _is_range(kind) else value
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _plain(kind: Any) -> Any:
+    """A type without its constraints, and without None."""
+    if get_origin(kind) is Annotated:
+        return _plain(get_args(kind)[0])
+    if NoneType in get_args(kind):
+        return _plain(next(each for each in get_args(kind) if each is not NoneType))
+    return kind
+
+
+def _is_range(kind: Any) -> bool:
+    return {"least", "most"} == set(getattr(kind, "model_fields", ()))
+
+
+def _range(text: str, option: str) -> Any:
+    least, dash, most = text.partition("-")
+    try:
+        both = [float(end) if end else None for end in (least, most)]
+    except ValueError:
+        both = []
+    if not both or not (least or most):
+        raise ConfigError(f"{option} {text!r}: write it as 4, as 3-5, or as 3- for at least 3")
+    return both if dash else both[0]

@@ -12,19 +12,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from bundlemage.cli import show
-from bundlemage.cli.options import (
-    AsJson,
-    Device,
-    Jobs,
-    Tables,
-    can_be_written,
-    ids,
-    key_values,
-    label,
-    may_hold_a_password,
-    seed_list,
-    settings,
-)
+from bundlemage.cli.options import AsJson, Device, Jobs, Tables
+from bundlemage.cli.texts import ids, key_values, label, may_hold_a_password, seed_list, settings
 from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -209,6 +198,18 @@ def _check_output(file: Path) -> None:
     if not file.parent.is_dir():
         raise ConfigError(f"--output {file}: there is no folder {file.parent}")
     can_be_written(file)
+
+
+def can_be_written(file: Path) -> None:
+    """Raise `ConfigError` if the file cannot be written: permissions do not tell on every file system."""
+    existed = file.exists()
+    try:
+        with file.open("ab"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}") from None
+    if not existed:
+        file.unlink()
 
 
 def _write(file: Path, comparison: Comparison, columns: Sequence[str]) -> None:

@@ -12,7 +12,8 @@ from rich.table import Table
 
 from bundlemage.cli import show
 from bundlemage.cli.commands import add
-from bundlemage.cli.options import AsJson, Count, Location, Seed, Tables, key_values, label
+from bundlemage.cli.options import AsJson, Count, Location, Seed, Tables
+from bundlemage.cli.texts import key_values, label
 from bundlemage.errors import ConfigError
 from bundlemage.progress import Shown
 

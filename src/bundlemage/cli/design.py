@@ -12,25 +12,21 @@ from rich.table import Table
 
 from bundlemage.cli import show
 from bundlemage.cli.ask import describe, known_id
-from bundlemage.cli.model_options import FromModel
-from bundlemage.cli.options import AsJson, Count, Device, ModelFolder, UserOptions, ids
-from bundlemage.errors import BundleMageError, ConfigError
+from bundlemage.cli.commands import FromModel
+from bundlemage.cli.options import AsJson, Count, Device, ModelFolder, UserOptions
+from bundlemage.cli.texts import ids
+from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
-    from bundlemage.core.history import User
-    from bundlemage.recommender import Recommender
-    from bundlemage.wire.design_answers import BundleForecast, Design, DesignedItem, Designs, Explanation
+    from bundlemage.wire.design_answers import BundleForecast, Design, Explanation
 
-WISHES = "Preferences"
-SEARCH = "The search"
 REQUEST = FromModel(
-    "bundlemage.wire.design",
-    "DesignRequest",
+    "bundlemage.wire.design.DesignRequest",
     panel="Conditions",
     panels={
         "start": None,
-        **dict.fromkeys(("discount", "diversity", "margin", "costs", "n", "apart", "reasons"), WISHES),
-        **dict.fromkeys(("method", "seed", "time_limit"), SEARCH),
+        **dict.fromkeys(("discount", "diversity", "margin", "costs", "n", "apart", "reasons"), "Preferences"),
+        **dict.fromkeys(("method", "seed", "time_limit"), "The search"),
     },
     names={
         "n": ("-n", "--n"),
@@ -61,7 +57,7 @@ def design(
 
     request = DesignRequest.of(**settings)  # a wrong wish is reported before a model is loaded
     model = Recommender.load(folder, device=device)
-    designs = _designs(model, user, dict(request))
+    designs = model.design(user, request)
     if as_json:
         show.print_json({"user": known_id(user), **designs.model_dump(mode="json")})
         return
@@ -153,31 +149,17 @@ def score_bundle(
         show.out.print(f"[yellow]note:[/] {show.plain(forecast.note)}")
 
 
-def _designs(model: Recommender, someone: User, wishes: dict[str, Any]) -> Designs:
-    from bundlemage.wire.design import ImpossibleDesignError
-
-    try:
-        return model.design(someone, **wishes)
-    except ImpossibleDesignError as error:
-        reason = (
-            "These conditions exclude each other"
-            if len(error.conflict) > 1
-            else "This condition cannot be met"
-        )
-        lines = [f"no bundle is possible. {reason}:", *(f"  {rule}" for rule in error.conflict)]
-        if error.changes:
-            lines += [
-                "Each of these changes would make one possible:",
-                *(f"  {change}" for change in error.changes),
-            ]
-        raise BundleMageError("\n".join(lines)) from error
-
-
 # ── How it looks ─────────────────────────────────────────────────────────────────────────────────
 
 
 def _card(design: Design) -> Panel:
-    lines = [line for item in design.items for line in _item_lines(item)]
+    lines = []
+    for item in design.items:
+        note = "[dim]in the bundle already[/]" if item.given else f"[cyan]{item.score:.1%}[/]"
+        name = show.name(item.title, item.id) + show.amount(item.price)
+        lines.append(f"{'◦' if item.given else '•'} {name}  {note}")
+        if item.why is not None:
+            lines.append(f"  [dim]{show.plain(item.why.words)}[/]")
     off = f"  [green]−{design.discount:.0%}[/]" if design.discount else ""
     before = f"  [dim][strike]{design.list_price:,.2f}[/][/]" if design.discount and design.list_price else ""
     price = "" if design.price is None else f"[bold]{design.price:,.2f}[/]{off}{before}   "
@@ -187,24 +169,11 @@ def _card(design: Design) -> Panel:
     return Panel(body, title=title, title_align="left", width=100)
 
 
-def _item_lines(item: DesignedItem) -> list[str]:
-    if item.given:
-        return [f"◦ {show.name(item.title, item.id)}{show.amount(item.price)}  [dim]in the bundle already[/]"]
-    line = f"• {show.name(item.title, item.id)}{show.amount(item.price)}  [cyan]{item.score:.1%}[/]"
-    return [line] if item.why is None else [line, f"  [dim]{show.plain(item.why.words)}[/]"]
-
-
 def _reasons(explanation: Explanation, most: int) -> Table:
-    table = Table("reason", "", title="times as likely with it as without it", title_justify="left")
-    table.add_column("times", justify="right")
-    table.add_column("fit without it", justify="right")
+    table = show.table("times as likely with it as without it", "reason", "", ">times", ">fit without it")
     for reason in explanation.reasons[:most]:
-        table.add_row(
-            show.name(reason.title, reason.id),
-            _KINDS[reason.kind],
-            f"{exp(reason.effect):.2f}",
-            f"{reason.without:.3f}",
-        )
+        name, times = show.name(reason.title, reason.id), exp(reason.effect)
+        table.add_row(name, _KINDS[reason.kind], f"{times:.2f}", f"{reason.without:.3f}")
     left = len(explanation.reasons) - most
     if left > 0:
         table.caption = f"and {left:,} more"
@@ -214,19 +183,16 @@ def _reasons(explanation: Explanation, most: int) -> Table:
 def _forecast_card(forecast: BundleForecast) -> RenderableType:
     lines = [f"• {show.name(item.title, item.id)}{show.amount(item.price)}" for item in forecast.items]
     body = "\n".join([*lines, "", *_audience(forecast)])
-    parts: list[RenderableType] = [Panel(body, title="a new bundle", title_align="left", width=76)]
     people = Table("user", "chance" if forecast.expected is not None else "score", title="who would take it")
     for person in forecast.people:
-        people.add_row(
-            show.plain(person.id), f"{person.score if person.chance is None else person.chance:.2%}"
-        )
+        chance = person.score if person.chance is None else person.chance
+        people.add_row(show.plain(person.id), f"{chance:.2%}")
     near = Table("bundle", "price", "likeness", title="bundles like it")
     for bundle in forecast.nearest:
-        near.add_row(
-            show.name(bundle.title, bundle.id), show.amount(bundle.price).strip(), f"{bundle.score:.2f}"
-        )
-    tables = [table for table, rows in ((people, forecast.people), (near, forecast.nearest)) if rows]
-    return Group(*parts, Columns(tables))
+        price = show.amount(bundle.price).strip()
+        near.add_row(show.name(bundle.title, bundle.id), price, f"{bundle.score:.2f}")
+    panel = Panel(body, title="a new bundle", title_align="left", width=76)
+    return Group(panel, Columns([table for table in (people, near) if table.row_count]))
 
 
 def _audience(forecast: BundleForecast) -> list[str]:

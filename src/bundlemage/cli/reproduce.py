@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from bundlemage.cli import show
-from bundlemage.cli.options import AsJson, Device, Jobs, OptionalCount, ids, seed_list
+from bundlemage.cli.options import AsJson, Device, Jobs, OptionalCount
+from bundlemage.cli.texts import ids, seed_list
 from bundlemage.errors import ConfigError
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bundlemage.cli import show
-from bundlemage.cli.options import AsJson, OtherDevice, only_given, settings
+from bundlemage.cli.options import AsJson, OtherDevice
 from bundlemage.cli.serve import Database, check_extra, database_url, open_store
+from bundlemage.cli.texts import only_given, settings
 from bundlemage.progress import Shown
 
 if TYPE_CHECKING:

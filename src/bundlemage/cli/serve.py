@@ -15,10 +15,9 @@ import typer
 from rich.table import Table
 
 from bundlemage.cli import show
-from bundlemage.cli.commands import add
-from bundlemage.cli.model_options import FromModel
+from bundlemage.cli.commands import FromModel, add
 from bundlemage.cli.options import AsJson
-from bundlemage.cli.options import settings as parsed
+from bundlemage.cli.texts import settings as parsed
 from bundlemage.errors import BundleMageError, ConfigError, MissingExtraError
 from bundlemage.progress import Shown
 
@@ -31,8 +30,7 @@ SAMPLE = Path("bundlemage-sample")
 _NEEDED = ("fastapi", "prometheus_client", "sqlalchemy", "uvicorn")
 
 SETTINGS = FromModel(
-    "bundlemage.service.settings",
-    "Settings",
+    "bundlemage.service.settings.Settings",
     only=("host", "port", "rate_limit", "threads", "trust_proxy"),
     environment="BUNDLEMAGE_",
 )

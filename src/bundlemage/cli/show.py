@@ -163,14 +163,15 @@ def bundle_cards(
 ) -> RenderableType:
     """Recommended bundles as cards with what is in them; `new` ones are not in the data."""
     cards = [_bundle_card(dataset, answer, (new or {}).get(answer.id)) for answer in answers]
-    return Columns(cards, equal=True, expand=False)
+    return Columns(cards, equal=True)
 
 
 def _bundle_card(dataset: BundleDataset, answer: Recommendation, new: Sequence[str] | None) -> Panel:
+    from bundlemage.data.dataset import row_of
+
     if new is None:
         position = dataset.bundles.position(answer.id)
-        row = dataset.bundle_item
-        items = row.indices[row.indptr[position] : row.indptr[position + 1]].tolist()
+        items = row_of(dataset.bundle_item, position).tolist()
     else:
         items = dataset.items.positions(new).tolist()
     lines = [f"• {plain(item_name(dataset, item))}" for item in items[:6]]

@@ -10,24 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bundlemage.cli import show
-from bundlemage.cli.options import (
-    AsJson,
-    Device,
-    EngineOptions,
-    Location,
-    ModelFolder,
-    OtherDevice,
-    Tables,
-    key_values,
-    label,
-    only_given,
-    settings,
-)
+from bundlemage.cli.options import AsJson, Device, EngineOptions, Location, ModelFolder, OtherDevice, Tables
+from bundlemage.cli.texts import key_values, label, only_given, settings
 from bundlemage.errors import ConfigError
 from bundlemage.progress import Shown
 
 if TYPE_CHECKING:
-    from bundlemage.campaigns.chances import Calibration
     from bundlemage.data.splits import Split
     from bundlemage.training.loop import TrainingResult
 
@@ -88,7 +76,7 @@ def train(
     from bundlemage.evaluation.protocols import tasks_not_learned
     from bundlemage.models.registry import model_class
     from bundlemage.recipe import Recipe
-    from bundlemage.recommender import evaluate_beside_popularity
+    from bundlemage.recommender import Recommender, evaluate_beside_popularity
     from bundlemage.training.checkpoint import RunFolder
     from bundlemage.training.history import SELECTION_METRIC, EpochProgress, TensorBoard
 
@@ -101,7 +89,14 @@ def train(
     _check_output(output, checkpoints, resume, overwrite)
     if epochs is not None and "epochs" not in model_class(chosen.model).config_class.model_fields:
         raise ConfigError(f"--epochs: {chosen.model} does not learn by steps, so it has no epochs")
-    calibration = None if calibrated_as is None else _calibration(calibrated_as)
+    calibration = None
+    if calibrated_as is not None:
+        calibration = Recommender.load(calibrated_as, device="cpu").calibration
+        if calibration is None:
+            raise ConfigError(
+                f"--calibrated-as: {calibrated_as} was itself trained without validation cases, so it has no "
+                "calibration"
+            )
     job = TrainingJob(
         location,
         chosen,
@@ -152,7 +147,7 @@ def train(
             f"in {training.seconds:.1f} s on {training.device}."
         )
     if training.interrupted:
-        show.note("Interrupted: the best model so far is saved; --resume goes on from here.")
+        show.note("Interrupted: the best model so far is saved; --resume continues from here.")
         raise typer.Exit(130)
 
 
@@ -188,17 +183,6 @@ def evaluate(
     show.say(f"{show.described(job.split.dataset)}; protocol {job.split.protocol}")
     show.out.print(show.evaluations(rows))
     show.caveats(job.split.dataset)
-
-
-def _calibration(folder: str) -> Calibration:
-    from bundlemage.recommender import Recommender
-
-    calibration = Recommender.load(folder, device="cpu").calibration
-    if calibration is None:
-        raise ConfigError(
-            f"--calibrated-as: {folder} was itself trained without validation cases, so it has no calibration"
-        )
-    return calibration
 
 
 def _summary(training: TrainingResult) -> dict[str, Any]:
@@ -242,7 +226,7 @@ def _check_output(output: Path, checkpoints: Path, resume: bool, overwrite: bool
     elif can_go_on:
         raise CheckpointError(
             f"{checkpoints} holds a run that was cut off: "
-            "add --resume to go on with it, or --overwrite to start over"
+            "add --resume to continue it, or --overwrite to start over"
         )
     elif output.exists():
         raise ArtifactError(

@@ -10,18 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bundlemage.cli import show
-from bundlemage.cli.options import (
-    AsJson,
-    Count,
-    EngineOptions,
-    Location,
-    OtherDevice,
-    Tables,
-    key_values,
-    label,
-    only_given,
-    settings,
-)
+from bundlemage.cli.options import AsJson, Count, EngineOptions, Location, OtherDevice, Tables
+from bundlemage.cli.texts import key_values, label, only_given, settings
 from bundlemage.errors import BundleMageError, ConfigError
 from bundlemage.progress import Shown
 
@@ -109,7 +99,7 @@ def tune(
         for part in _summary(study, label(location)):
             show.out.print(part)
     if study.interrupted:
-        show.note("Interrupted: every trial that ended is kept; --resume goes on from here.")
+        show.note("Interrupted: every trial that ended is kept; --resume continues from here.")
         raise typer.Exit(130)
     if study.best is None:
         raise BundleMageError(f"every trial failed. The first one: {study.trials[0].reason}")
@@ -144,7 +134,10 @@ def _summary(study: Study, location: str) -> Iterator[RenderableType]:
     title = f"{show.plain(study.model)}: the best of {counts}"
     table = show.table(title, ">trial", f">validation {study.metric}", ">epochs", "settings")
     for trial in study.ranked[:BEST]:
-        chosen = "  ".join(f"{name}={_brief(value)}" for name, value in trial.settings.items())
+        chosen = "  ".join(
+            f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in trial.settings.items()
+        )
         table.add_row(str(trial.number + 1), f"{trial.value:.4f}", str(trial.epochs), show.plain(chosen))
     yield table
     for reason in dict.fromkeys(trial.reason for trial in study.trials if trial.reason):
@@ -155,13 +148,9 @@ def _summary(study: Study, location: str) -> Iterator[RenderableType]:
     elif find_spec("sklearn") is None:
         yield "[dim]Install scikit-learn to see here which settings made the difference.[/]"
     if len(study.trials) < study.asked and not study.interrupted:
-        yield f"The time was up after {len(study.trials)} of {study.asked} trials; --resume goes on."
+        yield f"The time was up after {len(study.trials)} of {study.asked} trials; --resume continues."
     if study.best is not None:
         yield (
             f"Train with the best: [bold]bundlemage train {show.plain(location)} "
             f"--recipe {show.plain(study.recipe)} -o MODEL[/]"
         )
-
-
-def _brief(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, overload
+from typing import Any, Generic, Literal, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from bundlemage.wire.design import Change, Rule
+from bundlemage.wire.requests import add_examples
 
 T = TypeVar("T")
 
@@ -16,18 +17,17 @@ T = TypeVar("T")
 class Out(BaseModel):
     """An answer, or a part of one. A client ignores unknown fields, because the service may be newer."""
 
-    model_config = ConfigDict(frozen=True, from_attributes=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, from_attributes=True, use_attribute_docstrings=True, json_schema_extra=add_examples
+    )
 
 
 class Listing(Out, Generic[T]):
-    """An answer that can be used like its main list: `for bundle in client.recommend("u0007")`."""
-
-    _list: ClassVar[str]
-    """The name of the field with the list."""
+    """An answer that can be used like the list in it: `for bundle in client.recommend("u0007")`."""
 
     @property
     def _entries(self) -> tuple[T, ...]:
-        return cast("tuple[T, ...]", getattr(self, self._list))
+        return next(value for _, value in super().__iter__() if isinstance(value, tuple))
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]
         return iter(self._entries)
@@ -41,24 +41,6 @@ class Listing(Out, Generic[T]):
     def __getitem__(self, place: slice) -> tuple[T, ...]: ...
     def __getitem__(self, place: int | slice) -> T | tuple[T, ...]:
         return self._entries[place]
-
-
-def example(**answer: Any) -> ConfigDict:
-    """The example of an answer in the OpenAPI document."""
-    return ConfigDict(json_schema_extra={"examples": [answer]})
-
-
-# The examples show items and bundles of the sample shop.
-ANSWERED = {"request_id": "5f1c9a3e7b2d4860", "model_version": "3f9a1c0b77de"}
-FOR = {**ANSWERED, "user_id": "u0007", "history": {"items": 14, "bundles": 4, "not_in_model": 0}}
-_ENTRY = {"id": "g0022", "title": "Glassreach: The Ancient Privateers", "price": 14.99, "tags": ["Seafaring"]}
-_ITEM = {**_ENTRY, "stock": 12, "withdrawn": False, "in_model": True}
-_PRICED = {"id": "b0013", "title": "Legends of Glassreach", "price": 87.96, "discount": 0.2}
-_TAGGED = {**_PRICED, "tags": ["Seafaring", "Glassreach"]}
-_BUNDLE = {**_TAGGED, "items": [_ENTRY], "withdrawn": False, "recommendable": True}
-_RANKED = {"score": 0.049, "rank": 1, "source": "model"}
-_METRICS = {"bundles": {"ndcg@5": 0.31, "recall@20": 0.58}}
-_MODEL = {"version": "3f9a1c0b77de", "name": "bundlemage", "metrics": _METRICS}
 
 
 # ── Recommendations ──────────────────────────────────────────────────────────────────────────────
@@ -115,17 +97,11 @@ class ForUser(Answered):
 class BundlesFor(ForUser, Listing[RankedBundle]):
     """Bundles for a user, the best first."""
 
-    model_config = example(**FOR, bundles=[{**_TAGGED, **_RANKED}])
-    _list = "bundles"
-
     bundles: tuple[RankedBundle, ...]
 
 
 class ItemsFor(ForUser, Listing[RankedItem]):
     """Items that complete a bundle for a user, the best first."""
-
-    model_config = example(**FOR, items=[{**_ENTRY, "stock": 12, **_RANKED}])
-    _list = "items"
 
     items: tuple[RankedItem, ...]
 
@@ -133,16 +109,11 @@ class ItemsFor(ForUser, Listing[RankedItem]):
 class SimilarBundles(Answered, Listing[RankedBundle]):
     """Bundles that are similar to a given bundle, the most similar first."""
 
-    model_config = example(**ANSWERED, bundles=[{**_TAGGED, **_RANKED, "score": 0.954}])
-    _list = "bundles"
-
     bundles: tuple[RankedBundle, ...]
 
 
 class Gate(Answered):
     """How much weight the model gives to a user's items and to their bundles. The weights add up to 1."""
-
-    model_config = example(**ANSWERED, user_id="u0007", items=0.62, bundles=0.38)
 
     user_id: str
     items: float
@@ -154,8 +125,6 @@ class Gate(Answered):
 
 
 class ItemOut(EntryOut):
-    model_config = example(**_ITEM)
-
     stock: int | None
     withdrawn: bool
     in_model: bool
@@ -163,8 +132,6 @@ class ItemOut(EntryOut):
 
 
 class BundleOut(EntryOut):
-    model_config = example(**_BUNDLE)
-
     discount: float | None
     """A fraction: 0.2 is 20% off."""
     items: tuple[EntryOut, ...]
@@ -179,18 +146,12 @@ class BundleOut(EntryOut):
 
 
 class ItemPage(Listing[ItemOut]):
-    model_config = example(items=[_ITEM], total=600)
-    _list = "items"
-
     items: tuple[ItemOut, ...]
     total: int
     """The number of items on all pages."""
 
 
 class BundlePage(Listing[BundleOut]):
-    model_config = example(bundles=[_BUNDLE], total=240)
-    _list = "bundles"
-
     bundles: tuple[BundleOut, ...]
     total: int
     """The number of bundles on all pages."""
@@ -204,18 +165,12 @@ class TagCount(Out):
 class Tags(Out):
     """The tags of all items and bundles on sale, the most frequent first."""
 
-    model_config = example(
-        items=[{"tag": "Seafaring", "count": 61}], bundles=[{"tag": "Seafaring", "count": 24}]
-    )
-
     items: tuple[TagCount, ...]
     bundles: tuple[TagCount, ...]
 
 
 class UserOut(Out):
     """The history of a user, oldest first."""
-
-    model_config = example(id="u0007", items=[_ITEM], bundles=[_BUNDLE])
 
     id: str
     items: tuple[ItemOut, ...]
@@ -231,9 +186,6 @@ class UserLine(Out):
 
 
 class UserPage(Listing[UserLine]):
-    model_config = example(users=[{"id": "u0007", "items": 14, "bundles": 4}], next="u0007")
-    _list = "users"
-
     users: tuple[UserLine, ...]
     next: str | None
     """Send it as 'after' to get the next page; null on the last page."""
@@ -241,8 +193,6 @@ class UserPage(Listing[UserLine]):
 
 class Written(Out):
     """The result of recording interactions."""
-
-    model_config = example(new=2, known=0, replayed=False, request_id="5f1c9a3e7b2d4860")
 
     new: int
     known: int
@@ -268,19 +218,11 @@ class ModelLine(Out):
 class Models(Listing[ModelLine]):
     """All models that were ever published, the newest first."""
 
-    model_config = example(
-        serving="3f9a1c0b77de",
-        models=[{**_MODEL, "published_at": "2026-11-15T12:00:00Z", "serving": True}],
-    )
-    _list = "models"
-
     serving: str
     models: tuple[ModelLine, ...]
 
 
 class Reloaded(Out):
-    model_config = example(serving="3f9a1c0b77de", previous="95da838360d4", changed=True)
-
     serving: str
     previous: str
     changed: bool
@@ -322,16 +264,6 @@ class ServedOut(Out):
 
 
 class Insights(Out):
-    model_config = example(
-        model={**_MODEL, "title": "BundleMage", "trained_on": "sample", "history": [{"epoch": 1}]},
-        popularity=[
-            {"id": "b0013", "title": "Legends of Glassreach", "sales_share": 0.014, "shown_share": 0.02}
-        ],
-        left_out=0,
-        latency={"count": 1200, "p50_ms": 1.9, "p95_ms": 4.2, "p99_ms": 7.5},
-        served={"since": "2026-11-08T12:00:00Z", "answers": 1200, "taken": 37},
-    )
-
     model: ServingModel
     popularity: tuple[Exposure, ...]
     """The bundles that sell most or are shown most."""
@@ -342,8 +274,6 @@ class Insights(Out):
 
 
 class Health(Out):
-    model_config = example(status="ok")
-
     status: Literal["ok"]
 
 

@@ -19,7 +19,6 @@ from bundlemage.wire.requests import (
     Id,
     Number,
     UserOrHistory,
-    examples,
 )
 
 MOST_BUNDLES = 100
@@ -203,17 +202,6 @@ class DesignRequest(Body):
 class DesignIn(UserOrHistory, DesignRequest):
     """A user or a history, and the conditions and preferences for the bundles, which may be left out."""
 
-    model_config = examples(
-        {
-            "user_id": "u0007",
-            "size": {"least": 3, "most": 4},
-            "budget": {"most": 40},
-            "tags": {"at_least": {"Seafaring": 2}},
-            "discount": 0.1,
-            "n": 3,
-        }
-    )
-
     n: Annotated[int, Field(ge=1, le=SERVED_BUNDLES), Number] = 5
     """Maximum number of bundles."""
     time_limit: Annotated[float, Field(gt=0, le=SERVED_SECONDS), Number] = 10.0
@@ -271,7 +259,7 @@ class ImpossibleDesignError(BundleMageError):
         """Changes that each make the request possible, the smallest first."""
         several = len(self.conflict) > 1
         reason = "These conditions exclude each other" if several else "This condition cannot be met"
-        rules = "; ".join(map(str, self.conflict))
-        ways = "; or ".join(map(str, self.changes[:3]))
-        possible = f". A bundle would be possible {ways}" if ways else ""
-        super().__init__(f"no bundle is possible. {reason}: {rules}{possible}")
+        lines = [f"no bundle is possible. {reason}:", *(f"  {rule}" for rule in self.conflict)]
+        if self.changes:
+            lines.append("Each of these changes would make one possible:")
+        super().__init__("\n".join([*lines, *(f"  {change}" for change in self.changes)]))

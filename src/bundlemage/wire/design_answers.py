@@ -6,44 +6,7 @@ from collections.abc import Sequence
 from math import exp
 from typing import Literal
 
-from bundlemage.wire.answers import ANSWERED, FOR, Answered, EntryOut, ForUser, Listing, Out, example
-
-# The examples show items and bundles of the sample shop.
-_CORSAIRS = {"id": "g0401", "title": "Glassreach Corsairs II", "price": 19.99}
-_PRIVATEERS = {"id": "g0022", "title": "Glassreach: The Ancient Privateers", "price": 14.99}
-_REASON = {"kind": "item", "id": "g0066", "title": "Glassreach Corsairs", "effect": 0.793, "without": 2.11}
-_WORDS = "Likelier because they have Glassreach Corsairs (2.2 times)."
-_WHY = {"fit": 2.903, "gate": 0.37, "words": _WORDS, "reasons": [_REASON], "more": 20, "not_asked": 0}
-_DESIGN = {
-    "rank": 1,
-    "items": [
-        {**_PRIVATEERS, "tags": ["Seafaring"], "given": False, "score": 0.281, "why": _WHY},
-        {**_CORSAIRS, "tags": ["Seafaring"], "given": False, "score": 0.281, "why": _WHY},
-    ],
-    "price": 27.98,
-    "list_price": 34.98,
-    "discount": 0.2,
-    "score": 0.281,
-    "value": -1.269,
-    "terms": {"likelihood": -1.269, "margin": 0.0, "diversity": 0.0},
-    "same_as": "b0036",
-}
-_FORECAST = {
-    "items": [_PRIVATEERS, _CORSAIRS],
-    "price": 27.98,
-    "list_price": 34.98,
-    "discount": 0.2,
-    "asked": 800,
-    "expected": 31.5,
-    "above": 44,
-    "threshold": 0.113,
-    "expected_takings": 881.37,
-    "people": [{"id": "u0077", "chance": 0.41, "score": 0.047}],
-    "nearest": [{"id": "b0192", "title": "Glassreach Anthology", "score": 0.944, "price": 78.71}],
-    "weakest": {"id": "g0022", "title": _PRIVATEERS["title"], "without": 29.8},
-    "replacement": {"id": "g0066", "title": "Glassreach Corsairs", "price": 2.99, "expected": 33.2},
-}
-
+from bundlemage.wire.answers import Answered, EntryOut, ForUser, Listing, Out
 
 _NOTICEABLE = 0.05
 """The smallest effect that is put into words: 5% more likely."""
@@ -113,9 +76,6 @@ class Explained(Out):
 class ExplanationsFor(ForUser, Listing[Explained]):
     """Explanations in the order of the request."""
 
-    model_config = example(**FOR, explanations=[{"id": "g0401", "title": _CORSAIRS["title"], "why": _WHY}])
-    _list = "explanations"
-
     explanations: tuple[Explained, ...]
 
 
@@ -164,8 +124,6 @@ class Design(Out):
 class Designs(Listing[Design]):
     """Designed bundles, the best first."""
 
-    _list = "bundles"
-
     bundles: tuple[Design, ...]
     """The best first. There may be fewer than the request asked for."""
     method: str
@@ -178,8 +136,6 @@ class Designs(Listing[Design]):
 
 class DesignsFor(ForUser, Designs):
     """Bundles that were designed for a user, the best first."""
-
-    model_config = example(**FOR, bundles=[_DESIGN], method="beam", seconds=0.05, complete=True, proven=False)
 
 
 # ── Bundles that do not exist yet ────────────────────────────────────────────────────────────────
@@ -256,5 +212,3 @@ class BundleForecast(Out):
 
 class ForecastOut(Answered, BundleForecast):
     """The forecast for a bundle that does not exist yet."""
-
-    model_config = example(**ANSWERED, **_FORECAST)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
+from functools import cache
+from importlib.resources import files
 from typing import Annotated, Any, Final
 
 from pydantic import (
@@ -80,15 +83,24 @@ Discount = Annotated[float, Field(ge=0, le=MOST_OFF), Number]
 Flag = Annotated[bool, Strict()]
 
 
+@cache
+def _examples() -> dict[str, list[Any]]:
+    """Examples of requests and answers, by class. They show items and bundles of the sample shop."""
+    return dict(json.loads((files("bundlemage.wire") / "examples.json").read_text(encoding="utf-8")))
+
+
+def add_examples(schema: dict[str, Any], kind: type[BaseModel]) -> None:
+    """Add the examples of a class, if it has any, to its part of the OpenAPI document."""
+    if kind.__name__ in _examples():
+        schema["examples"] = _examples()[kind.__name__]
+
+
 class Body(BaseModel):
     """A request body. An unknown field is an error, because it is most likely a typing mistake."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-def examples(*bodies: dict[str, Any]) -> ConfigDict:
-    """The configuration that adds examples of a request to the OpenAPI document."""
-    return ConfigDict(json_schema_extra={"examples": list(bodies)})
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, json_schema_extra=add_examples
+    )
 
 
 # ── Users, histories, filters ────────────────────────────────────────────────────────────────────
@@ -141,19 +153,12 @@ class Filtered(UserOrHistory):
 
 
 class RecommendIn(Filtered):
-    model_config = examples(
-        {"history": {"items": ["g0022"], "bundles": ["b0013"]}, "k": 3, "where": {"max_price": 40}},
-        {"user_id": "u0007", "k": 3},
-    )
-
     k: Annotated[K, Number] = 10
     details: Flag = False
     """Whether each bundle in the answer lists its items."""
 
 
 class CompleteIn(Filtered):
-    model_config = examples({"user_id": "u0007", "items": ["g0022", "g0401"], "k": 3})
-
     items: list[Id] = Field(default=[], max_length=1000)
     """The items that are already in the bundle."""
     k: Annotated[K, Number] = 5
@@ -161,11 +166,6 @@ class CompleteIn(Filtered):
 
 class ExplainIn(UserOrHistory):
     """Which bundles, or which item, to explain."""
-
-    model_config = examples(
-        {"user_id": "u0007", "bundles": ["b0013", "b0166"]},
-        {"user_id": "u0007", "item": "g0401", "items": ["g0022"]},
-    )
 
     bundles: list[Id] | None = Field(default=None, min_length=1, max_length=MOST_EXPLAINED)
     """The bundles to explain."""
@@ -185,8 +185,6 @@ class ExplainIn(UserOrHistory):
 
 class ScoreIn(Body):
     """A bundle that does not exist yet."""
-
-    model_config = examples({"items": ["g0022", "g0401"], "discount": 0.2, "k": 3})
 
     items: list[Id] = Field(min_length=1, max_length=MOST_ITEMS)
     price: BodyPrice | None = None
@@ -220,21 +218,10 @@ class InteractionIn(Body):
 
 
 class InteractionsIn(Body):
-    model_config = examples(
-        {
-            "interactions": [
-                {"user_id": "u0007", "bundle_id": "b0166"},
-                {"user_id": "u0008", "item_id": "g0022", "at": "2026-11-15T12:00:00Z"},
-            ]
-        }
-    )
-
     interactions: list[InteractionIn] = Field(min_length=1, max_length=MANY)
 
 
 class ItemIn(Body):
-    model_config = examples({"title": "Glassreach Tides", "price": 19.99, "tags": ["Seafaring"], "stock": 12})
-
     title: Text | None = None
     price: BodyPrice | None = None
     tags: list[Tag] = Field(default=[], max_length=100)
@@ -243,16 +230,6 @@ class ItemIn(Body):
 
 
 class BundleIn(Body):
-    model_config = examples(
-        {
-            "title": "Spring at sea",
-            "items": ["g0004", "g0022", "g0401"],
-            "price": 24.99,
-            "discount": 0.3,
-            "tags": ["Seafaring"],
-        }
-    )
-
     items: list[Id] = Field(min_length=1, max_length=1000)
     title: Text | None = None
     price: BodyPrice | None = None
@@ -275,19 +252,13 @@ class BundleIn(Body):
 class ItemChange(ItemIn):
     """The fields of an item to change. Fields that are left out stay as they are."""
 
-    model_config = examples({"price": 14.99}, {"stock": 0})
-
 
 class BundleChange(BundleIn):
     """The fields of a bundle to change. Fields that are left out stay as they are."""
-
-    model_config = examples({"price": 19.99, "discount": 0.4})
 
     items: list[Id] = Field(default=[], min_length=1, max_length=1000)
 
 
 class ReloadIn(Body):
-    model_config = examples({}, {"version": "3f9a1c0b77de"})
-
     version: str | None = Field(default=None, max_length=64)
     """A version from GET /v1/models. The default is the model that is now in the served folder."""

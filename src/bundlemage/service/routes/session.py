@@ -12,16 +12,14 @@ from bundlemage.service.problems import ApiError, responses
 from bundlemage.service.routes.common import TheService
 from bundlemage.service.security import COOKIE, session_token
 from bundlemage.store.records import Role
-from bundlemage.wire.answers import Out, example
-from bundlemage.wire.requests import Body, examples
+from bundlemage.wire.answers import Out
+from bundlemage.wire.requests import Body
 
 router = APIRouter(prefix="/v1/session", tags=["session"])
 
 
 class SessionOut(Out):
     """Whether the page must log in, and the caller's role."""
-
-    model_config = example(login_required=True, role="write")
 
     login_required: bool
     """Whether the service has keys."""
@@ -31,8 +29,6 @@ class SessionOut(Out):
 
 class LoginIn(Body):
     """The key of a caller who logs in."""
-
-    model_config = examples({"key": "bm_0123456789ab_…"})
 
     key: SecretStr = Field(min_length=1, max_length=200)
     """The complete text of the key."""
