@@ -18,8 +18,7 @@ import typer
 from rich.console import Console
 
 from bundlemage import BundleDataset, Recommender, SplitPlan
-from bundlemage.data.dataset import binary_matrix
-from bundlemage.data.vocabulary import Vocabulary
+from bundlemage.data.dataset import Vocabulary, binary_matrix
 from bundlemage.live import EMPTY, Live, Question
 from bundlemage.store.records import Bundle, CatalogueChange, Item, Owned
 

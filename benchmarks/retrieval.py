@@ -26,8 +26,7 @@ from bundlemage import BundleDataset, Recommender
 from bundlemage.core.filters import Filter
 from bundlemage.core.ranking import Ranking
 from bundlemage.core.shop import Shop
-from bundlemage.data.dataset import binary_matrix
-from bundlemage.data.vocabulary import Vocabulary
+from bundlemage.data.dataset import Vocabulary, binary_matrix
 from bundlemage.models.base import Histories, Sizes
 from bundlemage.models.bundlemage import BundleMage
 from bundlemage.models.registry import build

@@ -31,9 +31,8 @@ def make(users: int, folder: Path) -> None:
     import torch
 
     from bundlemage.artifact.files import Artifact, save_artifact
-    from bundlemage.data.dataset import BundleDataset, binary_matrix
+    from bundlemage.data.dataset import BundleDataset, Vocabulary, binary_matrix
     from bundlemage.data.splits import SplitPlan
-    from bundlemage.data.vocabulary import Vocabulary
     from bundlemage.models.base import Interactions, Learner, Sizes, require
     from bundlemage.models.registry import build, make_config
 

@@ -25,8 +25,7 @@ from rich.console import Console
 
 from bundlemage import Recommender, sample_shop
 from bundlemage.client import Client
-from bundlemage.data.dataset import BundleDataset, binary_matrix
-from bundlemage.data.vocabulary import Vocabulary
+from bundlemage.data.dataset import BundleDataset, Vocabulary, binary_matrix
 from bundlemage.errors import BundleMageError
 from bundlemage.store.repository import Store
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from bundlemage.data.dataset import BundleDataset, binary_matrix
-from bundlemage.data.vocabulary import Vocabulary
+from bundlemage.data.dataset import BundleDataset, Vocabulary, binary_matrix
 from bundlemage.sample.generate import sample_shop
 
 Rows = Sequence[Iterable[int]]

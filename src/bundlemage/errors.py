@@ -21,16 +21,7 @@ class BundleMageError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Lets an error be sent to another process unchanged."""
-        return _error, (type(self), self.args, self.__dict__)
-
-
-def _error(
-    kind: type[BundleMageError], args: tuple[object, ...], state: dict[str, object]
-) -> BundleMageError:
-    error = kind.__new__(kind)
-    error.args = args
-    error.__dict__.update(state)
-    return error
+        return Exception.__new__, (type(self), *self.args), self.__dict__
 
 
 @dataclass(frozen=True)

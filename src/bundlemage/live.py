@@ -27,8 +27,7 @@ from bundlemage.asker import Asker
 from bundlemage.core.filters import Facts, Filter, Mask, Shelf
 from bundlemage.core.history import History, Id, NewBundles, User
 from bundlemage.core.shop import ExpectedSales, Recommendation, Shop, Trade
-from bundlemage.data.dataset import BundleDataset, binary_matrix, row_of
-from bundlemage.data.vocabulary import Vocabulary
+from bundlemage.data.dataset import BundleDataset, Vocabulary, binary_matrix, row_of
 from bundlemage.errors import ArtifactError, UnknownIdError, UnsupportedError
 from bundlemage.models.base import Completer, Histories, Interactions, Matcher, SalesScorer, can
 from bundlemage.models.ragged import Contents, Ragged

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -67,7 +66,11 @@ class Shown:
                 self.say(f"{stage}: {note}")
             return
         now = time.monotonic()
-        state = self._stages.get(stage) or self._begin(stage, done, now)
+        state = self._stages.get(stage)
+        if state is None:
+            if not self.together:
+                self._end(*self._stages)
+            state = self._stages[stage] = _Stage(done, now)
         last, pause = (
             (state.drawn, SECONDS_BETWEEN_DRAWINGS) if self.live else (self._last_line, SECONDS_BETWEEN_LINES)
         )
@@ -92,9 +95,7 @@ class Shown:
     def __enter__(self) -> Shown:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -103,12 +104,6 @@ class Shown:
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
-
-    def _begin(self, stage: str, done: float, now: float) -> _Stage:
-        if not self.together:
-            self._end(*self._stages)
-        self._stages[stage] = _Stage(done, now)
-        return self._stages[stage]
 
     def _end(self, *stages: str) -> None:
         for stage in stages:

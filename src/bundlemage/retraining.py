@@ -21,9 +21,8 @@ import numpy.typing as npt
 import torch
 
 from bundlemage.core.answering import rows_at_a_time
-from bundlemage.data.dataset import BundleDataset, binary_matrix, row_of
+from bundlemage.data.dataset import BundleDataset, Vocabulary, binary_matrix, row_of
 from bundlemage.data.splits import MatchingCases, Split, SplitPlan, leave_one_out
-from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import ArtifactError, ConfigError, SupersededError, UnsupportedError
 from bundlemage.evaluation.metrics import DEFAULT_KS, ranking_metrics
 from bundlemage.evaluation.protocols import Evaluation, PerCase, means

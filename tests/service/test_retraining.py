@@ -20,10 +20,9 @@ import pytest
 
 from bundlemage import Recommender, retraining
 from bundlemage.artifact.files import artifact_version
-from bundlemage.data.dataset import BundleDataset
+from bundlemage.data.dataset import BundleDataset, Vocabulary
 from bundlemage.data.dataset import binary_matrix as matrix
 from bundlemage.data.splits import Split, SplitPlan
-from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import ArtifactError, BusyError, ConfigError, UnsupportedError
 from bundlemage.evaluation.protocols import Evaluation
 from bundlemage.live import EMPTY, Live, Question, Stock

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from sqlalchemy.dialects import sqlite
 
-from bundlemage.data.vocabulary import Vocabulary
+from bundlemage.data.dataset import Vocabulary
 from bundlemage.errors import (
     DataError,
     ExistsError,

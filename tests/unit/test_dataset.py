@@ -17,10 +17,10 @@ from bundlemage.data.dataset import (
     ITEM_SCHEMA,
     BundleDataset,
     Catalogue,
+    Vocabulary,
     binary_matrix,
     empty_catalogue,
 )
-from bundlemage.data.vocabulary import Vocabulary
 from tests.small_shop import dataset_of, pairs_of
 
 ROWS, COLUMNS = 5, 7

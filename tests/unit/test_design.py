@@ -13,7 +13,7 @@ import torch
 from bundlemage import History, Recommender, SplitPlan
 from bundlemage.core.history import User
 from bundlemage.core.shop import Shop
-from bundlemage.data.vocabulary import Vocabulary
+from bundlemage.data.dataset import Vocabulary
 from bundlemage.errors import BundleMageError, ConfigError, UnknownIdError, UnsupportedError
 from bundlemage.readers.load import read
 from bundlemage.wire.design import ImpossibleDesignError, Method

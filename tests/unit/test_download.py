@@ -22,7 +22,6 @@ from bundlemage.downloads.public_data import (
     PublicData,
     PublicFile,
     fetch,
-    orders,
     public_data,
 )
 from bundlemage.errors import ConfigError
@@ -396,13 +395,13 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     (tmp_path / "bgcn").mkdir()
     (tmp_path / "bgcn" / SOURCES).write_text("[1]")
     with pytest.raises(DownloadError, match=SOURCES):
-        orders(SMALL, tmp_path)
+        fetch(SMALL, tmp_path)
 
 
 def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "bgcn" / "known.txt").mkdir(parents=True)
     with pytest.raises(DownloadError, match="this is not a file"):
-        orders(SMALL, tmp_path, overwrite=True)
+        fetch(SMALL, tmp_path, overwrite=True)
 
 
 @pytest.mark.parametrize(
@@ -410,7 +409,7 @@ def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
 )
 def test_a_mirror_is_a_web_address_without_a_password(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--mirror") as caught:
-        orders(SMALL, tmp_path, text)
+        fetch(SMALL, tmp_path, text)
     assert "secret" not in str(caught.value)
 
 

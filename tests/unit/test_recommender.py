@@ -13,9 +13,8 @@ import torch
 from bundlemage import Filter, History, Recommendation, Recommender, SplitPlan
 from bundlemage.artifact.files import load_artifact, save_artifact
 from bundlemage.core.history import User
-from bundlemage.data.dataset import BundleDataset
+from bundlemage.data.dataset import BundleDataset, Vocabulary
 from bundlemage.data.splits import Source
-from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import ArtifactError, BundleMageError, ConfigError, UnknownIdError, UnsupportedError
 from bundlemage.models.base import Completer, Histories, Interactions, Matcher, require
 from bundlemage.models.ragged import Ragged

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bundlemage.data.dataset import BundleDataset
+from bundlemage.data.dataset import BundleDataset, Vocabulary
 from bundlemage.data.shards import LAYOUT, MATRICES, Layout, write_layout
-from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import ConfigError, DataError
 from bundlemage.readers.load import check, read
 from bundlemage.sample.generate import sample_shop

@@ -9,8 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from bundlemage.data import statistics
-from bundlemage.data.dataset import BundleDataset, binary_matrix
-from bundlemage.data.vocabulary import Vocabulary
+from bundlemage.data.dataset import BundleDataset, Vocabulary, binary_matrix
 from bundlemage.sample.generate import sample_shop
 from tests.real_data import real_data
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bundlemage.data.vocabulary import Vocabulary, canonical_order
+from bundlemage.data.dataset import Vocabulary, canonical_order
 from bundlemage.errors import UnknownIdError
 
 ids = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=5), unique=True, max_size=20)

@@ -24,11 +24,11 @@ from bundlemage.data.dataset import (
     ITEM_SCHEMA,
     BundleDataset,
     Catalogue,
+    Vocabulary,
     binary_matrix,
     empty_catalogue,
 )
 from bundlemage.data.folders import beside
-from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import ArtifactError
 from bundlemage.progress import Progress, in_silence
 

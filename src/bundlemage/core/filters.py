@@ -13,8 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bundlemage.data.dataset import BundleDataset
-from bundlemage.data.vocabulary import Vocabulary
+from bundlemage.data.dataset import BundleDataset, Vocabulary
 from bundlemage.errors import ConfigError, UnknownIdError
 
 Mask: TypeAlias = npt.NDArray[np.bool_]

@@ -27,10 +27,10 @@ from bundlemage.data.dataset import (
     Catalogue,
     PartDigest,
     Positions,
+    Vocabulary,
     frozen,
 )
 from bundlemage.data.folders import beside, write_whole
-from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import ConfigError, DataError
 from bundlemage.progress import Progress, in_silence
 

@@ -326,7 +326,14 @@ def _completions(
         hidden.append(items[:positives])
         shown.append(items[positives:])
         candidates.append(np.concatenate([items[:positives], _draw(others, 99 * positives, random)]))
-    partial, right = (_rows_to_matrix(part, len(dataset.items)) for part in (shown, hidden))
+    partial, right = (
+        binary_matrix(
+            np.repeat(np.arange(len(part)), [len(row) for row in part]),
+            np.concatenate(part),
+            (len(part), len(dataset.items)),
+        )
+        for part in (shown, hidden)
+    )
     return GenerationCases(users.astype(np.int32), rows.astype(np.int32), partial, right, padded(candidates))
 
 
@@ -340,9 +347,3 @@ def padded(rows: Sequence[npt.NDArray[np.integer]]) -> Positions:
     for number, row in enumerate(rows):
         table[number, : len(row)] = row
     return table
-
-
-def _rows_to_matrix(rows: list[Positions], columns: int) -> sparse.csr_matrix:
-    lengths = [len(row) for row in rows]
-    numbers = np.repeat(np.arange(len(rows)), lengths)
-    return binary_matrix(numbers, np.concatenate(rows), (len(rows), columns))

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
 
 from bundlemage.data.dataset import BundleDataset
 
@@ -60,22 +59,19 @@ def dissimilarity(dataset: BundleDataset) -> Floats:
     It is nan if either is missing (no items, no bundles, or only items that no user has).
     """
     item_users = dataset.user_item.T.tocsr().astype(np.float64)  # [items, users], row i is c_i
-    users = len(dataset.users)
-    step = max(1, _CELLS // max(users, 1))
-    blocks = [_block_similarity(dataset, item_users, start, start + step) for start in range(0, users, step)]
-    return np.concatenate(blocks) if blocks else np.empty(0)
-
-
-def _block_similarity(dataset: BundleDataset, item_users: sparse.csr_matrix, start: int, stop: int) -> Floats:
-    bundle_items = dataset.user_bundle[start:stop] @ dataset.bundle_item  # [block, items]
-    bundle_items.data[:] = 1  # a union: an item in two bundles counts once
-    # Sums instead of the paper's means: the length of a vector does not change its cosine.
-    by_items = dataset.user_item[start:stop].astype(np.float64) @ item_users  # [block, users]
-    by_bundles = bundle_items.astype(np.float64) @ item_users  # [block, users]
-    lengths = np.sqrt(_row_sums(by_items.power(2)) * _row_sums(by_bundles.power(2)))
-    overlap = _row_sums(by_items.multiply(by_bundles))
-    cosine: Floats = np.divide(overlap, lengths, out=np.full(len(lengths), np.nan), where=lengths > 0)
-    return cosine
+    cosines = np.full(len(dataset.users), np.nan)
+    step = max(1, _CELLS // max(len(cosines), 1))
+    for start in range(0, len(cosines), step):
+        block = slice(start, start + step)
+        bundle_items = dataset.user_bundle[block] @ dataset.bundle_item  # [block, items]
+        bundle_items.data[:] = 1  # a union: an item in two bundles counts once
+        # Sums instead of the paper's means: the length of a vector does not change its cosine.
+        by_items = dataset.user_item[block].astype(np.float64) @ item_users  # [block, users]
+        by_bundles = bundle_items.astype(np.float64) @ item_users  # [block, users]
+        lengths = np.sqrt(_row_sums(by_items.power(2)) * _row_sums(by_bundles.power(2)))
+        overlap = _row_sums(by_items.multiply(by_bundles))
+        np.divide(overlap, lengths, out=cosines[block], where=lengths > 0)
+    return cosines
 
 
 def _row_sums(matrix: Any) -> Floats:

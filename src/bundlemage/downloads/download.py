@@ -151,11 +151,20 @@ def _receive(file: Download, progress: Progress) -> None:
                 file.forget()
             raise _refusal(file.url, error) from None
     with response:
-        if response.status == 206:
-            _check_range(file, response, done)
-        else:  # the whole file: the server cannot send ranges, or the file has changed
+        version = _version(response.headers)
+        if response.status != 206:  # the whole file: the server cannot send ranges, or the file has changed
             done = 0
-            _start_over(file, response)
+            # The order of the steps matters: `part_info` never describes an older part.
+            file.forget()
+            write_whole(file.part_info, json.dumps({"url": file.url, "version": version}).encode())
+            file.part.touch()
+        elif (
+            not done
+            or _range(response.headers)[0] != done
+            or version not in ("", _part_info(file)["version"])
+        ):
+            file.forget()
+            raise _TemporaryError("the server did not send the requested part of the file")
         _store(file, response, done, progress)
 
 
@@ -201,21 +210,6 @@ def _part_info(file: Download) -> dict[str, str]:
         return {"url": str(info["url"]), "version": str(info["version"])}
     except (OSError, ValueError, KeyError, TypeError):
         return {"url": "", "version": ""}  # damaged or missing: the part cannot be used
-
-
-def _start_over(file: Download, response: HTTPResponse) -> None:
-    """Begin an empty part file. The order of the steps matters: `part_info` never describes an older part."""
-    file.forget()
-    info = {"url": file.url, "version": _version(response.headers)}
-    write_whole(file.part_info, json.dumps(info).encode())
-    file.part.touch()
-
-
-def _check_range(file: Download, response: HTTPResponse, done: int) -> None:
-    same_version = _version(response.headers) in ("", _part_info(file)["version"])
-    if not done or _range(response.headers)[0] != done or not same_version:
-        file.forget()
-        raise _TemporaryError("the server did not send the requested part of the file")
 
 
 def _total(file: Download, response: HTTPResponse, done: int) -> int | None:

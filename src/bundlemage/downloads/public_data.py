@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter
 
-from bundlemage.data.folders import write_whole
+from bundlemage.data.folders import json_bytes, write_whole
 from bundlemage.downloads.download import PAUSES, Download, DownloadError, download, sha256_of
 from bundlemage.errors import ConfigError
 from bundlemage.progress import Progress, in_silence
@@ -99,44 +99,6 @@ class Fetched:
     note: str
 
 
-@dataclass(frozen=True)
-class Order:
-    """A file of a data set, and the existing file at its target, if any."""
-
-    file: PublicFile
-    url: str
-    """The address of the file at the publisher or the mirror."""
-    target: Path
-    there: Fetched | None
-    """The existing file; None if the file must be downloaded."""
-
-
-def orders(
-    data: PublicData, folder: Path, mirror: str | None = None, *, overwrite: bool = False
-) -> list[Order]:
-    """Compare the files below `folder` with those of the data set.
-
-    `mirror` is the base URL of another server. Files that differ from the published ones are
-    downloaded again with `overwrite`; without it, `DownloadError` names them. Returns an entry for each file.
-    """
-    inner = folder / data.folder
-    recorded = _sources(inner)
-    base = _mirror_base(mirror)
-    listed, problems = [], []
-    for file in data.files:
-        url = f"{base}/{data.name}/{data.folder}/{file.name}" if base else file.url
-        there, problem = _existing(file, url, inner / file.name, recorded.get(file.name))
-        if overwrite and there and not there.verified:
-            there = None
-        if problem and not overwrite:
-            advice = "It was not changed: move it away, or add --overwrite to replace it"
-            problems.append(f"{inner / file.name}: {problem}. {advice}")
-        listed.append(Order(file, url, inner / file.name, there))
-    if problems:
-        raise DownloadError("\n".join(problems))
-    return listed
-
-
 def fetch(
     data: PublicData,
     folder: Path,
@@ -149,23 +111,37 @@ def fetch(
 ) -> list[Fetched]:
     """Download the files of a data set that are not below `folder` yet. Returns all of its files.
 
-    `say` is called with messages for the user about each file. `pauses` are the seconds to wait before each
-    further attempt. The other parameters are those of `orders`.
+    `mirror` is the base URL of another server. Files that differ from the published ones are downloaded
+    again with `overwrite`; without it, `DownloadError` names them. `say` is called with messages for the user
+    about each file. `pauses` are the seconds to wait before each further attempt.
     """
+    inner = folder / data.folder
+    recorded, base = _sources(inner), _mirror_base(mirror)
+    listed, problems = [], []
+    for file in data.files:
+        url = f"{base}/{data.name}/{data.folder}/{file.name}" if base else file.url
+        fetched, problem = _existing(file, url, inner / file.name, recorded.get(file.name))
+        if overwrite and fetched and not fetched.verified:
+            fetched = None
+        if problem and not overwrite:
+            advice = "It was not changed: move it away, or add --overwrite to replace it"
+            problems.append(f"{inner / file.name}: {problem}. {advice}")
+        listed.append((file, url, fetched))
+    if problems:
+        raise DownloadError("\n".join(problems))
     hosts = frozenset({urlsplit(mirror).hostname or ""}) if mirror else data.hosts
     done = []
-    for order in orders(data, folder, mirror, overwrite=overwrite):
-        fetched, file = order.there, order.file
+    for file, url, fetched in listed:
+        target = inner / file.name
         if fetched is not None:
-            say(f"{order.target}: {fetched.state} ({fetched.note})")
+            say(f"{target}: {fetched.state} ({fetched.note})")
         else:
             size = f"{file.size:,} bytes" if file.size is not None else f"about {file.about or 0:,} bytes"
-            say(f"{order.target}\n  from     {order.url}\n  size     {size}")
+            say(f"{target}\n  from     {url}\n  size     {size}")
             say(f"  SHA-256  {file.sha256 or 'not known'}")
-            wanted = Download(order.url, order.target, hosts, file.size, file.sha256)
-            checksum = download(wanted, progress, pauses)
-            fetched = _fetched(file, order.url, order.target, "fetched", checksum)
-            _record(data, order.target.parent, fetched)
+            checksum = download(Download(url, target, hosts, file.size, file.sha256), progress, pauses)
+            fetched = _fetched(file, url, target, "fetched", checksum)
+            _record(data, inner, fetched)
             known = "" if fetched.verified else f"; its SHA-256 is {checksum}"
             say(f"  fetched  {fetched.size:,} bytes, {fetched.note}{known}")
         done.append(fetched)
@@ -183,9 +159,9 @@ def _existing(
     checksum = sha256_of(target)
     if file.sha256 and checksum != file.sha256:
         return None, f"this is not the published file: its SHA-256 is {checksum}, expected {file.sha256}"
-    if not file.sha256 and recorded is None:
-        return _fetched(file, url, target, "kept", checksum), None
-    if not file.sha256 and recorded is not None:
+    if not file.sha256:
+        if recorded is None:
+            return _fetched(file, url, target, "kept", checksum), None
         if checksum != recorded.get("sha256"):
             return None, "this file was changed after it was downloaded"
         url = str(recorded.get("url", url))
@@ -227,7 +203,7 @@ def _record(data: PublicData, folder: Path, fetched: Fetched) -> None:
         "pages": data.pages,
         "files": {**_sources(folder), Path(fetched.file).name: entry},
     }
-    write_whole(folder / SOURCES, (json.dumps(record, ensure_ascii=False, indent=2) + "\n").encode())
+    write_whole(folder / SOURCES, json_bytes(record))
 
 
 def _mirror_base(mirror: str | None) -> str:

@@ -15,11 +15,11 @@ from bundlemage.data.dataset import (
     ITEM_SCHEMA,
     BundleDataset,
     Catalogue,
+    Vocabulary,
     binary_matrix,
     empty_catalogue,
 )
 from bundlemage.data.splits import Source
-from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import DataError, Problem, collected
 from bundlemage.readers.values import Coded, Locate, align, duplicates, encode, read_column, shown
 

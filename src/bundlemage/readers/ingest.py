@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bundlemage.data.dataset import fingerprint
+from bundlemage.data.dataset import INTEGER, Vocabulary, fingerprint
 from bundlemage.data.folders import beside
 from bundlemage.data.shards import (
     KINDS,
@@ -35,7 +35,6 @@ from bundlemage.data.shards import (
     write_layout,
     write_shards,
 )
-from bundlemage.data.vocabulary import INTEGER, Vocabulary
 from bundlemage.errors import BundleMageError, DataError, Problem
 from bundlemage.progress import Progress, in_silence
 from bundlemage.readers import load, parquet, text
@@ -175,16 +174,12 @@ class _Shop:
         return problems + [problem for crossing in CROSSINGS for problem in self._unknown_ids(crossing)]
 
     def _load_pairs(self, table: str, files: TableFiles) -> None:
-        columns = TABLES[table]
-        self._create(table)
         rows = [0] * len(files.files)
         for number, file in enumerate(files.files):
             self._progress(f"reading {table}", number, len(files.files))
-            pieces = (
-                parquet.batches(table, file, BATCH_ROWS) if files.is_parquet else text.batches(table, file)
-            )
-            for batch in pieces:
-                self._insert(table, pa.table({column: _texts(batch.column(column)) for column in columns}))
+            batches = partial(parquet.batches, rows=BATCH_ROWS) if files.is_parquet else text.batches
+            for batch in batches(table, file):
+                self._insert(table, pa.table({name: _texts(batch.column(name)) for name in TABLES[table]}))
                 rows[number] += batch.num_rows
         if not any(rows):
             raise _SuspiciousError
@@ -199,18 +194,13 @@ class _Shop:
             self._described[table], self._locate[table] = checked, checked.locate
             (column,) = TABLES[table]
             ids = checked.columns[column]
-            texts = pa.array(ids.values, pa.string())
-            self._create(table)
-            self._insert(
-                table, pa.table({column: pa.DictionaryArray.from_arrays(pa.array(ids.codes), texts)})
-            )
+            texts = pa.DictionaryArray.from_arrays(pa.array(ids.codes), pa.array(ids.values, pa.string()))
+            self._insert(table, pa.table({column: texts}))
         return problems
 
-    def _create(self, table: str) -> None:
-        columns = ", ".join(f"{column} VARCHAR" for column in TABLES[table])
-        self._database.execute(f"CREATE TABLE {table} ({columns})")
-
     def _insert(self, table: str, batch: pa.Table) -> None:
+        columns = ", ".join(f"{column} VARCHAR" for column in TABLES[table])
+        self._database.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
         self._database.register("batch", batch)
         self._database.execute(f"INSERT INTO {table} SELECT * FROM batch")
         self._database.unregister("batch")

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bundlemage.data.vocabulary import Vocabulary
+from bundlemage.data.dataset import Vocabulary
 from bundlemage.errors import Problem
 
 Codes = npt.NDArray[np.int32]

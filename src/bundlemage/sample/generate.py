@@ -21,9 +21,8 @@ import pyarrow.csv
 import pyarrow.parquet
 from scipy import sparse
 
-from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, Catalogue, pairs_of
+from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, Catalogue, Vocabulary, pairs_of
 from bundlemage.data.folders import beside
-from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import ConfigError
 from bundlemage.sample import words
 from bundlemage.sample.draws import (
@@ -128,6 +127,9 @@ def sample_shop(
     bundle_counts = _bundle_counts(bundling, users, bundles, round(users * bundles_per_user))
     bundle_item = _bundle_items(packing, tastes, games, round(bundles * items_per_bundle))
     item_ids, bundle_ids = _ids("item", "g", items), _ids("bundle", "b", bundles)
+    cents = _PRICES[pick(labelling, len(_PRICES), items)]
+    item_table = _items(labelling, tastes, item_ids, cents)
+    bundle_table = _bundles(labelling, tastes, bundle_ids, bundle_item.astype(np.int64) @ cents)
     dataset = BundleDataset(
         user_item=_purchases(shopping, tastes.user_item_taste, games, line_edges, item_counts, items),
         user_bundle=_purchases(
@@ -137,7 +139,7 @@ def sample_shop(
         users=_ids("user", "u", users),
         items=item_ids,
         bundles=bundle_ids,
-        catalogue=_label(labelling, tastes, bundle_item, item_ids, bundle_ids),
+        catalogue=Catalogue(item_table, bundle_table),
         name="sample",
     )
     return SampleShop(dataset, tastes)
@@ -253,15 +255,6 @@ def _bundle_items(random: Random, tastes: Tastes, games: GroupedWheel, pairs: in
 def _at_most(rows: int, things: int, pairs: int, takers: int | None = None) -> Integers:
     """The maximum count for each row: half of all things, or more if the average requires it."""
     return np.full(rows, min(things, max(things // 2, math.ceil(pairs / (takers or rows)))))
-
-
-def _label(
-    random: Random, tastes: Tastes, bundle_item: sparse.csr_matrix, items: Vocabulary, bundles: Vocabulary
-) -> Catalogue:
-    """Draw the catalogue: titles, tags, prices, stock and discounts."""
-    cents = _PRICES[pick(random, len(_PRICES), len(items))]
-    item_table = _items(random, tastes, items, cents)
-    return Catalogue(item_table, _bundles(random, tastes, bundles, bundle_item.astype(np.int64) @ cents))
 
 
 def _items(random: Random, tastes: Tastes, ids: Vocabulary, cents: Integers) -> pa.Table:

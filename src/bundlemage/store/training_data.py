@@ -9,8 +9,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 from sqlalchemy import Connection, Select, Table, select
 
-from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, empty_catalogue
-from bundlemage.data.vocabulary import Vocabulary
+from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, Vocabulary, empty_catalogue
 from bundlemage.errors import StoreError
 from bundlemage.progress import Progress, in_silence
 from bundlemage.readers.assemble import read_frames

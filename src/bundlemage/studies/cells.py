@@ -22,9 +22,8 @@ import numpy as np
 import torch
 
 from bundlemage import __version__
-from bundlemage.data.dataset import BundleDataset
+from bundlemage.data.dataset import BundleDataset, Vocabulary
 from bundlemage.data.splits import Split, SplitPlan
-from bundlemage.data.vocabulary import Vocabulary
 from bundlemage.errors import CheckpointError, ConfigError, NoModelYetError
 from bundlemage.evaluation.protocols import case_metrics, evaluation_of
 from bundlemage.models.base import Interactions, Model
