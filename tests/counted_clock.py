@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bundlemage.designer import waiting
+from bundlemage.designer import constraints
 
 TICK = 0.01
 
@@ -14,7 +14,7 @@ class CountedClock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.readings = 0
-        monkeypatch.setattr(waiting, "clock", self)
+        monkeypatch.setattr(constraints, "clock", self)
 
     def __call__(self) -> float:
         self.readings += 1

@@ -15,6 +15,7 @@ from bundlemage.artifact.files import Artifact, load_artifact, load_without_user
 from bundlemage.asker import Asker
 from bundlemage.campaigns import chances
 from bundlemage.campaigns.chances import Calibration
+from bundlemage.campaigns.plan import Offer
 from bundlemage.campaigns.run import run_campaign
 from bundlemage.campaigns.settings import Campaign, CampaignSummary
 from bundlemage.core.filters import Filter
@@ -170,16 +171,9 @@ class Recommender(Asker):
         Returns a summary.
         """
         require(self.model, Matcher)
-        return run_campaign(
-            Campaign.of(where=where or Filter(), **settings),
-            Path(folder),
-            self.model,
-            self.shop,
-            self.calibration,
-            users,
-            resume=resume,
-            progress=progress,
-        )
+        chosen = Campaign.of(where=where or Filter(), **settings)
+        offer = Offer(chosen, self.model, self.shop, self.calibration)
+        return run_campaign(offer, Path(folder), users, resume=resume, progress=progress)
 
     # ── Saving and loading ───────────────────────────────────────────────────────────────────────
 

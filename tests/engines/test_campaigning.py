@@ -11,7 +11,7 @@ import pytest
 
 from bundlemage import Filter, Recommender
 from bundlemage.engines.base import Engine, engine
-from bundlemage.engines.campaigning import CampaignJob
+from bundlemage.engines.jobs import CampaignJob
 from bundlemage.errors import CheckpointError, ConfigError
 from tests.small_shop import QUICK, small_shop
 

@@ -10,7 +10,7 @@ from bundlemage import Recommender
 from bundlemage.data.shards import write_layout
 from bundlemage.data.splits import SplitPlan
 from bundlemage.engines.base import Engine, engine, written_out
-from bundlemage.engines.evaluating import Chunk, EvaluationJob, Task, _cut
+from bundlemage.engines.jobs import Chunk, EvaluationJob, Task, _cut
 from bundlemage.errors import ArtifactError, ConfigError
 from bundlemage.evaluation import protocols
 from bundlemage.evaluation.protocols import PerCase

@@ -64,8 +64,7 @@ def _dying(job: _Job) -> Callable[[int], int]:
 
 @pytest.mark.slow
 def test_a_piece_that_kills_again_and_again_is_given_up(ray_cluster: None, tmp_path: Path) -> None:
-    from bundlemage.engines.ray.pool import RayWorkers
-    from bundlemage.engines.ray.resources import Resources
+    from bundlemage.engines.ray.pool import RayWorkers, Resources
 
     job = _Job(tmp_path / "deaths left")
     job.file.write_text("100")
@@ -76,8 +75,7 @@ def test_a_piece_that_kills_again_and_again_is_given_up(ray_cluster: None, tmp_p
 
 @pytest.mark.slow
 def test_a_process_that_dies_is_replaced(ray_cluster: None, tmp_path: Path) -> None:
-    from bundlemage.engines.ray.pool import RayWorkers
-    from bundlemage.engines.ray.resources import Resources
+    from bundlemage.engines.ray.pool import RayWorkers, Resources
 
     job = _Job(tmp_path / "deaths left")
     job.file.write_text("2")
@@ -90,8 +88,7 @@ def test_work_goes_to_those_who_are_free(ray_cluster: None) -> None:
     """And not to one that has no place, as when other work has taken it."""
     import ray
 
-    from bundlemage.engines.ray.pool import RayWorkers
-    from bundlemage.engines.ray.resources import Resources
+    from bundlemage.engines.ray.pool import RayWorkers, Resources
 
     holder = ray.remote(num_cpus=1)(_Idle).remote()
     ray.get(holder.there.remote())
@@ -108,7 +105,7 @@ class _Idle:
 
 
 def test_each_has_its_share_of_the_machines(ray_cluster: None) -> None:
-    from bundlemage.engines.ray.resources import Resources, resources
+    from bundlemage.engines.ray.pool import Resources, resources
 
     assert resources(2, "auto") == resources(None, "auto") == Resources(2, 1)
     assert resources(1, "cpu").options == {"num_cpus": 2}
@@ -135,7 +132,7 @@ def test_shares_that_all_find_room(
     machines: list[tuple[int, int]], asked: int | None, workers: int, cpus: int, gpus: float
 ) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'bundlemage[ray]'")
-    from bundlemage.engines.ray.resources import Machine, Resources, divided
+    from bundlemage.engines.ray.pool import Machine, Resources, divided
 
     there = [Machine(*each) for each in machines]
     assert divided(there, asked, "auto") == Resources(workers, cpus, gpus)
@@ -144,7 +141,7 @@ def test_shares_that_all_find_room(
 
 def test_no_room() -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'bundlemage[ray]'")
-    from bundlemage.engines.ray.resources import Machine, divided
+    from bundlemage.engines.ray.pool import Machine, divided
 
     with pytest.raises(ClusterError, match=r"5 workers want .* has room for 4"):
         divided([Machine(4, 1)], 5, "cuda")

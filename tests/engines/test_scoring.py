@@ -23,16 +23,17 @@ from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.shards import write_layout
 from bundlemage.engines import scoring
 from bundlemage.engines.base import Engine, engine
-from bundlemage.engines.people import ModelPeople, spread
 from bundlemage.engines.scoring import (
     ANSWERS,
     NEW,
+    ModelPeople,
     PartScorer,
     Ready,
     ScoredUsers,
     ScoringJob,
     Work,
     make_ready,
+    spread,
 )
 from bundlemage.errors import (
     ArtifactError,
@@ -454,8 +455,7 @@ def test_a_process_that_dies_is_replaced(ray_cluster: None, model: Path, tmp_pat
 def test_a_part_that_kills_again_and_again_is_given_up(
     ray_cluster: None, model: Path, tmp_path: Path
 ) -> None:
-    from bundlemage.engines.ray.pool import RayWorkers
-    from bundlemage.engines.ray.resources import Resources
+    from bundlemage.engines.ray.pool import RayWorkers, Resources
 
     work = Work(make_ready(job_of(model, tmp_path / "answers", part_users=80), in_silence))
     ready = _Deadly(**vars(work.ready))

@@ -57,29 +57,32 @@ def forecast(
     The bundle has a price, or a discount off its items' prices. Without a calibration the forecast has no
     numbers of users.
     """
-    inside = _inside(shop, items)
+    shop.item_positions(items)  # raises an error if it is not a list of known ids
+    inside = tuple(dict.fromkeys(shop.dataset.items.positions(map(str, items)).tolist()))
+    if not inside:
+        raise ConfigError("a bundle without items has no audience: give at least one item")
     price, list_price, discount = _prices(shop, inside, price, discount)
     notes = [] if calibration else [UNCALIBRATED]
     near = _nearest(model, shop, inside, k, notes)
     crowd = _Crowd(model, shop, people, calibration)
     shorter = [inside[:n] + inside[n + 1 :] for n in range(len(inside))] if len(inside) > 1 else []
-    audience = crowd.ask([inside, *shorter], max(k, BEST_PEOPLE))
+    totals, above, users, best = crowd.ask([inside, *shorter], max(k, BEST_PEOPLE))
     weakest, replacement = None, None
     if shorter:
-        place = int(np.argmax(audience.totals[1:]))
-        without = crowd.expected(audience.totals[1 + place])
+        place = int(np.argmax(totals[1:]))
+        without = crowd.expected(totals[1 + place])
         name, title = shop.dataset.items[inside[place]], shop.item_shelf.title(inside[place])
         weakest = ForecastWeakest(id=name, title=title, without=without)
-        replacement = _replacement(crowd, shorter[place], inside, audience, notes)
-    expected, best = crowd.expected(audience.totals[0]), audience.best
+        replacement = _replacement(crowd, shorter[place], inside, totals[0], best.histories, notes)
+    expected = crowd.expected(totals[0])
     return BundleForecast(
         items=tuple(ForecastItem(**_named(shop.item_shelf, n)) for n in inside),
         price=price,
         list_price=list_price,
         discount=discount,
-        asked=audience.users,
+        asked=users,
         expected=expected,
-        above=audience.above if calibration else None,
+        above=above if calibration else None,
         threshold=calibration.threshold if calibration else None,
         expected_takings=None if expected is None or price is None else expected * price,
         people=tuple(
@@ -97,15 +100,6 @@ UNCALIBRATED = (
     "This model was trained without validation cases, or by an earlier version, so it cannot tell how many "
     "will buy: users and items are ranked by its probabilities. Train it with a split that has such cases."
 )
-
-
-def _inside(shop: Shop, items: Sequence[Id]) -> tuple[int, ...]:
-    """Positions of the items in their order, each once."""
-    shop.item_positions(items)  # raises an error if an id is unknown
-    inside = tuple(dict.fromkeys(shop.dataset.items.positions(map(str, items)).tolist()))
-    if not inside:
-        raise ConfigError("a bundle without items has no audience: give at least one item")
-    return inside
 
 
 def _named(shelf: Shelf, place: int) -> dict[str, Any]:
@@ -151,9 +145,8 @@ def _nearest(
     """The bundles on sale with the most similar vectors."""
     try:
         with torch.inference_mode():
-            vector = require(model, Embedder).vectors_of_bundles(
-                Ragged.from_lists([inside], shop.device)
-            )  # [1, d]
+            bundle = Ragged.from_lists([inside], shop.device)
+            vector = require(model, Embedder).vectors_of_bundles(bundle)  # [1, d]
         similar = nearest(model, shop.interactions.bundle_item, vector, shop.bundles(), k)
     except UnsupportedError as error:
         notes.append(f"{error}.")
@@ -192,15 +185,6 @@ class _Users:
         return _Users(ids, self.chances[chosen], self.scores[chosen], self.histories.rows(chosen))
 
 
-@dataclass(frozen=True)
-class _CrowdAnswer:
-    totals: npt.NDArray[np.float64]  # [bundles]
-    """The sum of the users' chances, or of their probabilities if there is no calibration."""
-    above: int
-    users: int
-    best: _Users
-
-
 class _Crowd:
     """All users, scored for several bundles at a time. Only one batch of them is held."""
 
@@ -214,8 +198,11 @@ class _Crowd:
     def expected(self, total: float) -> float | None:
         return float(total) if self.calibration else None
 
-    def ask(self, bundles: Sequence[Sequence[int]], best: int) -> _CrowdAnswer:
-        """The number of users who would take each of the bundles, and the best users for the first."""
+    def ask(
+        self, bundles: Sequence[Sequence[int]], best: int
+    ) -> tuple[npt.NDArray[np.float64], int, int, _Users]:
+        """Returns for each bundle the sum of the users' chances (without a calibration, of probabilities);
+        for the first bundle the number of chances above the threshold; all users' number; the best users."""
         new = Ragged.from_lists(bundles, self.shop.device)
         contents = self.shop.interactions.bundle_item
         owners = _Owners(new, contents, len(self.shop.dataset.items))
@@ -225,7 +212,10 @@ class _Crowd:
             if not len(ids):
                 continue
             with torch.inference_mode():
-                less = self._normaliser(number, ids, histories)
+                key = hash(tuple(ids))
+                if self._normalisers.get(number, (None,))[0] != key:
+                    self._normalisers[number] = key, normaliser(self.model, histories, contents)
+                less = self._normalisers[number][1]
                 logs = new_log_probabilities(self.model, histories, contents, new, less)
                 chances = chances_of(self.calibration, logs, histories)
                 theirs = owners.have_all(histories)
@@ -239,15 +229,7 @@ class _Crowd:
                 leading = batch if leading is None else leading.with_more(batch).best(best)
         if leading is None:
             raise ConfigError("the shop has no users, so a bundle has no audience")
-        return _CrowdAnswer(totals.numpy(), above, users, leading)
-
-    def _normaliser(self, number: int, ids: Sequence[str], histories: Histories) -> Tensor:
-        users = hash(tuple(ids))
-        kept = self._normalisers.get(number)
-        if kept is None or kept[0] != users:
-            less = normaliser(self.model, histories, self.shop.interactions.bundle_item)
-            kept = self._normalisers[number] = (users, less)
-        return kept[1]
+        return totals.numpy(), above, users, leading
 
 
 class _Owners:
@@ -255,11 +237,11 @@ class _Owners:
 
     def __init__(self, bundles: Ragged, contents: Ragged, items: int) -> None:
         device = bundles.device
-        wanted = (torch.bincount(bundles.values, minlength=items) > 0).nonzero()[:, 0]
+        wanted = torch.unique(bundles.values)
         self.column = torch.full((items,), -1, dtype=torch.int64, device=device)
         self.column[wanted] = torch.arange(len(wanted), device=device)
-        self.needed = torch.zeros(len(bundles), len(wanted), device=device)
-        self.needed[bundles.row_of_entry(), self.column[bundles.values]] = 1
+        needed = Ragged(self.column[bundles.values], bundles.offsets)
+        self.needed = needed.as_mask(len(wanted)).float()
         kept = contents.keep(self.column[contents.values] >= 0)
         self.in_bundles = Ragged(self.column[kept.values], kept.offsets)
 
@@ -278,34 +260,33 @@ class _Owners:
 
 
 def _replacement(
-    crowd: _Crowd, rest: tuple[int, ...], inside: tuple[int, ...], audience: _CrowdAnswer, notes: list[str]
+    crowd: _Crowd,
+    rest: tuple[int, ...],
+    inside: tuple[int, ...],
+    total: float,
+    histories: Histories,
+    notes: list[str],
 ) -> ForecastReplacement | None:
+    """The best of the items that these users would add to the rest of the bundle, among those on sale."""
     model, shop = crowd.model, crowd.shop
     if not can(model, Completer):
         notes.append(f"{model.title} does not complete bundles, so it names no replacement.")
         return None
-    tried = _candidates(model, shop, rest, inside, audience.best.histories)
-    if not tried:
-        return None
-    totals = crowd.ask([(*rest, item) for item in tried], 1).totals
-    place = int(np.argmax(totals))
-    if totals[place] <= audience.totals[0]:
-        return None
-    expected = crowd.expected(totals[place])
-    return ForecastReplacement(**_named(shop.item_shelf, tried[place]), expected=expected)
-
-
-def _candidates(
-    model: Model, shop: Shop, rest: Sequence[int], inside: Sequence[int], histories: Histories
-) -> list[int]:
-    """The items that the best users would add to the rest of the bundle, among those on sale."""
     if not len(histories):
-        return []
+        return None
     with torch.inference_mode():
         partial = Ragged.from_lists([rest] * len(histories), shop.device)
-        scores = require(model, Completer).item_scores(histories, partial, shop.interactions.bundle_item)
+        scores = model.item_scores(histories, partial, shop.interactions.bundle_item)
         sold = shop.items(Filter(in_stock=True) if shop.item_shelf.tells_stock else None)
         liked = scores.softmax(1).mean(0) + sold.hidden
         liked[list(inside)] = -torch.inf
         values, places = top(liked[None], min(TRIED, len(liked)))
-        return places[0][values[0] > -torch.inf].tolist()
+        tried = places[0][values[0] > -torch.inf].tolist()
+    if not tried:
+        return None
+    totals = crowd.ask([(*rest, item) for item in tried], 1)[0]
+    place = int(np.argmax(totals))
+    if totals[place] <= total:
+        return None
+    expected = crowd.expected(totals[place])
+    return ForecastReplacement(**_named(shop.item_shelf, tried[place]), expected=expected)

@@ -96,7 +96,8 @@ def calibrate(model: Model, split: Split, device: torch.device, seed: int = 0) -
     model.eval()
     try:
         with torch.inference_mode():
-            pairs = _Cases(model, split, device, seed).pairs()
+            cases = _Cases(model, split, device, seed)
+            pairs = np.concatenate([cases.pairs(users, weight) for users, weight in cases.people()], axis=1)
     finally:
         model.train(was_training)
     logs, bundles, weights = pairs[:3]
@@ -106,8 +107,11 @@ def calibrate(model: Model, split: Split, device: torch.device, seed: int = 0) -
     features = np.stack([np.ones_like(weights), logs, np.log1p(bundles)], axis=1)
     coefficients = logistic(features, bought, weights, np.array([0.0, 1.0, 0.0]))
     chances = _sigmoid(features @ coefficients)
+    order = np.argsort(-chances, kind="stable")
+    place = int(np.searchsorted(np.cumsum(weights[order]), weights[bought].sum()))
+    threshold = float(chances[order[min(place, len(order) - 1)]])
     intercept, fit, activity = coefficients.tolist()
-    return Calibration(intercept, fit, activity, _threshold(chances, bought, weights))
+    return Calibration(intercept, fit, activity, threshold)
 
 
 def logistic(
@@ -141,13 +145,6 @@ def _sigmoid(logits: Numbers) -> Numbers:
     return np.exp(-np.logaddexp(0.0, -logits))
 
 
-def _threshold(chances: Numbers, bought: npt.NDArray[np.bool_], weights: Numbers) -> float:
-    order = np.argsort(-chances, kind="stable")
-    above = np.cumsum(weights[order])
-    place = int(np.searchsorted(above, weights[bought].sum()))
-    return float(chances[order[min(place, len(order) - 1)]])
-
-
 class _Cases:
     """The validation cases of a split as pairs of a user and a bundle.
 
@@ -174,13 +171,7 @@ class _Cases:
         self.candidates = torch.from_numpy(candidates).to(device)  # [candidates]
         self.took = np.diff(bought.indptr) > 0  # [users]
 
-    def pairs(self) -> Numbers:
-        parts = [
-            self._of(torch.from_numpy(users).to(self.device), weight) for users, weight in self._people()
-        ]
-        return np.concatenate(parts, axis=1)
-
-    def _people(self) -> Iterator[tuple[npt.NDArray[np.int64], float]]:
+    def people(self) -> Iterator[tuple[npt.NDArray[np.int64], float]]:
         """Batches of users, and the weight of each: how many users it represents. Buyers may be few and are
         the most informative, so at least half of the sample is for them."""
         width = max(1, len(self.data.bundle_item))
@@ -195,7 +186,9 @@ class _Cases:
             for start in range(0, count, rows):
                 yield chosen[start : start + rows], len(group) / count
 
-    def _of(self, users: Tensor, weight: float) -> Numbers:
+    def pairs(self, some: npt.NDArray[np.int64], weight: float) -> Numbers:
+        """The pairs of a batch of users."""
+        users = torch.from_numpy(some).to(self.device)
         histories, contents = self.data.histories(users), self.data.bundle_item
         if self.new is None:
             scores = require(self.model, Matcher).bundle_scores(histories, contents)

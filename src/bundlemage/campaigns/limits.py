@@ -1,7 +1,12 @@
-"""The shared limits of a campaign, and serving users within them. Use is counted in exact whole numbers."""
+"""The shared limits of a campaign: serving users within them, and learning their prices from a sample.
+
+Use is counted in exact whole numbers. The price of a limit is its Lagrange multiplier.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -23,6 +28,11 @@ MONEY = 10**6
 FACTORS = (1.0, 0.0, 0.5, 0.8, 1.2)
 """The last users are served with the prices of limits times each factor, and the best result is kept: prices
 that suit many users may not suit the last few."""
+STEPS = 120
+SOFTNESS, SHARPEST = 0.1, 0.003
+"""The first and the last softness of users' choices, as a fraction of a typical user's best value."""
+_GROWTH, _SHRINKING = 1.25, 0.5  # factors of a price's step if it keeps its direction, and if it turns
+_FINEST = 1e-7
 _MOST = 2**62  # more than any campaign can use; sums below it do not overflow
 
 
@@ -39,34 +49,31 @@ class Limits:
         contents: sparse.csr_matrix,  # [bundles, items]
         stock: Whole | None = None,  # [items]
         shown_at_most: int | None = None,
-        costs: Whole | None = None,  # [bundles], in parts of money
-        budget: float | None = None,
+        costs: Floats | None = None,  # [bundles]
+        budget: float = 0.0,
     ) -> None:
         bundles = contents.shape[0]
-        takes = [sparse.csr_matrix((bundles, 0), dtype=np.int64)]
-        rooms, shared = [np.zeros(0, np.int64)], [np.zeros(0, bool)]
-        self.names: list[tuple[str, int]] = []
-        """The kind of each limit, and the item or bundle that it belongs to."""
+        kinds: list[tuple[str, Whole, Any, Whole]] = []  # kind, items or bundles, use by each bundle, room
         if stock is not None:
             inside = np.flatnonzero(np.bincount(contents.indices, minlength=contents.shape[1]))
-            takes.append(contents[:, inside].astype(np.int64) * UNIT)
-            rooms.append(np.minimum(stock[inside], _MOST // UNIT) * UNIT)
-            shared.append(np.ones(len(inside), bool))
-            self.names += [("stock", int(item)) for item in inside]
+            takes = contents[:, inside].astype(np.int64) * UNIT
+            kinds.append(("stock", inside, takes, np.minimum(stock[inside], _MOST // UNIT) * UNIT))
         if shown_at_most is not None:
-            takes.append(sparse.identity(bundles, dtype=np.int64, format="csr") * UNIT)
-            rooms.append(np.full(bundles, min(shown_at_most, _MOST // UNIT) * UNIT))
-            shared.append(np.zeros(bundles, bool))
-            self.names += [("shown", bundle) for bundle in range(bundles)]
-        if budget is not None:
-            assert costs is not None
-            takes.append(sparse.csr_matrix(costs.reshape(-1, 1)))
-            rooms.append(np.array([min(int(budget * MONEY), _MOST)]))
-            shared.append(np.ones(1, bool))
-            self.names += [("budget", 0)]
-        self.takes = sparse.csr_matrix(sparse.hstack(takes, format="csr", dtype=np.int64))
-        self.room: Whole = np.concatenate(rooms).astype(np.int64)
-        self.shared: Mask = np.concatenate(shared)
+            takes = sparse.identity(bundles, dtype=np.int64, format="csr") * UNIT
+            room = np.full(bundles, min(shown_at_most, _MOST // UNIT) * UNIT)
+            kinds.append(("shown", np.arange(bundles), takes, room))
+        if costs is not None:
+            takes = sparse.csr_matrix(np.rint(costs * MONEY).astype(np.int64).reshape(-1, 1))
+            room = np.array([min(int(budget * MONEY), _MOST)])
+            kinds.append(("budget", np.zeros(1, np.int64), takes, room))
+        self.names = [(kind, thing) for kind, things, *_ in kinds for thing in things.tolist()]
+        """The kind of each limit, and the item or bundle that it belongs to."""
+        parts = [sparse.csr_matrix((bundles, 0), dtype=np.int64), *(takes for _, _, takes, _ in kinds)]
+        self.takes = sparse.csr_matrix(sparse.hstack(parts, format="csr", dtype=np.int64))
+        self.room: Whole = np.concatenate(
+            [np.zeros(0), *(room for *_, room in kinds)], dtype=np.int64, casting="unsafe"
+        )
+        self.shared: Mask = np.array([kind != "shown" for kind, _ in self.names], bool)
         self.units: Floats = np.array([MONEY if kind == "budget" else UNIT for kind, _ in self.names], float)
         natural = self.takes.multiply(1 / self.units).tocsr() if len(self) else self.takes.astype(float)
         self.by_share = natural @ sparse.diags(self.shared.astype(float))  # [bundles, limits]
@@ -77,20 +84,16 @@ class Limits:
 
     def restricted(self, bundles: Whole) -> Limits:
         """Returns the same limits with only these bundles. The limits keep their numbers."""
-        other = object.__new__(Limits)
-        other.__dict__ = {
-            **self.__dict__,
-            **{name: getattr(self, name)[bundles] for name in ("takes", "by_share", "flat")},
-        }
+        other = copy(self)
+        matrices = (self.takes, self.by_share, self.flat)
+        other.takes, other.by_share, other.flat = (matrix[bundles] for matrix in matrices)
         return other
 
-    def reduced(
-        self, prices: Floats, values: Floats, shares: Floats | None, bundles: Any = slice(None)
-    ) -> Floats:
+    def reduced(self, prices: Floats, block: Block) -> Floats:
         """Returns the values of bundles minus the price of the limits that they use. Prices are per unit."""
-        cost = (self.by_share @ prices)[bundles]
-        left: Floats = values - (cost if shares is None else shares * cost)
-        left -= (self.flat @ prices)[bundles]
+        cost = (self.by_share @ prices)[block.bundles]
+        left: Floats = block.values - (cost if block.shares is None else block.shares * cost)
+        left -= (self.flat @ prices)[block.bundles]
         return left
 
     def amounts(self, bundles: Whole, shares: Floats | None) -> tuple[Whole, Whole, Whole]:
@@ -117,14 +120,13 @@ class Limits:
         """Returns the largest share of each bundle that fits into the room. Below 1, no whole bundle fits."""
         filled = np.diff(self.takes.indptr) > 0
         most = np.full(self.takes.shape[0], np.inf)
-        if filled.any():
-            with np.errstate(divide="ignore", invalid="ignore"):
-                ratio = room[self.takes.indices] / self.takes.data
-            ratio[self.takes.data == 0] = np.inf
-            # A limit without shares has room for one more showing, or for none.
-            flat = ~self.shared[self.takes.indices]
-            ratio[flat] = np.where(ratio[flat] >= 1, np.inf, 0.0)
-            most[filled] = np.minimum.reduceat(ratio, self.takes.indptr[:-1][filled])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = room[self.takes.indices] / self.takes.data
+        ratio[self.takes.data == 0] = np.inf
+        # A limit without shares has room for one more showing, or for none.
+        flat = ~self.shared[self.takes.indices]
+        ratio[flat] = np.where(ratio[flat] >= 1, np.inf, 0.0)
+        most[filled] = np.minimum.reduceat(ratio, self.takes.indptr[:-1][filled])
         return most
 
     def admitted(self, bundles: Whole, shares: Floats | None, room: Whole) -> Mask:
@@ -154,24 +156,25 @@ class Block:
 
     values: Floats  # [users, bundles]; 0: must not be shown
     shares: Floats | None  # [users, bundles]; None: the whole unit
+    bundles: Any = ...  # all, in order
+    """The numbers of the bundles: [bundles] if they are the same for all users, else [users, bundles]."""
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def of(self, bundles: Whole) -> Block:
-        """Returns the same users with only these bundles."""
-        return Block(self.values[:, bundles], None if self.shares is None else self.shares[:, bundles])
+    def of(self, places: Whole) -> Block:
+        """Returns the same users with only the bundles at these places: [places], or [users, places]."""
+        rows: Any = slice(None) if places.ndim == 1 else np.arange(len(self))[:, None]
+        return Block(self.values[rows, places], None if self.shares is None else self.shares[rows, places])
 
 
 def highest(table: Table, count: int) -> Table:
     """Returns the `count` highest values of each row, in rising order."""
-    columns = table.shape[1]
     if count == 1:
         best: Table = table.max(1, keepdims=True)
         return best
-    if count >= columns:
-        return np.sort(table, axis=1)
-    return np.sort(np.partition(table, columns - count, axis=1)[:, columns - count :], axis=1)
+    first = max(0, table.shape[1] - count)
+    return np.sort(np.partition(table, first, axis=1)[:, first:], axis=1)
 
 
 def serve(
@@ -189,7 +192,7 @@ def serve(
     pairs: list[Shown] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
     values, shares = block.values, block.shares
     for after_prices in (True, False) if last else (True,):
-        worth = limits.reduced(prices, values, shares) if after_prices else values.copy()
+        worth = limits.reduced(prices, block) if after_prices else values.copy()
         worth[values <= 0] = -np.inf
         for users, bundles in pairs:
             worth[users, bundles] = -np.inf
@@ -229,4 +232,127 @@ def serve_best(block: Block, limits: Limits, room: Whole, prices: Floats, per_us
         tries.append((float(block.values[shown].sum()), shown, left))
     _, best, left = max(tries, key=lambda each: each[0])  # the first of equal results
     room[:] = left
+    return best
+
+
+# ── Learning prices ──────────────────────────────────────────────────────────────────────────────
+
+
+def sampled(blocks: Iterable[Block], most: int, among: Whole | None = None) -> Block:
+    """Returns the users of all blocks as one, each user with at most `most` bundles, the most valuable.
+
+    If `among` is given, only these bundles count.
+    """
+    parts = []
+    for whole in blocks:
+        names = np.arange(whole.values.shape[1]) if among is None else among
+        block = whole if among is None else whole.of(among)
+        if len(names) > most:
+            best = np.argpartition(block.values, -most, axis=1)[:, -most:]
+            names, block = names[best], block.of(best)
+        parts.append((names, block))
+    bundles, all_blocks = zip(*parts, strict=True)
+    shares = [block.shares for block in all_blocks if block.shares is not None]
+    return Block(
+        np.concatenate([block.values for block in all_blocks]),
+        np.concatenate(shares) if shares else None,
+        bundles[0] if bundles[0].ndim == 1 else np.concatenate(bundles),
+    )
+
+
+class Demand:
+    """What users would take at some prices, and the bound that these prices prove.
+
+    Prices are tried a hundred times on the same users, so all trials share the same memory.
+    """
+
+    def __init__(self, sample: Block, limits: Limits, per_user: int) -> None:
+        self.limits = limits
+        self.per_user = min(per_user, sample.values.shape[1])
+        self.bundles = sample.bundles
+        best = sample.values.max(1, initial=0.0)
+        self.typical = float(best.mean()) if len(best) else 0.0
+        # Values are divided by the typical one, so that single precision is enough for any currency.
+        self.unit = self.typical or 1.0
+        self.values = np.where(sample.values > 0, sample.values / self.unit, -np.inf).astype(np.float32)
+        self.shares = None if sample.shares is None else sample.shares.astype(np.float32)
+        self._worth, self._more = np.empty_like(self.values), np.empty_like(self.values)
+
+    def at(self, prices: Floats, room: Floats, softness: float = 0.0) -> tuple[float, Floats]:
+        """Returns an upper bound of the value of a plan for these users, and the use of each limit.
+
+        With some softness, as a fraction of a typical value, a user takes a part of each bundle that is
+        nearly as good. Without it, similar users would all jump from one bundle to the next together.
+        """
+        scaled = prices / self.unit
+        share_costs: Floats = self.limits.by_share @ scaled
+        flat_costs: Floats = self.limits.flat @ scaled
+        if self.shares is None:
+            costs = (share_costs + flat_costs).astype(np.float32)
+            worth = np.subtract(self.values, costs[self.bundles], out=self._worth)
+        else:
+            costs = share_costs.astype(np.float32)
+            worth = np.multiply(self.shares, costs[self.bundles], out=self._worth)
+            np.subtract(self.values, worth, out=worth)
+            worth -= flat_costs.astype(np.float32)[self.bundles]
+        best = np.maximum(highest(worth, self.per_user), 0.0)  # [users, per_user]
+        bound = float(best.sum(dtype=np.float64) * self.unit + prices @ room)
+        last = best[:, :1]
+        if softness > 0:
+            worth -= last
+            worth *= 1 / softness
+            np.minimum(worth, 0.0 if self.per_user == 1 else 30.0, out=worth)
+            taken = np.exp(worth, out=worth)
+            nothing = np.exp(last[:, 0] * (-1 / softness))
+            taken *= (self.per_user / (taken.sum(1) + nothing))[:, None]
+            np.minimum(taken, 1.0, out=taken)
+        else:
+            taken = ((worth >= last) & (worth > 0)).astype(np.float32)
+        times = self._by_bundle(taken)
+        by_share = times
+        if self.shares is not None:
+            by_share = self._by_bundle(np.multiply(taken, self.shares, out=self._more))
+        return bound, self.limits.by_share.T @ by_share + self.limits.flat.T @ times
+
+    def _by_bundle(self, taken: npt.NDArray[np.float32]) -> Floats:
+        bundles = self.limits.takes.shape[0]
+        if self.bundles.ndim == 1:
+            sums = np.zeros(bundles)
+            sums[self.bundles] = taken.sum(0, dtype=np.float64)
+            return sums
+        return np.bincount(self.bundles.ravel(), taken.ravel(), minlength=bundles).astype(np.float64)
+
+
+def learn(
+    demand: Demand, room: Floats, begin: Floats | None = None, steps: int = STEPS, softness: float = SOFTNESS
+) -> Floats:
+    """Searches for prices at which demand equals the room. Returns the tried prices with the lowest bound.
+
+    The search begins at the prices `begin`, or at 0.
+
+    Each price has its own step, which grows while the price moves in one direction and shrinks when it turns:
+    prices of limits differ by orders of magnitude. The softness of the choices decreases.
+    """
+    begin = np.zeros(len(room)) if begin is None else begin
+    if not len(room) or not demand.typical:
+        return begin
+    per_bundle = demand.limits.by_share + demand.limits.flat
+    touching = np.maximum(np.bincount(per_bundle.indices, minlength=len(room)), 1)
+    takes = np.asarray(per_bundle.sum(0)).ravel() / touching  # the mean use by the bundles that use it
+    scale = demand.typical / np.where(takes > 0, takes, 1.0)
+    step = softness * scale / max(1.0, per_bundle.nnz / max(1, per_bundle.shape[0]))
+    prices, best, lowest = begin.copy(), begin, np.inf
+    before = np.zeros(len(room))
+    sharp = steps // 4  # the last steps are without softness, as users really choose
+    for part in [*np.geomspace(softness, SHARPEST, steps - sharp).tolist(), *[0.0] * sharp]:
+        bound, usage = demand.at(prices, room, part)
+        if bound < lowest:
+            best, lowest = prices, bound
+        direction = np.sign(usage - room)
+        direction[(direction < 0) & (prices == 0)] = 0
+        turn = direction * before
+        factor = np.where(turn > 0, _GROWTH, np.where(turn < 0, _SHRINKING, 1.0))
+        step = np.clip(step * factor, _FINEST * scale, scale)
+        prices = np.maximum(prices + direction * step, 0.0)
+        before = direction
     return best

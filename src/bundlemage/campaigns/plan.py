@@ -1,10 +1,12 @@
-"""The plan of a campaign, learned on a sample of users: a price for each limit, and the bundles to use.
+"""The offer of a campaign (bundles, their values for each user, limits), and the plan to serve it.
 
-The price of a limit is its Lagrange multiplier: the value that one more unit of the limit would add.
+The plan is learned on a sample of users: a price for each limit, and the bundles to use. The price of a limit
+is its Lagrange multiplier: the value that one more unit of the limit would add.
 """
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,14 +15,32 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import torch
 
-from bundlemage.campaigns.limits import Floats, Limits, Whole, highest, serve_best
-from bundlemage.campaigns.offer import Offer
-from bundlemage.campaigns.prices import CANDIDATES, Demand, UserSample, learn
+from bundlemage.campaigns.chances import Calibration, chances_of
+from bundlemage.campaigns.limits import (
+    Block,
+    Demand,
+    Floats,
+    Limits,
+    Whole,
+    highest,
+    learn,
+    sampled,
+    serve_best,
+)
+from bundlemage.campaigns.settings import Campaign
+from bundlemage.core.answering import Batch, rows_at_a_time, slices
+from bundlemage.core.shop import Shop
+from bundlemage.errors import ConfigError
+from bundlemage.models.base import Matcher, Model, require
 
 VALUES_AT_A_TIME = 2**21
 """The number of values of a user and a bundle that are held at once: 16 MB."""
 SAMPLE_USERS = 8192
+CANDIDATES = 256
+"""The number of most valuable bundles that count for each user of a sample."""
 STEPS_AGAIN, SOFTNESS_AGAIN = 40, 0.02
 """For learning prices again while users are served: the earlier prices are close already."""
 CHOICE_STEPS = 40
@@ -28,6 +48,144 @@ WORK = 2**30
 """The maximum number of values that the search for a better choice reads: about ten seconds of work."""
 IN_VAIN = 40
 """The search tries the most promising exchanges first, and ends after this many without an improvement."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The chances and values of all candidates for a block of users."""
+
+    block: Block
+    chances: Floats  # [users, candidates]
+    unconstrained: float
+    """The total value if each user were shown their best bundles, without limits."""
+    unknown: int
+    """The number of users without a history."""
+
+
+class Offer:
+    """The candidates of a campaign, as positions in the shop, with their prices and limits."""
+
+    def __init__(self, settings: Campaign, model: Model, shop: Shop, calibration: Calibration | None) -> None:
+        self.settings, self.model, self.shop, self.calibration = settings, model, shop, calibration
+        takings = settings.value == "takings"
+        try:
+            self.prices = shop.bundle_shelf.prices  # [bundles of the shop], NaN if unknown
+        except ConfigError:
+            if takings:
+                raise ConfigError(
+                    "takings are not known, because no bundle has a price: put a column 'price' into the "
+                    "table of bundles and train again, or maximise sales"
+                ) from None
+            self.prices = np.full(len(shop.dataset.bundles), np.nan)
+        costs = None if settings.budget is None else _discount_costs(shop)
+        through = np.isfinite(shop.bundles(settings.where).hidden.cpu().numpy())
+        known = np.ones_like(through) if costs is None else np.isfinite(costs)
+        known &= np.isfinite(self.prices) | (not takings)
+        self.left_out = int((through & ~known).sum())
+        """Number of bundles that pass the filters, but have no price or discount although it is needed."""
+        self.wanted = np.flatnonzero(through & known)
+        """Positions of all bundles that pass the filters and have the needed price and discount."""
+        if not len(self.wanted):
+            raise ConfigError(
+                "there is no bundle to show: no bundle of the shop passes the filters"
+                + (" and has a known price and discount" if through.any() else "")
+            )
+        stock: Whole | None = None
+        if settings.stock:  # unknown stock counts as 0, as in filters
+            known_stock = shop.item_shelf.column("stock").fill_null(0).to_numpy()
+            stock = np.maximum(known_stock.astype(np.int64), 0)
+
+        def limits_of(bundles: Whole) -> Limits:
+            return Limits(
+                shop.dataset.bundle_item[bundles],
+                stock,
+                settings.shown_at_most,
+                None if costs is None else costs[bundles],
+                settings.budget or 0.0,
+            )
+
+        limits = limits_of(self.wanted)
+        most = limits.affordable(limits.room)
+        self.bundles = self.wanted[most >= 1 if settings.reserve == "shown" else most > 0]
+        """[candidates]: the wanted bundles that the limits allow to show at least once."""
+        if not len(self.bundles):
+            raise ConfigError(
+                f"there is no bundle to show: {len(self.wanted):,} bundles pass the filters, but the limits "
+                "do not allow any of them. Raise the budget, or check the stock"
+            )
+        self.limits = limits_of(self.bundles)
+
+    def scored(self, users: Whole) -> Scored:
+        """Returns chances and values for these users. `users` are positions in the shop."""
+        shop, parts, unknown = self.shop, [], 0
+        contents, wanted = shop.interactions.bundle_item, torch.from_numpy(self.wanted).to(shop.device)
+        rows = rows_at_a_time(len(shop.dataset.bundles), shop.device)
+        with torch.inference_mode():
+            everyone = shop.interactions.histories(torch.from_numpy(users).to(shop.device))
+            for histories in slices(everyone, rows):
+                logs = require(self.model, Matcher).bundle_scores(histories, contents).float().log_softmax(1)
+                # For a user without a history, a bundle's chance is its share of all sales.
+                nothing = Batch(histories, contents).nothing
+                logs[nothing] = shop.bundles().shares.clamp(min=1e-30).log()
+                some = chances_of(self.calibration, logs, histories)
+                some[histories.bundles.row_of_entry(), histories.bundles.values] = 0.0  # the user has these
+                parts.append(some[:, wanted].cpu())
+                unknown += int(nothing.sum())
+        chances = torch.cat(parts).numpy().astype(np.float64)  # [users, wanted]
+        values = chances * self.prices[self.wanted] if self.settings.value == "takings" else chances
+        unconstrained = float(highest(values, self.settings.per_user).sum())
+        if len(self.bundles) < len(self.wanted):
+            there = np.searchsorted(self.wanted, self.bundles)
+            chances, values = chances[:, there], values[:, there]
+        shares = chances if self.settings.reserve == "expected" else None
+        return Scored(Block(values, shares), chances, unconstrained, unknown)
+
+    def name(self, kind: str, thing: int) -> str:
+        """Returns the id of the item or bundle that a limit belongs to, or `all` for the budget."""
+        if kind == "budget":
+            return "all"
+        data = self.shop.dataset
+        return data.items[thing] if kind == "stock" else data.bundles[int(self.bundles[thing])]
+
+    def fingerprints(self, users: Whole) -> dict[str, str]:
+        """Returns checksums of everything that the result depends on, except the settings."""
+        catalogue = hashlib.sha256(self.shop.trade.bundles_gone.tobytes())
+        for shelf in (self.shop.item_shelf, self.shop.bundle_shelf):
+            if shelf.catalogue is not None:
+                sink = pa.BufferOutputStream()
+                with pa.ipc.new_stream(sink, shelf.catalogue.schema) as writer:
+                    writer.write_table(shelf.catalogue.combine_chunks())
+                catalogue.update(sink.getvalue())
+        model = hashlib.sha256(f"{self.model.name} {self.calibration}".encode())
+        model.update(self.shop.dataset.fingerprint().encode())
+        for name, weights in sorted(self.model.state_dict().items()):
+            model.update(name.encode() + weights.detach().cpu().contiguous().numpy().tobytes())
+        return {
+            "model": model.hexdigest(),
+            "catalogue": catalogue.hexdigest(),
+            "users": hashlib.sha256(users.astype("<i8").tobytes()).hexdigest(),
+        }
+
+
+def _discount_costs(shop: Shop) -> Floats:
+    """The cost of each bundle's discount: the sum of its items' prices, times the discount."""
+    table = shop.bundle_shelf.catalogue
+    if table is None or table["discount"].null_count == len(table):
+        raise ConfigError(
+            "a budget limits the cost of discounts, and no bundle has a discount. Put a column 'discount' "
+            "into the table of bundles (0.2 is 20% off) and train again, or leave the budget out"
+        )
+    discounts: Floats = table["discount"].to_numpy().astype(np.float64)
+    try:
+        prices = shop.item_shelf.prices
+    except ConfigError as error:
+        raise ConfigError(f"the cost of discounts is unknown: {error}") from None
+    contents = shop.dataset.bundle_item
+    row = np.repeat(np.arange(contents.shape[0]), np.diff(contents.indptr))
+    return discounts * np.bincount(row, prices[contents.indices], minlength=contents.shape[0])
+
+
+# ── Decisions before the first user is served ────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -79,7 +237,7 @@ class Planner:
 
     def __init__(self, offer: Offer, users: Whole) -> None:
         self.offer, self.users = offer, users
-        self._kept: UserSample | None = None
+        self._kept: Block | None = None
         width = len(offer.bundles)
         self.block_users = max(32, VALUES_AT_A_TIME // width)
         self.sample_users = max(32, min(SAMPLE_USERS, VALUES_AT_A_TIME // min(width, CANDIDATES)))
@@ -124,18 +282,18 @@ class Planner:
         places = random.choice(len(self.users), self.sample_users, replace=False)
         return self.users[np.sort(places)]
 
-    def _sample(self, users: Whole, among: Whole | None) -> UserSample:
-        return UserSample.of((self.offer.scored(part).block for part in self.blocks(users)), among)
+    def _sample(self, users: Whole, among: Whole | None) -> Block:
+        return sampled((self.offer.scored(part).block for part in self.blocks(users)), CANDIDATES, among)
 
 
-def _own_limits(sample: UserSample, limits: Limits, prices: Floats, room: Floats, chosen: Whole) -> Floats:
+def _own_limits(sample: Block, limits: Limits, prices: Floats, room: Floats, chosen: Whole) -> Floats:
     """Adds prices for the limit "shown" of bundles that were not chosen.
 
     Such a price is the gain of the last user to whom the bundle could be shown. Without it, the bound would
     assume that the bundle can be shown to everyone.
     """
     prices = prices.copy()
-    reduced = limits.reduced(prices, sample.values, sample.shares, sample.bundles)
+    reduced = limits.reduced(prices, sample)
     reduced[sample.values <= 0] = 0.0
     in_plan = np.zeros(limits.takes.shape[0], bool)
     in_plan[chosen] = True
@@ -166,9 +324,13 @@ class Choice:
 
     def best(self) -> Whole:
         """Chooses by greedy gains, then exchanges single bundles as long as that is better."""
-        demand = Demand(UserSample.of([self.block]), self.limits, self.per_user)
+        demand = Demand(sampled([self.block], CANDIDATES), self.limits, self.per_user)
         prices = learn(demand, self.room, steps=CHOICE_STEPS)
-        starts = [self._in_demand(prices), *(self._greedy(prices * factor) for factor in (0.0, 1.0))]
+        reduced = self.limits.reduced(prices, self.block)
+        wanted = (reduced >= highest(reduced, self.per_user)[:, :1]) & (reduced > 0)
+        demand_for = np.where(wanted, self.block.values, 0.0).sum(0)
+        in_demand = np.sort(np.argsort(-demand_for, kind="stable")[: self.most])
+        starts = [in_demand, *(self._greedy(prices * factor) for factor in (0.0, 1.0))]
         worths = [self._worth(start) for start in starts]
         chosen, worth = max(zip(starts, worths, strict=True), key=lambda pair: pair[1])
         better = True
@@ -187,7 +349,7 @@ class Choice:
     def _worth(self, chosen: Whole) -> float:
         """The value of a plan with these bundles; on a sample, an upper bound of it."""
         block, limits = self.block.of(chosen), self.limits.restricted(chosen)
-        demand = Demand(UserSample.of([block]), limits, self.per_user)
+        demand = Demand(sampled([block], CANDIDATES), limits, self.per_user)
         prices = learn(demand, self.room, steps=CHOICE_STEPS)
         self.left -= block.values.size * (CHOICE_STEPS + 1)
         if not self.whole:
@@ -212,20 +374,13 @@ class Choice:
         by_rank = sorted(pairs, key=lambda pair: (pair[0] + pair[1], pair[0]))
         return [(int(inside[a]), int(outside[b])) for a, b in by_rank]
 
-    def _in_demand(self, prices: Floats) -> Whole:
-        """The most valuable bundles of a plan with any number of bundles."""
-        reduced = self.limits.reduced(prices, self.block.values, self.block.shares)
-        wanted = (reduced >= highest(reduced, self.per_user)[:, :1]) & (reduced > 0)
-        worth = np.where(wanted, self.block.values, 0.0).sum(0)
-        return np.sort(np.argsort(-worth, kind="stable")[: self.most])
-
     def _greedy(self, prices: Floats) -> Whole:
         """One bundle after another, each time the one with the largest gain.
 
         The gain of a bundle only falls as others are chosen, so a bundle with a low gain need not be looked
         at again before those with a higher one.
         """
-        reduced = self.limits.reduced(prices, self.block.values, self.block.shares)
+        reduced = self.limits.reduced(prices, self.block)
         reduced[self.block.values <= 0] = 0.0
         gains = _Gains(self, reduced)
         waiting = [(-gains.of(bundle)[0], bundle) for bundle in range(self.limits.takes.shape[0])]

@@ -9,6 +9,8 @@ never negative, and prices follow the room for later users. They also prove an u
 from __future__ import annotations
 
 import json
+import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,16 +19,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bundlemage.campaigns.chances import Calibration
 from bundlemage.campaigns.limits import Block, Floats, Limits, Whole, highest, serve, serve_best
-from bundlemage.campaigns.offer import Offer, Scored
-from bundlemage.campaigns.plan import Plan, Planner
-from bundlemage.campaigns.settings import Campaign, CampaignSummary, Format
+from bundlemage.campaigns.plan import Offer, Plan, Planner, Scored
+from bundlemage.campaigns.settings import CampaignSummary, Format
 from bundlemage.core.history import Id
 from bundlemage.core.shop import Shop
 from bundlemage.data.folders import ResumableFolder, json_bytes, whole_file, write_whole
 from bundlemage.errors import CheckpointError, ConfigError
-from bundlemage.models.base import Model
 from bundlemage.progress import Progress, in_silence
 
 Ask: TypeAlias = Callable[[Iterable[Whole]], Iterable[Scored]]
@@ -52,11 +51,8 @@ the worst that the user gets. Each proves an upper bound, and the lowest is used
 
 
 def run_campaign(
-    settings: Campaign,
+    offer: Offer,
     path: Path,
-    model: Model,
-    shop: Shop,
-    calibration: Calibration | None,
     users: Iterable[Id] | None = None,
     *,
     resume: bool = False,
@@ -65,11 +61,10 @@ def run_campaign(
 ) -> CampaignSummary:
     """Chooses bundles for `users`, or for all users of the shop, and writes the result to the folder `path`.
 
-    `resume` continues an interrupted campaign. `ask` scores the users; without it, this process does. Returns
-    the summary, which is also written to the folder.
+    `offer` has the settings, the bundles and the limits. `resume` continues an interrupted campaign. `ask`
+    scores the users; without it, this process does. Returns the summary, which is also written to the folder.
     """
-    places = _positions(shop, users)
-    offer = Offer(settings, model, shop, calibration)
+    settings, places = offer.settings, _positions(offer.shop, users)
     folder = CampaignFolder(path, settings.format)
     folder.check(resume=resume)
     identity = {**settings.to_json(), **offer.fingerprints(places)}
@@ -79,14 +74,14 @@ def run_campaign(
         folder.begin(identity, plan=plan.to_json(offer))
     else:
         plan = Plan.from_json(folder.resume(identity, but={"plan"})["plan"], offer)
-        if (summary := folder.summary()) is not None:
-            return CampaignSummary(**summary)
-    work = _Work(offer, planner, plan, folder)
-    work.recover()
-    work.serve(ask or (lambda blocks: map(offer.scored, blocks)), progress)
-    finished = work.summary()
-    folder.finish(finished.to_json())
-    return finished
+    summary = folder.path / SUMMARY
+    if not summary.exists():
+        work = _Work(offer, planner, plan, folder)
+        work.serve(ask or (lambda blocks: map(offer.scored, blocks)), progress)
+        write_whole(summary, json_bytes(work.summary().to_json()))
+    folder.tidy()
+    shutil.rmtree(folder.path / "tallies", ignore_errors=True)  # only an unfinished campaign needs them
+    return CampaignSummary(**folder.read(summary))
 
 
 def _positions(shop: Shop, users: Iterable[Id] | None) -> Whole:
@@ -98,11 +93,8 @@ def _positions(shop: Shop, users: Iterable[Id] | None) -> Whole:
     names = list(map(str, users))
     if not names:
         raise ConfigError("the list of users is empty: give at least one, or no list at all for all users")
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise ConfigError(f"the user {name!r} is in the list twice; each is served once")
-        seen.add(name)
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        raise ConfigError(f"the user {twice[0]!r} is in the list twice; each is served once")
     return shop.dataset.users.positions(names).astype(np.int64)
 
 
@@ -118,20 +110,15 @@ class _Work:
         self.parts = -(-len(self.users) // self.settings.part_users)
         self.columns = np.arange(len(offer.bundles)) if plan.chosen is None else plan.chosen
         self.limits = offer.limits if plan.chosen is None else offer.limits.restricted(plan.chosen)
-
-    def recover(self) -> None:
-        """Reads the finished parts: updates the room, the counts and the tallies."""
-        dataset = self.offer.shop.dataset
-        for number in range(self.folder.parts_done()):
-            rows = self.folder.read_part(number)
-            bundles = np.searchsorted(
-                self.offer.bundles, dataset.bundles.positions(rows["bundle_id"].to_pylist())
-            )
+        for number in range(folder.parts_done()):
+            rows = folder.read_part(number)
+            positions = offer.shop.dataset.bundles.positions(rows["bundle_id"].to_pylist())
+            bundles = np.searchsorted(offer.bundles, positions)
             chances = rows["chance"].to_numpy().astype(np.float64)
             shares = chances if self.settings.reserve == "expected" else None
-            self.room -= self.offer.limits.used(bundles, shares)
+            self.room -= offer.limits.used(bundles, shares)
             self.times += np.bincount(bundles, minlength=len(self.times))
-            self.tallies.append(self.folder.read(self.folder.tally(number)))
+            self.tallies.append(folder.read(folder.tally(number)))
 
     def _blocks(self, number: int) -> Iterator[Whole]:
         """The users of a part, in blocks that the model scores together."""
@@ -146,13 +133,12 @@ class _Work:
         for number in left:
             served = number * size
             prices = self.planner.prices(self.plan, served, self.room)
-            tables, tallies = [], []
+            results = []
             for users in self._blocks(number):
                 served += len(users)
-                rows, tally = self._block(users, next(answers), prices, last=served == len(self.users))
-                tables.append(rows)
-                tallies.append(tally)
+                results.append(self._block(users, next(answers), prices, last=served == len(self.users)))
                 progress("users", served, len(self.users))
+            tables, tallies = zip(*results, strict=True)
             self.tallies.append(_added(tallies))
             self.folder.write_part(number, pa.concat_tables(tables), self.tallies[-1])
 
@@ -217,37 +203,29 @@ class _Work:
         limits, settings = self.offer.limits, self.settings
         kinds = np.array([kind for kind, _ in limits.names])
         of, left = limits.room / limits.units, self.room / limits.units
-        use: dict[str, dict[str, Any]] = {}
+        used, use = of - left, dict[str, dict[str, Any]]()
         if settings.stock:
             stocks = np.flatnonzero(kinds == "stock")
             share = 1 - left[stocks] / np.maximum(of[stocks], 1)
+            tightest = stocks[np.argsort(-share, kind="stable")][:TIGHTEST]
             use["stock"] = {
                 "items": len(stocks),
-                "used": float((of - left)[stocks].sum()),
+                "used": float(used[stocks].sum()),
                 "of": float(of[stocks].sum()),
                 "used_up": int(((left < 1) & (of >= 1))[stocks].sum()),
                 "tightest": [
-                    {
-                        "item_id": self.offer.name(*limits.names[place]),
-                        "used": float(of[place] - left[place]),
-                        "of": float(of[place]),
-                    }
-                    for place in stocks[np.argsort(-share, kind="stable")][:TIGHTEST]
+                    {"item_id": self.offer.name(*limits.names[n]), "used": float(used[n]), "of": float(of[n])}
+                    for n in tightest
                 ],
             }
-        if settings.shown_at_most is not None:
-            use["shown_at_most"] = {
-                "of": settings.shown_at_most,
-                "most": int(self.times.max()),
-                "bundles_at_limit": int((self.times >= settings.shown_at_most).sum()),
-            }
+        if (most := settings.shown_at_most) is not None:
+            times = {"most": int(self.times.max()), "bundles_at_limit": int((self.times >= most).sum())}
+            use["shown_at_most"] = {"of": most, **times}
         if settings.different_at_most is not None:
-            use["different_at_most"] = {
-                "of": settings.different_at_most,
-                "used": int((self.times > 0).sum()),
-            }
+            different = int((self.times > 0).sum())
+            use["different_at_most"] = {"of": settings.different_at_most, "used": different}
         if settings.budget is not None:
-            use["budget"] = {"of": settings.budget, "used": float((of - left)[kinds == "budget"][0])}
+            use["budget"] = {"of": settings.budget, "used": float(used[kinds == "budget"][0])}
         return use
 
 
@@ -276,12 +254,9 @@ class CampaignFolder(ResumableFolder):
         self.part_name = f"parts/part-{{:05d}}.{form}"
         self.lines = form == "jsonl"
 
-    def begin(self, identity: Mapping[str, Any], **more: Any) -> None:
-        (self.path / "tallies").mkdir(parents=True, exist_ok=True)
-        super().begin(identity, **more)
-
     def write_part(self, number: int, rows: pa.Table, tally: Mapping[str, Any]) -> None:
         """Write a part and its tally, the sums for the summary. The tally is first, so every part has one."""
+        self.tally(number).parent.mkdir(exist_ok=True)
         write_whole(self.tally(number), json_bytes(tally))
         with whole_file(self.part(number)) as file:
             if self.lines:
@@ -312,26 +287,6 @@ class CampaignFolder(ResumableFolder):
         except (OSError, ValueError, pa.ArrowException) as error:
             raise self.damaged(file, error) from None
 
-    def summary(self) -> dict[str, Any] | None:
-        """Returns the summary of a finished campaign and removes its tallies; None if it is not finished."""
-        if not (self.path / SUMMARY).exists():
-            return None
-        self._remove_tallies()
-        return self.read(self.path / SUMMARY)
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary and remove the tallies: only an unfinished campaign needs them."""
-        write_whole(self.path / SUMMARY, json_bytes(summary))
-        self._remove_tallies()
-
-    def _remove_tallies(self) -> None:
-        self.tidy()
-        tallies = self.path / "tallies"
-        for file in tallies.glob("part-*.json"):
-            file.unlink(missing_ok=True)
-        if tallies.is_dir():
-            tallies.rmdir()
-
     def tally(self, number: int) -> Path:
         """Returns the path of a part's tally."""
         return self.path / f"tallies/part-{number:05d}.json"
@@ -349,7 +304,7 @@ def _bounds(block: Block, limits: Limits, plan: Plan, per_user: int) -> Tally:
     """
     tables = []
     for prices in plan.proofs:
-        table = np.maximum(limits.reduced(prices, block.values, block.shares), 0.0)
+        table = np.maximum(limits.reduced(prices, block), 0.0)
         table[block.values <= 0] = 0.0
         tables.append(table)
     tally: Tally = {"reduced": [float(highest(table, per_user).sum()) for table in tables]}

@@ -45,7 +45,7 @@ def campaign(
         --users FILE: Only these users: a text file with one id a line.
         --resume: Continue an interrupted campaign.
     """
-    from bundlemage.engines.campaigning import CampaignJob
+    from bundlemage.engines.jobs import CampaignJob
 
     try:
         lines = [] if users is None else users.read_text(encoding="utf-8").split("\n")

@@ -164,7 +164,7 @@ def evaluate(
     Options:
         location PATH: The data that it was trained on.
     """
-    from bundlemage.engines.evaluating import EvaluationJob
+    from bundlemage.engines.jobs import EvaluationJob
 
     job = EvaluationJob(Path(folder), location, key_values(table, "--table"), device=device)
     with Shown(show.notes, "evaluating") as progress:

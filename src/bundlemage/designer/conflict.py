@@ -5,21 +5,22 @@ A conflict is a set of rules that no bundle keeps. The search uses the whole cat
 The smallest conflict is a minimum hitting set. Take any set of rules that some bundle keeps, and add rules as
 long as this stays possible. Every conflict has at least one of the rules that are left out. The search tries
 the smallest set that has a rule of each known left-out set. If no bundle keeps these rules, they are the
-smallest conflict. Otherwise they are extended, which gives another left-out set.
+smallest conflict. Otherwise they are extended, which gives another left-out set. The smallest sets of rules
+to drop, so that some bundle keeps the others, are found in the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 
-from bundlemage.designer.constraints import Integers, Rules
+from bundlemage.designer.constraints import Deadline, Integers, Rules
 from bundlemage.designer.solver import BundleModel, cp, new_solver, signatures
-from bundlemage.designer.waiting import Deadline
 from bundlemage.errors import ConfigError, OutOfTimeError
 from bundlemage.wire.design import Change, ImpossibleDesignError, Step
 
@@ -48,24 +49,38 @@ def refuse_impossible(rules: Rules, deadline: Deadline) -> None:
         return
     if not possible.together(frozenset()):
         raise ConfigError("there is nothing to add: the bundle already has every item that the shop sells")
-    conflict = _smallest(possible, everything)
-    named = [rules.rules[number] for number in sorted(conflict)]
-    raise ImpossibleDesignError(named, _changes(possible, conflict))
+    conflict = next(_smallest_sets(everything, lambda some: not possible.together(some)))
+    changes: list[tuple[float, Change]] = []
+    with suppress(OutOfTimeError):  # the changes that were found before that are kept
+        # The dropped rules must include a rule of each conflict.
+        ways = _smallest_sets(everything, lambda drop: possible.together(everything - drop), [conflict])
+        changes.extend(_change(possible, everything, sorted(drop)) for drop in islice(ways, MOST_TRIED))
+    smallest = [change for _, change in sorted(changes, key=lambda each: each[0])][:MOST_CHANGES]
+    raise ImpossibleDesignError([rules.rules[number] for number in sorted(conflict)], smallest)
 
 
-def _smallest(possible: Possible, everything: frozenset[int]) -> frozenset[int]:
-    """Returns the smallest set of rules that no bundle keeps."""
-    left_out: list[frozenset[int]] = []
-    while True:
-        tried = _fewest_that_touch(left_out)
-        assert tried is not None
-        if not possible.together(tried):
-            return tried
-        kept = tried
+def _smallest_sets(
+    everything: frozenset[int],
+    enough: Callable[[frozenset[int]], bool],
+    left_out: Iterable[frozenset[int]] = (),
+) -> Iterator[frozenset[int]]:
+    """Yields all smallest sets of rules that are `enough`. If a set is enough, every larger set is, too.
+
+    A set that is not enough is extended as long as it is not. Every set that is enough has at least one of
+    the rules that are then left out. `left_out` are such rules that are known already.
+    """
+    wanted, smallest = list(left_out), list[frozenset[int]]()
+    while (tried := _fewest_that_touch(wanted, smallest)) is not None:
+        if smallest and len(tried) > len(smallest[0]):
+            return
+        if enough(tried):
+            smallest.append(tried)
+            yield tried
+            continue
         for number in sorted(everything - tried):
-            if possible.together(kept | {number}):
-                kept |= {number}
-        left_out.append(everything - kept)
+            if not enough(tried | {number}):
+                tried |= {number}
+        wanted.append(everything - tried)
 
 
 def _fewest_that_touch(
@@ -94,44 +109,6 @@ def _fewest_that_touch(
 
 
 # ── Changes that make a request possible ─────────────────────────────────────────────────────────
-
-
-def _changes(possible: Possible, conflict: frozenset[int]) -> list[Change]:
-    """Returns changes of as few rules as possible, each no larger than needed; the smallest come first.
-
-    If time runs out, returns the changes that were found so far.
-    """
-    everything = frozenset(range(len(possible.rules.rules)))
-    changes: list[tuple[float, Change]] = []
-    with suppress(OutOfTimeError):
-        for numbers in _ways_out(possible, conflict, everything):
-            changes.append(_change(possible, everything, sorted(numbers)))
-            if len(changes) == MOST_TRIED:
-                break
-    return [change for _, change in sorted(changes, key=lambda each: each[0])][:MOST_CHANGES]
-
-
-def _ways_out(
-    possible: Possible, conflict: frozenset[int], everything: frozenset[int]
-) -> Iterator[frozenset[int]]:
-    """Yields all smallest sets of rules to drop. Some bundle keeps all other rules.
-
-    These are minimum hitting sets, too: the dropped rules must include a rule of each conflict. The smallest
-    set with a rule of each known conflict is tried. If no bundle keeps the others, they have a new conflict.
-    """
-    conflicts, ways = [conflict], list[frozenset[int]]()
-    while (tried := _fewest_that_touch(conflicts, ways)) is not None:
-        if ways and len(tried) > len(ways[0]):
-            return
-        rest = everything - tried
-        if possible.together(rest):
-            ways.append(tried)
-            yield tried
-            continue
-        for number in sorted(rest):
-            if not possible.together(rest - {number}):
-                rest -= {number}
-        conflicts.append(rest)
 
 
 def _change(possible: Possible, everything: frozenset[int], numbers: Sequence[int]) -> tuple[float, Change]:
@@ -183,10 +160,8 @@ class _Kinds:
         random, items = np.random.default_rng(0), self.items
         free, members = rules.allowed[items], rules.inside(items)
         chosen = [np.flatnonzero(np.isin(items, rules.must))]
-        for inside in [
-            np.arange(len(items)),
-            *(members[group] for group in np.flatnonzero(rules.least).tolist()),
-        ]:
+        wanted = (members[group] for group in np.flatnonzero(rules.least).tolist())
+        for inside in (np.arange(len(items)), *wanted):
             order = random.permutation(inside[free[inside]])
             chosen.append(order[:SOME])
             for each in rules.sums:
@@ -218,8 +193,8 @@ class Possible:
         if len(self.all.items) <= MANY:
             return None
         rules = self.rules
-        sizes = [(-len(group.members), number) for number, group in enumerate(rules.groups)]
-        counted = {number for _, number in sorted(sizes)[:LARGEST]}
+        sizes = np.diff(rules.membership.edges)
+        counted = set(np.argsort(-sizes, kind="stable")[:LARGEST].tolist())
         counted |= set(np.flatnonzero((rules.least > 0) | (rules.counts(rules.fixed) > 0)).tolist())
         # Groups that have over half of the items of a wanted group are kept, too.
         for number in np.flatnonzero(rules.least).tolist():
@@ -234,17 +209,12 @@ class Possible:
         for known, answer in self._known.items():
             if (answer and active <= known) or (not answer and known <= active):
                 return answer
-        self._known[active] = self._ask(active)
-        return self._known[active]
-
-    def _ask(self, active: frozenset[int]) -> bool:
-        if self.easier is not None:
-            more, less = self.easier
-            if self._solve(less, active) is not None:
-                return True
-            if self._solve(more, active) is None:
-                return False
-        return self._solve(self.all, active) is not None
+        more, less = self.easier or (None, None)
+        possible = less is not None and self._solve(less, active) is not None
+        if not possible and (more is None or self._solve(more, active) is not None):
+            possible = self._solve(self.all, active) is not None
+        self._known[active] = possible
+        return possible
 
     def extreme(self, number: int, others: frozenset[int], values: Mapping[int, int]) -> int | None:
         """Returns the value for a rule, nearest to its own, with which some bundle keeps `others`, too.
@@ -281,15 +251,8 @@ class Possible:
         if banned[list(rules.start)].any():
             return None  # the items in `start` cannot be removed
         most = np.where(banned[kinds.items], 0, kinds.counts)
-        question = BundleModel(
-            rules,
-            rules.start,
-            kinds.items,
-            most,
-            active=active - {free},
-            counted=kinds.counted,
-            values=values,
-        )
+        holding = active - {free}
+        question = BundleModel(rules, rules.start, kinds.items, most, holding, kinds.counted, values)
         for item, number in rules.must_rules.items():
             if number in active:
                 (place,) = np.flatnonzero(kinds.items == item)

@@ -1,10 +1,11 @@
-"""The rules of a design request as arrays over a shop's items, and the check whether a bundle keeps them."""
+"""The rules of a design request as arrays, the check whether a bundle keeps them, and the time limit."""
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from typing import TypeAlias
@@ -23,6 +24,31 @@ Integers: TypeAlias = npt.NDArray[np.int64]
 NO_LIMIT = 2**60
 UNITS = 10_000
 """Prices are added up as whole numbers of 1/10,000 of the currency unit, so that sums are exact."""
+
+clock: Callable[[], float] = time.perf_counter
+"""The clock of all searches. A test may replace it with a function that counts its calls."""
+
+
+class Deadline:
+    """A point in time, `seconds` after its creation."""
+
+    def __init__(self, seconds: float) -> None:
+        self._begun = clock()
+        self._ends = self._begun + seconds
+
+    @property
+    def passed(self) -> bool:
+        return clock() >= self._ends
+
+    @property
+    def left(self) -> float:
+        """The seconds that are left; 0 after the deadline."""
+        return max(0.0, self._ends - clock())
+
+    @property
+    def taken(self) -> float:
+        """The seconds since the deadline was created."""
+        return clock() - self._begun
 
 
 def to_pay(units: int, discount: float) -> float:
@@ -84,24 +110,17 @@ class Sum(Limit):
 
 
 @dataclass(frozen=True)
-class TagLimit(Limit):
-    """A limit of the number of items that are in a group, such as those with a tag."""
-
-    members: Integers
-
-
-@dataclass(frozen=True)
 class Number:
     """The number in a rule."""
 
-    value: float
-    upper: bool
-    """Whether the rule says "at most"."""
     words: str
     """The rule in words, with {} for the number."""
     form: str = "{:g}"
     of_sum: Callable[[int], float] = float
     """Turns a sum over items into the number of the request, such as units of money into a price."""
+    value: float = 0.0
+    upper: bool = False
+    """Whether the rule says "at most"."""
 
     def said(self, value: float) -> str:
         text = self.words.format(self.form.format(value))
@@ -128,11 +147,18 @@ class Rules:
         self.start: Items = tuple(shelf.ids.positions(request.start).tolist())
         must = [name for name in request.must if name not in request.start]
         self.must: Items = tuple(shelf.ids.positions(must).tolist())
-        self._check(must, gone)
+        for name, place in zip(must, self.must, strict=True):
+            if gone[place]:
+                raise ConfigError(f"'must' names the item {name!r}, which is withdrawn: it is no longer sold")
+        if len(self.start) >= MOST_ITEMS:
+            raise ConfigError(
+                f"'start' has {len(self.start)} items; a bundle has at most {MOST_ITEMS}, and at least "
+                "one is added"
+            )
         self.sold = ~gone
         self.sold[list(self.start)] = False  # they are in the bundle already
         limits = (request.size.least, request.size.most)
-        self.size = self._sum("size", np.ones(self.items, np.int64), limits, "{} {{}} items")
+        self.size = self._sum("size", np.ones(self.items, np.int64), limits, Number("{} {{}} items"))
         self.sums = self._sums(shelf)
         self.must_rules = {
             place: self._rule("must", name, f"the item {name!r} in it")
@@ -141,16 +167,29 @@ class Rules:
         if request.forbid:
             named = ", ".join(map(repr, request.forbid[:3])) + (", …" if len(request.forbid) > 3 else "")
             rule = self._rule("forbid", None, f"nothing that is forbidden ({named})")
-            self.bans[rule] = self._mask(shelf.ids.positions(shelf.ids.known(request.forbid)))
-        self.groups = [*self._tag_groups(shelf), *self._groups_of_one(shelf)]
+            self.bans[rule] = self.mask(shelf.ids.positions(shelf.ids.known(request.forbid)))
+        groups = list(self._groups(shelf))
+        self.groups = [limit for limit, _ in groups]
+        """Limits of the number of items that are in a group, such as those with a tag."""
+        self.membership = Lists.of([members for _, members in groups])
+        """The items of each group."""
         # What is in the bundle already need be neither in stock nor new to the user.
         if shelf.tells_stock if request.in_stock is None else request.in_stock:
             rule = self._rule("in_stock", None, "only what is in stock")
-            self.bans[rule] = ~shelf.in_stock & ~self._mask(self.start)
+            self.bans[rule] = ~shelf.in_stock & ~self.mask(self.start)
         if request.not_owned and len(owned):
             rule = self._rule("not_owned", None, "only what the user does not have")
-            self.bans[rule] = self._mask(owned) & ~self._mask(self.start)
-        self._finish()
+            self.bans[rule] = self.mask(owned) & ~self.mask(self.start)
+        self.allowed = self.sold.copy()
+        """The items that no rule excludes."""
+        for mask in self.bans.values():
+            self.allowed &= ~mask
+        self.allowed[list(self.must)] = False  # they are in from the beginning
+        self.fixed: Items = self.start + self.must
+        self.groups_of = self.membership.turned(self.items)
+        """The groups that each item counts in."""
+        self.least = np.array([group.least for group in self.groups], np.int64)
+        self.most = np.array([group.most for group in self.groups], np.int64)
 
     # ── Taking a request apart ───────────────────────────────────────────────────────────────────
 
@@ -160,46 +199,30 @@ class Rules:
             self.numbers[len(self.rules) - 1] = number
         return len(self.rules) - 1
 
-    def _mask(self, places: npt.ArrayLike) -> Mask:
+    def mask(self, places: npt.ArrayLike) -> Mask:
+        """True for the items at these places."""
         mask = np.zeros(self.items, bool)
         mask[np.asarray(places, np.int64)] = True
         return mask
 
-    def _check(self, must: Sequence[str], gone: Mask) -> None:
-        for name, place in zip(must, self.must, strict=True):
-            if gone[place]:
-                raise ConfigError(f"'must' names the item {name!r}, which is withdrawn: it is no longer sold")
-        if len(self.start) >= MOST_ITEMS:
-            raise ConfigError(
-                f"'start' has {len(self.start)} items; a bundle has at most {MOST_ITEMS}, and at least "
-                "one is added"
-            )
-
     def _sum(
-        self,
-        name: str,
-        weights: Integers,
-        limits: tuple[float | None, float | None],
-        words: str,
-        form: str = "{:g}",
-        of_sum: Callable[[int], float] = float,
+        self, name: str, weights: Integers, limits: tuple[float | None, float | None], number: Number
     ) -> Sum:
         """A sum with the rules `NAME_min` and `NAME_max`, where the request has them.
 
-        `words` has {} for "at least" or "at most", and {{}} for the number. `of_sum` must not decrease.
+        `number` is the number of both rules, without a value. Its words have {} for "at least" or "at most",
+        and {{}} for the value. Its `of_sum` must not decrease.
         """
-        rules: list[int | None] = []
-        for limit, end, says in zip(limits, ("min", "max"), ("at least", "at most"), strict=True):
-            rule = None
+        rules: list[int | None] = [None, None]
+        for end, (limit, says) in enumerate(zip(limits, ("at least", "at most"), strict=True)):
             if limit is not None:
-                number = Number(limit, end == "max", words.format(says), form, of_sum)
-                rule = self._rule(f"{name}_{end}", None, number.said(limit), number)
-            rules.append(rule)
+                own = replace(number, value=limit, upper=end == 1, words=number.words.format(says))
+                rules[end] = self._rule(f"{name}_{('min', 'max')[end]}", None, own.said(limit), own)
         least, most = limits
         return Sum(
             (rules[0], rules[1]),
-            0 if least is None else bisect_left(range(NO_LIMIT), least - 1e-9, key=of_sum),
-            NO_LIMIT if most is None else bisect_right(range(NO_LIMIT), most + 1e-9, key=of_sum) - 1,
+            0 if least is None else bisect_left(range(NO_LIMIT), least - 1e-9, key=number.of_sum),
+            NO_LIMIT if most is None else bisect_right(range(NO_LIMIT), most + 1e-9, key=number.of_sum) - 1,
             weights,
         )
 
@@ -210,50 +233,31 @@ class Rules:
         if budget != PriceRange():
             units = np.rint(np.nan_to_num(shelf.prices) * UNITS).astype(np.int64)
             price = partial(to_pay, discount=self.request.discount)
-            limits = (budget.least, budget.most)
-            sums.append(self._sum("budget", units, limits, "a price of {} {{}}", "{:,.2f}", price))
+            number = Number("a price of {} {{}}", "{:,.2f}", price)
+            sums.append(self._sum("budget", units, (budget.least, budget.most), number))
             self.bans |= {rule: np.isnan(shelf.prices) for rule in sums[-1].rules if rule is not None}
         return sums
 
-    def _tag_groups(self, shelf: Shelf) -> list[TagLimit]:
-        tags, groups = self.request.tags, []
+    def _groups(self, shelf: Shelf) -> Iterator[tuple[Limit, Integers]]:
+        """Yields the limits of the number of items with a tag, and these items."""
+        tags = self.request.tags
         for kind, counts in (("at_least", tags.at_least), ("at_most", tags.at_most)):
             for tag, count in counts.items():
                 upper = kind == "at_most"
                 escaped = repr(tag).replace("{", "{{").replace("}", "}}")
-                number = Number(count, upper, f"{kind.replace('_', ' ')} {{}} items with the tag {escaped}")
+                words = f"{kind.replace('_', ' ')} {{}} items with the tag {escaped}"
+                number = Number(words, value=count, upper=upper)
                 text = f"nothing with the tag {tag!r}" if upper and not count else number.said(count)
                 rule = self._rule(kind, tag, text, number)
-                members = _tagged(shelf, tag)
-                group = TagLimit((rule, None), count, NO_LIMIT, members)
-                groups.append(TagLimit((None, rule), 0, count, members) if upper else group)
-        return groups
-
-    def _groups_of_one(self, shelf: Shelf) -> list[TagLimit]:
-        groups = []
+                limit = Limit((None, rule), 0, count) if upper else Limit((rule, None), count, NO_LIMIT)
+                yield limit, _tagged(shelf, tag)
         for name in self.request.one_per:
             rule = self._rule("one_per", name, f"at most one item for each tag {name!r}")
-            tags = [name]
-            if name.endswith("*"):
-                tags = [tag for tag in shelf.tagged if tag.startswith(name[:-1])]
-            if not tags:
-                raise ConfigError(f"'one_per' is {name!r}, but no tag of an item begins with {name[:-1]!r}")
-            groups += [TagLimit((None, rule), 0, 1, _tagged(shelf, tag)) for tag in tags]
-        return groups
-
-    def _finish(self) -> None:
-        self.allowed = self.sold.copy()
-        """The items that no rule excludes."""
-        for mask in self.bans.values():
-            self.allowed &= ~mask
-        self.allowed[list(self.must)] = False  # they are in from the beginning
-        self.fixed: Items = self.start + self.must
-        self.membership = Lists.of([group.members for group in self.groups])
-        """The items of each group."""
-        self.groups_of = self.membership.turned(self.items)
-        """The groups that each item counts in."""
-        self.least = np.array([group.least for group in self.groups], np.int64)
-        self.most = np.array([group.most for group in self.groups], np.int64)
+            beginning, star = name[:-1], name.endswith("*")
+            each = [tag for tag in shelf.tagged if tag.startswith(beginning)] if star else [name]
+            if not each:
+                raise ConfigError(f"'one_per' is {name!r}, but no tag of an item begins with {beginning!r}")
+            yield from ((Limit((None, rule), 0, 1), _tagged(shelf, tag)) for tag in each)
 
     # ── Checking ─────────────────────────────────────────────────────────────────────────────────
 

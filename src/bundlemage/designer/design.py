@@ -1,22 +1,24 @@
-"""Designs whole bundles for a request: searches for them, values them and explains them."""
+"""Designs whole bundles for a request: searches for them, values them and explains them.
+
+In greedy and beam search, bundles grow item by item. Items that would break a rule later are skipped.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from bundlemage.core.filters import Mask
 from bundlemage.core.shop import Shop
 from bundlemage.designer.conflict import refuse_impossible
-from bundlemage.designer.constraints import Items, Rules, price_of
+from bundlemage.designer.constraints import NO_LIMIT, Deadline, Integers, Items, Rules, price_of
 from bundlemage.designer.explain import Explainer
-from bundlemage.designer.growing import WIDTH, grow
 from bundlemage.designer.objective import Objective, Worth
-from bundlemage.designer.pairs import Fits, neighbours, shortlist
-from bundlemage.designer.solver import any_bundle, cp, every_bundle
-from bundlemage.designer.waiting import Deadline
+from bundlemage.designer.solver import Fits, any_bundle, cp, every_bundle, neighbours, shortlist
 from bundlemage.errors import OutOfTimeError
 from bundlemage.models.base import Histories, Model
 from bundlemage.models.ragged import Ragged
@@ -29,6 +31,10 @@ LOOKED_AT = 4
 """How many bundles of each greedy or beam search are valued as a whole."""
 AROUND = 60
 """How many neighbours of the best bundle the exact search values in each round."""
+WIDTH = 8
+"""The beam width: the number of unfinished bundles that are kept after each step."""
+LIKELIEST = 256
+"""The number of likeliest items that are tried first for each bundle. The others are tried only if needed."""
 
 
 def design(
@@ -40,7 +46,7 @@ def design(
     # A user who has a bundle has its items.
     owned = torch.cat([histories.items.values, contents.rows(histories.bundles.values).values])
     rules = Rules(request, shop.item_shelf, shop.trade.items_gone, np.unique(owned.cpu().numpy()))
-    objective = Objective(model, histories, contents, shop.item_shelf, rules.start, request)
+    objective = Objective(model, histories, contents, shop.item_shelf, rules)
     search = _Search(objective, rules, deadline)
     worths = search.bundles()
     complete = search.complete
@@ -70,28 +76,23 @@ class _Search:
         self.complete, self.proven = True, False
 
     def bundles(self) -> list[Worth]:
+        """Returns the bundles, the best first."""
         request, chosen = self.rules.request, list[Worth]()
-        while len(chosen) < request.n and not (chosen and self._out_of_time()):
-            if not all(self.rules.earlier):
-                break  # the last bundle had no freely chosen item, so no other can differ from it
-            best = self._next(Deadline(self.deadline.share(request.n - len(chosen))))
-            if best is None:
+        # If the last bundle had no freely chosen item, no other can differ from it.
+        while len(chosen) < request.n and all(self.rules.earlier):
+            if chosen and self.deadline.passed:
+                self.complete = False
                 break
+            share = Deadline(self.deadline.left / (request.n - len(chosen)))  # for the exact search
+            grown = self._grown() or self._anything()
+            if not grown:
+                break
+            best = self._best(grown)
+            if request.method == "exact":
+                best = self._exact(best, grown, share)
             chosen.append(best)
             self.rules.earlier.append(frozenset(self.rules.chosen(best.added)))
         return sorted(chosen, key=lambda worth: -worth.value)
-
-    def _out_of_time(self) -> bool:
-        self.complete &= not self.deadline.passed
-        return self.deadline.passed
-
-    def _next(self, share: Deadline) -> Worth | None:
-        """The next bundle. `share` is the time limit of the exact search."""
-        grown = self._grown() or self._anything()
-        if not grown:
-            return None
-        best = self._best(grown)
-        return self._exact(best, grown, share) if self.rules.request.method == "exact" else best
 
     def _best(self, bundles: Sequence[Items], *others: Worth) -> Worth:
         """The best of these; of equal values always the same one."""
@@ -154,6 +155,11 @@ def _named(rank: int, worth: Worth, why: Sequence[Explanation | None], rules: Ru
         for item in rules.start + worth.added
     )
     prices, discount = [item.price for item in items], rules.request.discount
+    # The bundle of the shop that has these items and no other.
+    contents, inside = shop.dataset.bundle_item, rules.start + worth.added
+    before = np.concatenate([[0], np.cumsum(np.isin(contents.indices, inside))])
+    sizes, shared = np.diff(contents.indptr), np.diff(before[contents.indptr])
+    same = np.flatnonzero((sizes == len(inside)) & (shared == len(inside)) & ~shop.trade.bundles_gone)
     return Design(
         rank=rank,
         items=items,
@@ -163,14 +169,155 @@ def _named(rank: int, worth: Worth, why: Sequence[Explanation | None], rules: Ru
         score=math.exp(worth.likelihood),
         value=worth.value,
         terms=Terms(likelihood=worth.likelihood, margin=worth.margin, diversity=worth.diversity),
-        same_as=_same_as(rules.start + worth.added, shop),
+        same_as=shop.dataset.bundles[int(same[0])] if len(same) else None,
     )
 
 
-def _same_as(items: Items, shop: Shop) -> str | None:
-    """The bundle of the shop that has these items and no other."""
-    contents = shop.dataset.bundle_item
-    inside = np.concatenate([[0], np.cumsum(np.isin(contents.indices, items))])
-    sizes, shared = np.diff(contents.indptr), np.diff(inside[contents.indptr])
-    same = np.flatnonzero((sizes == len(items)) & (shared == len(items)) & ~shop.trade.bundles_gone)
-    return shop.dataset.bundles[int(same[0])] if len(same) else None
+# ── Greedy and beam search ───────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class _State:
+    """An unfinished bundle."""
+
+    added: Items
+    value: float
+    total: float
+    """The sum of the log-probabilities and weighted margins of the chosen items."""
+    pairs: float
+    """The sum of the distances between its items, if the request asks for variety."""
+    counts: Integers
+    """The number of items in each group."""
+    sums: Integers
+    """The value of each sum that the rules limit, such as the price."""
+
+    @property
+    def key(self) -> Items:
+        return tuple(sorted(self.added))
+
+
+class Lookahead:
+    """Decides which items may be added next, so that the rules can still be kept.
+
+    An item that it refuses leads to no bundle. An item that it allows may still lead to none.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self._wanted = [number for number, least in enumerate(rules.least) if least > 0]
+        self._members = np.zeros((len(self._wanted), rules.items), bool)  # [wanted, items]
+        for row, number in enumerate(self._wanted):
+            self._members[row, rules.membership[number]] = True
+        inside = self._members[:, rules.allowed]
+        self._at_once = max(1, int(inside.sum(0).max(initial=0)))  # most wanted groups of one item
+        self._reach = []
+        """For each sum, the lowest and the highest sums of 0, 1, 2, … further items, and for each wanted
+        group the lowest sums of only its items."""
+        for each in rules.sums:
+            ordered = np.sort(each.weights[rules.allowed])
+            lowest_of = [_running(np.sort(each.weights[row & rules.allowed])) for row in self._members]
+            self._reach.append((_running(ordered), _running(ordered[::-1]), lowest_of))
+        self._blocked: dict[bytes, Mask] = {}
+
+    def open(self, state: _State, items: Integers) -> Mask:
+        """Returns for each of `items` whether it may be added next."""
+        rules = self.rules
+        size = len(rules.start) + len(state.added)
+        room = rules.size.most - size - 1  # how many more items fit after the next one
+        full = np.flatnonzero(state.counts >= rules.most)
+        if (key := full.tobytes()) not in self._blocked:
+            self._blocked[key] = rules.mask(rules.membership.all_of(full))
+        mask = rules.allowed[items] & ~self._blocked[key][items] & ~np.isin(items, state.added)
+        missing = rules.least[self._wanted] - state.counts[self._wanted]  # [wanted]
+        after = np.maximum(missing[:, None] - self._members[:, items], 0)  # [wanted, items]
+        needed = np.maximum(after.max(0, initial=0), -(-after.sum(0) // self._at_once))  # [items]
+        mask &= needed <= room
+        further = np.maximum(needed, rules.size.least - size - 1)  # minimum after the next one
+        for each, reach, so_far in zip(rules.sums, self._reach, state.sums, strict=True):
+            lowest, highest, lowest_of = reach
+            total = so_far + each.weights[items]
+            if each.most < NO_LIMIT:
+                mask &= total + _least(lowest, further) <= each.most
+                for number, of_group in enumerate(lowest_of):
+                    rest = np.maximum(further - after[number], 0)
+                    mask &= total + _least(of_group, after[number]) + _least(lowest, rest) <= each.most
+            if each.least > 0:
+                mask &= total + highest[min(room, len(highest) - 1)] >= each.least
+        chosen = set(rules.chosen(state.added))
+        for other in rules.earlier:
+            if len(chosen & other) >= rules.most_common(len(other)):
+                mask &= ~np.isin(items, list(other))
+        return mask
+
+
+def _running(weights: Integers) -> Integers:
+    return np.concatenate([[0], np.cumsum(weights)])
+
+
+def _least(sums: Integers, count: Integers) -> Integers:
+    """Returns the lowest sum of `count` items; `NO_LIMIT` if there are fewer items."""
+    enough = count < len(sums)
+    return np.where(enough, sums[np.where(enough, count, 0)], NO_LIMIT)
+
+
+def grow(objective: Objective, rules: Rules, deadline: Deadline, width: int) -> list[Items]:
+    """Returns bundles that keep every rule, as tuples of the added items; the best by estimated value first.
+
+    `width` is the beam width; 1 is greedy search. After the deadline, the first bundle is enough.
+    """
+    ahead, first = Lookahead(rules), rules.fixed
+    sums = np.array([each.of(first) for each in rules.sums], np.int64)
+    variety = objective.variety(first)
+    states = [_State(rules.must, variety, 0.0, variety * math.comb(len(first), 2), rules.counts(first), sums)]
+    whole: dict[Items, _State] = {}
+    while True:
+        whole |= {each.key: each for each in states if each.key not in whole and rules.hold(each.added)}
+        if not states or len(rules.start) + len(states[0].added) >= rules.size.most:
+            break
+        if deadline.passed:
+            if whole:
+                break
+            width = 1  # the fastest way to a bundle
+        states = _step(objective, rules, ahead, states[:width], width)
+    return [state.added for state in sorted(whole.values(), key=lambda each: (-each.value, each.added))]
+
+
+def _step(
+    objective: Objective, rules: Rules, ahead: Lookahead, states: list[_State], width: int
+) -> list[_State]:
+    bundles = [rules.start + state.added for state in states]
+    likely = objective.likeliest(bundles, LIKELIEST)
+    options: list[tuple[float, int, int, float]] = []
+    for number, state in enumerate(states):
+        items, log = likely[number]
+        mask = ahead.open(state, items)
+        if np.count_nonzero(mask) < width and len(items) < rules.items:
+            # Too few of the likeliest items may be added: try all allowed items.
+            items = np.flatnonzero(rules.allowed)
+            log = objective.chances_after([bundles[number]])[0][items]
+            mask = ahead.open(state, items)
+        items, log = items[mask], log[mask]
+        chosen = len(state.added) - len(rules.must) + 1
+        values = (state.total + log + objective.earns[items]) / chosen
+        if objective.asks_for_variety:
+            apart = objective.apart(bundles[number], items).sum(0)
+            values = values + (state.pairs + apart) / max(1, math.comb(len(bundles[number]) + 1, 2))
+        best = np.lexsort((items, -values))[:width]
+        options += [(float(values[b]), number, int(items[b]), float(log[b])) for b in best]
+    options.sort(key=lambda each: (-each[0], each[1], each[2]))
+    following: dict[Items, _State] = {}
+    for value, number, item, log_chance in options:
+        before = states[number]
+        apart = objective.apart(bundles[number], [item]).sum() if objective.asks_for_variety else 0.0
+        state = _State(
+            (*before.added, item),
+            value,
+            before.total + log_chance + float(objective.earns[item]),
+            before.pairs + float(apart),
+            before.counts + rules.counts([item]),
+            before.sums + np.array([each.weights[item] for each in rules.sums], np.int64),
+        )
+        following.setdefault(state.key, state)
+        if len(following) == width:
+            break
+    return list(following.values())

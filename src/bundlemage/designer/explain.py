@@ -9,8 +9,7 @@ from typing import Any, Literal
 import torch
 
 from bundlemage.core.shop import Shop
-from bundlemage.designer.constraints import Items
-from bundlemage.designer.waiting import Deadline
+from bundlemage.designer.constraints import Deadline, Items
 from bundlemage.errors import ConfigError, UnsupportedError
 from bundlemage.models.base import Completer, Gated, Histories, Matcher, Model, can, require
 from bundlemage.models.ragged import Ragged
@@ -57,10 +56,8 @@ class Explainer:
                 f"{self.model.title} knows users by id and not by history, so it cannot explain a bundle: "
                 "'bundlemage models' lists those that can, under 'new users'"
             )
-        device, among = (
-            self.shop.device,
-            len(self.shop.dataset.bundles),
-        )  # without the bundles that only the history has
+        device = self.shop.device
+        among = len(self.shop.dataset.bundles)  # without the bundles that only the history has
         with torch.inference_mode():
             which = torch.arange(self.rows, device=device).repeat(len(bundles))
             candidates = torch.tensor(bundles, device=device).repeat_interleave(self.rows)

@@ -13,12 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bundlemage.core.answering import rows_at_a_time
-from bundlemage.core.filters import Mask, Shelf
+from bundlemage.core.filters import Shelf
 from bundlemage.core.ranking import top
-from bundlemage.designer.constraints import Integers, Items
+from bundlemage.designer.constraints import Integers, Items, Rules
 from bundlemage.models.base import Completer, Embedder, Histories, Model, require
 from bundlemage.models.ragged import Ragged
-from bundlemage.wire.design import DesignRequest
 
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 _NOTHING = (np.zeros(0, np.int64), np.zeros(0))
@@ -49,21 +48,24 @@ class Objective:
     """
 
     def __init__(
-        self,
-        model: Model,
-        histories: Histories,
-        contents: Ragged,
-        shelf: Shelf,
-        start: Items,
-        request: DesignRequest,
+        self, model: Model, histories: Histories, contents: Ragged, shelf: Shelf, rules: Rules
     ) -> None:
-        self.model, self.contents, self.start = require(model, Completer), contents, start
+        request = rules.request
+        self.model, self.contents, self.start = require(model, Completer), contents, rules.start
         self._one = histories
         self._weight = request.diversity
         self.asks_for_variety = self._weight > 0
-        self._hidden: Tensor | None = None
         self._seen: dict[Items, tuple[Integers, Floats]] = {}
-        self.earns = _earnings(request, shelf)  # [items]
+        costs = np.zeros(len(shelf.ids))
+        costs[shelf.ids.positions(request.costs)] = list(request.costs.values())
+        self.earns: Floats = np.zeros(len(costs))
+        """The weighted margin of each item (price after discount minus cost), in units of the mean price."""
+        if request.margin:
+            mean = float(np.nanmean(shelf.prices)) or 1.0
+            margins = (np.nan_to_num(shelf.prices) * (1 - request.discount) - costs) / mean
+            self.earns = np.asarray(request.margin * margins)
+        hidden = np.where(rules.allowed, self.earns, -np.inf).astype(np.float32)
+        self._hidden = torch.from_numpy(hidden).to(contents.device)
 
     def log_chances(self, bundles: Sequence[Items]) -> Iterator[tuple[slice, Tensor]]:
         """For each bundle, the log-probability of every item as the next item; -∞ for items already in it.
@@ -86,12 +88,9 @@ class Objective:
         """All rows of `log_chances`, for a few bundles."""
         return np.concatenate([rows.cpu().numpy() for _, rows in self.log_chances(bundles)])
 
-    def likeliest(self, bundles: Sequence[Items], allowed: Mask, most: int) -> list[tuple[Integers, Floats]]:
+    def likeliest(self, bundles: Sequence[Items], most: int) -> list[tuple[Integers, Floats]]:
         """For each bundle, the allowed items that raise its value most, and their log-probabilities. Variety
         is ignored. Results are cached."""
-        if self._hidden is None:
-            hidden = np.where(allowed, self.earns, -np.inf).astype(np.float32)
-            self._hidden = torch.from_numpy(hidden).to(self.contents.device)
         keys = [tuple(sorted(bundle)) for bundle in bundles]
         new = [key for key in dict.fromkeys(keys) if key not in self._seen]
         for where, rows in self.log_chances(new):
@@ -107,39 +106,37 @@ class Objective:
         """The value of each set of items when it is added to `start`."""
         orders: list[list[int]] = [[] for _ in bundles]
         logs: list[list[float]] = [[] for _ in bundles]
-        going = [number for number, added in enumerate(bundles) if added]
-        while going:
-            for next_item, number, log in self._next_items(bundles, orders, going):
-                orders[number].append(next_item)
-                logs[number].append(log)
-            going = [number for number in going if len(orders[number]) < len(bundles[number])]
-        return [self._put_together(tuple(order), tuple(log)) for order, log in zip(orders, logs, strict=True)]
 
-    def _next_items(
-        self, bundles: Sequence[Items], orders: list[list[int]], going: list[int]
-    ) -> list[tuple[int, int, float]]:
-        """For each bundle, the most likely of the items that are left. Each distinct context is scored once,
-        unless the search has already scored it."""
-        contexts: dict[Items, list[int]] = {}
-        for number in going:
-            contexts.setdefault(tuple(sorted((*self.start, *orders[number]))), []).append(number)
-        items_next, unseen = [], []
-        for context, numbers in contexts.items():
-            left = {number: [i for i in bundles[number] if i not in orders[number]] for number in numbers}
-            logs = dict(zip(*(seen.tolist() for seen in self._seen.get(context, _NOTHING)), strict=True))
-            if all(item in logs for items in left.values() for item in items):
-                items_next += [_likeliest_of(items, logs, number) for number, items in left.items()]
-            else:
-                unseen.append((context, left))
-        for where, rows in self.log_chances([context for context, _ in unseen]):
-            for (_, left), row in zip(unseen[where], rows.cpu().numpy(), strict=True):
-                items_next += [_likeliest_of(items, row, number) for number, items in left.items()]
-        return items_next
+        def add(left: dict[int, list[int]], log_chances: Any) -> None:
+            """Adds to each bundle the most likely of the items that are left."""
+            for number, items in left.items():
+                best = max(items, key=lambda item: (log_chances[item], -item))
+                orders[number].append(best)
+                logs[number].append(float(log_chances[best]))
 
-    def _put_together(self, added: Items, logs: tuple[float, ...]) -> Worth:
-        count = max(1, len(added))
-        likelihood, margin = sum(logs) / count, float(self.earns[list(added)].sum()) / count
-        return Worth(added, logs, likelihood, margin, self.variety(self.start + added))
+        while going := [number for number, added in enumerate(bundles) if len(orders[number]) < len(added)]:
+            # Each distinct context is scored once, unless the search has already scored it.
+            contexts: dict[Items, list[int]] = {}
+            for number in going:
+                contexts.setdefault(tuple(sorted((*self.start, *orders[number]))), []).append(number)
+            unseen = []
+            for context, numbers in contexts.items():
+                left = {number: [i for i in bundles[number] if i not in orders[number]] for number in numbers}
+                seen = dict(zip(*(each.tolist() for each in self._seen.get(context, _NOTHING)), strict=True))
+                if all(item in seen for items in left.values() for item in items):
+                    add(left, seen)
+                else:
+                    unseen.append((context, left))
+            for where, rows in self.log_chances([context for context, _ in unseen]):
+                for (_, left), row in zip(unseen[where], rows.cpu().numpy(), strict=True):
+                    add(left, row)
+        worths = []
+        for order, log_chances in zip(orders, logs, strict=True):
+            count = max(1, len(order))
+            likelihood, margin = sum(log_chances) / count, float(self.earns[order].sum()) / count
+            diversity = self.variety((*self.start, *order))
+            worths.append(Worth(tuple(order), tuple(log_chances), likelihood, margin, diversity))
+        return worths
 
     # ── Margin and variety ───────────────────────────────────────────────────────────────────────
 
@@ -160,19 +157,3 @@ class Objective:
             )
             distances: Floats = self._weight * (1 - (first @ second.T).cpu().numpy())
         return distances
-
-
-def _likeliest_of(items: Sequence[int], logs: Any, number: int) -> tuple[int, int, float]:
-    best = max(items, key=lambda item: (logs[item], -item))
-    return best, number, float(logs[best])
-
-
-def _earnings(request: DesignRequest, shelf: Shelf) -> Floats:
-    """The weighted margin of each item (price after discount minus cost), as a multiple of the mean price."""
-    costs = np.zeros(len(shelf.ids))
-    costs[shelf.ids.positions(request.costs)] = list(request.costs.values())
-    if not request.margin:
-        return np.zeros(len(costs))
-    mean = float(np.nanmean(shelf.prices)) or 1.0
-    earns = (np.nan_to_num(shelf.prices) * (1 - request.discount) - costs) / mean
-    return np.asarray(request.margin * earns)

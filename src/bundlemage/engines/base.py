@@ -6,8 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -17,8 +16,7 @@ from bundlemage.readers.load import SAMPLE
 
 if TYPE_CHECKING:
     from bundlemage.campaigns.settings import CampaignSummary
-    from bundlemage.engines.campaigning import CampaignJob
-    from bundlemage.engines.evaluating import EvaluationJob
+    from bundlemage.engines.jobs import CampaignJob, EvaluationJob
     from bundlemage.engines.scoring import ScoredUsers, ScoringJob
     from bundlemage.engines.training import TrainingJob
     from bundlemage.evaluation.protocols import Evaluation
@@ -35,47 +33,19 @@ Piece = TypeVar("Piece")
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class ModelJob:
-    """A job that uses a saved model. The loaded model is kept, but not sent to other processes."""
-
-    model: Path
-    """The folder of the model."""
-    device: str = field(default="auto", kw_only=True)
-
-    @cached_property
-    def recommender(self) -> Recommender:
-        """The model, loaded when it is first needed."""
-        from bundlemage.recommender import Recommender
-
-        return Recommender.load(self.model, device=self.device)
-
-    def load(self, device: str) -> None:
-        """Load the model on `device` unless it is loaded already."""
-        if "recommender" not in vars(self):
-            vars(self)["recommender"] = replace(self, device=device).recommender
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
-
-
 def written_out(job: AnyJob) -> AnyJob:
     """Returns the job with absolute paths, for processes that run in other folders."""
     values = {each.name: getattr(job, each.name) for each in fields(job)}
     whole: dict[str, Any] = {name: path.resolve() for name, path in values.items() if isinstance(path, Path)}
-    if isinstance(values.get("location"), str):
-        whole["location"] = _absolute(values["location"])
+    if isinstance(location := values.get("location"), str):
+        if file := _DATABASE_FILE.match(location):
+            whole["location"] = f"{file['scheme']}{Path(file['path']).resolve()}{file['options']}"
+        elif location != SAMPLE and Path(location).exists():
+            whole["location"] = str(Path(location).resolve())
     if "job" in values:
         whole["job"] = written_out(values["job"])
     changed: AnyJob = replace(job, **whole)
     return changed
-
-
-def _absolute(location: str) -> str:
-    if file := _DATABASE_FILE.match(location):
-        return f"{file['scheme']}{Path(file['path']).resolve()}{file['options']}"
-    path = Path(location)
-    return str(path.resolve()) if location != SAMPLE and path.exists() else location
 
 
 _DATABASE_FILE = re.compile(
@@ -144,7 +114,7 @@ class Engine(ABC):
 
     def evaluate(self, job: EvaluationJob, progress: Progress = in_silence) -> list[Evaluation]:
         """Evaluate a saved model and, for comparison, popularity on the held-out cases of the data."""
-        from bundlemage.engines.evaluating import evaluate
+        from bundlemage.engines.jobs import evaluate
 
         with self.working("evaluating", job.device) as workers:
             job.load(self.device_here(job.device))
@@ -159,12 +129,12 @@ class Engine(ABC):
 
     def campaign(self, job: CampaignJob, progress: Progress = in_silence) -> CampaignSummary:
         """Choose bundles for every user within limits that apply to all users together."""
-        from bundlemage.engines.campaigning import run
+        from bundlemage.engines.jobs import campaign
 
         with self.working("a campaign", job.device) as workers:
             progress("loading the model", 0, 0)
             job.load(self.device_here(job.device))
-            return run(job, workers, progress)
+            return campaign(job, workers, progress)
 
 
 class LocalEngine(Engine):

@@ -1,4 +1,7 @@
-"""Recommends bundles to all users. Users are divided into parts, and several processes may share them."""
+"""Recommends bundles to all users. Users are divided into parts, and several processes may share them.
+
+Users are read from files in ranges, so memory does not grow with their number.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +9,27 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
+from torch import Tensor
 
 from bundlemage.artifact.files import artifact_version, describe_artifact, load_without_users, verify_artifact
 from bundlemage.core.bulk import joined, record_batches, write_parquet
 from bundlemage.core.filters import Filter
 from bundlemage.data.dataset import fingerprint
 from bundlemage.data.folders import ResumableFolder
-from bundlemage.data.shards import Layout
+from bundlemage.data.shards import Layout, read_part, rows_of
 from bundlemage.engines.base import Workers
-from bundlemage.engines.people import (
-    LayoutPeople,
-    ModelPeople,
-    People,
-    Sample,
-    rows_in,
-    spread,
-)
 from bundlemage.errors import ArtifactError, BundleMageError, ClusterError, ConfigError
+from bundlemage.models.base import Histories, Interactions
+from bundlemage.models.ragged import Ragged
 from bundlemage.progress import Progress
 from bundlemage.recommender import Recommender, Sales
 
@@ -40,8 +40,6 @@ FILE_ROWS = 2**20
 """Approximate number of answers in a part if all answers are written to a single file."""
 SECONDS_TO_APPEAR = 60.0
 """On shared storage, a new file may become visible to another machine with this delay."""
-
-
 ANSWERS, NEW = "answers.json", ".new"
 DONE = "done"
 """A key of `answers.json`. It is written when all answers are finished, and holds their totals."""
@@ -91,9 +89,8 @@ class ScoredUsers:
 
 
 class PartDone(NamedTuple):
-    """A part that a process has finished."""
+    """The result of a part that a process has finished."""
 
-    number: int
     rows: int
     about_index: str | None = None
     """A sentence about the index of that process."""
@@ -126,23 +123,18 @@ class Ready:
 
     def identity(self) -> dict[str, Any]:
         """Everything that the answers depend on. A run continues only with the same identity."""
-        return {
-            "model": self.version,
-            "k": self.job.k,
-            "where": (self.job.where or Filter()).to_json(),
-            "include_owned": self.job.include_owned,
-            "least_recall": self.job.least_recall,
-            "part_users": self.job.part_users,
-            "users": self.users,
-            "users_from": self.users_from,
-        }
+        names = ("k", "include_owned", "least_recall", "part_users")
+        settings = {name: getattr(self.job, name) for name in names}
+        where = (self.job.where or Filter()).to_json()
+        users = {"users": self.users, "users_from": self.users_from}
+        return {"model": self.version, **settings, "where": where, **users}
 
 
 def make_ready(job: ScoringJob, progress: Progress) -> Ready:
     """Check the files of the model, and count its users and sales. Returns the prepared job."""
     version = verify_artifact(job.model, progress)
     people = ModelPeople(job.model)
-    items, bundles = (rows_in(job.model / f"{kind}.parquet") for kind in ("items", "bundles"))
+    items, bundles = (_open(job.model / f"{kind}.parquet").metadata.num_rows for kind in ("items", "bundles"))
     users, users_from = len(people), "model"
     if job.users is not None:
         layout = Layout.open(job.users)
@@ -200,11 +192,6 @@ class AnswersFolder(ResumableFolder):
         if self.replaces is not None:
             self._take_place(self.replaces)
 
-    def give_up(self) -> None:
-        """Remove the files of this run if no part was finished."""
-        if not self.finished_parts():
-            self.discard()
-
     def _take_place(self, of: AnswersFolder) -> None:
         """Replace the answers in `of`. If this is interrupted, `open` does the remaining steps later."""
         if self.parts.exists():
@@ -213,6 +200,111 @@ class AnswersFolder(ResumableFolder):
             self.parts.rename(of.parts)
         self.file_path.replace(of.file_path)
         shutil.rmtree(self.path)
+
+
+# ── Users from files ─────────────────────────────────────────────────────────────────────────────
+
+
+class ModelPeople:
+    """The users that a saved model was trained on, in their order. The pairs in its files are sorted
+    by user, so a range of users is a range of rows. The statistics in the Parquet file locate it."""
+
+    def __init__(self, model: Path) -> None:
+        self._users = _open(model / "users.parquet")
+        self._pairs = [model / f"user_{kind}.parquet" for kind in ("item", "bundle")]
+
+    def __len__(self) -> int:
+        return int(self._users.metadata.num_rows)
+
+    def read(self, start: int, end: int) -> tuple[pa.Array, Histories]:
+        """The ids and the histories of a range of users. Only the row groups that contain them are read."""
+        groups = [self._users.metadata.row_group(n).num_rows for n in range(self._users.num_row_groups)]
+        edges = np.cumsum([0, *groups])
+        first, last = np.searchsorted(edges, start, side="right") - 1, np.searchsorted(edges, end)
+        table = self._users.read_row_groups(list(range(first, last)))
+        ids = table["user_id"].slice(start - edges[first], end - start).combine_chunks()
+        histories = []
+        for file in self._pairs:
+            pairs = pq.read_table(file, filters=[("row", ">=", start), ("row", "<", end)])
+            lengths = np.bincount(pairs["row"].to_numpy() - start, minlength=end - start)
+            histories.append(_ragged(lengths, pairs["column"].to_numpy()))
+        return ids, Histories(histories[0], histories[1], torch.arange(start, end))
+
+    def sales(self, items: int, bundles: int) -> Sales:
+        """Returns the number of sales of each item and of each bundle."""
+        sales = np.zeros(items, np.int64), np.zeros(bundles, np.int64)
+        for file, counts in zip(self._pairs, sales, strict=True):
+            for batch in _open(file).iter_batches(2**20, columns=["column"]):
+                counts += np.bincount(batch["column"].to_numpy(), minlength=len(counts))
+        return sales
+
+
+class LayoutPeople:
+    """The users of a sharded layout. `known`: the model was trained on them, at the same positions."""
+
+    def __init__(self, layout: Layout, *, known: bool) -> None:
+        self._layout, self._known = layout, known
+        self._parts = layout.parts("users")
+        self._edges = np.cumsum([0, *(part.rows for part in self._parts)])
+        # The last file is cached: several reads may need it.
+        self._table = lru_cache(1)(partial(read_part, layout.folder))
+
+    def __len__(self) -> int:
+        return self._layout.sizes["users"]
+
+    def read(self, start: int, end: int) -> tuple[pa.Array, Histories]:
+        """The ids and the histories of a range of users."""
+        tables = []
+        for part, first, last in zip(self._parts, self._edges, self._edges[1:], strict=False):
+            here = range(max(start, first), min(end, last))
+            if len(here):
+                tables.append(self._table(part).slice(here.start - first, len(here)))
+        table = pa.concat_tables(tables).combine_chunks()
+        users = torch.arange(start, end) if self._known else None
+        ids = table["user_id"].chunk(0)
+        items, bundles = (_ragged(*rows_of(table[kind])) for kind in ("items", "bundles"))
+        return ids, Histories(items, bundles, users)
+
+
+People: TypeAlias = ModelPeople | LayoutPeople
+
+
+def _ragged(lengths: np.ndarray, positions: np.ndarray) -> Ragged:
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return Ragged(torch.from_numpy(positions.astype(np.int64)), torch.from_numpy(offsets))
+
+
+def spread(people: People, count: int, places: int = 16) -> Histories:
+    """Returns a sample of about `count` users, in `places` ranges that are evenly spaced."""
+    each = max(1, count // places)
+    starts = sorted({max(0, len(people) - each) * place // (places - 1) for place in range(places)})
+    parts = [people.read(start, min(start + each, len(people)))[1] for start in starts]
+    items, bundles = parts[0].items, parts[0].bundles
+    for histories in parts[1:]:
+        items, bundles = items.append(histories.items), bundles.append(histories.bundles)
+    numbers = [histories.users for histories in parts if histories.users is not None]
+    return Histories(items, bundles, torch.cat(numbers) if numbers else None)
+
+
+@dataclass(frozen=True)
+class Sample(Interactions):
+    """A sample of users. They keep their numbers, because some models look users up by number."""
+
+    numbers: Tensor | None = field(default=None, kw_only=True)
+
+    def histories(self, users: Tensor) -> Histories:
+        numbers = None if self.numbers is None else self.numbers[users]
+        return Histories(self.user_item.rows(users), self.user_bundle.rows(users), numbers)
+
+
+def _open(file: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(file)
+    except (OSError, pa.ArrowException) as error:
+        raise ArtifactError(f"{file} cannot be read ({error}); copy the folder again") from None
+
+
+# ── Scoring ──────────────────────────────────────────────────────────────────────────────────────
 
 
 class PartScorer:
@@ -231,10 +323,9 @@ class PartScorer:
         if job.least_recall is not None:
             # The recall of an index is measured with a sample of users.
             some = model.shop.checked(spread(self.people, INDEX_USERS))
-            shop = model.shop.interactions
-            model.shop.interactions = Sample(
-                some.items, some.bundles, shop.bundle_item, shop.items, numbers=some.users
-            )
+            own = model.shop.interactions
+            sample = Sample(some.items, some.bundles, own.bundle_item, own.items, numbers=some.users)
+            model.shop.interactions = sample
             self.about_index = str(model.use_index(job.least_recall))
         return model
 
@@ -268,8 +359,8 @@ class PartScorer:
         batches = record_batches(rankings, ids, self.model.shop.bundle_ids)
         if folder is None:
             table = joined(list(batches))
-            return PartDone(number, table.num_rows, self.about_index, table)
-        return PartDone(number, write_parquet(batches, folder.part(number)), self.about_index)
+            return PartDone(table.num_rows, self.about_index, table)
+        return PartDone(write_parquet(batches, folder.part(number)), self.about_index)
 
 
 def _elsewhere(what: str) -> ClusterError:
@@ -281,35 +372,32 @@ class Work:
 
     def __init__(self, ready: Ready) -> None:
         job = ready.job
-        self.folder = AnswersFolder(job.output).open(
-            ready.identity(), resume=job.resume, overwrite=job.overwrite
-        )
+        answers, identity = AnswersFolder(job.output), ready.identity()
+        self.folder = answers.open(identity, resume=job.resume, overwrite=job.overwrite)
         self.ready = replace(ready, folder=self.folder.path)
         parts = {number: self.folder.rows(number) for number in range(ready.parts)}
         self.kept = {number: rows for number, rows in parts.items() if rows is not None}
         self.left = [number for number in parts if number not in self.kept]
 
     def follow(self, done: Iterable[PartDone], progress: Progress) -> ScoredUsers:
-        """Count the parts when they are finished, in any order. Marks the folder as finished at the end."""
-        rows, about_index = dict(self.kept), None
-        users = sum(len(self.ready.users_of(number)) for number in rows)
-        progress("users", users, self.ready.users)
+        """Count the parts of `left` when they are finished. Marks the folder as finished at the end."""
+        rows, about_index, ready = sum(self.kept.values()), None, self.ready
+        users = sum(len(ready.users_of(number)) for number in self.kept)
+        progress("users", users, ready.users)
         try:
-            for part in done:
-                if len(rows) == len(self.kept):  # does this process see the first file of the workers?
-                    self._check_there([part.number])
-                rows[part.number], about_index = part.rows, about_index or part.about_index
-                users += len(self.ready.users_of(part.number))
-                progress("users", users, self.ready.users)
+            for number, part in zip(self.left, done, strict=True):
+                if number == self.left[0]:  # does this process see the first file of the workers?
+                    self._check_there([number])
+                rows, about_index = rows + part.rows, about_index or part.about_index
+                users += len(ready.users_of(number))
+                progress("users", users, ready.users)
             self._check_there(self.left)
         except BundleMageError:
-            self.folder.give_up()
+            if not self.folder.finished_parts():
+                self.folder.discard()
             raise
-        scored = ScoredUsers(users, sum(rows.values()), self.ready.parts, len(self.kept), about_index)
-        if len(rows) != self.ready.parts:
-            raise RuntimeError(f"{self.ready.parts - len(rows)} parts were not done")  # a bug in an engine
-        self.folder.finish(self.ready.identity(), {"rows": scored.rows, "parts": scored.parts})
-        return scored
+        self.folder.finish(ready.identity(), {"rows": rows, "parts": ready.parts})
+        return ScoredUsers(users, rows, ready.parts, len(self.kept), about_index)
 
     def _check_there(self, parts: Sequence[int]) -> None:
         """Raises `ClusterError` if this process does not see the files that workers have written."""
@@ -337,10 +425,10 @@ def _score_to_file(job: ScoringJob, workers: Workers, progress: Progress) -> Sco
 
     def batches() -> Iterator[pa.RecordBatch]:
         progress("users", 0, ready.users)
-        for part in workers.each(PartScorer, ready, range(ready.parts)):
+        for number, part in enumerate(workers.each(PartScorer, ready, range(ready.parts))):
             assert part.table is not None
             yield from part.table.to_batches()
-            progress("users", ready.users_of(part.number).stop, ready.users)
+            progress("users", ready.users_of(number).stop, ready.users)
             about_index.extend([part.about_index] if part.about_index else [])
 
     rows = write_parquet(batches(), job.output)

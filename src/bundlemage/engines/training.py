@@ -159,30 +159,26 @@ def _part(job: TrainingJob, config: ModelConfig, group: Processes) -> tuple[Spli
     If the data is a layout, each process reads only its part of the users' items."""
     location, plan = Path(job.location), job.recipe.plan()
     layout = Layout.open(location) if (location / LAYOUT).is_file() else None
+    sharded = job.item_tables == "sharded"
+    if job.item_tables == "auto":
+        items = len(job.split.dataset.items) if layout is None else layout.sizes["items"]
+        device = torch.device(config.device)
+        if device.type == "cuda":
+            free = torch.cuda.mem_get_info(device)[0]
+        else:
+            free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // group.size
+        sharded = items * getattr(config, "embedding_dim", 0) * 2 * 4 * COPIES > ROOM * free
+    sharded = group.agreed(sharded)
     if layout is None:
         split = job.split
-        sharded = group.agreed(_sharded(job, config, len(split.dataset.items), group))
     else:
-        sharded = group.agreed(_sharded(job, config, layout.sizes["items"], group))
-        users, items = (group.share(layout.sizes[kind]) for kind in ("users", "items"))
-        split = plan.divide(layout.dataset(ids=False, **({"items": items} if sharded else {"users": users})))
+        kind = "items" if sharded else "users"
+        split = plan.divide(layout.dataset(ids=False, **{kind: group.share(layout.sizes[kind])}))
     sizes = Sizes.of(split.dataset)
     if not sharded:
         return split, DividedUsers(group, sizes.users)
     counts = None if layout is None else torch.from_numpy(layout.item_counts())
     return split, DividedItems(group, sizes.items, sizes.bundles, counts)
-
-
-def _sharded(job: TrainingJob, config: ModelConfig, items: int, group: Processes) -> bool:
-    if job.item_tables != "auto":
-        return job.item_tables == "sharded"
-    width = getattr(config, "embedding_dim", 0) * 2
-    device = torch.device(config.device)
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-    else:
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // group.size
-    return items * width * 4 * COPIES > ROOM * free
 
 
 # ── Several processes of this machine ────────────────────────────────────────────────────────────

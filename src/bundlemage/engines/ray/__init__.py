@@ -42,8 +42,7 @@ class RayEngine(Engine):
     @contextmanager
     def working(self, doing: str, device: str) -> Iterator[Workers]:
         with self._joined(f"{doing} on Ray"):
-            from bundlemage.engines.ray.pool import RayWorkers
-            from bundlemage.engines.ray.resources import resources
+            from bundlemage.engines.ray.pool import RayWorkers, resources
 
             yield RayWorkers(resources(self.workers, device))
 
@@ -61,8 +60,7 @@ class RayEngine(Engine):
 
     def tune(self, search: Search, progress: Progress = in_silence) -> Study:
         with self._joined("tuning on Ray"):
-            from bundlemage.engines.ray.pool import RayPool
-            from bundlemage.engines.ray.resources import resources
+            from bundlemage.engines.ray.pool import RayPool, resources
             from bundlemage.tuning.session import tune
 
             share = resources(self.workers, search.device)

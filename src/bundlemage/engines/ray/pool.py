@@ -1,25 +1,107 @@
-"""Processes on a cluster. Each loads the job once, for example its model, and does many pieces of work."""
+"""Processes on a cluster. Each loads the job once, for example its model, and does many pieces of work.
+
+Each gets so many processors and GPUs that all processes fit into the cluster. Otherwise Ray would wait
+forever without a message.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic
+from typing import Any, Generic, NamedTuple
 
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError
 
 from bundlemage.engines.base import AnyJob, Piece, Result, Workers, written_out
-from bundlemage.engines.ray.resources import Resources
-from bundlemage.errors import ClusterError
+from bundlemage.errors import ClusterError, DeviceError
 from bundlemage.training.pool import Died, Pool, Task, Work
 
 AHEAD = 2
 """Number of pieces that are given to a process in advance, so it need not wait for the next one."""
 LOST_AT_MOST = 3
 """Maximum number of times that a process may die at the same piece. After that, the job fails."""
+SMALLEST = 10_000
+"""Ray counts GPUs in units of 1/10,000. Shares are rounded down, so their sum is at most one GPU."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The number of processes, and the processors and GPUs of each. `gpus` may be a part of a GPU. Ray
+    gives a process as many threads as processors."""
+
+    workers: int
+    cpus: int
+    gpus: float = 0.0
+
+    @property
+    def options(self) -> dict[str, float]:
+        """The resources as options of a Ray actor."""
+        return {"num_cpus": self.cpus} | ({"num_gpus": self.gpus} if self.gpus else {})
+
+
+class Machine(NamedTuple):
+    """One machine of a cluster."""
+
+    cpus: int
+    gpus: int
+
+
+def resources(workers: int | None, device: str, *, whole_gpus: bool = False) -> Resources:
+    """For the number of workers that the user chose, or else one for each GPU, or else for each processor.
+
+    `whole_gpus`: no two processes share a GPU. The processes of one training must not.
+    """
+    alive = (node["Resources"] for node in ray.nodes() if node["Alive"])
+    machines = [Machine(int(has.get("CPU", 0)), int(has.get("GPU", 0))) for has in alive]
+    return divided(machines, workers, device, whole_gpus=whole_gpus)
+
+
+def divided(
+    machines: Sequence[Machine], chosen: int | None, device: str, *, whole_gpus: bool = False
+) -> Resources:
+    """Divide machines among the chosen number of workers. Raises `ClusterError` if they do not fit."""
+    cpus, gpus = (sum(column) for column in zip(*machines, strict=True))
+    on_gpus = device == "auto" or device.startswith("cuda")
+    if device.startswith("cuda") and not gpus:
+        raise DeviceError(f"device {device!r} is not present on any machine of the cluster; use auto or cpu")
+    if not gpus or not on_gpus:
+        return Resources(*_fitting(machines, chosen, 0, f"{cpus} processors"))
+    workers = chosen or gpus
+    fewest = 1 if whole_gpus else -(-workers // gpus)
+    most = 1 if whole_gpus else workers  # all workers on one GPU, if its machine has enough processors
+    sharing = next((n for n in range(fewest, most) if _room(machines, 1, n) >= workers), most)
+    workers, each = _fitting(machines, chosen, sharing, f"{gpus} GPUs and {cpus} processors")
+    return Resources(workers, each, gpus=math.floor(SMALLEST / sharing) / SMALLEST)
+
+
+def _fitting(machines: Sequence[Machine], chosen: int | None, sharing: int, has: str) -> tuple[int, int]:
+    """Returns the number of workers, and the maximum number of processors that each can have."""
+    room = _room(machines, 1, sharing)
+    workers = chosen or max(1, room)
+    if workers > room:
+        each = "a GPU and a processor" if sharing else "a processor"
+        raise ClusterError(
+            f"{workers} workers want {each} each, and the cluster, with {has}, has room for {room}: ask "
+            "for fewer workers"
+        )
+    most = max(machine.cpus for machine in machines)
+    return workers, next(n for n in range(most, 0, -1) if _room(machines, n, sharing) >= workers)
+
+
+def _room(machines: Sequence[Machine], cpus: int, sharing: int) -> int:
+    """Returns how many processes fit, with `cpus` processors each and `sharing` on a GPU (0: no GPU)."""
+    return sum(
+        min(machine.cpus // cpus, machine.gpus * sharing) if sharing else machine.cpus // cpus
+        for machine in machines
+    )
+
+
+# ── Doing pieces of work ─────────────────────────────────────────────────────────────────────────
 
 
 class RayWorkers(Workers):
@@ -73,7 +155,9 @@ class RayPool(Pool[Task, Result]):
         waiting, started, running = iter(tasks), list[Task](), dict[Any, Task]()
         question = self.mailbox.question.remote()
         while True:
-            while (not running or self.crew.idle()) and (task := next(waiting, None)) is not None:
+            while (not running or self.crew.free(1) is not None) and (
+                task := next(waiting, None)
+            ) is not None:
                 running[self.crew.give((len(started), task))] = task
                 started.append(task)
             if not running:
@@ -84,14 +168,13 @@ class RayPool(Pool[Task, Result]):
                 self.mailbox.reply.remote(number, answer(started[number], content))
                 question = self.mailbox.question.remote()
             for reference in running.keys() & set(done):
-                yield running.pop(reference), self._result(reference)
-
-    def _result(self, reference: Any) -> Result | Died:
-        try:
-            result: Result = ray.get(reference)
-        except (RayActorError, OutOfMemoryError):
-            return Died("its process died several times: it may need more memory than its machine has")
-        return result
+                try:
+                    result = ray.get(reference)
+                except (RayActorError, OutOfMemoryError):
+                    result = Died(
+                        "its process died several times: it may need more memory than its machine has"
+                    )
+                yield running.pop(reference), result
 
     def __exit__(self, *error: object) -> None:
         self.crew.dismiss()
@@ -145,17 +228,13 @@ class _Crew(Generic[Piece]):
 
     def give(self, piece: Piece) -> Any:
         """Starts a piece. Returns a reference to its result."""
-        while (number := self._free(AHEAD)) is None:
+        while (number := self.free(AHEAD)) is None:
             self._wait(None)
         reference = self.workers[number].do.remote(piece)
         self.under_way[reference] = number
         return reference
 
-    def idle(self) -> bool:
-        """Whether a process could begin a piece at once."""
-        return self._free(1) is not None
-
-    def _free(self, line: int) -> int | None:
+    def free(self, line: int) -> int | None:
         """Returns the process with the least work if it has fewer than `line` pieces, otherwise None. Starts
         another process if there are too few."""
         if len(self.workers) < self.most:

@@ -13,7 +13,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 from ray.util.queue import Queue
 
-from bundlemage.engines.ray.resources import resources
+from bundlemage.engines.ray.pool import resources
 from bundlemage.engines.training import GO_ON, TrainingJob, train_part
 from bundlemage.errors import BundleMageError, ClusterError
 from bundlemage.models.base import Model
@@ -53,7 +53,13 @@ def train(
     logging.getLogger("ray.train").setLevel(logging.ERROR)
     failure: Exception | None = None
     interrupted = False
-    watching = threading.Thread(target=_show_all, args=(events, observers), daemon=True)
+
+    def show_all() -> None:
+        """Show the progress of the first worker, until the event None."""
+        for event in iter(events.get, None):
+            show(event, observers)
+
+    watching = threading.Thread(target=show_all, daemon=True)
     watching.start()
     try:
         trainer.fit()
@@ -87,9 +93,3 @@ def _worker(config: dict[str, Any]) -> None:
     except BundleMageError as error:
         refusals.put(error)
         raise  # otherwise the other processes would wait for this one
-
-
-def _show_all(events: Queue, observers: Sequence[Observer]) -> None:
-    """Show the progress of the first worker, until the event None. Runs while Ray Train works."""
-    while (event := events.get()) is not None:
-        show(event, observers)

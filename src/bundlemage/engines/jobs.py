@@ -1,18 +1,26 @@
-"""Evaluates a saved model on the test cases of its data. Several processes may share the work."""
+"""Jobs with a saved model: evaluating it on the test cases of its data, and running a campaign.
+
+Several processes may share the work. In a campaign they compute scores in advance, and this process decides.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial
 from operator import attrgetter
-from typing import Literal, NamedTuple, TypeAlias
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
 from bundlemage.artifact.files import describe_artifact
+from bundlemage.campaigns.plan import Offer
+from bundlemage.campaigns.run import run_campaign
+from bundlemage.campaigns.settings import Campaign, CampaignSummary
+from bundlemage.core.filters import Filter
 from bundlemage.data.splits import MatchingCases, Source, Split
-from bundlemage.engines.base import ModelJob, Workers
+from bundlemage.engines.base import Workers
 from bundlemage.errors import ConfigError
 from bundlemage.evaluation.protocols import Evaluation, PerCase, case_metrics, cases_at_a_time, evaluation_of
 from bundlemage.models.base import Completer, Interactions, Matcher, can
@@ -21,6 +29,31 @@ from bundlemage.readers.load import SAMPLE, read
 from bundlemage.recommender import Recommender, beside_popularity
 
 Task: TypeAlias = Literal["matching", "generation"]
+
+
+@dataclass(frozen=True)
+class ModelJob:
+    """A job that uses a saved model. The loaded model is kept, but not sent to other processes."""
+
+    model: Path
+    """The folder of the model."""
+    device: str = field(default="auto", kw_only=True)
+
+    @cached_property
+    def recommender(self) -> Recommender:
+        """The model, loaded when it is first needed."""
+        return Recommender.load(self.model, device=self.device)
+
+    def load(self, device: str) -> None:
+        """Load the model on `device` unless it is loaded already."""
+        if "recommender" not in vars(self):
+            vars(self)["recommender"] = replace(self, device=device).recommender
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+# ── Evaluating ───────────────────────────────────────────────────────────────────────────────────
 
 
 class Chunk(NamedTuple):
@@ -74,20 +107,18 @@ class EvaluationJob(ModelJob):
         Chunks consist of the same batches that a single process uses: the last digit of a score depends on
         the batch in which it is computed.
         """
-        return [
-            Chunk(number, task, cases)
-            for number, model in enumerate(self.models)
-            for task, count, width in self._tasks(model)
-            for cases in _cut(count, cases_at_a_time(width), 4 * processes)
-        ]
-
-    def _tasks(self, model: Recommender) -> Iterator[tuple[Task, int, int]]:
-        """Yields each task of a model, with the number of its cases and of its candidates."""
-        sizes = model.model.sizes
-        if self.split.test and can(model.model, Matcher):
-            yield "matching", len(self.split.test), sizes.bundles
-        if self.split.generation and can(model.model, Completer):
-            yield "generation", len(self.split.generation), sizes.items
+        chunks, test, generation = list[Chunk](), self.split.test, self.split.generation
+        for number, model in enumerate(self.models):
+            sizes = model.model.sizes
+            tasks: list[tuple[Task, int, int]] = []  # with the numbers of cases and of candidates
+            if test and can(model.model, Matcher):
+                tasks.append(("matching", len(test), sizes.bundles))
+            if generation and can(model.model, Completer):
+                tasks.append(("generation", len(generation), sizes.items))
+            for task, count, width in tasks:
+                ranges = _cut(count, cases_at_a_time(width), 4 * processes)
+                chunks += [Chunk(number, task, cases) for cases in ranges]
+        return chunks
 
     def ask(self, chunk: Chunk) -> PerCase:
         """Returns the metrics of each case of a chunk."""
@@ -134,3 +165,30 @@ def _cut(count: int, batch: int, pieces: int) -> Sequence[range]:
     batches = -(-count // batch)
     step = -(-batches // pieces) * batch
     return [range(start, min(start + step, count)) for start in range(0, count, max(1, step))]
+
+
+# ── Campaigns ────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class CampaignJob(ModelJob):
+    """Choose bundles for all users of a model, or for `users`. The results are written to a folder."""
+
+    output: Path
+    users: tuple[str, ...] | None = None
+    where: Filter | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of `campaigns.settings.Campaign`, by name."""
+    resume: bool = False
+
+    @cached_property
+    def offer(self) -> Offer:
+        """The bundles that the campaign may show, with their limits."""
+        settings, model = Campaign.of(where=self.where or Filter(), **self.settings), self.recommender
+        return Offer(settings, model.model, model.shop, model.calibration)
+
+
+def campaign(job: CampaignJob, workers: Workers, progress: Progress) -> CampaignSummary:
+    """Run the campaign. This process decides for one user at a time, because users share the limits."""
+    ask = partial(workers.each, attrgetter("offer.scored"), job)
+    return run_campaign(job.offer, job.output, job.users, resume=job.resume, progress=progress, ask=ask)
