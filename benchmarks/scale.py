@@ -29,7 +29,7 @@ from bundlemage.models.config import BundleMageConfig
 from bundlemage.models.division import DividedItems, Processes, divided_loss
 from bundlemage.models.losses import multinomial_loss
 from bundlemage.models.ragged import Ragged
-from bundlemage.training.adam import Adam
+from bundlemage.training.steps import Adam
 
 DIM = 200
 ITEMS_PER_BUNDLE, ITEMS_PER_USER, BUNDLES_PER_USER = 10, 50, 5

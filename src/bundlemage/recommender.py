@@ -24,7 +24,7 @@ from bundlemage.core.shop import Shop, Trade
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import Source, Split, SplitPlan
 from bundlemage.errors import ArtifactError, ConfigError
-from bundlemage.evaluation.protocols import Evaluation, case_metrics, evaluation_of
+from bundlemage.evaluation import Evaluation, case_metrics, evaluation_of
 from bundlemage.models.base import Interactions, Matcher, Model, SalesScorer, Sizes, can, require
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ensemble import build_ensemble, check_ensemble, members_of
@@ -33,8 +33,7 @@ from bundlemage.progress import Progress, for_people, in_silence
 from bundlemage.training.credit import NewBundleCredit, find_credit
 from bundlemage.training.devices import resolve_device
 from bundlemage.training.history import EpochProgress, EpochRecord, Observer
-from bundlemage.training.loop import TrainingResult
-from bundlemage.training.members import train_members
+from bundlemage.training.loop import TrainingResult, train_members
 
 Sales: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """The number of sales of each item, and of each bundle."""

@@ -24,8 +24,7 @@ from bundlemage.core.answering import rows_at_a_time
 from bundlemage.data.dataset import BundleDataset, Vocabulary, binary_matrix, row_of
 from bundlemage.data.splits import MatchingCases, Split, SplitPlan, leave_one_out
 from bundlemage.errors import ArtifactError, ConfigError, SupersededError, UnsupportedError
-from bundlemage.evaluation.metrics import DEFAULT_KS, ranking_metrics
-from bundlemage.evaluation.protocols import Evaluation, PerCase, means
+from bundlemage.evaluation import DEFAULT_KS, Evaluation, PerCase, means, ranking_metrics
 from bundlemage.live import EMPTY, Live, Stock, load_published, record_of
 from bundlemage.models.base import Matcher, Sizes, can
 from bundlemage.models.ragged import Ragged

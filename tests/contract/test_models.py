@@ -14,7 +14,7 @@ from bundlemage import History, Recommender, SplitPlan
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import Split
 from bundlemage.errors import ConfigError, UnknownIdError, UnsupportedError
-from bundlemage.evaluation.protocols import Evaluation
+from bundlemage.evaluation import Evaluation
 from bundlemage.models.base import Completer, Indexable, Interactions, Learner, Matcher, can, require
 from bundlemage.models.config import parse_config
 from bundlemage.models.ragged import Ragged

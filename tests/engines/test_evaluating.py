@@ -12,8 +12,7 @@ from bundlemage.data.splits import SplitPlan
 from bundlemage.engines.base import Engine, engine, written_out
 from bundlemage.engines.jobs import Chunk, EvaluationJob, Task, _cut
 from bundlemage.errors import ArtifactError, ConfigError
-from bundlemage.evaluation import protocols
-from bundlemage.evaluation.protocols import PerCase
+from bundlemage.evaluation import PerCase
 from bundlemage.recommender import evaluate_beside_popularity
 from tests.small_shop import QUICK, small_shop
 
@@ -52,7 +51,9 @@ def test_the_figures_are_those_of_the_model_and_of_popularity(
 def test_chunks_together_are_the_whole(
     protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocols, "SCORES_AT_A_TIME", 400)  # ten cases of matching, four of generation
+    monkeypatch.setattr(
+        "bundlemage.evaluation.SCORES_AT_A_TIME", 400
+    )  # ten cases of matching, four of generation
     dataset = small_shop()
     plan = SplitPlan(protocol)
     Recommender("bundlemage", **QUICK).fit(dataset, plan, progress=False).save(tmp_path / "model")

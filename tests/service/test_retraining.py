@@ -24,7 +24,7 @@ from bundlemage.data.dataset import BundleDataset, Vocabulary
 from bundlemage.data.dataset import binary_matrix as matrix
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.errors import ArtifactError, BusyError, ConfigError, UnsupportedError
-from bundlemage.evaluation.protocols import Evaluation
+from bundlemage.evaluation import Evaluation
 from bundlemage.live import EMPTY, Live, Question, Stock
 from bundlemage.recommender import evaluate_beside_popularity
 from bundlemage.retraining import DECISIVE, compare, fresh_cases, hold_out, retrain

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bundlemage.training.adam import Adam
+from bundlemage.training.steps import Adam
 
 ROWS, DIM = 12, 3
 

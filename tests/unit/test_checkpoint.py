@@ -154,7 +154,7 @@ class TestResume:
         def constant(*_: object) -> dict[str, torch.Tensor]:
             return {"ndcg@5": torch.tensor([value["value"]])}
 
-        monkeypatch.setattr("bundlemage.training.judging.MatchingExam.metrics", constant)
+        monkeypatch.setattr("bundlemage.training.validation.MatchingEvaluator.metrics", constant)
         settings: dict[str, Any] = {"patience": 4, "select_by": "matching"}
         killed(split, tmp_path / "run", 3, **settings)
         _, result = run(split, tmp_path / "run", resume=True, **settings)

@@ -19,9 +19,9 @@ from bundlemage.models.ragged import Hidden, Ragged, chances, mean_of_rows
 from bundlemage.models.registry import build, make_config
 from bundlemage.sample.generate import sample_shop
 from bundlemage.training.history import EpochRecord
-from bundlemage.training.judging import FLOOR, Judgement, Judges
 from bundlemage.training.loop import train
 from bundlemage.training.steps import Rows
+from bundlemage.training.validation import FLOOR, Validation, ValidationCases
 from tests.small_shop import QUICK, small_shop
 
 
@@ -39,13 +39,13 @@ class TestJudging:
     def test_both_is_the_geometric_mean_relative_to_popularity(self, split: Split) -> None:
         config = make_config("bundlemage", QUICK)
         model = build("bundlemage", config, Sizes.of(split.dataset))
-        judges = Judges.of(model, config, split)
+        cases = ValidationCases.of(model, config, split)
         data = Interactions.of(split.train, torch.device("cpu"))
-        judgement = Judgement(judges, data, ALONE)
-        popularity = judgement.popularity
+        validation = Validation(cases, data, ALONE)
+        popularity = validation.popularity
         assert set(popularity) == {"matching", "generation"}
         model.observe(data)
-        verdict = judgement.of(model)
+        verdict = validation.of(model)
         times = [
             max(found["ndcg@5"], FLOOR) / max(popularity[task], FLOOR)
             for task, found in (("matching", verdict.matching), ("generation", verdict.generation))
@@ -60,7 +60,10 @@ class TestJudging:
 
     def test_by_matching_no_bundle_is_held_out(self, split: Split) -> None:
         config = make_config("bundlemage", QUICK | {"select_by": "matching"})
-        assert Judges.of(build("bundlemage", config, Sizes.of(split.dataset)), config, split).held_out is None
+        assert (
+            ValidationCases.of(build("bundlemage", config, Sizes.of(split.dataset)), config, split).held_out
+            is None
+        )
         assert all(record.generation == {} for record in trained(split, select_by="matching"))
 
     def test_the_kept_epoch_is_the_best_by_value(self, split: Split) -> None:
@@ -95,7 +98,7 @@ class TestJudging:
         self, split: Split, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         zero = {"ndcg@5": torch.zeros(1, dtype=torch.float64)}
-        monkeypatch.setattr("bundlemage.training.judging.MatchingExam.metrics", lambda *_: dict(zero))
+        monkeypatch.setattr("bundlemage.training.validation.MatchingEvaluator.metrics", lambda *_: dict(zero))
         assert len(trained(split, select_by="matching", patience=1, epochs=4)) == 4
 
 

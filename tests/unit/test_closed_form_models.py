@@ -13,7 +13,7 @@ from bundlemage import read
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import GenerationCases, MatchingCases, Split
 from bundlemage.errors import UnsupportedError
-from bundlemage.evaluation.protocols import GenerationExam, MatchingExam, means
+from bundlemage.evaluation import GenerationEvaluator, MatchingEvaluator, means
 from bundlemage.models.base import Completer, Histories, Interactions, Matcher, Model, Sizes, can, require
 from bundlemage.models.baselines import closed_form
 from bundlemage.models.baselines.closed_form import Ease, EaseItems, SparseRows
@@ -506,9 +506,9 @@ def figures(kind: type[Model], split: Split, cases: MatchingCases | GenerationCa
     data = Interactions.of(split.train, CPU)
     model.observe(data)
     if isinstance(cases, MatchingCases):
-        found = means(MatchingExam(cases, data).metrics(model))
+        found = means(MatchingEvaluator(cases, data).metrics(model))
     else:
-        found = means(GenerationExam(cases, data).metrics(model))
+        found = means(GenerationEvaluator(cases, data).metrics(model))
     return [found[f"ndcg@{k}"] for k in (5, 10, 20)]
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score
 
-from bundlemage.evaluation.metrics import ranking_metrics
+from bundlemage.evaluation import ranking_metrics
 from bundlemage.models.ragged import Ragged
 from tests.reference.slow_metrics import expected_ndcg_at_k, expected_recall_at_k
 

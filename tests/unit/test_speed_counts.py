@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from bundlemage.data.splits import Split, SplitPlan
-from bundlemage.evaluation.protocols import MatchingExam
+from bundlemage.evaluation import MatchingEvaluator
 from bundlemage.models import losses
 from bundlemage.models.base import Sizes
 from bundlemage.models.ragged import Ragged
@@ -170,7 +170,7 @@ def watch(patch: pytest.MonkeyPatch, split: Split, folder: Path | None = None, *
     with patch.context() as context:
         context.setattr(Stepper, "step", as_part("step", Stepper.step))
         context.setattr(Rows, "shuffled", as_part("shuffling", Rows.shuffled))
-        context.setattr(MatchingExam, "metrics", as_part("validation", MatchingExam.metrics))
+        context.setattr(MatchingEvaluator, "metrics", as_part("validation", MatchingEvaluator.metrics))
         for name in READINGS:
             context.setattr(Tensor, name, noted(name, getattr(Tensor, name)))
         quick = {"embedding_dim": 16, "batch_size": 32, "epochs": 2, "device": "cpu"}

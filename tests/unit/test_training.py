@@ -14,7 +14,7 @@ from torch import Tensor
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.errors import BundleMageError, DeviceError
-from bundlemage.evaluation.protocols import MatchingExam, means
+from bundlemage.evaluation import MatchingEvaluator, means
 from bundlemage.models.base import Interactions, Learner, Matcher, Model, Sizes, require
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.registry import build, make_config
@@ -58,7 +58,7 @@ def without_seconds(history: Sequence[EpochRecord]) -> list[EpochRecord]:
 def validation_value(model: Model, split: Split) -> float:
     assert split.validation is not None
     data = Interactions.of(split.train, torch.device("cpu"))
-    return means(MatchingExam(split.validation, data).metrics(model))[SELECTION_METRIC]
+    return means(MatchingEvaluator(split.validation, data).metrics(model))[SELECTION_METRIC]
 
 
 class Scripted:
@@ -139,7 +139,7 @@ class TestSeeds:
 class TestBest:
     def test_patience_stops_training(self, split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
         values = Scripted([0.1, 0.3, 0.2, 0.3, 0.25, 0.9])
-        monkeypatch.setattr("bundlemage.training.judging.MatchingExam.metrics", values)
+        monkeypatch.setattr("bundlemage.training.validation.MatchingEvaluator.metrics", values)
         _, result = fitted(split, epochs=50, patience=3, select_by="matching")
         assert [record.epoch for record in result.history] == [1, 2, 3, 4, 5]
         assert [record.improved for record in result.history] == [True, True, False, False, False]
@@ -149,7 +149,7 @@ class TestBest:
         self, split: Split, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         values = Scripted([0.1, 0.3, 0.2, 0.1])
-        monkeypatch.setattr("bundlemage.training.judging.MatchingExam.metrics", values)
+        monkeypatch.setattr("bundlemage.training.validation.MatchingEvaluator.metrics", values)
         model, result, keeper = watched(split, epochs=4, select_by="matching")
         assert result.best_epoch == 2
         assert equal(model.state_dict(), keeper.after[1])
@@ -164,7 +164,9 @@ class TestBest:
         assert validation_value(model, split) == recorded[result.best_epoch]
 
     def test_the_first_of_equal_epochs_wins(self, split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("bundlemage.training.judging.MatchingExam.metrics", Scripted([0.2, 0.2, 0.2]))
+        monkeypatch.setattr(
+            "bundlemage.training.validation.MatchingEvaluator.metrics", Scripted([0.2, 0.2, 0.2])
+        )
         assert fitted(split, epochs=3, select_by="matching")[1].best_epoch == 1
 
     def test_without_validation_cases_the_last_epoch_stays(self) -> None:

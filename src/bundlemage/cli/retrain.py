@@ -94,7 +94,7 @@ def _announce(split: Split, serving: str) -> None:
 
 
 def _show(outcome: Retrained, decisive: str) -> None:
-    from bundlemage.evaluation.protocols import Evaluation
+    from bundlemage.evaluation import Evaluation
 
     comparison = outcome.comparison
     if comparison is not None:

@@ -16,7 +16,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from bundlemage.core.shop import Recommendation
     from bundlemage.data.dataset import BundleDataset
-    from bundlemage.evaluation.protocols import Evaluation
+    from bundlemage.evaluation import Evaluation
     from bundlemage.studies.standings import ResultTable
     from bundlemage.training.history import EpochRecord
 

@@ -73,7 +73,7 @@ def train(
             them, and 'auto' a part only if all do not fit.
     """
     from bundlemage.engines.training import TrainingJob
-    from bundlemage.evaluation.protocols import tasks_not_learned
+    from bundlemage.evaluation import tasks_not_learned
     from bundlemage.models.registry import model_class
     from bundlemage.recipe import Recipe
     from bundlemage.recommender import Recommender, evaluate_beside_popularity

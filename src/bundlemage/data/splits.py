@@ -33,6 +33,11 @@ class MatchingCases:
     def __len__(self) -> int:
         return len(self.users)
 
+    def chosen(self, rows: slice | Positions) -> MatchingCases:
+        """Returns only the cases in these rows."""
+        candidates = None if self.candidates is None else self.candidates[rows]
+        return MatchingCases(self.users[rows], self.positives[rows], candidates)
+
     def fingerprint(self) -> str:
         """Returns a SHA-256 over the cases."""
         candidates = np.zeros(0, np.int32) if self.candidates is None else self.candidates
@@ -58,6 +63,10 @@ class GenerationCases:
 
     def __len__(self) -> int:
         return len(self.users)
+
+    def chosen(self, rows: slice | Positions) -> GenerationCases:
+        """Returns only the cases in these rows. The held-out bundles stay as they are."""
+        return replace(self, users=self.users[rows], bundles=self.bundles[rows])
 
     def fingerprint(self) -> str:
         """Returns a SHA-256 over the cases."""

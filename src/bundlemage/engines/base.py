@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bundlemage.engines.jobs import CampaignJob, EvaluationJob
     from bundlemage.engines.scoring import ScoredUsers, ScoringJob
     from bundlemage.engines.training import TrainingJob
-    from bundlemage.evaluation.protocols import Evaluation
+    from bundlemage.evaluation import Evaluation
     from bundlemage.models.base import Model
     from bundlemage.recommender import Recommender
     from bundlemage.training.history import Observer

@@ -19,10 +19,10 @@ from bundlemage.campaigns.plan import Offer
 from bundlemage.campaigns.run import run_campaign
 from bundlemage.campaigns.settings import Campaign, CampaignSummary
 from bundlemage.core.filters import Filter
-from bundlemage.data.splits import MatchingCases, Source, Split
+from bundlemage.data.splits import Source, Split
 from bundlemage.engines.base import Workers
 from bundlemage.errors import ConfigError
-from bundlemage.evaluation.protocols import Evaluation, PerCase, case_metrics, cases_at_a_time, evaluation_of
+from bundlemage.evaluation import Evaluation, PerCase, case_metrics, cases_at_a_time, evaluation_of
 from bundlemage.models.base import Completer, Interactions, Matcher, can
 from bundlemage.progress import Progress
 from bundlemage.readers.load import SAMPLE, read
@@ -122,19 +122,13 @@ class EvaluationJob(ModelJob):
 
     def ask(self, chunk: Chunk) -> PerCase:
         """Returns the metrics of each case of a chunk."""
-        test, generation = self.split.test, self.split.generation
         these = slice(chunk.cases.start, chunk.cases.stop)
-        if chunk.task == "matching":
-            assert test is not None
-            candidates = None if test.candidates is None else test.candidates[these]
-            some = MatchingCases(test.users[these], test.positives[these], candidates)
-            split = replace(self.split, test=some, generation=None)
-        else:  # the few held-out bundles stay as they are
-            assert generation is not None
-            users, bundles = generation.users[these], generation.bundles[these]
-            split = replace(
-                self.split, test=None, generation=replace(generation, users=users, bundles=bundles)
-            )
+        test, generation = self.split.test, self.split.generation
+        split = replace(
+            self.split,
+            test=test.chosen(these) if test and chunk.task == "matching" else None,
+            generation=generation.chosen(these) if generation and chunk.task == "generation" else None,
+        )
         metrics = case_metrics(self.models[chunk.model].model, split, self._interactions)[chunk.task]
         return {name: values.cpu() for name, values in metrics.items()}
 

@@ -30,9 +30,8 @@ from bundlemage.recommender import Recommender
 from bundlemage.training import loop
 from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.devices import resolve_device
-from bundlemage.training.history import Observer, Teller, show
-from bundlemage.training.loop import TrainingResult
-from bundlemage.training.members import train_members
+from bundlemage.training.history import Forwarder, Observer, show
+from bundlemage.training.loop import TrainingResult, train_members
 from bundlemage.training.pool import Ask, Died, Pool
 
 ITEM_TABLES = ("auto", "replicated", "sharded")
@@ -242,7 +241,7 @@ def _train_part(
         store = TCPStore("127.0.0.1", port, is_master=False)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         try:
-            train_part(job, device, [Teller(ask)])
+            train_part(job, device, [Forwarder(ask)])
         finally:
             dist.destroy_process_group()
     except BundleMageError as error:

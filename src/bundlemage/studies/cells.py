@@ -25,7 +25,7 @@ from bundlemage import __version__
 from bundlemage.data.dataset import BundleDataset, Vocabulary
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.errors import CheckpointError, ConfigError, NoModelYetError
-from bundlemage.evaluation.protocols import case_metrics, evaluation_of
+from bundlemage.evaluation import case_metrics, evaluation_of
 from bundlemage.models.base import Interactions, Model
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ensemble import check_ensemble

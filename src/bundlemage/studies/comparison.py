@@ -20,7 +20,7 @@ from bundlemage.errors import BundleMageError, ConfigError
 from bundlemage.studies.cells import Cell, Contender, find, run
 from bundlemage.studies.outcome import CASE_METRICS, TASKS, Cache, Missing, Outcome
 from bundlemage.studies.standings import DataFacts, ResultTable, case_groups, make_table
-from bundlemage.training.history import Observer, Teller, show
+from bundlemage.training.history import Forwarder, Observer, show
 from bundlemage.training.pool import Ask, Died, Pool, check_jobs
 
 
@@ -260,7 +260,7 @@ def _run_task(
 
     def begin() -> Sequence[Observer]:
         observers = ask(_BEGIN)
-        return [Teller(ask)] if observers is True else observers or ()
+        return [Forwarder(ask)] if observers is True else observers or ()
 
     try:
         return run(cell, cache, device, begin, fresh=fresh, jobs=jobs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +78,8 @@ class RunFolder(ResumableFolder):
         """Write the state after an epoch, and the best epoch's weights if they are not stored yet."""
         if best is not None and not self._best(progress.best_epoch).exists():
             _save_tensors(self._best(progress.best_epoch), best, {})
-        state = {
-            "history": [record.to_json() for record in progress.history],
-            "best_epoch": progress.best_epoch,
-            "best_value": progress.best_value,
-        }
-        _save_tensors(self.path / "last.safetensors", tensors, {"progress": json.dumps(state)})
+        state = json.dumps(asdict(progress))
+        _save_tensors(self.path / "last.safetensors", tensors, {"progress": state})
         lines = "".join(record.to_line() for record in progress.history)
         write_whole(self.path / "history.jsonl", lines.encode())
         for old in self.path.glob("best-*.safetensors"):
@@ -94,11 +90,8 @@ class RunFolder(ResumableFolder):
         """Returns the tensors and the progress of the last stored epoch, and the best epoch's weights."""
         tensors, metadata = self._tensors(self.path / "last.safetensors")
         state = json.loads(metadata["progress"])
-        progress = RunProgress(
-            tuple(EpochRecord(**record) for record in state["history"]),
-            state["best_epoch"],
-            state["best_value"],
-        )
+        history = tuple(EpochRecord(**record) for record in state.pop("history"))
+        progress = RunProgress(history, **state)
         best = self._tensors(self._best(progress.best_epoch))[0] if progress.best_epoch else None
         return tensors, progress, best
 

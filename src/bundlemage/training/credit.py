@@ -19,8 +19,7 @@ from torch import Tensor
 
 from bundlemage.data.dataset import BundleDataset, binary_matrix
 from bundlemage.data.splits import MatchingCases, Split, SplitPlan
-from bundlemage.evaluation.metrics import ranking_metrics
-from bundlemage.evaluation.protocols import cases_at_a_time
+from bundlemage.evaluation import cases_at_a_time, ranking_metrics
 from bundlemage.models.base import Interactions, SalesScorer, Sizes, require
 from bundlemage.models.config import LearnedConfig, ModelConfig
 from bundlemage.models.ragged import Ragged

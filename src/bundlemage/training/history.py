@@ -13,7 +13,6 @@ from bundlemage.errors import MissingExtraError
 from bundlemage.progress import Progress
 
 SELECTION_METRIC = "ndcg@5"
-SECONDS_BETWEEN_STEPS = 0.5
 Event = tuple[str, dict[str, Any]]
 """The name of an observer's method, and its arguments."""
 
@@ -39,12 +38,6 @@ class EpochRecord:
     member: int = 1
     """The member of the ensemble that was trained, counted from 1; 1 for a single model."""
 
-    def chosen_by(self) -> dict[str, float]:
-        """Returns all validation metrics by name. Names of generation metrics begin with `generation`."""
-        generation = {f"generation {name}": value for name, value in self.generation.items()}
-        value = {} if self.value is None else {"value": self.value}
-        return {**self.validation, **generation, **value}
-
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -64,10 +57,17 @@ def kept(history: Sequence[EpochRecord]) -> list[EpochRecord]:
 
 
 def mean_validation(history: Sequence[EpochRecord]) -> dict[str, float]:
-    """Returns the validation metrics of the best epoch; for an ensemble, their means over the members."""
-    metrics = [record.chosen_by() for record in kept(history)]
-    names = metrics[0] if metrics else ()
-    return {name: sum(each[name] for each in metrics) / len(metrics) for name in names}
+    """Returns the validation metrics of the best epoch; for an ensemble, their means over the members.
+
+    Names of generation metrics begin with `generation`. The epoch's value has the name `value`.
+    """
+    metrics: dict[str, list[float]] = {}
+    for record in kept(history):
+        generation = {f"generation {name}": value for name, value in record.generation.items()}
+        own = {} if record.value is None else {"value": record.value}
+        for name, value in {**record.validation, **generation, **own}.items():
+            metrics.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in metrics.items()}
 
 
 class Observer:
@@ -89,60 +89,48 @@ class Observer:
         """Called at the end of training, also if it is interrupted or fails."""
 
 
-class Observers(Observer):
-    """Several observers as one. For an ensemble, the member's number is added to each record."""
+class Forwarder(Observer):
+    """Sends each call as an event. `show` passes an event to observers, in this process or in another one.
 
-    def __init__(self, observers: Sequence[Observer], member: int = 1, of: int = 1) -> None:
-        self.observers, self.member, self.of = observers, member, of
+    Steps are sent together, one event in `pause` seconds. With a pause of 0, each step is sent, and the end
+    of training too. For an ensemble of `of` members, the number of the `member` is added to each record.
+    """
+
+    def __init__(
+        self, send: Callable[[Event], object], member: int = 1, of: int = 1, pause: float = 0.5
+    ) -> None:
+        self.send, self.member, self.of, self.pause = send, member, of, pause
+        self.steps, self.last = 0, 0.0
+
+    def on_member(self, number: int, of: int) -> None:
+        self.send(("on_member", {"number": number, "of": of}))
 
     def on_start(self, *, epochs: int, steps_per_epoch: int, done: Sequence[EpochRecord]) -> None:
-        records = [self._own(record) for record in done]
         if self.of > 1:
-            self._tell("on_member", number=self.member, of=self.of)
-        self._tell("on_start", epochs=epochs, steps_per_epoch=steps_per_epoch, done=records)
+            self.on_member(self.member, self.of)
+        records = [self._own(record) for record in done]
+        self.send(("on_start", {"epochs": epochs, "steps_per_epoch": steps_per_epoch, "done": records}))
 
     def on_step(self, phase: str) -> None:
-        self._tell("on_step", phase=phase)
+        self.steps += 1
+        if time.monotonic() - self.last >= self.pause:
+            self.send(("on_step", {"phase": phase, "times": self.steps}))
+            self.steps, self.last = 0, time.monotonic()
 
     def on_epoch(self, record: EpochRecord) -> None:
-        self._tell("on_epoch", record=self._own(record))
+        self.steps = 0
+        self.send(("on_epoch", {"record": self._own(record)}))
 
     def on_end(self) -> None:
-        self._tell("on_end")
-
-    def _tell(self, method: str, **arguments: Any) -> None:
-        show((method, arguments), self.observers)
+        if not self.pause:
+            self.send(("on_end", {}))
 
     def _own(self, record: EpochRecord) -> EpochRecord:
         return replace(record, member=self.member) if self.of > 1 else record
 
 
-class Teller(Observer):
-    """Sends events to another process; there, `show` passes them to observers. Steps are sent in groups."""
-
-    def __init__(self, tell: Callable[[Event], None]) -> None:
-        self.tell, self.steps, self.last = tell, 0, 0.0
-
-    def on_member(self, number: int, of: int) -> None:
-        self.tell(("on_member", {"number": number, "of": of}))
-
-    def on_start(self, *, epochs: int, steps_per_epoch: int, done: Sequence[EpochRecord]) -> None:
-        arguments = {"epochs": epochs, "steps_per_epoch": steps_per_epoch, "done": [*done]}
-        self.tell(("on_start", arguments))
-
-    def on_step(self, phase: str) -> None:
-        self.steps += 1
-        if time.monotonic() - self.last >= SECONDS_BETWEEN_STEPS:
-            self.tell(("on_step", {"phase": phase, "times": self.steps}))
-            self.steps, self.last = 0, time.monotonic()
-
-    def on_epoch(self, record: EpochRecord) -> None:
-        self.steps = 0
-        self.tell(("on_epoch", {"record": record}))
-
-
 def show(event: Event, observers: Sequence[Observer]) -> None:
-    """Calls the observers' method for an event that a `Teller` sent."""
+    """Calls the observers' method for an event of a `Forwarder`."""
     name, arguments = event
     times = arguments.pop("times", 1)
     for observer in observers:

@@ -1,12 +1,13 @@
-"""The training loop of all models. No other module steps an optimiser."""
+"""The training loop of all models and ensembles. No other module steps an optimiser."""
 
 from __future__ import annotations
 
 import copy
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,16 @@ import torch
 
 from bundlemage.data.splits import Split
 from bundlemage.errors import BundleMageError, CheckpointError, NoModelYetError
-from bundlemage.models.base import Divisible, Interactions, Learner, Model, can, require
+from bundlemage.models.base import Divisible, Interactions, Learner, Model, Sizes, can, require
 from bundlemage.models.config import LearnedConfig, ModelConfig
 from bundlemage.models.division import ALONE, Division
+from bundlemage.models.ensemble import joined, member_configs
+from bundlemage.models.registry import build
 from bundlemage.training.checkpoint import RunFolder, RunProgress, Weights, prefixed, unprefixed
 from bundlemage.training.devices import memory_kept, repeatable, resolve_device, seed_epoch
-from bundlemage.training.history import EpochRecord, Observer, Observers
-from bundlemage.training.judging import Judgement, Judges
+from bundlemage.training.history import EpochRecord, Forwarder, Observer, show
 from bundlemage.training.steps import Rows, Stepper
+from bundlemage.training.validation import Validation, ValidationCases
 
 MAY_DIFFER_ON_RESUME = frozenset({"epochs", "patience", "device"})
 """Settings that may be changed when a run is resumed: they do not change the result of an epoch."""
@@ -69,8 +72,8 @@ def train(
     started = time.perf_counter()
     if division.group is not None:
         require(model, Divisible).divide(division)
-    judges = Judges.of(model, config, split)
-    whole = replace(Interactions.of(split.train, torch.device("cpu")), held_out=judges.held_out)
+    cases = ValidationCases.of(model, config, split)
+    whole = replace(Interactions.of(split.train, torch.device("cpu")), held_out=cases.held_out)
     data = division.part_of(whole).to(device)
     model.to(device)
     model.observe(data)
@@ -78,9 +81,15 @@ def train(
     if can(model, Learner):
         if not isinstance(config, LearnedConfig):
             raise TypeError(f"{model.title} learns by steps, so its config must be a LearnedConfig")
-        run = _Run(model, config, judges, data, observers, division)
-        identity = {**config.model_dump(mode="json"), "model": model.name, **_data_identity(split)}
+        run = _Run(model, config, cases, data, observers, division)
         if folder is not None:
+            identity = {
+                **config.model_dump(mode="json"),
+                "model": model.name,
+                "protocol": split.protocol,
+                "training data": split.train.fingerprint(),
+                "validation data": split.validation.fingerprint() if split.validation else None,
+            }
             run.attach(RunFolder(folder), identity, resume, checkpoint_every)
         with repeatable(device), memory_kept(device):
             interrupted = run.go()
@@ -91,13 +100,74 @@ def train(
     )
 
 
-def _data_identity(split: Split) -> dict[str, Any]:
-    validation = split.validation.fingerprint() if split.validation else None
-    return {
-        "protocol": split.protocol,
-        "training data": split.train.fingerprint(),
-        "validation data": validation,
-    }
+def train_members(
+    model: str,
+    config: ModelConfig,
+    split: Split,
+    members: int,
+    trainer: Callable[..., TrainingResult] = train,
+    *,
+    folder: Path | None = None,
+    resume: bool = False,
+    checkpoint_every: int | None = None,
+    observers: Sequence[Observer] = (),
+) -> tuple[Model, TrainingResult]:
+    """Trains a model, or an ensemble of `members` models. Returns the model and the history.
+
+    `model` is a name. `trainer` trains one model: `train`, or a function that uses several processes. Member
+    k has the seed of the config plus k - 1, and writes checkpoints to `folder`/member-k. With `resume`, a
+    finished member is not trained again. Ctrl-C ends the training: the result has the finished members, or
+    else the first member with its best weights so far.
+    """
+    configs = member_configs(model, config, members)
+    if folder is not None:
+        _check_folder(RunFolder(folder), members, resume)
+    options: dict[str, Any] = {"folder": folder, "observers": observers}
+    done: list[tuple[Model, TrainingResult]] = []
+    interrupted = False
+    for number, own in enumerate(configs, 1):
+        if members > 1:
+            forwarder = Forwarder(partial(show, observers=observers), number, members, pause=0)
+            place = None if folder is None else RunFolder(folder).member(number).path
+            options = {"folder": place, "observers": [forwarder]}
+        try:
+            one = build(model, own, Sizes.of(split.dataset))
+            result = trainer(one, own, split, resume=resume, checkpoint_every=checkpoint_every, **options)
+        except (KeyboardInterrupt, NoModelYetError):
+            if not done:
+                raise
+            interrupted = True
+        else:
+            interrupted = result.interrupted
+            if not interrupted or not done:
+                done.append((one, result))
+        if interrupted:
+            break
+    results = [result for _, result in done]
+    whole = replace(results[0], interrupted=interrupted)
+    if len(results) > 1:
+        records = [
+            replace(record, member=number)
+            for number, result in enumerate(results, 1)
+            for record in result.history
+        ]
+        whole = replace(whole, history=tuple(records), seconds=sum(result.seconds for result in results))
+    return joined([one for one, _ in done]), whole
+
+
+def _check_folder(folder: RunFolder, members: int, resume: bool) -> None:
+    """Raises CheckpointError if a run of one model is resumed as an ensemble, or vice versa."""
+    if not resume:
+        if members > 1:
+            folder.discard()
+        return
+    begun = None
+    if folder.holds_progress() and members > 1:
+        begun = "a single model: resume it without 'ensemble'"
+    elif folder.members() and members == 1:
+        begun = "an ensemble: resume it with --ensemble"
+    if begun is not None:
+        raise CheckpointError(f"{folder.path} was begun as {begun}, or start over without --resume")
 
 
 class _Run:
@@ -107,15 +177,15 @@ class _Run:
         self,
         model: Learner,
         config: LearnedConfig,
-        judges: Judges,
+        cases: ValidationCases,
         data: Interactions,
         observers: Sequence[Observer],
         division: Division,
     ) -> None:
         self.model, self.config, self.data, self.division = model, config, data, division
-        self.observers = Observers(observers)
+        self.observers = Forwarder(partial(show, observers=observers), pause=0)
         self.leads = division.group is None or division.group.leads
-        self.judgement = Judgement(judges, data, division)
+        self.validation = Validation(cases, data, division)
         # The model that is evaluated and saved. It has the moving average of the weights, if one is kept.
         self.scored = copy.deepcopy(model) if config.weight_average else model
         self.rows = {phase: Rows(phase, data) for phase in model.phases}
@@ -162,11 +232,9 @@ class _Run:
 
     def _rows(self, name: str) -> int | None:
         """Returns the number of rows of a tensor in all processes together; None if it is not divided."""
+        place, _, kind = name.partition(".")
         owner = name
-        if name.split(".")[
-            0
-        ].isdecimal():  # a tensor of the optimiser: `N.kind`, N is the index of its parameter
-            place, _, kind = name.partition(".")
+        if place.isdecimal():  # a tensor of the optimiser: `N.kind`, N is the index of its parameter
             owner = self.parameters[int(place)] if kind in ("mean", "square") else ""
         divided = isinstance(self.model, Divisible) and owner in self.model.divided_tables
         return self.model.sizes.items if divided else None
@@ -228,11 +296,10 @@ class _Run:
             if self.division.group is not None:
                 self.division.keep_alike(require(self.model, Divisible), require(self.scored, Divisible))
             self.scored.settle(self.data)
-        verdict = self._agreed(self.judgement.of(self.scored))
-        value = verdict.value
+        matching, generation, value = self._agreed(self.validation.of(self.scored))
         improved = value is None or value > self.progress.best_value
         seconds = round(time.perf_counter() - started, 4)
-        record = EpochRecord(epoch, losses, verdict.matching, improved, seconds, verdict.generation, value)
+        record = EpochRecord(epoch, losses, matching, improved, seconds, generation, value)
         self.progress = replace(self.progress, history=(*self.progress.history, record))
         if improved:
             self.best = {name: tensor.clone() for name, tensor in self.scored.state_dict().items()}
@@ -253,17 +320,15 @@ class _Run:
         lengths = torch.stack(torch._foreach_norm([*self.model.parameters()]))
         counted = torch.stack([*self.stepper.losses.values(), lengths.square().sum()])
         *totals, sound = self.division.add_losses(counted).tolist()
-        rows_of = (len(rows) for rows in self.rows.values())
-        losses = {
-            phase.name: total / max(1, rows)
-            for phase, total, rows in zip(self.rows, totals, rows_of, strict=True)
-        }
         if not all(map(math.isfinite, (sound, *totals))):
             raise BundleMageError(
                 "the loss or the weights are no longer finite: the steps are too large. "
                 f"Lower learning_rate (now {self.config.learning_rate:g})."
             )
-        return losses
+        return {
+            phase.name: total / max(1, len(rows))
+            for (phase, rows), total in zip(self.rows.items(), totals, strict=True)
+        }
 
     def _checkpoint(self, epoch: int) -> None:
         if self.folder is None or self.checkpoint_every == 0:

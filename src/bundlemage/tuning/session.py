@@ -10,16 +10,16 @@ from typing import Any, TypeAlias
 
 from bundlemage.data.splits import Split
 from bundlemage.errors import BundleMageError, ConfigError, MissingExtraError, NoModelYetError
-from bundlemage.evaluation.protocols import MatchingExam, means
+from bundlemage.evaluation import MatchingEvaluator, means
 from bundlemage.models.base import Interactions, Matcher, Model, Sizes, can
 from bundlemage.models.registry import build, make_config, model_class
 from bundlemage.progress import Progress
 from bundlemage.readers.load import read
 from bundlemage.training.devices import resolve_device
 from bundlemage.training.history import SELECTION_METRIC, EpochRecord, Observer
-from bundlemage.training.judging import Judges
 from bundlemage.training.loop import train
 from bundlemage.training.pool import Ask, Died, Pool, check_jobs
+from bundlemage.training.validation import ValidationCases
 from bundlemage.tuning.space import chosen_space, first_point
 from bundlemage.tuning.study import Search, Study, StudyFolder, Trial
 
@@ -59,7 +59,9 @@ class Session:
         self.folder = StudyFolder(search.output)
         self.folder.check(resume=search.resume)
         self.split = self._read()
-        self.metric = Judges.of(self.smallest, make_config(search.model, self.fixed), self.split).metric
+        self.metric = ValidationCases.of(
+            self.smallest, make_config(search.model, self.fixed), self.split
+        ).metric
         self.trials = {trial.number: trial for trial in self.folder.open(self._identity())}
         warm_up = max(2, self.epochs // 10)
         self.adviser = Adviser(self.space, self.first, search.seed, warm_up, [*self.trials.values()])
@@ -249,7 +251,7 @@ def _fit(model_name: str, settings: Mapping[str, Any], split: Split, watch: _Cur
         return max(watch.curve)
     # A model without epochs is evaluated once, after training.
     data = Interactions.of(split.train, resolve_device(config.device))
-    return means(MatchingExam(split.validation, data).metrics(model))[SELECTION_METRIC]
+    return means(MatchingEvaluator(split.validation, data).metrics(model))[SELECTION_METRIC]
 
 
 def tune(

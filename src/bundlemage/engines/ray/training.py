@@ -17,7 +17,7 @@ from bundlemage.engines.ray.pool import resources
 from bundlemage.engines.training import GO_ON, TrainingJob, train_part
 from bundlemage.errors import BundleMageError, ClusterError
 from bundlemage.models.base import Model
-from bundlemage.training.history import Observer, Teller, show
+from bundlemage.training.history import Forwarder, Observer, show
 from bundlemage.training.loop import TrainingResult
 
 REPLACED_AT_MOST = 3
@@ -89,7 +89,7 @@ def _worker(config: dict[str, Any]) -> None:
     if not refusals.empty():
         return  # another worker has failed, and this one would fail in the same way
     try:
-        train_part(config["job"], str(get_device()), [Teller(config["events"].put)])
+        train_part(config["job"], str(get_device()), [Forwarder(config["events"].put)])
     except BundleMageError as error:
         refusals.put(error)
         raise  # otherwise the other processes would wait for this one

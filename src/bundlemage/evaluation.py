@@ -1,4 +1,6 @@
-"""Evaluates models on the cases of a split. The results can be shown in a table or written as JSON."""
+"""Evaluates models on the cases of a split, with ranking metrics. If scores are equal, a metric is its mean
+over all orders of the ties. A model with equal scores for all candidates has the metrics of a random ranking.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from torch import Tensor
 
 from bundlemage.data.dataset import Positions
 from bundlemage.data.splits import PAD, GenerationCases, MatchingCases, Split
-from bundlemage.evaluation.metrics import DEFAULT_KS, ranking_metrics
 from bundlemage.models.base import Completer, Interactions, Matcher, Model, SalesScorer, can, require
 from bundlemage.models.ragged import Ragged
 
+DEFAULT_KS = (5, 10, 20)
 SCORES_AT_A_TIME = 2**25
 """Maximum number of scores in memory at the same time. Cases are scored in chunks."""
 
@@ -24,7 +26,56 @@ PerCase = dict[str, Tensor]
 """For each metric, a tensor with the value of each case."""
 
 
-class Exam(ABC):
+def tie_intervals(scores: Tensor, positives: Ragged) -> tuple[Tensor, Tensor]:
+    """Returns for each positive the number of candidates with a higher score, and with the same score.
+
+    The second number includes the positive itself. `scores` is [cases, candidates]; a score of −∞ means that
+    there is no candidate. Both results are [positives].
+    """
+    if torch.isnan(scores).any() or torch.isposinf(scores).any():
+        raise ValueError("a score is not a number or infinite, so there is no ranking")
+    case = positives.row_of_entry()
+    own = scores[case, positives.values]  # [positives]
+    higher, equal = torch.empty_like(case), torch.empty_like(case)
+    step = cases_at_a_time(scores.shape[1])
+    for start in range(0, len(case), step):
+        chunk = slice(start, start + step)
+        rows, mine = scores[case[chunk]], own[chunk, None]
+        higher[chunk] = (rows > mine).sum(1)
+        equal[chunk] = (rows == mine).sum(1)
+    return higher, equal
+
+
+def ranking_metrics(scores: Tensor, positives: Ragged, ks: Sequence[int] = DEFAULT_KS) -> dict[str, Tensor]:
+    """Returns `recall@k` and `ndcg@k` for each k. Each is a tensor [cases], in float64 (on MPS in float32).
+
+    Recall is the share of a case's positives that are among the first k candidates. For nDCG, the ideal
+    ranking has all positives first. The value of a case without positives is nan.
+    """
+    higher, equal = tie_intervals(scores, positives)
+    device, cases = scores.device, len(positives)
+    width = max(1, scores.shape[1], *ks)
+    # MPS has no float64.
+    real = torch.float32 if device.type == "mps" else torch.float64
+    gains = 1 / torch.log2(torch.arange(width, device=device, dtype=real) + 2)
+    # The DCG if the first 0, 1, 2, … candidates are all positives.
+    cumulative = torch.cat([gains.new_zeros(1), gains.cumsum(0)])
+    row, counts = positives.row_of_entry(), positives.lengths
+    metrics = {}
+    for k in ks:
+        first, last = higher.clamp(max=k), (higher + equal).clamp(max=k)
+        hits = (last - first).to(real) / equal
+        gain = (cumulative[last] - cumulative[first]) / equal
+        ideal = cumulative[counts.clamp(max=k)]
+        metrics[f"recall@{k}"] = gains.new_zeros(cases).index_add_(0, row, hits) / counts
+        metrics[f"ndcg@{k}"] = gains.new_zeros(cases).index_add_(0, row, gain) / ideal
+    return metrics
+
+
+# ── Cases ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Evaluator(ABC):
     """Cases on the data's device. Several models, or one model during training, are evaluated on them."""
 
     def __init__(self, cases: int, width: int, data: Interactions, ks: Sequence[int]) -> None:
@@ -51,7 +102,7 @@ class Exam(ABC):
         return torch.from_numpy(positions.astype(np.int64)).to(self.device)
 
 
-class MatchingExam(Exam):
+class MatchingEvaluator(Evaluator):
     """Cases of matching: users, and the bundles that they took. Histories come from the training data.
 
     If the cases have no candidates, all bundles are ranked except those that the user has in training. `new`
@@ -89,7 +140,7 @@ class MatchingExam(Exam):
         return scores.masked_fill(histories.bundles.as_mask(scores.shape[1]), -torch.inf), positives
 
 
-class GenerationExam(Exam):
+class GenerationEvaluator(Evaluator):
     """Cases of generation: incomplete bundles, each to be completed for a user."""
 
     def __init__(self, cases: GenerationCases, data: Interactions, ks: Sequence[int] = DEFAULT_KS) -> None:
@@ -132,7 +183,7 @@ def _columns(positives: Ragged, candidates: Tensor) -> Ragged:
     """Returns for each positive its column in `candidates`."""
     row = positives.row_of_entry()
     columns = torch.empty_like(row)
-    step = max(1, SCORES_AT_A_TIME // max(1, candidates.shape[1]))
+    step = cases_at_a_time(candidates.shape[1])
     for start in range(0, len(row), step):
         some = slice(start, start + step)
         same = candidates[row[some]] == positives.values[some, None]  # [positives, width]
@@ -183,17 +234,14 @@ def case_metrics(
     """Returns for each task that both the split and the model have, the metrics of each test case."""
     tasks = {}
     if split.test and can(model, Matcher):
-        tasks["matching"] = MatchingExam(split.test, data, ks, split.new_bundles).metrics(model)
+        tasks["matching"] = MatchingEvaluator(split.test, data, ks, split.new_bundles).metrics(model)
     if split.generation and can(model, Completer):
-        tasks["generation"] = GenerationExam(split.generation, data, ks).metrics(model)
+        tasks["generation"] = GenerationEvaluator(split.generation, data, ks).metrics(model)
     return tasks
 
 
 def tasks_not_learned(rows: Sequence[Evaluation]) -> list[str]:
     """Returns the tasks in which a model (the first row) is not better than popularity (the second row)."""
-    scores = {task: [row.to_json()[task] for row in rows] for task in ("matching", "generation")}
-    return [
-        task
-        for task, values in scores.items()
-        if len(values) == 2 and all(values) and values[0]["ndcg@5"] <= values[1]["ndcg@5"]
-    ]
+    pairs = {task: [getattr(row, task) for row in rows] for task in ("matching", "generation")}
+    learned = {task: pair for task, pair in pairs.items() if len(pair) == 2 and all(pair)}
+    return [task for task, (ours, rival) in learned.items() if ours["ndcg@5"] <= rival["ndcg@5"]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bundlemage.training.history import EpochProgress, EpochRecord, Event, Observer, Teller, show
+from bundlemage.training.history import EpochProgress, EpochRecord, Event, Forwarder, Observer, show
 
 RECORD = EpochRecord(1, {"matching": 2.0}, {"ndcg@5": 0.5}, True, 0.1)
 
@@ -22,13 +22,13 @@ class Counts(Observer):
 
 def test_every_observer_sees_every_step_that_is_told() -> None:
     told: list[Event] = []
-    teller = Teller(told.append)
-    teller.last = float("inf")  # not yet time to tell
+    forwarder = Forwarder(told.append)
+    forwarder.last = float("inf")  # not yet time to tell
     for _ in range(6):
-        teller.on_step("matching")
-    teller.last = 0.0
-    teller.on_step("matching")
-    teller.on_epoch(RECORD)
+        forwarder.on_step("matching")
+    forwarder.last = 0.0
+    forwarder.on_step("matching")
+    forwarder.on_epoch(RECORD)
     one, other = Counts(), Counts()
     for event in told:
         show(event, [one, other])

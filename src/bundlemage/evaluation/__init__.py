@@ -1,1 +1,0 @@
-"""Evaluation: what a model is asked, and how its answers are counted."""

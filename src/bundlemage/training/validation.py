@@ -1,0 +1,114 @@
+"""Computes the value of an epoch from the validation cases of both tasks. The best epoch is used."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bundlemage.data.splits import GenerationCases, MatchingCases, Split, completion_cases
+from bundlemage.evaluation import Evaluator, GenerationEvaluator, MatchingEvaluator, means
+from bundlemage.models.base import Completer, Interactions, Learner, Matcher, Model, Sizes, can
+from bundlemage.models.baselines.rules import Popularity
+from bundlemage.models.config import LearnedConfig, ModelConfig, SelectBy, parse_config
+from bundlemage.models.division import Division
+from bundlemage.training.history import SELECTION_METRIC
+
+FLOOR = 0.001
+"""Smallest nDCG@5 in the ratio to popularity: lower values are replaced by this one."""
+
+
+class EpochValue(NamedTuple):
+    """The metrics of both tasks after an epoch, and the value of the epoch."""
+
+    matching: dict[str, float]
+    generation: dict[str, float]
+    value: float | None
+
+
+@dataclass(frozen=True)
+class ValidationCases:
+    """The validation cases. The bundles in `held_out` must not be used to learn generation."""
+
+    matching: MatchingCases | None = None
+    generation: GenerationCases | None = None
+    held_out: Tensor | None = field(default=None, repr=False)
+    select_by: SelectBy = "both"
+
+    @classmethod
+    def of(cls, model: Model, config: ModelConfig, split: Split) -> ValidationCases:
+        """Returns the cases of a split for the model's tasks, according to the setting `select_by`."""
+        select_by = config.select_by if isinstance(config, LearnedConfig) else "matching"
+        matching = split.validation if split.validation and can(model, Matcher) else None
+        completes = can(model, Completer) and can(model, Learner) and select_by != "matching"
+        # With the protocol `none` (a live shop) a model learns from every bundle, so none is held out.
+        chosen = completion_cases(split.train, split.plan) if completes and split.protocol != "none" else None
+        if chosen is None:
+            return cls(matching)
+        return cls(matching, chosen[1], torch.from_numpy(chosen[0]), select_by)
+
+    @property
+    def metric(self) -> str:
+        """The name of `EpochValue.value`."""
+        both = self.select_by == "both" and self.matching is not None and self.generation is not None
+        return "times popularity" if both else SELECTION_METRIC
+
+
+class Validation:
+    """Evaluates a model on the validation cases, which are kept on the device."""
+
+    def __init__(self, cases: ValidationCases, data: Interactions, division: Division) -> None:
+        self.tasks = {
+            task: _SharedEvaluator(own, data, division)
+            for task, own in (("matching", cases.matching), ("generation", cases.generation))
+            if own is not None
+        }
+        self.counted = ("matching", "generation") if cases.select_by == "both" else (cases.select_by,)
+        self.popularity: dict[str, float] = {}
+        if len(self.tasks) == 2:
+            sizes = Sizes(len(data.user_bundle), data.items, len(data.bundle_item))
+            rival = Popularity(parse_config(ModelConfig, {}), sizes).to(data.user_bundle.device)
+            rival.bundle_counts.copy_(data.user_bundle.counts(sizes.bundles))
+            rival.item_counts.copy_(division.item_sales(data))
+            self.popularity = {task: own.means(rival)[SELECTION_METRIC] for task, own in self.tasks.items()}
+
+    def of(self, model: Model) -> EpochValue:
+        """Returns the metrics and the value of a model with its current weights."""
+        metrics = {task: own.means(model) for task, own in self.tasks.items()}
+        values = {
+            task: each[SELECTION_METRIC] for task, each in metrics.items() if each and task in self.counted
+        }
+        value = next(iter(values.values()), None)
+        if len(values) == 2:
+            # The geometric mean of the ratios: a gain of 10% counts the same in both tasks.
+            ratios = [max(each, FLOOR) / max(self.popularity[task], FLOOR) for task, each in values.items()]
+            value = math.prod(ratios) ** (1 / 2) if any(values.values()) else 0.0
+        return EpochValue(metrics.get("matching", {}), metrics.get("generation", {}), value)
+
+
+class _SharedEvaluator:
+    """Evaluates cases with several processes. Each has its own users; all get the means over all cases."""
+
+    def __init__(
+        self, cases: MatchingCases | GenerationCases, data: Interactions, division: Division
+    ) -> None:
+        self.group, self.count = division.group, len(cases)
+        self.mine = division.cases_of(torch.from_numpy(cases.users.astype("int64")))
+        own = cases.chosen(slice(None) if self.mine is None else self.mine.numpy())
+        kind = GenerationEvaluator if isinstance(own, GenerationCases) else MatchingEvaluator
+        self.evaluator: Evaluator = kind(own, data)  # type: ignore[arg-type]
+
+    def means(self, model: Model) -> dict[str, float]:
+        metrics = self.evaluator.metrics(model)
+        if self.mine is not None and self.group is not None:
+            mine = self.mine.to(self.evaluator.device)
+            names = (f"{kind}@{k}" for k in self.evaluator.ks for kind in ("recall", "ndcg"))
+            for name in names:  # also in a process without cases
+                everyone = torch.zeros(self.count, device=mine.device)
+                if name in metrics:
+                    everyone[mine] = metrics[name].to(everyone.dtype)
+                metrics[name] = self.group.add_(everyone)
+        return means(metrics)
