@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def search(shop: str, output: Path, **others: Any) -> Search:
 
 def seen(trials: Sequence[Trial]) -> list[Any]:
     """All of a trial but its time."""
-    return [{**trial.to_json(), "seconds": None} for trial in trials]
+    return [{**asdict(trial), "seconds": None} for trial in trials]
 
 
 def test_the_planted_answer_is_found_and_bad_trials_end_early(

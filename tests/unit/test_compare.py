@@ -25,8 +25,7 @@ from bundlemage.models.base import Histories, Interactions, Matcher, Sizes
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ragged import Ragged
 from bundlemage.studies import render
-from bundlemage.studies.abilities import abilities, every_model
-from bundlemage.studies.cells import Cell, Contender, find, run
+from bundlemage.studies.cells import Cell, Contender, abilities, every_model, find, run
 from bundlemage.studies.comparison import CompareObserver, Comparison, compare
 from bundlemage.studies.outcome import METRICS, Cache, CacheWarning, Outcome
 from bundlemage.studies.standings import DataFacts, ResultTable, holm, make_table, paired_p

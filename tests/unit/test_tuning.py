@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,7 @@ from bundlemage.models.registry import MODELS, build, make_config
 from bundlemage.progress import in_silence
 from bundlemage.recipe import Recipe
 from bundlemage.tuning.adviser import Adviser
-from bundlemage.tuning.session import blind, make_trial, tune
-from bundlemage.tuning.space import chosen_space, first_point
+from bundlemage.tuning.session import blind, chosen_space, first_point, make_trial, tune
 from bundlemage.tuning.study import Search, StudyFolder, Trial
 from tests.small_shop import QUICK, pairs_of, small_shop
 
@@ -143,7 +142,7 @@ def test_advice_follows_from_the_trials_alone() -> None:
     trials = [made_up(whole, number) for number in range(24)]
     assert trials[0].settings == FIRST
     assert {trial.state for trial in trials} == {"complete", "pruned", "failed"}
-    stored = [Trial.from_json(json.loads(json.dumps(trial.to_json()))) for trial in trials]
+    stored = [Trial(**json.loads(json.dumps(asdict(trial)))) for trial in trials]
     for cut in (1, 7, 13, 20):
         resumed = Adviser(SPACE, FIRST, 3, 2, stored[:cut])
         assert [made_up(resumed, number) for number in range(cut, 24)] == trials[cut:]

@@ -112,8 +112,7 @@ def compare(
 def _contenders(
     names: Sequence[str] | None, setting: Sequence[str] | None, epochs: int | None
 ) -> list[Contender]:
-    from bundlemage.studies.abilities import every_model
-    from bundlemage.studies.cells import Contender
+    from bundlemage.studies.cells import Contender, every_model
 
     wanted = list(DEFAULT_MODELS) if names is None else ids(names)
     if not wanted:
@@ -244,7 +243,7 @@ def models(name: str | None = None, as_json: AsJson = False) -> None:
     Options:
         name NAME: The model whose settings to show.
     """
-    from bundlemage.studies.abilities import every_model
+    from bundlemage.studies.cells import every_model
 
     if name is not None:
         _settings(name, as_json)

@@ -1,4 +1,7 @@
-"""A cell of a study: one contender on one split with one seed. Its outcome is kept in the cache."""
+"""A cell of a study: one contender on one split with one seed. Its outcome is kept in the cache.
+
+What a model can do may depend on its settings, so a tiny instance of the model is examined.
+"""
 
 from __future__ import annotations
 
@@ -14,29 +17,33 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache as remembered
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bundlemage import __version__
 from bundlemage.data.dataset import BundleDataset, Vocabulary
 from bundlemage.data.splits import Split, SplitPlan
-from bundlemage.errors import CheckpointError, ConfigError, NoModelYetError
+from bundlemage.errors import BundleMageError, CheckpointError, ConfigError, NoModelYetError
 from bundlemage.evaluation import case_metrics, evaluation_of
-from bundlemage.models.base import Interactions, Model
+from bundlemage.models.base import Completer, Interactions, Learner, Matcher, Model, Sizes, can
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ensemble import check_ensemble
-from bundlemage.models.registry import make_config, model_class, model_names
+from bundlemage.models.ragged import Ragged
+from bundlemage.models.registry import build, make_config, model_class, model_names, names_taken
 from bundlemage.recipe import Recipe
 from bundlemage.recommender import Recommender
-from bundlemage.studies.abilities import Abilities, abilities
 from bundlemage.studies.outcome import CASE_METRICS, FORMAT, KS, Cache, Outcome
 from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.devices import resolve_device
 from bundlemage.training.history import SELECTION_METRIC, EpochRecord, Observer, mean_validation
+
+_PROCESS = Path("/proc/self")
+_TINY = Sizes(8, 8, 8)
 
 
 @dataclass(frozen=True)
@@ -256,9 +263,97 @@ def _warm_up(device: str) -> None:
     )
 
 
-# ── The machine ──────────────────────────────────────────────────────────────────────────────────
+# ── What a model can do ──────────────────────────────────────────────────────────────────────────
 
-_PROCESS = Path("/proc/self")
+
+@dataclass(frozen=True)
+class Abilities:
+    """The tasks that a model can do, and whether it learns and depends on a seed."""
+
+    matches: bool
+    generates: bool
+    learns: bool
+    """Whether the model learns by gradient steps."""
+    seeded: bool
+    """Whether another seed could give another result."""
+
+
+def abilities(model: str, settings: Mapping[str, Any] | None = None) -> Abilities:
+    """Returns the abilities of a registered model with these settings."""
+    return _abilities(model, json.dumps(dict(settings or {}), sort_keys=True))
+
+
+@lru_cache(maxsize=1024)
+def _abilities(name: str, settings_json: str) -> Abilities:
+    settings = json.loads(settings_json)
+    model = build(name, make_config(name, settings), _TINY)
+    learns = can(model, Learner)
+    return Abilities(
+        can(model, Matcher), can(model, Completer), learns, learns or _seed_matters(name, settings)
+    )
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A row of the list of models. If `error` is set, the other fields except `name` are empty."""
+
+    name: str
+    title: str = ""
+    matches: bool = False
+    generates: bool = False
+    learns: bool = False
+    knows_new_users: bool = False
+    publication: str = ""
+    error: str | None = None
+
+
+def every_model() -> list[ModelFacts]:
+    """Returns all registered models, including other packages'. A model that fails to load has an `error`."""
+    taken = [
+        ModelFacts(name, error=f"{where} registers a name that is taken: rename it there")
+        for name, where in names_taken().items()
+    ]
+    return [_facts(name) for name in model_names()] + taken
+
+
+def _facts(name: str) -> ModelFacts:
+    try:
+        kind, able = model_class(name), abilities(name)
+    except Exception as error:  # another package's model may fail in any way
+        known = isinstance(error, BundleMageError)
+        reason = f"{error}" if known else f"it cannot be built: {type(error).__name__}: {error}"
+        return ModelFacts(name, error=reason)
+    tasks = (able.matches, able.generates, able.learns)
+    return ModelFacts(name, kind.title, *tasks, kind.knows_new_users, kind.publication)
+
+
+def _seed_matters(name: str, settings: Mapping[str, Any]) -> bool:
+    """Whether two seeds give different weights or different answers on a tiny shop."""
+    try:
+        first, second = (_observed(name, {**settings, "seed": seed}) for seed in (1, 2))
+        return not all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    except Exception:  # it may fail on such a small shop: running every seed is always correct
+        return True
+
+
+def _observed(name: str, settings: Mapping[str, Any]) -> list[Tensor]:
+    config = make_config(name, {**settings, "device": "cpu"})
+    model: Model = build(name, config, _TINY).eval()
+    rows = Ragged.from_lists([[row, (row + 1) % 8, (row + 3) % 8] for row in range(8)], torch.device("cpu"))
+    data = Interactions(rows, rows, rows, 8)
+    histories = data.histories(torch.arange(8))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(config.seed)
+        model.observe(data)
+        answers = [*model.state_dict().values()]
+        if can(model, Matcher):
+            answers.append(model.score_bundles(histories, rows))
+        if can(model, Completer):
+            answers.append(model.score_items(histories, rows, rows))
+    return answers
+
+
+# ── The machine ──────────────────────────────────────────────────────────────────────────────────
 
 
 def device_in_words(device: torch.device) -> str:

@@ -206,7 +206,12 @@ def run_cells(
     try:
         unknown = []
         for place, cell in enumerate(cells):
-            known = None if fresh else _find(cell, cache)
+            try:
+                known = None if fresh else find(cell, cache)
+            except OSError:
+                raise
+            except Exception:  # another package's model may fail: the failure is reported when it runs
+                known = None
             if known is None:
                 unknown.append(place)
             else:
@@ -234,15 +239,6 @@ def run_cells(
     results = [ended[place] for place in sorted(ended) if not left_out(place)]
     outcomes = (result for result in results if isinstance(result, Outcome))
     return tuple(outcomes), tuple(result for result in results if isinstance(result, Missing))
-
-
-def _find(cell: Cell, cache: Cache) -> Outcome | None:
-    try:
-        return find(cell, cache)
-    except OSError:
-        raise
-    except Exception:  # another package's model may fail: the failure is reported when it runs
-        return None
 
 
 _Task = tuple[int, Contender, int, int]

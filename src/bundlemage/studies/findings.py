@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.data.statistics import dataset_table, dissimilarity, popularity_bias
 from bundlemage.downloads.public_data import public_data
@@ -19,7 +19,7 @@ from bundlemage.readers import pathak
 from bundlemage.readers.load import SAMPLE, read
 from bundlemage.recommender import Recommender
 from bundlemage.studies import cases, plan
-from bundlemage.studies.cells import Cell, Contender, fitted
+from bundlemage.studies.cells import Cell, fitted
 from bundlemage.studies.comparison import CompareObserver, plan_cells, run_cells
 from bundlemage.studies.outcome import Cache, Missing, Outcome
 from bundlemage.studies.standings import DataFacts, ResultTable, Row, case_groups, make_table
@@ -137,8 +137,12 @@ def gather(options: ReproduceOptions, observer: CompareObserver | None = None) -
             if one.part == name and reasons[one.key] is None
             for contender in contenders[one.key]
         }
-        if part.split is not None:
-            cells += _cells([*possible.values()], part.split, options, cache)
+        if part.split is not None and possible:
+            planned, _ = plan_cells([*possible.values()], [part.split], options.seeds)
+            if options.only_cached:  # a contender is shown if all its seeds are in the cache
+                unknown = {one.contender.label for one in planned if not cache.load(one.key, quiet=True)}
+                planned = [one for one in planned if one.contender.label not in unknown]
+            cells += planned
     outcomes: tuple[Outcome, ...] = ()
     failures: tuple[Missing, ...] = ()
     if cells:
@@ -151,11 +155,16 @@ def gather(options: ReproduceOptions, observer: CompareObserver | None = None) -
             rows, groups = contenders[one.key], case_groups(split, one.task)
             table = make_table(facts[one.part], one.task, one.metric, rows, outcomes, failures, groups)
         tables.append(TableResult(one, table, reasons[one.key]))
-    dataset, source = _described_by(parts)
-    whole = dataset if dataset is not None and dataset.name != pathak.PARTIAL_NAME else None
+    # The statistics are those of real data if there is any.
+    readable = ((part.partial, name, part.split.dataset) for name, part in parts.items() if part.split)
+    partial, source, dataset = min(readable, key=lambda part: part[0], default=(True, "", None))
+    statistics = {} if dataset is None else dataset_table(dataset)
+    if partial:  # a reconstructed matrix does not describe the data
+        statistics = {name: one for name, one in statistics.items() if not name.startswith("user_item")}
+    whole = None if partial else dataset
     return Findings(
         options=options,
-        statistics=_statistics(dataset) if dataset else {},
+        statistics=statistics,
         statistics_part=source,
         bias=popularity_bias(whole) if whole else None,
         cosines=dissimilarity(whole) if whole else None,
@@ -168,34 +177,6 @@ def gather(options: ReproduceOptions, observer: CompareObserver | None = None) -
     )
 
 
-def _cells(
-    contenders: Sequence[Contender], split: Split, options: ReproduceOptions, cache: Cache
-) -> list[Cell]:
-    """The cells of one part of the data; with `only_cached`, only contenders with all seeds in the cache."""
-    if not contenders:
-        return []
-    cells, _ = plan_cells(contenders, [split], options.seeds)
-    if options.only_cached:
-        unknown = {one.contender.label for one in cells if cache.load(one.key, quiet=True) is None}
-        cells = [one for one in cells if one.contender.label not in unknown]
-    return cells
-
-
-def _described_by(parts: Mapping[str, plan.DataPart]) -> tuple[BundleDataset | None, str]:
-    """The data for the statistics and the name of its part. Real data is preferred to reconstructed data."""
-    for part in sorted(parts.values(), key=lambda part: part.partial):
-        if part.split is not None:
-            return part.split.dataset, part.name
-    return None, ""
-
-
-def _statistics(dataset: BundleDataset) -> dict[str, int | float]:
-    table = dataset_table(dataset)
-    if dataset.name == pathak.PARTIAL_NAME:  # a reconstructed matrix does not describe the data
-        table = {name: value for name, value in table.items() if not name.startswith("user_item")}
-    return table
-
-
 # ── Case studies ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -204,10 +185,13 @@ def _case_studies(
 ) -> tuple[CaseResult, ...]:
     """Case studies on the sample shop, and on Steam's named games if they are present."""
     sample = parts[SAMPLE].split if SAMPLE in parts else None
-    if sample is None:
-        sample = SplitPlan("paper").divide(read(SAMPLE).dataset)
-    studies = [_case(sample, SAMPLE, options, cache)]
-    games = parts[plan.NAMES_PART].split if plan.NAMES_PART in parts else _games_beside(options.folder)
+    studies = [_case(sample or SplitPlan("paper").divide(read(SAMPLE).dataset), SAMPLE, options, cache)]
+    beside = options.folder.resolve().parent / "steam" / plan.NAMES_PART if options.folder else None
+    games = None
+    if plan.NAMES_PART in parts:
+        games = parts[plan.NAMES_PART].split
+    elif beside is not None and beside.is_dir():
+        games = SplitPlan("paper").divide(read(beside).dataset)
     if games is not None:
         studies.append(_case(games, "steam", options, cache))
     elif options.dataset != SAMPLE:
@@ -219,19 +203,13 @@ def _case_studies(
     return tuple(studies)
 
 
-def _games_beside(folder: Path | None) -> Split | None:
-    """Steam's games with names, if `steam/pathak` is beside the folder of the data; otherwise None."""
-    place = folder.resolve().parent / "steam" / plan.NAMES_PART if folder else None
-    if place is None or not place.is_dir():
-        return None
-    return SplitPlan("paper").divide(read(place).dataset)
-
-
 def _case(split: Split, recipes: str, options: ReproduceOptions, cache: Cache) -> CaseResult:
     split = cases.fair_split(split)
     cell = Cell(plan.contender("bundlemage", recipes, options.epochs), split, options.seeds[0])
     folder = cache.folder / "cases" / cell.key
-    recommender = _saved(folder, options.device)
+    recommender = None
+    with suppress(ArtifactError):  # if the saved model is damaged, it is trained again
+        recommender = Recommender.load(folder, device=options.device) if folder.is_dir() else None
     if recommender is None and options.only_cached:
         return CaseResult(split.dataset.name, None, NOT_RUN)
     if recommender is None:
@@ -242,10 +220,3 @@ def _case(split: Split, recipes: str, options: ReproduceOptions, cache: Cache) -
             RunFolder(run).discard()
     label = f"BundleMage, seed {cell.seed}, {len(recommender.history)} epochs"
     return CaseResult(split.dataset.name, cases.case_study(recommender.model, split, label))
-
-
-def _saved(folder: Path, device: str) -> Recommender | None:
-    try:
-        return Recommender.load(folder, device=device) if folder.is_dir() else None
-    except ArtifactError:  # damaged: train it again
-        return None

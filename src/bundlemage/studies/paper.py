@@ -46,19 +46,21 @@ class PaperRow:
         return self.printed.get(dataset, {})
 
 
-def _row(content: Mapping[str, Any], metrics: list[str]) -> PaperRow:
-    printed = {name: dict(zip(metrics, content[name], strict=False)) for name in DATASETS if name in content}
-    title = content["title"]
-    shown, contender, remark = (content.get(name, "") for name in ("shown", "contender", "remark"))
-    return PaperRow(title, shown or title, contender, printed, remark)
-
-
 METRICS: Mapping[str, tuple[str, ...]] = {
     key: tuple(table["metrics"]) for key, table in _CONTENT["tables"].items()
 }
 """Key of a table → its metrics."""
 TABLES: Mapping[str, tuple[PaperRow, ...]] = {
-    key: tuple(_row(row, table["metrics"]) for row in table["rows"])
+    key: tuple(
+        PaperRow(
+            row["title"],
+            row.get("shown", row["title"]),
+            row.get("contender", ""),
+            {name: dict(zip(METRICS[key], row[name], strict=False)) for name in DATASETS if name in row},
+            row.get("remark", ""),
+        )
+        for row in table["rows"]
+    )
     for key, table in _CONTENT["tables"].items()
 }
 """Key of a table → its rows, in the paper's order."""

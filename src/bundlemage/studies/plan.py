@@ -66,24 +66,24 @@ SHORT_NAMES: Mapping[str, str] = _CONTENT["short_names"]
 
 def table_plans(dataset: str) -> tuple[TablePlan, ...]:
     """Returns the tables of a dataset's report, in the paper's order."""
-    return tuple(_table_plan(table, dataset) for table in _CONTENT["table"] if dataset in table["datasets"])
-
-
-def _table_plan(table: Mapping[str, Any], dataset: str) -> TablePlan:
     real = dataset != SAMPLE
-    return TablePlan(
-        key=table["key"],
-        title=table["title"],
-        section=table["section"],
-        part=table["part"] if real else SAMPLE,
-        task=table["task"],
-        recipes=table.get("recipes", "{dataset}").format(dataset=dataset),
-        metrics=paper.METRICS[table.get("metrics_of", table["key"])],
-        metric=table.get("metric", "ndcg@5"),
-        entries=tuple(_entries(table, dataset)),
-        intro=f"{table['intro']} {table.get('intro_of_real_data', '') if real else ''}".rstrip(),
-        beside=table.get("beside", "the paper") if real else "",
-        partial=table.get("partial", False),
+    return tuple(
+        TablePlan(
+            key=table["key"],
+            title=table["title"],
+            section=table["section"],
+            part=table["part"] if real else SAMPLE,
+            task=table["task"],
+            recipes=table.get("recipes", "{dataset}").format(dataset=dataset),
+            metrics=paper.METRICS[table.get("metrics_of", table["key"])],
+            metric=table.get("metric", "ndcg@5"),
+            entries=tuple(_entries(table, dataset)),
+            intro=f"{table['intro']} {table.get('intro_of_real_data', '') if real else ''}".rstrip(),
+            beside=table.get("beside", "the paper") if real else "",
+            partial=table.get("partial", False),
+        )
+        for table in _CONTENT["table"]
+        if dataset in table["datasets"]
     )
 
 
@@ -135,12 +135,12 @@ def without(plans: Iterable[TablePlan], skipped: Collection[str]) -> tuple[Table
                 f"--skip {name}: there is no such model or section here. Sections: {', '.join(SECTIONS)}; "
                 f"models: {', '.join(sorted(known))}"
             )
-    kept = []
-    for plan in plans:
-        entries = tuple(entry for entry in plan.entries if entry.name not in skipped)
-        if plan.section not in skipped and entries:
-            kept.append(replace(plan, entries=entries))
-    return tuple(kept)
+    kept = (
+        replace(plan, entries=tuple(entry for entry in plan.entries if entry.name not in skipped))
+        for plan in plans
+        if plan.section not in skipped
+    )
+    return tuple(plan for plan in kept if plan.entries)
 
 
 # ── Data ─────────────────────────────────────────────────────────────────────────────────────────

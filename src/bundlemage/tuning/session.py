@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
@@ -12,6 +12,7 @@ from bundlemage.data.splits import Split
 from bundlemage.errors import BundleMageError, ConfigError, MissingExtraError, NoModelYetError
 from bundlemage.evaluation import MatchingEvaluator, means
 from bundlemage.models.base import Interactions, Matcher, Model, Sizes, can
+from bundlemage.models.config import Between, Domain, ModelConfig, OneOf, Space, parse_config
 from bundlemage.models.registry import build, make_config, model_class
 from bundlemage.progress import Progress
 from bundlemage.readers.load import read
@@ -20,7 +21,6 @@ from bundlemage.training.history import SELECTION_METRIC, EpochRecord, Observer
 from bundlemage.training.loop import train
 from bundlemage.training.pool import Ask, Died, Pool, check_jobs
 from bundlemage.training.validation import ValidationCases
-from bundlemage.tuning.space import chosen_space, first_point
 from bundlemage.tuning.study import Search, Study, StudyFolder, Trial
 
 Task: TypeAlias = tuple[int, dict[str, Any]]
@@ -29,6 +29,13 @@ Shared: TypeAlias = tuple[str, dict[str, Any], Split]
 """The model's name, the fixed settings and the data. All trials share them."""
 WHERE = frozenset({"device"})
 """Settings that do not change the result of a trial. A study may continue on another device."""
+
+NEVER = {
+    "seed": "a seed that scores best is luck, not a better setting",
+    "device": "the device does not change how good a model is",
+}
+MOST_CHECKED = 10_000
+"""The maximum number of values of a range of whole numbers that are checked as settings."""
 
 
 def blind(split: Split) -> Split:
@@ -55,29 +62,45 @@ class Session:
             raise MissingExtraError("tune", "tuning") from None
         self.started = time.monotonic()
         self.search, self.progress = search, progress
-        self._settle()
+        smallest = self._settle()
         self.folder = StudyFolder(search.output)
         self.folder.check(resume=search.resume)
-        self.split = self._read()
-        self.metric = ValidationCases.of(
-            self.smallest, make_config(search.model, self.fixed), self.split
-        ).metric
-        self.trials = {trial.number: trial for trial in self.folder.open(self._identity())}
-        warm_up = max(2, self.epochs // 10)
+        progress("reading the data", 0, 0)
+        source = read(search.location, search.tables)
+        self.warnings, self.split = source.warnings, blind(search.plan.divide(source.dataset, source.ready))
+        validation = self.split.validation
+        if not validation:
+            raise ConfigError(
+                f"the protocol {self.split.protocol} leaves no validation cases in this data, so trials "
+                "cannot be compared: choose another protocol with --protocol, or add data"
+            )
+        self.metric = ValidationCases.of(smallest, make_config(search.model, self.fixed), self.split).metric
+        # Defaults are part of the identity: a new version may change them.
+        first = make_config(search.model, {**self.fixed, **self.first})
+        identity = {
+            "model": search.model,
+            "settings": first.model_dump(mode="json", exclude={*self.space, *WHERE}),
+            "space": {name: domain.to_json() for name, domain in self.space.items()},
+            "split": asdict(search.plan),
+            "metric": self.metric,
+            "training data": self.split.train.fingerprint(),
+            "validation data": validation.fingerprint(),
+        }
+        self.trials = {trial.number: trial for trial in self.folder.open(identity)}
+        warm_up = max(2, getattr(first, "epochs", 0) // 10)
         self.adviser = Adviser(self.space, self.first, search.seed, warm_up, [*self.trials.values()])
-        if self.best is not None:  # the program may have been killed before it wrote best.toml
-            self._keep_best()
+        self._keep_best()  # the program may have been killed before it wrote best.toml
         self._tell()
 
-    def _settle(self) -> None:
-        """Checks the request, and works out the space and the fixed settings."""
+    def _settle(self) -> Model:
+        """Checks the request, works out the space and the fixed settings, and returns a tiny model."""
         search = self.search
         if "seed" in {**search.start, **search.settings}:
             raise ConfigError("in a search, 'seed' is no setting of the model: set the search's seed")
         config_class = model_class(search.model).config_class
         usual = make_config(search.model, {**search.start, **search.settings})
-        self.smallest = build(search.model, usual, Sizes(1, 1, 1))
-        check_matches(self.smallest)
+        smallest = build(search.model, usual, Sizes(1, 1, 1))
+        check_matches(smallest)
         self.space = chosen_space(config_class, search.space, search.settings)
         if not self.space:
             raise ConfigError(
@@ -91,38 +114,7 @@ class Session:
             "seed": search.seed,
         }
         self.first = first_point(config_class, self.space, {**start, **self.fixed})
-        self.epochs = int(getattr(make_config(search.model, {**self.fixed, **self.first}), "epochs", 0))
-
-    def _read(self) -> Split:
-        search = self.search
-        self.progress("reading the data", 0, 0)
-        source = read(search.location, search.tables)
-        self.warnings = source.warnings
-        split = blind(search.plan.divide(source.dataset, source.ready))
-        if split.validation is None or not len(split.validation):
-            raise ConfigError(
-                f"the protocol {split.protocol} leaves no validation cases in this data, so trials cannot be "
-                "compared: choose another protocol with --protocol, or add data"
-            )
-        return split
-
-    def _identity(self) -> dict[str, Any]:
-        validation = self.split.validation
-        assert validation is not None
-        return {
-            "model": self.search.model,
-            "settings": self._kept(),
-            "space": {name: domain.to_json() for name, domain in self.space.items()},
-            "split": asdict(self.search.plan),
-            "metric": self.metric,
-            "training data": self.split.train.fingerprint(),
-            "validation data": validation.fingerprint(),
-        }
-
-    def _kept(self) -> dict[str, Any]:
-        """The settings that all trials share. Defaults are included: a new version may change them."""
-        config = make_config(self.search.model, self.settings(self.first))
-        return config.model_dump(mode="json", exclude={*self.space, *WHERE})
+        return smallest
 
     @property
     def missing(self) -> list[int]:
@@ -133,10 +125,6 @@ class Session:
     def best(self) -> Trial | None:
         """The best trial so far."""
         return self.study(importance=False).best
-
-    def settings(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns all settings of a trial: the fixed settings and the chosen ones."""
-        return {**self.fixed, **chosen}
 
     def run(self, pool: Pool[Task, Trial]) -> None:
         """Run the trials that are missing, until the time is up. At least one runs in any case."""
@@ -179,17 +167,16 @@ class Session:
         self._tell()
 
     def _keep_best(self) -> None:
-        assert self.best is not None
-        settings = self.settings(self.best.settings)
-        kept = {name: value for name, value in settings.items() if name not in WHERE}
-        self.folder.keep_best(self.search.model, kept, asdict(self.search.plan))
+        if self.best is not None:
+            settings = {**self.fixed, **self.best.settings}
+            kept = {name: value for name, value in settings.items() if name not in WHERE}
+            self.folder.keep_best(self.search.model, kept, asdict(self.search.plan))
 
     def _tell(self, note: str = "") -> None:
         self.progress("trials", len(self.trials), self.search.trials, note and self._with_best(note))
 
     def _with_best(self, note: str) -> str:
-        best = "" if self.best is None else f"best {self.metric} {self.best.value:.4f}"
-        return "; ".join(filter(None, (note, best)))
+        return note if self.best is None else f"{note}; best {self.metric} {self.best.value:.4f}"
 
     def study(self, interrupted: bool = False, importance: bool = True) -> Study:
         """Returns the results so far. With `importance`, also the importance of each setting."""
@@ -211,17 +198,28 @@ def make_trial(shared: Shared, task: Task, ask: Ask) -> Trial:
 
     After an error the trial has failed, and the search goes on: other settings may work.
     """
-    (model, fixed, split), (number, chosen) = shared, task
+    (name, fixed, split), (number, chosen) = shared, task
     started, curve = time.perf_counter(), list[float]()
-    stopped, value, reason = False, None, None
+    interrupted, stopped, value, reason = False, False, None, None
     try:
-        value = _fit(model, {**fixed, **chosen}, split, _Curve(curve, ask))
+        config = make_config(name, {**fixed, **chosen})
+        model = build(name, config, Sizes.of(split.dataset))
+        check_matches(model)
+        interrupted = train(model, config, split, observers=[_Curve(curve, ask)]).interrupted
+        if curve:
+            value = max(curve)
+        else:  # a model without epochs is evaluated once, after training
+            assert split.validation is not None
+            data = Interactions.of(split.train, resolve_device(config.device))
+            value = means(MatchingEvaluator(split.validation, data).metrics(model))[SELECTION_METRIC]
     except _Stop:
         value, stopped = max(curve), True
     except NoModelYetError:  # the user interrupted
         raise KeyboardInterrupt from None
     except Exception as error:
         reason = str(error) if isinstance(error, BundleMageError) else f"{type(error).__name__}: {error}"
+    if interrupted:
+        raise KeyboardInterrupt
     return Trial.ended(number, chosen, curve, started, value, stopped=stopped, reason=reason)
 
 
@@ -238,20 +236,6 @@ class _Curve(Observer):
         self.curve.append(record.value)
         if self.ask((record.epoch, record.value)):
             raise _Stop
-
-
-def _fit(model_name: str, settings: Mapping[str, Any], split: Split, watch: _Curve) -> float:
-    config = make_config(model_name, settings)
-    model = build(model_name, config, Sizes.of(split.dataset))
-    check_matches(model)
-    assert split.validation is not None
-    if train(model, config, split, observers=[watch]).interrupted:
-        raise KeyboardInterrupt
-    if watch.curve:
-        return max(watch.curve)
-    # A model without epochs is evaluated once, after training.
-    data = Interactions.of(split.train, resolve_device(config.device))
-    return means(MatchingEvaluator(split.validation, data).metrics(model))[SELECTION_METRIC]
 
 
 def tune(
@@ -272,3 +256,65 @@ def tune(
     except KeyboardInterrupt:
         return session.study(interrupted=True)
     return session.study()
+
+
+# ── The space ────────────────────────────────────────────────────────────────────────────────────
+
+
+def chosen_space(config_class: type[ModelConfig], changes: Space, fixed: Mapping[str, Any]) -> Space:
+    """Returns the space of `config_class`, with `changes` and without the `fixed` settings.
+
+    Raises ConfigError if a value in the space is not a valid setting.
+    """
+    for name in changes:
+        if name in NEVER:
+            raise ConfigError(f"{name!r} cannot be searched for: {NEVER[name]}. Set it with --set")
+        if name in fixed:
+            raise ConfigError(
+                f"{name!r} is both fixed to {fixed[name]!r} and in the space to search: choose one of the two"
+            )
+    declared = config_class.space
+    wanted = {**declared, **{name: _fitted(config_class, name, domain) for name, domain in changes.items()}}
+    space = {name: domain for name, domain in wanted.items() if name not in fixed}
+    for name, domain in space.items():
+        for value in _values(domain):
+            try:
+                parse_config(config_class, {**fixed, name: value})
+            except ConfigError as error:
+                hint = ""
+                if isinstance(domain, Between) and domain.whole:
+                    hint = f". Name the values one by one, e.g. {name}={domain.low},{domain.high}"
+                raise ConfigError(f"the space of {name!r} is {domain}: {error}{hint}") from None
+    return space
+
+
+def first_point(config_class: type[ModelConfig], space: Space, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the first trial: the defaults and `settings`. So the best trial is at least as good.
+
+    A value that is not in the space is replaced by the middle of the space.
+    """
+    usual = parse_config(config_class, settings)
+    return {
+        name: value if (value := getattr(usual, name)) in domain else domain.middle
+        for name, domain in space.items()
+    }
+
+
+def _fitted(config_class: type[ModelConfig], name: str, domain: Domain) -> Domain:
+    """Converts a domain to the setting's type. The scale is logarithmic if that of the config class is."""
+    field, declared = config_class.model_fields.get(name), config_class.space.get(name)
+    in_fractions = field is not None and field.annotation is float
+    if isinstance(domain, OneOf):
+        return OneOf(*(float(one) if in_fractions and type(one) is int else one for one in domain.choices))
+    low, high = (float(end) if in_fractions else end for end in (domain.low, domain.high))
+    return Between(low, high, domain.log or (isinstance(declared, Between) and declared.log))
+
+
+def _values(domain: Domain) -> Iterable[Any]:
+    """The values to check as settings: all choices, the ends of a range, or many whole numbers of it."""
+    if isinstance(domain, OneOf):
+        return domain.choices
+    if domain.whole:
+        low, high = int(domain.low), int(domain.high)
+        return {*range(low, min(high, low + MOST_CHECKED) + 1), high}
+    return domain.low, domain.high

@@ -93,13 +93,6 @@ class Trial:
         seconds = round(time.perf_counter() - started, 4)
         return cls(number, settings, state, value, len(curve), best, seconds, tuple(curve), reason)
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Trial:
-        return cls(**{**content, "curve": tuple(content["curve"])})
-
     def described(self, metric: str) -> str:
         """The result in a few words, for progress messages."""
         if self.value is None:
@@ -152,9 +145,9 @@ class Study:
             "model": self.model,
             "metric": self.metric,
             "recipe": str(self.recipe) if self.best else None,
-            "best": self.best.to_json() if self.best else None,
+            "best": asdict(self.best) if self.best else None,
             "importance": dict(self.importance) if self.importance else None,
-            "trials": [trial.to_json() for trial in self.trials],
+            "trials": [asdict(trial) for trial in self.trials],
             "asked": self.asked,
             "seconds": round(self.seconds, 3),
             "interrupted": self.interrupted,
@@ -178,11 +171,18 @@ class StudyFolder(ResumableFolder):
             self.begin(identity)
             return []
         self.resume(identity)
-        return [self._trial(file) for file in self.finished_parts()]
+        trials = []
+        for file in self.finished_parts():
+            content = self.read(file)
+            try:
+                trials.append(Trial(**{**content, "curve": tuple(content["curve"])}))
+            except (TypeError, KeyError) as error:
+                raise self.damaged(file, error) from None
+        return trials
 
     def keep(self, trial: Trial) -> None:
         """Write a finished trial."""
-        write_whole(self.part(trial.number), json_bytes(trial.to_json()))
+        write_whole(self.part(trial.number), json_bytes(asdict(trial)))
 
     def keep_best(self, model: str, settings: Mapping[str, Any], split: Mapping[str, Any]) -> None:
         """Write the recipe of the best trial, for `bundlemage train --recipe`."""
@@ -195,12 +195,6 @@ class StudyFolder(ResumableFolder):
     def damaged(self, file: Path, reason: object) -> CheckpointError:
         again = "" if file == self.file_path else ", or remove this file to run the trial again"
         return CheckpointError(f"{super().damaged(file, reason)}{again}")
-
-    def _trial(self, file: Path) -> Trial:
-        try:
-            return Trial.from_json(self.read(file))
-        except (TypeError, KeyError) as error:
-            raise self.damaged(file, error) from None
 
 
 def _toml(value: Any) -> str:
