@@ -18,7 +18,6 @@ from bundlemage.errors import ConfigError
 from bundlemage.recommender import Recommender
 
 _BUILT_IN = Path(__file__).parent / "recipes"
-_SPLIT_KEYS = tuple(entry.name for entry in fields(SplitPlan))
 
 
 @dataclass(frozen=True)
@@ -36,11 +35,10 @@ class Recipe:
         if text.endswith(".toml"):
             return cls.load(Path(text))
         if text not in recipe_names():
-            near = get_close_matches(text, recipe_names(), 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hints = [f" Did you mean {near!r}?" for near in get_close_matches(text, recipe_names(), 1)]
             raise ConfigError(
                 f"unknown recipe {text!r}: give the path of a .toml file, or one of: "
-                f"{', '.join(recipe_names())}.{hint}"
+                f"{', '.join(recipe_names())}.{''.join(hints)}"
             )
         return cls.load(_BUILT_IN / f"{text}.toml")
 
@@ -71,17 +69,15 @@ class Recipe:
 
     def plan(self) -> SplitPlan:
         """Returns the plan of the split; raises `ConfigError` if a setting is unknown."""
+        known = [entry.name for entry in fields(SplitPlan)]
         for key in self.split:
-            if key not in _SPLIT_KEYS:
-                raise ConfigError(
-                    f"unknown split setting {key!r}; the settings are: {', '.join(_SPLIT_KEYS)}"
-                )
+            if key not in known:
+                raise ConfigError(f"unknown split setting {key!r}; the settings are: {', '.join(known)}")
         return SplitPlan(**self.split)
 
 
 @cache
 def recipe_names() -> tuple[str, ...]:
     """Returns the names of the built-in recipes, such as `youshu/bpr`."""
-    return tuple(
-        sorted(file.relative_to(_BUILT_IN).with_suffix("").as_posix() for file in _BUILT_IN.rglob("*.toml"))
-    )
+    files = (file.relative_to(_BUILT_IN) for file in _BUILT_IN.rglob("*.toml"))
+    return tuple(sorted(file.with_suffix("").as_posix() for file in files))

@@ -30,7 +30,7 @@ from bundlemage.models.config import ModelConfig
 from bundlemage.models.ensemble import build_ensemble, check_ensemble, members_of
 from bundlemage.models.registry import make_config
 from bundlemage.progress import Progress, for_people, in_silence
-from bundlemage.training.credit import NewBundleCredit, find_credit
+from bundlemage.training.assumed_sales import AssumedSales, find_assumed_sales
 from bundlemage.training.devices import resolve_device
 from bundlemage.training.history import EpochProgress, EpochRecord, Observer
 from bundlemage.training.loop import TrainingResult, train_members
@@ -58,7 +58,7 @@ class Recommender(Asker):
         self.metrics: dict[str, Any] = {}
         self.history: tuple[EpochRecord, ...] = ()
         self.training: TrainingResult | None = None
-        self.new_bundle_credit: NewBundleCredit | None = None
+        self.new_bundle_credit: AssumedSales | None = None
         """The number of sales assumed for a bundle that is added after training. It is None if scores do not
         depend on sales, for models of earlier versions, and before `calibrate`: then it is the median."""
 
@@ -102,8 +102,8 @@ class Recommender(Asker):
             return self
         if calibrate:
             self.calibrate(split)
-        elif split.new_bundles is not None:  # the ranks of the test bundles depend on the credit
-            self._find_credit(split)
+        elif split.new_bundles is not None:  # the ranks of the test bundles depend on the assumed sales
+            self._find_assumed_sales(split)
         return self
 
     def take(
@@ -119,20 +119,21 @@ class Recommender(Asker):
     def calibrate(self, split: Split) -> None:
         """Compute `calibration` and `new_bundle_credit` if they are None. `split` is the one used by `fit`.
 
-        `fit` calls this, except with `calibrate=False` or after an interruption. To find the credit, it
+        `fit` calls this, except with `calibrate=False` or after an interruption. For the second value it
         trains a small model for matching only. `save` writes both values, and does not compute them.
         """
         self.check_same_shop(split)
         if self.calibration is None:
             self.calibration = chances.calibrate(self.model, split, self.shop.device)
-        self._find_credit(split)
+        self._find_assumed_sales(split)
 
-    def _find_credit(self, split: Split) -> None:
+    def _find_assumed_sales(self, split: Split) -> None:
         if can(self.model, SalesScorer) and self.new_bundle_credit is None:
             epochs = 0 if self.training is None else self.training.best_epoch
-            credit = find_credit(self.model_name, self.config, split, self.shop.device, epochs=epochs)
-            self.model.credit_new_bundles(credit.sales)
-            self.new_bundle_credit = credit
+            device = self.shop.device
+            assumed = find_assumed_sales(self.model_name, self.config, split, device, epochs=epochs)
+            self.model.assume_sales(assumed.sales)
+            self.new_bundle_credit = assumed
 
     def evaluate(self, split: Split) -> Evaluation:
         """Return the metrics on a split's test cases. Histories come from the split's training part."""
@@ -181,7 +182,7 @@ class Recommender(Asker):
 
         With `overwrite`, a saved model at this path is replaced.
         """
-        credit = self.new_bundle_credit
+        assumed = self.new_bundle_credit
         config = {
             "model": self.model_name,
             "ensemble": members_of(self.model),
@@ -189,7 +190,7 @@ class Recommender(Asker):
             "protocol": self.protocol,
             "split": asdict(self.plan),
             "audience": None if self.calibration is None else asdict(self.calibration),
-            "new_bundle_credit": None if credit is None else credit.to_json(),
+            "new_bundle_credit": None if assumed is None else assumed.to_json(),
         }
         artifact = Artifact(
             config=config,
@@ -197,7 +198,7 @@ class Recommender(Asker):
             dataset=self.dataset,
             metrics=self.metrics,
             history="".join(record.to_line() for record in self.history),
-            card=model_card(self.model.title, config, self.dataset, self.metrics, self.history, credit),
+            card=model_card(self.model.title, config, self.dataset, self.metrics, self.history, assumed),
         )
         save_artifact(artifact, Path(path), overwrite=overwrite)
         return Path(path)
@@ -233,8 +234,8 @@ class Recommender(Asker):
         loaded.history = tuple(map(EpochRecord.from_line, artifact.history.splitlines()))
         audience = config.get("audience")  # earlier versions did not save it
         loaded.calibration = None if audience is None else Calibration(**audience)
-        credit = config.get("new_bundle_credit")
-        loaded.new_bundle_credit = None if credit is None else NewBundleCredit.from_json(credit)
+        assumed = config.get("new_bundle_credit")
+        loaded.new_bundle_credit = None if assumed is None else AssumedSales.from_json(assumed)
         on_device = resolve_device(device)
         sizes = replace(Sizes.of(dataset), users=users)
         model = build_ensemble(loaded.model_name, loaded.config, sizes, members)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bundlemage.data.dataset import BundleDataset
-from bundlemage.training.credit import NewBundleCredit
+from bundlemage.training.assumed_sales import AssumedSales
 from bundlemage.training.history import SELECTION_METRIC, EpochRecord, kept
 
 
@@ -16,7 +16,7 @@ def model_card(
     dataset: BundleDataset,
     metrics: dict[str, Any],
     history: Sequence[EpochRecord],
-    credit: NewBundleCredit | None = None,
+    assumed: AssumedSales | None = None,
 ) -> str:
     """Returns the card as Markdown: the model, its training data, its test metrics, its settings, its use."""
     settings = "\n".join(f"| `{key}` | {value} |" for key, value in sorted(config["settings"].items()))
@@ -31,7 +31,7 @@ with seed {config["split"]["seed"]} divided the pairs into training and held-out
 {notes}
 ## How good it is
 {_metrics(metrics)}
-{_training(history)}{"" if credit is None else f"{chr(10)}{credit}{chr(10)}"}
+{_training(history)}{"" if assumed is None else f"{chr(10)}{assumed}{chr(10)}"}
 ## Settings
 | setting | value |
 |---|---|

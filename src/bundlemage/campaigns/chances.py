@@ -74,7 +74,7 @@ def new_log_probabilities(
     """Log-probabilities of new bundles, each compared with the bundles of the shop. `less` is the result of
     `normaliser`, if it is known.
 
-    A forecast assumes that a new bundle sells like the median bundle. The credit that ranks new bundles best
+    A forecast assumes that a new bundle sells like the median bundle. The number that ranks new bundles best
     (`new_bundle_credit`) is more than most of them will sell.
     """  # [rows, new]
     if can(model, SalesScorer) and len(sales := model.known_sales()):

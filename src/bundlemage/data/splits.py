@@ -200,7 +200,7 @@ def _new_bundles(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Spl
     `cold-bundles` ranks the bundles that are new at that time among themselves. `new-bundles` tests them
     among all bundles that the user does not have in training. `new-bundles-known` trains on the same data and
     tests one known bundle of each user who has three or more: it measures how much accuracy on known bundles
-    the credit for new bundles costs. Validation always ranks new bundles only, because the credit is found
+    the sales assumed for new bundles cost. Validation always ranks new bundles only, because they are found
     after the epoch is chosen.
     """
     users, bundles = pairs_of(dataset.user_bundle)

@@ -412,7 +412,7 @@ class Gated(Model):
 
 class SalesScorer(Matcher):
     """Its bundle scores contain a term for sales. A bundle added after training needs an assumed number of
-    sales, its credit.
+    sales.
 
     The model reads `Contents.expected_sales`, and has the settings `tasks` and `new_bundle_credit`.
     """
@@ -423,7 +423,7 @@ class SalesScorer(Matcher):
     )
 
     @abstractmethod
-    def credit_new_bundles(self, sales: float) -> None:
+    def assume_sales(self, sales: float) -> None:
         """Sets the number of sales assumed for a new bundle that has no expected sales."""
 
     @abstractmethod

@@ -237,11 +237,11 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
         own_counts = self.division.own_items(self.item_counts)
         self.bundle_prior = Prior.of_counts(self.sales, self.popularity_weights[0]) if of_bundles else None
         self.item_prior = Prior.of_counts(own_counts, self.popularity_weights[1]) if of_items else None
-        credit = self.config.new_bundle_credit
-        if not isinstance(credit, str):
-            self.credit_new_bundles(credit)
+        assumed = self.config.new_bundle_credit
+        if not isinstance(assumed, str):
+            self.assume_sales(assumed)
         elif len(self.sales):  # until it is fitted
-            self.credit_new_bundles(float(self.sales.median()))
+            self.assume_sales(float(self.sales.median()))
         if self.config.sampled_softmax:
             self._of_sample = SampledLosses(self.config.sampled_softmax, self.sizes, data)
 
@@ -331,7 +331,7 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
             sales = torch.where(expected.isnan(), sales, expected)
         return self.popularity_bias(sales)
 
-    def credit_new_bundles(self, sales: float) -> None:
+    def assume_sales(self, sales: float) -> None:
         self.new_bundle_credit = self.sales.new_tensor(sales)
 
     def known_sales(self) -> Tensor:

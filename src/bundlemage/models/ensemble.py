@@ -76,9 +76,9 @@ class Ensemble(Completer, Indexable, SalesScorer, Embedder, Gated):
 
     # All members know the same sales, so they assume the same sales for a new bundle.
 
-    def credit_new_bundles(self, sales: float) -> None:
+    def assume_sales(self, sales: float) -> None:
         for member in self._each(SalesScorer):
-            member.credit_new_bundles(sales)
+            member.assume_sales(sales)
 
     def known_sales(self) -> Tensor:
         return require(self._first, SalesScorer).known_sales()

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from scipy.stats import rankdata
 
-from bundlemage.data.dataset import BundleDataset
+from bundlemage.data.dataset import BundleDataset, row_of
 from bundlemage.data.splits import PAD, GenerationCases, Split
 from bundlemage.models.base import Completer, Interactions, Model, require
 from bundlemage.models.ragged import Ragged
@@ -147,8 +147,8 @@ class _Chooser:
         self.interactions = Interactions.of(split.train, self.device)
         self.partial = Ragged.from_csr(cases.partial, self.device)
         self.data: BundleDataset = split.train
-        self.owned = partial(_row, self.data.user_item)
-        self.shown, self.hidden = partial(_row, cases.partial), partial(_row, cases.positives)
+        self.owned = partial(row_of, self.data.user_item)
+        self.shown, self.hidden = partial(row_of, cases.partial), partial(row_of, cases.positives)
         self.sales = np.bincount(self.data.user_item.indices, minlength=len(self.data.items))
         self.top = rankdata(-self.sales, method="max") / max(1, len(self.sales))
         catalogue = self.data.catalogue
@@ -164,12 +164,12 @@ class _Chooser:
 
     # ── The shop ─────────────────────────────────────────────────────────────────────────────────
 
-    def card(self, item: int) -> ItemCard:
-        title = self.titles[item] or self.data.items[item]
-        return ItemCard(self.data.items[item], title, self.tags[item], float(self.top[item]))
-
-    def cards(self, items: Sequence[int]) -> tuple[ItemCard, ...]:
-        return tuple(map(self.card, items))
+    def cards(self, *items: int) -> tuple[ItemCard, ...]:
+        names = ((item, self.data.items[item]) for item in items)
+        return tuple(
+            ItemCard(name, self.titles[item] or name, self.tags[item], float(self.top[item]))
+            for item, name in names
+        )
 
     def shares(self, user: int) -> npt.NDArray[np.float64]:
         """For each tag, its share among the user's tagged items; zeros if the user has no tagged items."""
@@ -243,10 +243,10 @@ class _Chooser:
         return TasteCase(
             bundle=self.bundle_name(row),
             users=int(users_of[row]),
-            shown=self.cards(self.shown(row)),
-            hidden=self.cards(self.hidden(row)),
+            shown=self.cards(*self.shown(row)),
+            hidden=self.cards(*self.hidden(row)),
             people=tuple(
-                TasteUser(self.data.users[user], len(self.owned(user)), self.taste(user), self.cards(best))
+                TasteUser(self.data.users[user], len(self.owned(user)), self.taste(user), self.cards(*best))
                 for user, best in chosen.items()
             ),
             by_taste=self.different_firsts(np.array(list(chosen)), row),
@@ -306,13 +306,14 @@ class _Chooser:
         _, number, item = best
         row, user = int(cases.bundles[number]), int(cases.users[number])
         wrong = self.candidates(row)[1]
+        right_card, popular_card = self.cards(item, int(wrong[sales[wrong].argmax()]))
         return UnpopularCase(
             bundle=self.bundle_name(row),
             user=self.data.users[user],
             taste=self.taste(user),
-            shown=self.cards(self.shown(row)),
-            right=self.card(item),
-            popular=self.card(int(wrong[sales[wrong].argmax()])),
+            shown=self.cards(*self.shown(row)),
+            right=right_card,
+            popular=popular_card,
             alike=alike,
             opposite=opposite,
             cases=len(cases),
@@ -324,8 +325,3 @@ class _Chooser:
         candidates = candidates[candidates != PAD]
         right = np.isin(candidates, self.hidden(row))
         return candidates[right], candidates[~right]
-
-
-def _row(matrix: Any, row: int) -> list[int]:
-    positions: list[int] = matrix.indices[matrix.indptr[row] : matrix.indptr[row + 1]].tolist()
-    return positions

@@ -107,9 +107,6 @@ def check_metric(metric: str) -> None:
         )
 
 
-# ── The plan ─────────────────────────────────────────────────────────────────────────────────────
-
-
 def plan_cells(
     contenders: Sequence[Contender], splits: Sequence[Split], seeds: Sequence[int]
 ) -> tuple[list[Cell], list[Missing]]:
@@ -194,12 +191,11 @@ def run_cells(
         )
 
     def answer(task: _Task, question: Any) -> Any:
-        """Pass events of a training to its observers. At the beginning, create the observers and return them;
-        if the training runs in another process, return whether there are any."""
+        """Create the observers of a training, and return whether there are any; later pass events to them."""
         place = task[0]
         if question == _BEGIN:
             watching[place] = watch.on_begin(cells[place])
-            return watching[place] if jobs == 1 else bool(watching[place])
+            return bool(watching[place])
         return show(question, watching[place])
 
     watch.on_plan(cells)
@@ -255,8 +251,7 @@ def _run_task(
     cell, cache = Cell(contender, splits[number], seed), Cache(folder)
 
     def begin() -> Sequence[Observer]:
-        observers = ask(_BEGIN)
-        return [Forwarder(ask)] if observers is True else observers or ()
+        return [Forwarder(ask, pause=0.5 if jobs > 1 else 0)] if ask(_BEGIN) else []
 
     try:
         return run(cell, cache, device, begin, fresh=fresh, jobs=jobs)
@@ -264,9 +259,6 @@ def _run_task(
         raise
     except Exception as error:
         return _explained(error, cell, cache, jobs)
-
-
-# ── When a cell fails ────────────────────────────────────────────────────────────────────────────
 
 
 def _missing(cell: Cell, message: str) -> Missing:

@@ -211,7 +211,10 @@ def comparison_page(
 
 def comparison_grid(key: str, table: ResultTable, columns: Sequence[str] = COLUMNS) -> Grid:
     """Returns the rows of a table in their order, with a bar for each metric."""
-    tops = {column: _top(table, column) for column in columns}
+    tops = {}
+    for column in columns:
+        spreads = [row.metrics[column] for row in table.rows if row.metrics]
+        tops[column] = max((one.mean + (one.sd or 0.0) for one in spreads), default=0.0) or 1.0
     rows: list[tuple[GridCell, ...]] = []
     for row in table.rows:
         name = GridCell(row.label)
@@ -241,9 +244,3 @@ def metric_cell(row: Row, metric: str, top: float | None = None, **others: Any) 
         bar = (100 * ends[0] / top, 100 * ends[1] / top, 100 * ends[2] / top)
     best = metric in row.best
     return GridCell(figure(spread.mean), best, spread_text, order=spread.mean, bar=bar, **others)
-
-
-def _top(table: ResultTable, column: str) -> float:
-    """The value of a full bar."""
-    spreads = [row.metrics[column] for row in table.rows if row.metrics]
-    return max((spread.mean + (spread.sd or 0.0) for spread in spreads), default=0.0) or 1.0

@@ -172,7 +172,22 @@ def banners(findings: Findings) -> tuple[str, ...]:
 def summary(findings: Findings) -> tuple[str, ...]:
     """Returns some sentences on the best models, the distance to the paper's figures and missing files."""
     lines = [_of_table(result) for result in findings.tables if result.table]
-    lines += _furthest(findings)
+    pairs = [
+        (f"{title} in {result.plan.title.lower()}", ours, theirs)
+        for result in findings.tables
+        if result.plan.beside == "the paper"
+        for title, ours, theirs in _beside(result)
+    ]
+    far = [pair for pair in pairs if tone_of(*pair[1:]) != "near"]
+    far.sort(key=lambda pair: -abs(pair[1] - pair[2]))
+    if far:
+        rows = [
+            f"{title} ({figure(ours)} against {figure(theirs)}, {signed(ours - theirs)})"
+            for title, ours, theirs in far[:3]
+        ]
+        lines.append(f"Furthest from the paper: {words(rows)}.")
+    elif pairs:
+        lines.append("No row is far from the paper's figure.")
     impossible = [result.plan.title for result in findings.tables if result.reason is not None]
     if impossible:
         lines.append(f"Not possible with the files that are here: {words(impossible)}.")
@@ -210,24 +225,3 @@ def _beside(result: TableResult) -> list[tuple[str, float, float]]:
         for entry in result.plan.entries
         if entry.paper.get(metric) and (row := result.row(entry.name)) and row.metrics
     ]
-
-
-def _furthest(findings: Findings) -> list[str]:
-    """A sentence on the three rows that are furthest from the paper; empty without rows to compare."""
-    pairs = [
-        (f"{title} in {result.plan.title.lower()}", ours, theirs)
-        for result in findings.tables
-        if result.plan.beside == "the paper"
-        for title, ours, theirs in _beside(result)
-    ]
-    far = [pair for pair in pairs if tone_of(*pair[1:]) != "near"]
-    if not pairs:
-        return []
-    if not far:
-        return ["No row is far from the paper's figure."]
-    far.sort(key=lambda pair: -abs(pair[1] - pair[2]))
-    rows = [
-        f"{title} ({figure(ours)} against {figure(theirs)}, {signed(ours - theirs)})"
-        for title, ours, theirs in far[:3]
-    ]
-    return [f"Furthest from the paper: {words(rows)}."]

@@ -100,7 +100,7 @@ def bias_grid(findings: Findings) -> Grid:
 
 def table_part(result: TableResult, findings: Findings) -> dict[str, Any]:
     """Returns the values that the report shows for a table: grid, sources, remarks and command."""
-    one, entries = result.plan, result.plan.entries
+    one, entries, dataset = result.plan, result.plan.entries, findings.options.dataset
     if result.reason is not None:  # only the paper's figures are known
         own = ("bundlemage", plan.ENSEMBLE)
         entries = tuple(entry for entry in entries if entry.group != "beyond" and entry.name not in own)
@@ -109,11 +109,11 @@ def table_part(result: TableResult, findings: Findings) -> dict[str, Any]:
         rows = [_row(entry, result, NONE if result.reason else "not run") for entry in entries]
         groups: list[str] = [entry.group for entry in entries]
         for published in paper.TABLES[one.key] if one.key == "full-ranking" else ():
-            figures_there = published.figures(findings.options.dataset)
-            if figures_there:
+            printed = {name: figure(value) for name, value in published.figures(dataset).items()}
+            if printed:
                 sources.append(f"{published.title}: {published.remark}")
-            if figures_there and not published.contender:
-                cells = (GridCell(NONE, beside=_printed(figures_there.get(name))) for name in one.metrics)
+            if printed and not published.contender:
+                cells = (GridCell(NONE, beside=printed.get(name, NONE)) for name in one.metrics)
                 rows.append((GridCell(published.title, hint=published.remark), *cells, GridCell(NONE)))
                 groups.append("published")
         head = ("model", *map(metric_title, one.metrics), "fit")
@@ -135,10 +135,6 @@ def metric_title(metric: str) -> str:
     return metric.replace("ndcg", "nDCG").replace("recall", "Recall")
 
 
-def _printed(theirs: float | None) -> str:
-    return NONE if theirs is None else figure(theirs)
-
-
 def _row(entry: plan.Entry, result: TableResult, without: str) -> tuple[GridCell, ...]:
     """A row of a table. If there is no result, its cells show `without`."""
     row = result.row(entry.name)
@@ -153,7 +149,7 @@ def _row(entry: plan.Entry, result: TableResult, without: str) -> tuple[GridCell
 
 def _figure_cell(row: Row | None, metric: str, entry: plan.Entry, beside: str, without: str) -> GridCell:
     theirs = entry.paper.get(metric)
-    shown = _printed(theirs) if theirs is not None or beside else ""
+    shown = NONE * bool(beside) if theirs is None else figure(theirs)
     if row is None:
         return GridCell(without, beside=shown)
     if row.metrics is None:
@@ -162,9 +158,8 @@ def _figure_cell(row: Row | None, metric: str, entry: plan.Entry, beside: str, w
         return metric_cell(row, metric, beside=shown)
     ours = row.metrics[metric].mean
     tone = tone_of(ours, theirs)
-    return metric_cell(
-        row, metric, beside=shown, difference=f"{_SIGNS[tone]} {signed(ours - theirs)}", tone=tone
-    )
+    difference = f"{_SIGNS[tone]} {signed(ours - theirs)}"
+    return metric_cell(row, metric, beside=shown, difference=difference, tone=tone)
 
 
 def _legend(result: TableResult, times: bool) -> str:

@@ -156,7 +156,13 @@ def make_table(
         return None
     highest = {name: max(values[name] for values in means.values()) for name in METRICS}
     leading = max(means, key=lambda label: means[label][metric])
-    ps = _tested(leading, cases, groups)
+    raw = {
+        label: paired_p(cases[leading], values, groups)
+        for label, values in cases.items()
+        if label != leading and leading in cases
+    }
+    tested = {label: p for label, p in raw.items() if p is not None}
+    ps = dict(zip(tested, holm([*tested.values()]), strict=True))
     marked = [
         replace(
             row,
@@ -208,19 +214,6 @@ def case_groups(split: Split, task: str) -> npt.NDArray[np.integer] | None:
     return split.generation.bundles if task == "generation" and split.generation else None
 
 
-def _tested(
-    leading: str, cases: Mapping[str, Values], groups: npt.NDArray[np.integer] | None
-) -> dict[str, float]:
-    """Label → corrected p against the leading row, for the rows that can be tested."""
-    raw = {
-        label: paired_p(cases[leading], values, groups)
-        for label, values in cases.items()
-        if label != leading and leading in cases
-    }
-    tested = {label: p for label, p in raw.items() if p is not None}
-    return dict(zip(tested, holm(list(tested.values())), strict=True))
-
-
 def paired_p(leading: Values, other: Values, groups: npt.NDArray[np.integer] | None = None) -> float | None:
     """Returns the two-sided p of a paired t-test over the cases for which both have a value.
 
@@ -246,8 +239,7 @@ def paired_p(leading: Values, other: Values, groups: npt.NDArray[np.integer] | N
 
 def holm(ps: Sequence[float]) -> list[float]:
     """Holm's correction: multiplies the smallest of n p by n, the next by n - 1, ...; never decreasing."""
-    corrected, highest = [0.0] * len(ps), 0.0
-    for rank, place in enumerate(sorted(range(len(ps)), key=lambda place: ps[place])):
-        highest = max(highest, min(1.0, (len(ps) - rank) * ps[place]))
-        corrected[place] = highest
-    return corrected
+    order, factors = np.argsort(ps, kind="stable"), np.arange(len(ps), 0, -1)
+    corrected = np.empty(len(ps))
+    corrected[order] = np.maximum.accumulate(np.minimum(1.0, np.asarray(ps)[order] * factors))
+    return corrected.tolist()

@@ -12,11 +12,8 @@ import torch
 
 from bundlemage.errors import DeviceError
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _USUAL = (
-    -1,
-    -3,
-    128 * 1024,
-)  # from glibc's malloc.h; the last is its default
+# From glibc's malloc.h. The last is its default.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _USUAL = -1, -3, 128 * 1024
 _settings: Any = torch.utils.deterministic
 
 

@@ -192,9 +192,11 @@ class _Run:
         self.batch_sizes = {
             phase: rows.batch_size(config.batch_size, config.min_steps) for phase, rows in self.rows.items()
         }
-        self.stepper = Stepper(
-            model, self.scored, config, data, config.epochs * self.steps_per_epoch, division
+        self.steps_per_epoch = sum(
+            -(-len(rows) // self.batch_sizes[phase]) for phase, rows in self.rows.items()
         )
+        steps = config.epochs * self.steps_per_epoch
+        self.stepper = Stepper(model, self.scored, config, data, steps, division)
         self.parameters = [name for name, _ in model.named_parameters()]
         self.progress = RunProgress()
         self.best: Weights | None = None
@@ -252,16 +254,11 @@ class _Run:
         group, items = self.division.group, self.model.sizes.items
         if group is None or len(self.division.rows_of(items)) == items:
             return tensors
-        gathered = {}
-        for name, tensor in tensors.items():
-            whole = tensor if self._rows(name) is None else group.gathered(tensor, items)
-            if whole is not None:
-                gathered[name] = whole
-        return gathered
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return sum(-(-len(rows) // self.batch_sizes[phase]) for phase, rows in self.rows.items())
+        gathered = {
+            name: tensor if self._rows(name) is None else group.gathered(tensor, items)
+            for name, tensor in tensors.items()
+        }
+        return {name: tensor for name, tensor in gathered.items() if tensor is not None}
 
     def go(self) -> bool:
         """Trains to the end. Returns True if the user pressed Ctrl-C."""

@@ -90,7 +90,7 @@ class Pool(Generic[Task, Result]):
                 yield each, self.work(self.shared, each, partial(answer, each))
             return
         while True:
-            while (task := self._next(waiting)) is not None:
+            while self._busy() < self.jobs and (task := next(waiting, None)) is not None:
                 self._free().give(task)
             busy = {worker.pipe: worker for worker in self._workers if worker.task is not None}
             if not busy:
@@ -108,10 +108,8 @@ class Pool(Generic[Task, Result]):
                     self._workers.remove(worker)
                 yield task, content
 
-    def _next(self, waiting: Iterator[Task]) -> Task | None:
-        """Returns the next task if a process is free; None otherwise, or if no task is left."""
-        at_work = sum(worker.task is not None for worker in self._workers)
-        return next(waiting, None) if at_work < self.jobs else None
+    def _busy(self) -> int:
+        return sum(worker.task is not None for worker in self._workers)
 
     def _free(self) -> _PoolProcess:
         """Returns an idle process, or starts one."""
@@ -202,7 +200,7 @@ def _ctrl_c_held_back() -> Iterator[None]:
 
 def _process(pipe: Connection[Any, Any], work: Work[Any, Any], threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=end_with_the_command, daemon=True).start()
+    threading.Thread(target=_end_with_the_command, daemon=True).start()
     torch.set_num_threads(threads)
 
     def ask(question: Any) -> Any:
@@ -223,11 +221,8 @@ def _process(pipe: Connection[Any, Any], work: Work[Any, Any], threads: int) -> 
         pipe.send(message)
 
 
-def end_with_the_command() -> None:
-    """Waits until the command has ended, and then ends this process.
-
-    So a killed command leaves no processes behind.
-    """
+def _end_with_the_command() -> None:
+    """Waits until the command has ended, and then ends this process: a killed command leaves none behind."""
     command = multiprocessing.parent_process()
     assert command is not None
     command.join()

@@ -17,7 +17,7 @@ from bundlemage.errors import ConfigError, UnknownIdError, UnsupportedError
 from bundlemage.models.base import Matcher, SalesScorer, can, require
 from bundlemage.models.bundlemage import BundleMage
 from bundlemage.models.ragged import Contents
-from bundlemage.training.credit import MOST_LOST, NewBundleCredit, best_credit, find_credit
+from bundlemage.training.assumed_sales import MOST_LOST, AssumedSales, best_sales, find_assumed_sales
 from tests.small_shop import QUICK, dataset_of, small_shop
 
 TASTES, ITEMS, USERS = 10, 8, 24
@@ -64,7 +64,7 @@ def model(split: Split) -> Recommender:
     return Recommender(**SETTINGS).fit(split)
 
 
-def credit_of(model: Recommender) -> NewBundleCredit:
+def credit_of(model: Recommender) -> AssumedSales:
     found = model.new_bundle_credit
     assert found is not None
     return found
@@ -77,9 +77,9 @@ class TestFitting:
         known = SplitPlan("new-bundles-known").divide(shop)
         fitted = [_ndcg(model, split), _ndcg(model, known)]
         credit = credit_of(model)
-        require(model.model, SalesScorer).credit_new_bundles(credit.median)
+        require(model.model, SalesScorer).assume_sales(credit.median)
         plain = [_ndcg(model, split), _ndcg(model, known)]
-        require(model.model, SalesScorer).credit_new_bundles(credit.sales)
+        require(model.model, SalesScorer).assume_sales(credit.sales)
         assert credit.sales > credit.median
         assert fitted[0] > 1.1 * plain[0]
         assert fitted[1] > 0.97 * plain[1]
@@ -88,22 +88,22 @@ class TestFitting:
         credit = credit_of(model)
         assert credit.at_credit is not None
         assert credit.at_median is not None
-        assert credit.at_credit.new_ndcg > credit.at_median.new_ndcg
-        assert credit.at_credit.known_ndcg >= (1 - MOST_LOST) * credit.at_median.known_ndcg
+        assert credit.at_credit["new_ndcg"] > credit.at_median["new_ndcg"]
+        assert credit.at_credit["known_ndcg"] >= (1 - MOST_LOST) * credit.at_median["known_ndcg"]
         assert f"as if it had sold {credit.sales:,.4g} times" in str(credit)
-        assert f"{credit.at_credit.new_ndcg:.4f}" in str(credit)
+        assert f"{credit.at_credit['new_ndcg']:.4f}" in str(credit)
 
     def test_it_follows_from_the_seed_and_the_training_data(self, shop: BundleDataset, split: Split) -> None:
         config = Recommender(**SETTINGS).config
         before = torch.random.get_rng_state()
-        first, again = (find_credit("bundlemage", config, split, _CPU, epochs=3) for _ in range(2))
+        first, again = (find_assumed_sales("bundlemage", config, split, _CPU, epochs=3) for _ in range(2))
         assert first == again
         assert torch.equal(before, torch.random.get_rng_state())
         other = Recommender(**SETTINGS, seed=5).config
-        assert find_credit("bundlemage", other, split, _CPU, epochs=3) != first
+        assert find_assumed_sales("bundlemage", other, split, _CPU, epochs=3) != first
         # The test's purchases are not looked at.
         blind = Split(split.train, split.train, None, None, None, "x", split.plan, split.new_bundles)
-        assert find_credit("bundlemage", config, blind, _CPU, epochs=3) == first
+        assert find_assumed_sales("bundlemage", config, blind, _CPU, epochs=3) == first
 
     def test_a_model_of_both_tasks_is_credited_too(self, shop: BundleDataset) -> None:
         both = Recommender(**SETTINGS | {"tasks": "both", "epochs": 2}).fit(shop)
@@ -116,11 +116,11 @@ class TestFitting:
     ) -> None:
         calls: list[str] = []
 
-        def find(*arguments: Any, **more: Any) -> NewBundleCredit:
+        def find(*arguments: Any, **more: Any) -> AssumedSales:
             calls.append(arguments[0])
-            return NewBundleCredit(7.0, 1.0, "a test says so")
+            return AssumedSales(7.0, 1.0, "a test says so")
 
-        monkeypatch.setattr("bundlemage.recommender.find_credit", find)
+        monkeypatch.setattr("bundlemage.recommender.find_assumed_sales", find)
         split = SplitPlan("paper").divide(shop)
         model = Recommender(**SETTINGS | {"epochs": 1}).fit(split, calibrate=False)
         model.recommend("u0", new_bundles={"box": ["i0"]})
@@ -143,7 +143,7 @@ class TestFitting:
         model = Recommender(**SETTINGS | {"epochs": 1}).fit(shop)
         plain = Recommender(**SETTINGS | {"epochs": 1}).fit(shop, calibrate=False)
         monkeypatch.setattr(BundleMage, "score_bundles", None)
-        monkeypatch.setattr("bundlemage.recommender.find_credit", None)
+        monkeypatch.setattr("bundlemage.recommender.find_assumed_sales", None)
         loaded = Recommender.load(model.save(tmp_path / "model"), device="cpu")
         assert loaded.calibration == model.calibration is not None
         assert loaded.new_bundle_credit == model.new_bundle_credit is not None
@@ -209,14 +209,14 @@ class TestFitting:
 class TestChoosing:
     def test_the_best_of_both_within_the_limit(self) -> None:
         new, known = np.array([0.0, 0.1, 0.2, 0.4]), np.array([1.0, 0.995, 0.985, 0.9])
-        assert best_credit(new, known) == 2
+        assert best_sales(new, known) == 2
 
     def test_nothing_found_is_the_lowest(self) -> None:
-        assert best_credit(np.zeros(3), np.ones(3)) == 0
-        assert best_credit(np.zeros(3), np.zeros(3)) == 0
+        assert best_sales(np.zeros(3), np.ones(3)) == 0
+        assert best_sales(np.zeros(3), np.zeros(3)) == 0
 
     def test_a_cost_within_the_limit_counts(self) -> None:
-        assert best_credit(np.array([0.999, 1.0]), np.array([1.0, 0.985])) == 0
+        assert best_sales(np.array([0.999, 1.0]), np.array([1.0, 0.985])) == 0
 
 
 class TestSaying:

@@ -1,0 +1,234 @@
+"""Finds the number of sales that the model assumes for a new bundle (the setting `new_bundle_credit`).
+
+A bundle's score grows with its sales, and a new bundle has none yet. With a low number a new bundle is never
+shown; with a high number it displaces bundles that users do buy. To find a good number, some bundles of the
+training data are treated as new: a model, the probe, is trained without their sales. It then ranks them for
+their buyers, and known bundles for other users, with several numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from bundlemage.data.dataset import BundleDataset, binary_matrix
+from bundlemage.data.splits import MatchingCases, Split, SplitPlan
+from bundlemage.evaluation import cases_at_a_time, ranking_metrics
+from bundlemage.models.base import Interactions, SalesScorer, Sizes, require
+from bundlemage.models.config import LearnedConfig, ModelConfig
+from bundlemage.models.ragged import Ragged
+from bundlemage.models.registry import build, make_config
+from bundlemage.training.loop import train
+
+K = 20
+TRIED = 25
+"""How many numbers of sales are tried. They lie between the median and the maximum of all bundles' sales."""
+MOST_LOST = 0.02
+"""The largest share of their nDCG that known bundles may lose."""
+LEAST_BUNDLES = 40
+"""If fewer bundles have a buyer, none is held out: all are needed for training."""
+HELD_OUT, MOST_HELD_OUT = 0.1, 500
+MOST_CASES = 2_000
+FEWEST_EPOCHS = 3
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class AssumedSales:
+    """The number of sales assumed for a new bundle, and its metrics on bundles held out of training."""
+
+    sales: float
+    median: float
+    """The median of all bundles' sales in training. It is assumed if no number is fitted."""
+    reason: str
+    """How `sales` was chosen, in words."""
+    held_out: int = 0
+    """The number of bundles that were treated as new."""
+    cases: int = 0
+    """The number of users for whom new bundles were ranked. Known bundles were ranked for no more users."""
+    at_credit: Mapping[str, float] | None = None
+    """The metrics with `sales`: `new_ndcg`, `new_recall`, `known_ndcg` and `known_recall`."""
+    at_median: Mapping[str, float] | None = None
+    """The same metrics with `median`."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any]) -> AssumedSales:
+        return TypeAdapter(cls).validate_python(saved)
+
+    def __str__(self) -> str:
+        """A paragraph for the model card."""
+        text = f"A new bundle is ranked as if it had sold {self.sales:,.4g} times: {self.reason}."
+        if self.at_credit is not None and self.at_median is not None:
+            here, there = (
+                {name: f"{value:.4f}" for name, value in one.items()}
+                for one in (self.at_credit, self.at_median)
+            )
+            text += (
+                f" On {self.held_out:,} bundles held out of training, nDCG@{K} of new bundles is "
+                f"{here['new_ndcg']} (Recall@{K} {here['new_recall']}) and of known ones "
+                f"{here['known_ndcg']} ({here['known_recall']}); with the median of all bundles' "
+                f"sales, {self.median:,.4g}, they are {there['new_ndcg']} ({there['new_recall']}) and "
+                f"{there['known_ndcg']} ({there['known_recall']})."
+            )
+        return text
+
+
+def find_assumed_sales(
+    name: str, config: ModelConfig, split: Split, device: torch.device, *, epochs: int
+) -> AssumedSales:
+    """Returns the number of sales to assume for a new bundle, for a model of this name and config.
+
+    The model was trained on `split.train` for `epochs` epochs, and must be a `SalesScorer`. The probe has the
+    same name and learns only matching. The result depends only on the training data, the settings and the
+    seed.
+    """
+    sales = np.bincount(split.train.user_bundle.indices, minlength=len(split.train.bundles))
+    median = float(torch.from_numpy(sales).median()) if len(sales) else 0.0  # the model uses this median too
+    setting = getattr(config, "new_bundle_credit", "fit")
+    if setting == "median":
+        return AssumedSales(median, median, "the median of all bundles' sales, as the settings say")
+    if setting != "fit":
+        return AssumedSales(float(setting), median, "as the settings say")
+    random = np.random.default_rng([config.seed, 0xC2ED17])
+    held = _hold_out(split.train, random)
+    if isinstance(held, str):
+        return AssumedSales(median, median, f"the median of all bundles' sales, as {held}")
+    train_data, held_out, *cases = held
+    settings = config.model_dump()
+    settings |= {"tasks": "matching", "new_bundle_credit": "median", "device": str(device)}
+    if isinstance(config, LearnedConfig):
+        settings["epochs"] = max(FEWEST_EPOCHS, epochs)
+    simpler = make_config(name, settings)
+    probe = build(name, simpler, Sizes.of(train_data))
+    if train(probe, simpler, SplitPlan("none").divide(train_data)).interrupted:
+        raise KeyboardInterrupt
+    new, absent = held_out.copy(), np.zeros_like(held_out)
+    if split.new_bundles is not None:
+        # The split has bundles that are new to the model too. In total, as many new bundles compete here
+        # as there are in the split. The other ones are hidden.
+        others = random.permutation(split.new_bundles)
+        beside = max(0, len(others) - int(held_out.sum()))
+        new[others[:beside]], absent[others[beside:]] = True, True
+    grid = np.expm1(np.linspace(np.log1p(median), np.log1p(sales.max()), TRIED))
+    data = Interactions.of(train_data, device)
+    of_new, of_known = (
+        _metrics(require(probe, SalesScorer), each, data, new, absent, grid) for each in cases
+    )
+    chosen = best_sales(of_new[f"ndcg@{K}"], of_known[f"ndcg@{K}"])
+    at_chosen, at_median = (
+        {
+            f"{kind}_{metric}": float(values[f"{metric}@{K}"][place])
+            for kind, values in (("new", of_new), ("known", of_known))
+            for metric in ("ndcg", "recall")
+        }
+        for place in (chosen, 0)
+    )
+    return AssumedSales(
+        float(grid[chosen]),
+        median,
+        f"this number ranks new bundles best while known ones lose at most {MOST_LOST:.0%} of their nDCG@{K}",
+        int(held_out.sum()),
+        len(cases[0]),
+        at_chosen,
+        at_median,
+    )
+
+
+def best_sales(of_new: npt.NDArray[np.float64], of_known: npt.NDArray[np.float64]) -> int:
+    """Returns the index of the best number of sales for new and known bundles together.
+
+    `of_new` and `of_known` hold nDCG for each number, the lowest number first. The sum of two ratios is
+    maximised: new bundles relative to their best value, known bundles relative to the lowest number. A
+    number that costs known bundles more than MOST_LOST is never chosen.
+    """
+    new = of_new / max(of_new.max(), 1e-12)
+    known = of_known / max(of_known[0], 1e-12)
+    allowed = of_known >= (1 - MOST_LOST) * of_known[0]
+    return int(np.argmax(np.where(allowed, new + known, -np.inf)))
+
+
+def _hold_out(
+    train: BundleDataset, random: np.random.Generator
+) -> tuple[BundleDataset, Flags, MatchingCases, MatchingCases] | str:
+    """Holds bundles and some other purchases out. Returns the training data that is left, a flag for each
+    bundle that is treated as new, and cases that ask for the purchases of new and of known bundles. Returns
+    the reason in words if this is not possible."""
+    matrix = train.user_bundle
+    users = np.repeat(np.arange(matrix.shape[0], dtype=np.int32), np.diff(matrix.indptr))
+    bought = matrix.indices
+    filled = np.diff(train.bundle_item.indptr) > 0
+    usable = np.flatnonzero((np.bincount(bought, minlength=len(filled)) > 0) & filled)
+    if len(usable) < LEAST_BUNDLES:
+        return f"fewer than {LEAST_BUNDLES} bundles have a buyer, too few to hold any out"
+    chosen = np.zeros(len(filled), bool)
+    count = min(MOST_HELD_OUT, round(len(usable) * HELD_OUT))
+    chosen[random.permutation(usable)[:count]] = True
+    is_new = chosen[bought]
+    buyers = random.permutation(np.unique(users[is_new]))[:MOST_CASES]
+    # Hold out one known purchase of users who have another: the probe still learns from the other.
+    order = np.lexsort((random.random(len(users)), is_new, users))
+    first = order[np.searchsorted(users, np.unique(users))]
+    others = np.bincount(users[~is_new], minlength=matrix.shape[0])
+    first = first[others[users[first]] > 1]
+    first = np.sort(random.permutation(first)[: len(buyers)])
+    if not len(first):
+        return "too few users have bought two bundles to measure how much known bundles lose"
+    kept = ~is_new
+    kept[first] = False
+    return (
+        train.with_interactions(user_bundle=binary_matrix(users[kept], bought[kept], matrix.shape)),
+        chosen,
+        _cases(users, bought, is_new & np.isin(users, buyers), len(filled)),
+        _cases(users, bought, np.isin(np.arange(len(users)), first), len(filled)),
+    )
+
+
+def _cases(
+    users: npt.NDArray[np.int32], bundles: npt.NDArray[np.int32], pairs: Flags, width: int
+) -> MatchingCases:
+    chosen, case = np.unique(users[pairs], return_inverse=True)
+    return MatchingCases(chosen, binary_matrix(case, bundles[pairs], (len(chosen), width)), None)
+
+
+def _metrics(
+    probe: SalesScorer,
+    cases: MatchingCases,
+    data: Interactions,
+    new: Flags,
+    absent: Flags,
+    grid: npt.NDArray[np.float64],
+) -> dict[str, npt.NDArray[np.float64]]:
+    """Returns the mean of each metric over the cases, for each number of sales in `grid`. The
+    number only adds a constant to the scores of new bundles, so the model scores the cases once."""
+    device = data.user_bundle.device
+    users = torch.from_numpy(cases.users.astype(np.int64)).to(device)
+    positives = Ragged.from_csr(cases.positives, device)
+    places = torch.from_numpy(np.flatnonzero(new)).to(device)
+    empty = data.bundle_item.lengths == 0  # a bundle without items cannot be sold
+    hidden = empty | torch.from_numpy(absent).to(device)
+    totals: dict[str, Tensor] = {}
+    probe.eval()
+    with torch.inference_mode():
+        weights = probe.popularity_bias(torch.from_numpy(grid).to(probe.known_sales()))  # [grid]
+        for rows in torch.split(torch.arange(len(users), device=device), cases_at_a_time(len(new))):
+            histories = data.histories(users[rows])
+            scores = probe.bundle_scores(histories, data.bundle_item)
+            scores = scores.masked_fill(histories.bundles.as_mask(len(new)) | hidden, -torch.inf)
+            without = scores[:, places] - probe.popularity_bias(probe.known_sales()[places])
+            for number, weight in enumerate(weights):
+                scores[:, places] = without + weight
+                for name, values in ranking_metrics(scores, positives.rows(rows), (K,)).items():
+                    total = totals.setdefault(name, values.new_zeros(len(grid)))
+                    total[number] += values.sum()
+    return {name: (total / len(users)).cpu().numpy() for name, total in totals.items()}
