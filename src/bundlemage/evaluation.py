@@ -72,9 +72,6 @@ def ranking_metrics(scores: Tensor, positives: Ragged, ks: Sequence[int] = DEFAU
     return metrics
 
 
-# ── Cases ────────────────────────────────────────────────────────────────────────────────────────
-
-
 class Evaluator(ABC):
     """Cases on the data's device. Several models, or one model during training, are evaluated on them."""
 
@@ -191,9 +188,6 @@ def _columns(positives: Ragged, candidates: Tensor) -> Ragged:
             raise ValueError("a positive is not among its case's candidates")
         columns[some] = same.int().argmax(1)
     return Ragged(columns, positives.offsets)
-
-
-# ── Results ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from bundlemage.studies import findings, paper, plan, report
 from bundlemage.studies.cells import Cell, Contender
 from bundlemage.studies.findings import Findings, ReproduceOptions, gather
 from bundlemage.studies.render import Grid, rendered
-from bundlemage.studies.report import banners, summary
-from bundlemage.studies.sections import signed, tone_of
+from bundlemage.studies.report import banners, signed, summary, tone_of
 from bundlemage.training.history import EpochRecord, Observer
 from tests.published_files import write_bgcn, write_generation, write_matching, write_pathak
 

@@ -162,8 +162,6 @@ class _Chooser:
             self.has_tag[item, [column[tag] for tag in row]] = 1
         self.usual = self.sales @ self.has_tag / max(1, int(self.sales.sum()))  # [tags]
 
-    # ── The shop ─────────────────────────────────────────────────────────────────────────────────
-
     def cards(self, *items: int) -> tuple[ItemCard, ...]:
         names = ((item, self.data.items[item]) for item in items)
         return tuple(
@@ -185,8 +183,6 @@ class _Chooser:
             for tag in order
             if shares[tag] > self.usual[tag]
         )
-
-    # ── The questions ────────────────────────────────────────────────────────────────────────────
 
     def bundle_name(self, row: int) -> str:
         """The name of the bundle with these items. If not exactly one bundle has them, a number."""
@@ -221,8 +217,6 @@ class _Chooser:
         for start in range(0, len(users), _ROWS):
             firsts.update(self.scores_of_others(users[start : start + _ROWS], row).argmax(1).tolist())
         return len(firsts)
-
-    # ── The choice ───────────────────────────────────────────────────────────────────────────────
 
     def taste_case(self) -> TasteCase | None:
         """The case that `taste_rule` in `report.j2` describes; None if no case fits."""

@@ -14,6 +14,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache as remembered
@@ -115,7 +116,10 @@ class Cell:
             parts.append({"ensemble": self.contender.ensemble})
         kind = model_class(self.contender.model)
         if kind.__module__.partition(".")[0] != "bundlemage":
-            parts.append(_source(kind))
+            source = ""
+            with suppress(OSError, TypeError):  # not written in a file
+                source = inspect.getsource(inspect.getmodule(kind) or kind)
+            parts.append(source)
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -123,14 +127,6 @@ class Cell:
         """Whether the split has test cases of a task that the contender can do."""
         able, split = self.contender.abilities(), self.split
         return bool((able.matches and split.test) or (able.generates and split.generation))
-
-
-def _source(kind: type[Model]) -> str:
-    """The source code of the file that defines a model; empty if there is no file."""
-    try:
-        return inspect.getsource(inspect.getmodule(kind) or kind)
-    except (OSError, TypeError):  # not written in a file
-        return ""
 
 
 def find(cell: Cell, cache: Cache, *, quiet: bool = False) -> Outcome | None:
@@ -309,22 +305,20 @@ class ModelFacts:
 
 def every_model() -> list[ModelFacts]:
     """Returns all registered models, including other packages'. A model that fails to load has an `error`."""
-    taken = [
+    models = []
+    for name in model_names():
+        try:
+            kind, able = model_class(name), abilities(name)
+            tasks = (able.matches, able.generates, able.learns)
+            models.append(ModelFacts(name, kind.title, *tasks, kind.knows_new_users, kind.publication))
+        except Exception as error:  # another package's model may fail in any way
+            known = isinstance(error, BundleMageError)
+            reason = f"{error}" if known else f"it cannot be built: {type(error).__name__}: {error}"
+            models.append(ModelFacts(name, error=reason))
+    return models + [
         ModelFacts(name, error=f"{where} registers a name that is taken: rename it there")
         for name, where in names_taken().items()
     ]
-    return [_facts(name) for name in model_names()] + taken
-
-
-def _facts(name: str) -> ModelFacts:
-    try:
-        kind, able = model_class(name), abilities(name)
-    except Exception as error:  # another package's model may fail in any way
-        known = isinstance(error, BundleMageError)
-        reason = f"{error}" if known else f"it cannot be built: {type(error).__name__}: {error}"
-        return ModelFacts(name, error=reason)
-    tasks = (able.matches, able.generates, able.learns)
-    return ModelFacts(name, kind.title, *tasks, kind.knows_new_users, kind.publication)
 
 
 def _seed_matters(name: str, settings: Mapping[str, Any]) -> bool:
@@ -360,16 +354,12 @@ def device_in_words(device: torch.device) -> str:
     """Returns the name of the GPU, or the name of the processor and its number of cores."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    cores = f"{os.cpu_count() or 1} cores"
-    return f"{_processor()}, {cores}" if device.type == "cpu" else f"{device.type}, {_processor()}, {cores}"
-
-
-def _processor() -> str:
-    try:
+    named = None
+    with suppress(OSError):
         named = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        named = None
-    return named[1].strip() if named else platform.processor() or platform.machine() or "CPU"
+    name = named[1].strip() if named else platform.processor() or platform.machine() or "CPU"
+    kind = "" if device.type == "cpu" else f"{device.type}, "
+    return f"{kind}{name}, {os.cpu_count() or 1} cores"
 
 
 def _peak_memory(device: torch.device) -> Callable[[], int | None]:

@@ -155,9 +155,6 @@ def _check(contenders: Sequence[Contender], splits: Sequence[Split], seeds: Sequ
             )
 
 
-# ── Running cells ────────────────────────────────────────────────────────────────────────────────
-
-
 def run_cells(
     cells: Sequence[Cell],
     cache: Cache,

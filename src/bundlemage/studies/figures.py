@@ -11,15 +11,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import numpy.typing as npt
 
 from bundlemage.errors import MissingExtraError
-
-Group = Literal["ours", "paper", "beyond"]
+from bundlemage.readers import pathak
+from bundlemage.studies import plan
+from bundlemage.studies.findings import Findings, TableResult
+from bundlemage.studies.plan import Group
 
 COLOURS: Mapping[str, tuple[str, str]] = {
     "ink": ("#1b1f24", "#e6e9ed"),
@@ -89,7 +91,62 @@ def colour_variables(dark: bool = False) -> str:
     return "".join(f"--fig-{name}:{pair[dark]};" for name, pair in COLOURS.items())
 
 
-# ── The figures ──────────────────────────────────────────────────────────────────────────────────
+def drawn_figures(findings: Findings) -> list[tuple[Figure, str]]:
+    """Returns the figures of a report, each with its caption."""
+    if findings.nothing:
+        return []
+    name = pathak.PARTIAL_NAME if findings.partial else plan.DATASET_TITLES[findings.options.dataset]
+    tables = [one for one in findings.tables if one.plan.section in ("matching", "generation") and one.table]
+    pictures = []
+    if tables:
+        bars = {
+            one.plan.title: [bar for bar in _plotted(one, findings) if bar.paper or bar.value is not None]
+            for one in tables
+        }
+        drawn = accuracy_bars("ndcg", f"nDCG@5 of every model on {name}", bars)
+        caption = "Test nDCG@5 of every model (the paper's Fig. 1a). Whiskers: deviation over seeds."
+        pictures.append((drawn, caption))
+    if findings.cosines is not None:
+        drawn = similarity("similarity", f"Item and bundle preference on {name}", findings.cosines)
+        caption = "Cosine similarity of each user's item and bundle preference"
+        pictures.append((drawn, f"{caption} (the paper's Fig. “dissimilarity”)."))
+    matching = next((one for one in tables if one.plan.task == "matching"), None)
+    if matching is None or matching.table is None:
+        return pictures
+    models = [model for model in _plotted(matching, findings) if model.value is not None]
+    if curves := [model for model in models if len(model.curve) > 1]:
+        drawn = training_curves("curves", f"Training on {name}", curves)
+        caption = "Validation nDCG@5 by epoch, first seed. The dot is the epoch whose weights are tested."
+        pictures.append((drawn, caption))
+    if len(models) > 1 and len(findings.machines("matching")) == 1:
+        drawn = time_and_accuracy("time", f"Training time and accuracy on {name}", models)
+        beside = matching.table.measured_beside
+        caption = "Training time and test nDCG@5 of matching."
+        pictures.append((drawn, caption + (f" The time was {beside}." if beside else "")))
+    return pictures
+
+
+def _plotted(result: TableResult, findings: Findings) -> list[Plotted]:
+    split, seed = result.table.split if result.table else "", findings.options.seeds[0]
+    outcomes = {one.label: one for one in findings.outcomes if (one.split, one.seed) == (split, seed)}
+    models = []
+    for entry in result.plan.entries:
+        row = result.row(entry.name)
+        spread = row.metrics["ndcg@5"] if row and row.metrics else None
+        outcome = outcomes.get(entry.name)
+        models.append(
+            Plotted(
+                label=plan.SHORT_NAMES.get(entry.name, entry.title),
+                group=entry.group,
+                value=spread.mean if spread else None,
+                spread=spread.sd if spread else None,
+                paper=entry.paper.get("ndcg@5"),
+                seconds=max((row.fit_seconds if row else None) or 0.0, 0.001),
+                curve=outcome.curve if outcome else (),
+                best_epoch=outcome.best_epoch if outcome else 0,
+            )
+        )
+    return models
 
 
 def accuracy_bars(name: str, title: str, panels: Mapping[str, Sequence[Plotted]]) -> Figure:
@@ -108,7 +165,12 @@ def accuracy_bars(name: str, title: str, panels: Mapping[str, Sequence[Plotted]]
         axis.grid(axis="x")
     every = [bar for bars in panels.values() for bar in bars]
     figure.legend(handles=_signs(every), loc="outside upper center", ncols=4, frameon=False)
-    return _finished(figure, name, title, _bars_in_words(panels))
+    parts = []
+    for heading, bars in panels.items():
+        measured = sorted((bar for bar in bars if bar.value is not None), key=lambda bar: -(bar.value or 0))
+        best = ", ".join(f"{bar.label} {bar.value:.4f}" for bar in measured[:3])
+        parts.append(f"{heading}: {len(measured)} models measured{', the best are ' * bool(best)}{best}")
+    return _finished(figure, name, title, f"Bar chart of nDCG@5. {'. '.join(parts)}.")
 
 
 def _signs(bars: Sequence[Plotted]) -> list[Any]:
@@ -140,15 +202,6 @@ def _draw_bar(axis: Any, row: int, bar: Plotted) -> None:
     at = max(bar.value or 0, (bar.value or 0) + (bar.spread or 0), bar.paper or 0)
     text = "not run" if bar.value is None else f"{bar.value:.3f}".lstrip("0")
     axis.annotate(text, (at, row), (5, 0), textcoords="offset points", va="center", fontsize=8)
-
-
-def _bars_in_words(panels: Mapping[str, Sequence[Plotted]]) -> str:
-    parts = []
-    for heading, bars in panels.items():
-        measured = sorted((bar for bar in bars if bar.value is not None), key=lambda bar: -(bar.value or 0))
-        best = ", ".join(f"{bar.label} {bar.value:.4f}" for bar in measured[:3])
-        parts.append(f"{heading}: {len(measured)} models measured{', the best are ' * bool(best)}{best}")
-    return "Bar chart of nDCG@5. " + ". ".join(parts) + "."
 
 
 def similarity(name: str, title: str, cosines: npt.NDArray[np.float64]) -> Figure:

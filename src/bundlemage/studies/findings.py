@@ -177,9 +177,6 @@ def gather(options: ReproduceOptions, observer: CompareObserver | None = None) -
     )
 
 
-# ── Case studies ─────────────────────────────────────────────────────────────────────────────────
-
-
 def _case_studies(
     options: ReproduceOptions, parts: Mapping[str, plan.DataPart], cache: Cache
 ) -> tuple[CaseResult, ...]:

@@ -126,8 +126,6 @@ class Missing:
         return f"{self.name}: {self.message}"
 
 
-# ── The cache ────────────────────────────────────────────────────────────────────────────────────
-
 FORMAT = 1
 """The version of the stored files. It is part of every key, so files of other versions are ignored."""
 

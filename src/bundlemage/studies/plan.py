@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.downloads.public_data import public_data
@@ -16,8 +16,10 @@ from bundlemage.readers.load import SAMPLE, read
 from bundlemage.recipe import recipe_names
 from bundlemage.studies import paper
 from bundlemage.studies.cells import Contender
-from bundlemage.studies.figures import Group
 
+Group = Literal["ours", "paper", "beyond"]
+"""The groups of models: our own, those of the paper, and those beyond the paper."""
+DATASET_TITLES = {"youshu": "Youshu", "netease": "NetEase", "steam": "Steam", SAMPLE: "the sample shop"}
 STUDIES = (*paper.DATASETS, SAMPLE)
 MATCHING_PART, GENERATION_PART, FULL_PART, NAMES_PART = "authors/mat", "authors/gen", "bgcn", "pathak"
 SECTIONS = ("matching", "generation", "ablations", "parts", "full-ranking", "cases")
@@ -103,9 +105,6 @@ def _entries(table: Mapping[str, Any], dataset: str) -> Iterable[Entry]:
                 yield Entry(name, title, group, beside.figures(dataset) if beside else {})
 
 
-# ── Models ───────────────────────────────────────────────────────────────────────────────────────
-
-
 def recipe_of(name: str, recipes: str) -> str | None:
     """Returns the recipe of a row; None for a model with its default settings.
 
@@ -141,9 +140,6 @@ def without(plans: Iterable[TablePlan], skipped: Collection[str]) -> tuple[Table
         if plan.section not in skipped
     )
     return tuple(plan for plan in kept if plan.entries)
-
-
-# ── Data ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,6 @@ LIKE = "†"
 """Marks a row that is not significantly different from the best one."""
 
 
-# ── Numbers as text ──────────────────────────────────────────────────────────────────────────────
-
-
 def figure(value: float) -> str:
     """Returns a metric with four decimals and no leading zero, such as `.5073`."""
     text = f"{value:.4f}"
@@ -92,18 +89,9 @@ def legend(table: ResultTable, *, times: bool = True) -> str:
             f"{LIKE}: not significantly different from the best by {table.metric} "
             f"(paired t-test over {table.cases:,} cases{together}{averaged}; Holm-corrected, p ≥ {level})."
         )
-    if times and (beside := measured_beside(table)):
+    if times and (beside := table.measured_beside):
         parts.append(f"fit: {beside}.")
     return " ".join(parts)
-
-
-def measured_beside(table: ResultTable) -> str:
-    """Returns a warning if runs were timed beside each other; empty if each had the machine to itself."""
-    jobs = sorted({count for row in table.rows for count in row.jobs})
-    if not jobs or jobs == [1]:
-        return ""
-    count = f"{jobs[0]} to {jobs[-1]}" if len(jobs) > 1 else f"{jobs[0]}"
-    return f"measured with {count} runs at a time, so it is no measure of speed"
 
 
 def described(facts: DataFacts) -> str:
@@ -116,9 +104,6 @@ def described(facts: DataFacts) -> str:
         f"{facts.user_item_pairs:,} user-item and {facts.bundle_item_pairs:,} bundle-item pairs; "
         f"{' and '.join(cases)} cases to test on."
     )
-
-
-# ── Pages ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -193,9 +178,6 @@ def _markdown(value: object) -> object:
         return value
     one_line = escape(" ".join(str(value).split()), quote=False)
     return Markup("".join(f"\\{letter}" if letter in "\\`*_[]|~" else letter for letter in one_line))
-
-
-# ── A comparison ─────────────────────────────────────────────────────────────────────────────────
 
 
 def comparison_page(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,14 +16,32 @@ from bundlemage.data.folders import beside
 from bundlemage.errors import ConfigError
 from bundlemage.readers import pathak
 from bundlemage.readers.load import SAMPLE
-from bundlemage.studies import cases, sections
+from bundlemage.studies import cases, paper, plan
+from bundlemage.studies.figures import drawn_figures
 from bundlemage.studies.findings import Findings, TableResult
-from bundlemage.studies.render import figure, rendered, words
-from bundlemage.studies.sections import compare_command, metric_title, reproduce_command, signed, tone_of
+from bundlemage.studies.render import (
+    LIKE,
+    Grid,
+    GridCell,
+    dates,
+    described,
+    duration,
+    figure,
+    legend,
+    metric_cell,
+    rendered,
+    words,
+)
+from bundlemage.studies.standings import Row
 
 FORMAT = "bundlemage-report"
 FORMAT_VERSION = 1
 RESULTS = "results.json"
+NEAR_SHARE, NEAR_FIGURE = 0.05, 0.005
+"""Our figure is near the paper's if it differs by at most 5% or .005. Seeds can differ this much."""
+NONE = "--"
+_SIGNS = {"near": "≈", "above": "▲", "below": "▼"}
+_STATISTICS_HEAD = ("", "this data", "the paper", "difference")
 
 
 def check_writable(folder: Path) -> None:
@@ -55,21 +74,21 @@ def content(findings: Findings) -> dict[str, Any]:
         f"[{one.label} on {one.dataset}, {one.protocol}]": one.settings_text() for one in findings.outcomes
     }
     return {
-        "title": f"{what} {sections.DATASET_TITLES[dataset]}",
+        "title": f"{what} {plan.DATASET_TITLES[dataset]}",
         "written": f"Written {datetime.now(UTC):%Y-%m-%d} by bundlemage {__version__}.",
         "findings": findings,
         "banners": banners(findings),
         "summary": summary(findings),
         "data": data,
         "place": "the built-in shop" if data == SAMPLE else data,
-        "statistics": sections.statistics_grid(findings),
-        "bias": sections.bias_grid(findings),
-        "tables": [sections.table_part(result, findings) for result in findings.tables],
-        "figures": sections.drawn_figures(findings),
+        "statistics": statistics_grid(findings),
+        "bias": bias_grid(findings),
+        "tables": [table_part(result, findings) for result in findings.tables],
+        "figures": drawn_figures(findings),
         "least_items": cases.LEAST_ITEMS,
         "case_users": cases.USERS,
-        "how": sections.how_it_was_made(findings),
-        "command": sections.reproduce_command(findings),
+        "how": how_it_was_made(findings),
+        "command": reproduce_command(findings),
         "settings": "\n\n".join(f"{title}\n{text}" for title, text in settings.items()),
     }
 
@@ -225,3 +244,188 @@ def _beside(result: TableResult) -> list[tuple[str, float, float]]:
         for entry in result.plan.entries
         if entry.paper.get(metric) and (row := result.row(entry.name)) and row.metrics
     ]
+
+
+def signed(value: float) -> str:
+    """Returns a difference with its sign: `+.0012` or `−.0125`. `.0000` has no sign."""
+    size = figure(abs(value))
+    return size if size == figure(0.0) else f"{'−' if value < 0 else '+'}{size}"
+
+
+def tone_of(ours: float, theirs: float) -> str:
+    """Returns `near`, `above` or `below`: how our figure compares with the paper's."""
+    difference = ours - theirs
+    if abs(difference) <= max(NEAR_FIGURE, NEAR_SHARE * theirs):
+        return "near"
+    return "above" if difference > 0 else "below"
+
+
+# ── Statistics ───────────────────────────────────────────────────────────────────────────────────
+
+
+def statistics_grid(findings: Findings) -> Grid:
+    """Returns the statistics of the data and, if the paper has them, its figures."""
+    printed = paper.STATISTICS.get(findings.options.dataset, {})
+    rows = []
+    for name, title in paper.STATISTICS_TITLES.items():
+        ours, theirs = findings.statistics.get(name), printed.get(name)
+        difference = _difference(name, ours, theirs)
+        rows.append((title, _statistic(name, ours), _statistic(name, theirs), difference))
+    return _beside_the_paper("statistics", rows, bool(printed))
+
+
+def _beside_the_paper(key: str, rows: Sequence[Sequence[str]], printed: bool) -> Grid:
+    """A grid of our figures. If `printed`, it also has the paper's figures and the differences."""
+    width = 4 if printed else 2
+    cells = tuple(tuple(GridCell(text) for text in row[:width]) for row in rows)
+    return Grid(key, _STATISTICS_HEAD[:width], cells)
+
+
+def _statistic(name: str, value: float | None) -> str:
+    if value is None:
+        return NONE
+    if name.endswith("density"):
+        return f"{value:.2%}"
+    return f"{value:.2f}" if name == "items_per_bundle" else f"{value:,.0f}"
+
+
+def _difference(name: str, ours: float | None, theirs: float | None) -> str:
+    if ours is None or theirs is None:
+        return NONE
+    digits = 4 if name.endswith("density") else 2
+    difference = round(ours, digits) - round(theirs, digits)
+    if abs(difference) < 10**-digits / 2:
+        return "none"
+    return ("−" if difference < 0 else "+") + _statistic(name, abs(difference))
+
+
+def bias_grid(findings: Findings) -> Grid:
+    """Returns the popularity bias of the data and, if the paper has it, its figure."""
+    ours, printed = findings.bias, paper.POPULARITY_BIAS.get(findings.options.dataset)
+    difference = NONE
+    if ours is not None and printed is not None:
+        difference = f"{ours - printed:+.2%}".replace("-", "−")
+    shares = [NONE if share is None else f"{share:.2%}" for share in (ours, printed)]
+    row = ("mean rank of the items in bundles", *shares, difference)
+    return _beside_the_paper("bias", [row], printed is not None)
+
+
+# ── Tables ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def table_part(result: TableResult, findings: Findings) -> dict[str, Any]:
+    """Returns the values that the report shows for a table: grid, sources, remarks and command."""
+    one, entries, dataset = result.plan, result.plan.entries, findings.options.dataset
+    if result.reason is not None:  # only the paper's figures are known
+        own = ("bundlemage", plan.ENSEMBLE)
+        entries = tuple(entry for entry in entries if entry.group != "beyond" and entry.name not in own)
+    grid, sources = None, []
+    if result.reason is None or any(entry.paper for entry in entries):
+        rows = [_row(entry, result, NONE if result.reason else "not run") for entry in entries]
+        groups: list[str] = [entry.group for entry in entries]
+        for published in paper.TABLES[one.key] if one.key == "full-ranking" else ():
+            printed = {name: figure(value) for name, value in published.figures(dataset).items()}
+            if printed:
+                sources.append(f"{published.title}: {published.remark}")
+            if printed and not published.contender:
+                cells = (GridCell(NONE, beside=printed.get(name, NONE)) for name in one.metrics)
+                rows.append((GridCell(published.title, hint=published.remark), *cells, GridCell(NONE)))
+                groups.append("published")
+        head = ("model", *map(metric_title, one.metrics), "fit")
+        times = len(findings.machines(one.task)) <= 1  # seconds from different machines cannot be compared
+        if not times:
+            head, rows = head[:-1], [row[:-1] for row in rows]
+        grid = Grid(one.key, head, tuple(rows), tuple(groups), _legend(result, times))
+    return {
+        "result": result,
+        "grid": grid,
+        "sources": sources,
+        "remarks": [f"{entry.title}: {entry.remark}." for entry in entries if entry.remark and grid],
+        "command": compare_command(result, findings) if result.table else "",
+    }
+
+
+def metric_title(metric: str) -> str:
+    """Returns the title of a metric, such as `nDCG@5` for `ndcg@5`."""
+    return metric.replace("ndcg", "nDCG").replace("recall", "Recall")
+
+
+def _row(entry: plan.Entry, result: TableResult, without: str) -> tuple[GridCell, ...]:
+    """A row of a table. If there is no result, its cells show `without`."""
+    row = result.row(entry.name)
+    recipe = plan.recipe_of(entry.name, result.plan.recipes)
+    mark = f" {LIKE}" if row is not None and row.metrics and not row.distinguishable else ""
+    hint = f"recipe {recipe}" if recipe else "the model's default settings"
+    name = GridCell(entry.title + mark, code=recipe or entry.name, hint=hint)
+    seconds = row.fit_seconds if row else None
+    cells = [_figure_cell(row, metric, entry, result.plan.beside, without) for metric in result.plan.metrics]
+    return (name, *cells, GridCell(duration(seconds), order=seconds))
+
+
+def _figure_cell(row: Row | None, metric: str, entry: plan.Entry, beside: str, without: str) -> GridCell:
+    theirs = entry.paper.get(metric)
+    shown = NONE * bool(beside) if theirs is None else figure(theirs)
+    if row is None:
+        return GridCell(without, beside=shown)
+    if row.metrics is None:
+        return GridCell("failed", beside=shown, hint=row.failure or "")
+    if theirs is None:
+        return metric_cell(row, metric, beside=shown)
+    ours = row.metrics[metric].mean
+    tone = tone_of(ours, theirs)
+    difference = f"{_SIGNS[tone]} {signed(ours - theirs)}"
+    return metric_cell(row, metric, beside=shown, difference=difference, tone=tone)
+
+
+def _legend(result: TableResult, times: bool) -> str:
+    parts = [legend(result.table, times=times)] if result.table else []
+    if result.plan.beside:
+        whose = "the paper's" if result.plan.beside == "the paper" else "the published"
+        parts.append(
+            f"Beside ours, {whose} figure ({NONE}: there is none) and the difference: ≈ within "
+            f"{NEAR_SHARE:.0%} or {figure(NEAR_FIGURE)} of it, ▲ above, ▼ below."
+        )
+    return " ".join(parts)
+
+
+def compare_command(result: TableResult, findings: Findings) -> str:
+    """Returns the command that computes the numbers of one table."""
+    one, options = result.plan, findings.options
+    names = [plan.recipe_of(entry.name, one.recipes) or entry.name for entry in one.entries]
+    parts = [f"bundlemage compare {options.shown_part(one.part)} --seeds {options.shown_seeds}"]
+    if options.epochs is not None:
+        parts[0] += f" --epochs {options.epochs}"
+    if one.metric != "ndcg@5":
+        parts.append(f"--metric {one.metric} --metrics {','.join(one.metrics)}")
+    parts += [f"-m {','.join(names[start : start + 5])}" for start in range(0, len(names), 5)]
+    return " \\\n    ".join(parts)
+
+
+# ── How it was made ──────────────────────────────────────────────────────────────────────────────
+
+
+def how_it_was_made(findings: Findings) -> list[str]:
+    """Returns sentences on the machines, the seeds, the data and the failures of a report."""
+    lines = [f"Ran on {machine}." for machine in sorted({one.machine for one in findings.outcomes})]
+    if findings.options.note:
+        lines.append(findings.options.note)
+    if findings.outcomes:
+        lines.append(f"Measured {dates([one.date for one in findings.outcomes])}.")
+    lines.append(f"Seeds of the training: {findings.options.shown_seeds}. The splits are always the same.")
+    lines += [f"{facts.name}, {facts.protocol}: {described(facts)}" for facts in findings.facts]
+    notes = dict.fromkeys(note for facts in findings.facts for note in facts.notes)
+    lines += [f"Note: {note}" for note in notes]
+    return lines + [f"Failed: {what}: {message}" for what, message in findings.failures.items()]
+
+
+def reproduce_command(findings: Findings) -> str:
+    """Returns the command that makes the report."""
+    options = findings.options
+    parts = [f"bundlemage reproduce {options.dataset}"]
+    if options.folder is not None:
+        parts.append(f"--data {options.shown_folder}")
+    parts.append(f"-o REPORT --seeds {options.shown_seeds}")
+    if options.epochs is not None:
+        parts.append(f"--epochs {options.epochs}")
+    parts += [f"--skip {name}" for name in options.skip]
+    return " ".join(parts) + " --only-cached" * options.only_cached

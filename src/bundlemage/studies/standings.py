@@ -73,6 +73,15 @@ class ResultTable:
     def row(self, label: str) -> Row:
         return next(row for row in self.rows if row.label == label)
 
+    @property
+    def measured_beside(self) -> str:
+        """A warning if runs were timed beside each other; empty if each had the machine to itself."""
+        jobs = sorted({count for row in self.rows for count in row.jobs})
+        if not jobs or jobs == [1]:
+            return ""
+        count = f"{jobs[0]} to {jobs[-1]}" if len(jobs) > 1 else f"{jobs[0]}"
+        return f"measured with {count} runs at a time, so it is no measure of speed"
+
     def ranked(self) -> ResultTable:
         """Returns the same table with the best row first and failed rows last."""
         value = {row.label: row.metrics[self.metric].mean if row.metrics else -1.0 for row in self.rows}
@@ -204,9 +213,6 @@ def _does(contender: Contender, task: str) -> bool:
     except Exception:
         return True
     return able.matches if task == "matching" else able.generates
-
-
-# ── Significance ─────────────────────────────────────────────────────────────────────────────────
 
 
 def case_groups(split: Split, task: str) -> npt.NDArray[np.integer] | None:

@@ -96,8 +96,3 @@ def memory_kept(device: torch.device) -> Iterator[None]:
         for setting in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
             library.mallopt(setting, _USUAL)
         library.malloc_trim(0)
-
-
-def seed_epoch(seed: int, epoch: int) -> None:
-    """Sets the random state from the seed and the epoch's number. So a resumed run draws the same numbers."""
-    torch.manual_seed(seed * 1_000_003 + epoch)

@@ -21,7 +21,7 @@ from bundlemage.models.division import ALONE, Division
 from bundlemage.models.ensemble import joined, member_configs
 from bundlemage.models.registry import build
 from bundlemage.training.checkpoint import RunFolder, RunProgress, Weights, prefixed, unprefixed
-from bundlemage.training.devices import memory_kept, repeatable, resolve_device, seed_epoch
+from bundlemage.training.devices import memory_kept, repeatable, resolve_device
 from bundlemage.training.history import EpochRecord, Forwarder, Observer, show
 from bundlemage.training.steps import Rows, Stepper
 from bundlemage.training.validation import Validation, ValidationCases
@@ -287,7 +287,7 @@ class _Run:
 
     def _epoch(self, epoch: int) -> None:
         started = time.perf_counter()
-        seed_epoch(self.config.seed, epoch)
+        torch.manual_seed(self.config.seed * 1_000_003 + epoch)  # a resumed run draws the same numbers
         losses = self._steps()
         with torch.no_grad():
             if self.division.group is not None:

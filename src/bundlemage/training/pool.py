@@ -54,20 +54,8 @@ def check_jobs(jobs: int) -> None:
 class Pool(Generic[Task, Result]):
     """Up to `jobs` processes. They are started when needed, and end with the `with` block.
 
-    Parameters
-    ----------
-    jobs
-        Number of tasks that run at a time. They share the processors. With 1, tasks run in this process.
-    work
-        The function that does a task.
-    shared
-        The data that every task needs. It is sent to each process once.
-
-    Examples
-    --------
-    >>> with Pool(4, fit, split) as pool:  # doctest: +SKIP
-    ...     for task, result in pool.run(tasks, answer):
-    ...         print(task, result)
+    They share the processors. With one job, tasks run in this process. `work` is the function that does a
+    task, and `shared` the data that every task needs. It is sent to each process once.
     """
 
     def __init__(self, jobs: int, work: Work[Task, Result], shared: Any) -> None:

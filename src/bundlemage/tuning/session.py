@@ -258,9 +258,6 @@ def tune(
     return session.study()
 
 
-# ── The space ────────────────────────────────────────────────────────────────────────────────────
-
-
 def chosen_space(config_class: type[ModelConfig], changes: Space, fixed: Mapping[str, Any]) -> Space:
     """Returns the space of `config_class`, with `changes` and without the `fixed` settings.
 
