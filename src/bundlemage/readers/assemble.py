@@ -111,13 +111,6 @@ class TableData:
     """The columns by their canonical names, such as `user_id` and `title`; the ids come first."""
     locate: Locate
 
-    @classmethod
-    def from_arrow(cls, name: str, where: str, table: pa.Table, locate: Locate | None = None) -> TableData:
-        """Returns the columns that the table `name` has; raises `DataError` if one cannot be identified."""
-        positions = resolve(name, table.column_names, where)
-        columns = {column: encode(table.column(position)) for column, position in positions.items()}
-        return cls(where, columns, locate or (lambda row: (where, row + 1)))
-
     def checked(self, table: str) -> tuple[TableData | None, list[Problem]]:
         """Returns the table with its values checked, or None if there is an error; and the problems."""
         key, *_ = TABLES[table]
@@ -156,62 +149,41 @@ def assemble(
             problems += faults
             if good is not None:
                 checked[table] = good
-    for crossing in CROSSINGS:
-        problems += crossing.check(checked)
+    for table, column, other in CROSSINGS:
+        if table in checked and other in checked:
+            ids, known = checked[table].columns[column], set(checked[other].columns[column].values)
+            unknown = np.array([text not in known for text in ids.values], dtype=bool)
+            if unknown.any():
+                row = int(np.argmax(unknown[ids.codes]))
+                value, more = ids.values[ids.codes[row]], int(unknown.sum()) - 1
+                place = checked[table].locate(row)
+                problems.append(unknown_id(column, value, more, place, checked[other].where))
     if any(problem.severity == "error" for problem in problems):
         raise DataError(problems)
     return Source(_dataset(checked, name), warnings=tuple(problems))
 
 
-@dataclass(frozen=True)
-class Crossing:
-    """A check of two tables: each id in `column` of `table` should also be in the table `known_in`."""
-
-    table: str
-    column: str
-    known_in: str
-    kind: str
-    message: str
-    fix: str
-
-    def problem(self, place: tuple[str, int], known_where: str, value: str, more: int) -> Problem:
-        """Returns the warning. `place` is the file and line of the first unknown id; `more` counts others."""
-        message, (where, line) = self.message.format(shown(value), known_where), place
-        return Problem(self.kind, where, message, self.fix, line, value, more, severity="warning")
-
-    def check(self, checked: Mapping[str, TableData]) -> list[Problem]:
-        """Returns a list with one warning if ids are unknown, else an empty list."""
-        if self.table not in checked or self.known_in not in checked:
-            return []
-        table, other = checked[self.table], checked[self.known_in]
-        ids, known = table.columns[self.column], set(other.columns[self.column].values)
-        unknown = np.array([text not in known for text in ids.values], dtype=bool)
-        if not unknown.any():
-            return []
-        row = int(np.argmax(unknown[ids.codes]))
-        value, more = ids.values[ids.codes[row]], int(unknown.sum()) - 1
-        return [self.problem(table.locate(row), other.where, value, more)]
-
-
-_EMPTY_BUNDLE = {
-    "column": "bundle_id",
-    "known_in": "bundle_item",
-    "kind": "empty-bundle",
-    "message": "bundle {} has no items in {}",
-    "fix": "Add its items there, or remove the bundle",
-}
 CROSSINGS = (
-    Crossing("user_bundle", **_EMPTY_BUNDLE),
-    Crossing("bundles", **_EMPTY_BUNDLE),
-    Crossing(
-        "bundle_item",
-        "item_id",
-        "items",
-        kind="item-not-in-catalogue",
-        message="item {} is in a bundle but not in {}",
-        fix="Add it to the catalogue, or correct the id",
-    ),
+    ("user_bundle", "bundle_id", "bundle_item"),
+    ("bundles", "bundle_id", "bundle_item"),
+    ("bundle_item", "item_id", "items"),
 )
+"""Checks of two tables: each id in the column of the first table should also be in the other table."""
+
+
+def unknown_id(column: str, value: str, more: int, place: tuple[str, int], known_where: str) -> Problem:
+    """Returns the warning of a crossing. `place` is the file and line of the first unknown id.
+
+    `more` counts the other unknown ids. `known_where` is the name of the table that lacks them.
+    """
+    where, line = place
+    if column == "bundle_id":
+        kind, fault = "empty-bundle", f"bundle {shown(value)} has no items in"
+        fix = "Add its items there, or remove the bundle"
+    else:
+        kind, fault = "item-not-in-catalogue", f"item {shown(value)} is in a bundle but not in"
+        fix = "Add it to the catalogue, or correct the id"
+    return Problem(kind, where, f"{fault} {known_where}", fix, line, value, more, severity="warning")
 
 
 def _dataset(tables: Mapping[str, TableData], name: str) -> BundleDataset:
@@ -264,9 +236,14 @@ def read_frames(
     """
     frames = {"user_item": user_item, "user_bundle": user_bundle, "bundle_item": bundle_item}
     frames |= {table: frame for table, frame in (("items", items), ("bundles", bundles)) if frame is not None}
-    return assemble(
-        frames, lambda table: TableData.from_arrow(table, table, _arrow(table, frames[table])), name
-    )
+    return assemble(frames, lambda table: _read_frame(table, frames[table]), name)
+
+
+def _read_frame(name: str, frame: Any) -> TableData:
+    table = _arrow(name, frame)
+    positions = resolve(name, table.column_names, name)
+    columns = {column: encode(table.column(position)) for column, position in positions.items()}
+    return TableData(name, columns, lambda row: (name, row + 1))
 
 
 def _arrow(table: str, frame: Any) -> pa.Table:

@@ -15,7 +15,7 @@ from bundlemage.data.dataset import BundleDataset, as_binary, binary_matrix, pai
 from bundlemage.data.splits import GenerationCases, MatchingCases, Source, Split, leave_one_out, padded
 from bundlemage.errors import DataError, Problem, collected
 from bundlemage.readers import pathak
-from bundlemage.readers.published import LARGEST, data_name, missing_files, too_large
+from bundlemage.readers.places import LARGEST, data_name, missing_files, too_large
 from bundlemage.readers.unpickle import safe_load
 
 _MATCHING = ("train", "valid", "test", "bundle_item")

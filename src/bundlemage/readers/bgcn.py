@@ -15,7 +15,7 @@ from scipy import sparse
 from bundlemage.data.dataset import BundleDataset, binary_matrix
 from bundlemage.data.splits import MatchingCases, Source, Split
 from bundlemage.errors import DataError, Problem, collected
-from bundlemage.readers.published import LARGEST, data_name, missing_files, too_large
+from bundlemage.readers.places import LARGEST, data_name, missing_files, too_large
 
 Pairs = npt.NDArray[np.int64]  # [pairs, 2]
 

@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,9 @@ from bundlemage.data.shards import (
 )
 from bundlemage.errors import BundleMageError, DataError, Problem
 from bundlemage.progress import Progress, in_silence
-from bundlemage.readers import load, parquet, text
-from bundlemage.readers.assemble import CATALOGUE_SCHEMAS, CROSSINGS, TABLES, Crossing, TableData
+from bundlemage.readers import load
+from bundlemage.readers.assemble import CATALOGUE_SCHEMAS, CROSSINGS, TABLES, TableData, unknown_id
+from bundlemage.readers.files import batches, locator, read_table
 from bundlemage.readers.places import Place, TableFiles, find, place
 from bundlemage.readers.values import Locate, align, encode, read_column
 
@@ -171,25 +171,31 @@ class _Shop:
         for number, kind in enumerate(KINDS):
             self._progress("sorting ids", number, len(KINDS))
             self._order_ids(kind)
-        return problems + [problem for crossing in CROSSINGS for problem in self._unknown_ids(crossing)]
+        for table, column, other in CROSSINGS:
+            if {table, other} <= self._locate.keys():
+                count, row, value = self._one(
+                    f"SELECT count(DISTINCT {column}), min(row), arg_min({column}, row) "
+                    f"FROM (SELECT {column}, rowid AS row FROM {table}) ANTI JOIN {other} USING ({column})"
+                )
+                if count:
+                    place, known = self._locate[table](row), self._files[other].where
+                    problems.append(unknown_id(column, value, count - 1, place, known))
+        return problems
 
     def _load_pairs(self, table: str, files: TableFiles) -> None:
         rows = [0] * len(files.files)
         for number, file in enumerate(files.files):
             self._progress(f"reading {table}", number, len(files.files))
-            batches = partial(parquet.batches, rows=BATCH_ROWS) if files.is_parquet else text.batches
-            for batch in batches(table, file):
+            for batch in batches(table, file, BATCH_ROWS):
                 self._insert(table, pa.table({name: _texts(batch.column(name)) for name in TABLES[table]}))
                 rows[number] += batch.num_rows
         if not any(rows):
             raise _SuspiciousError
-        self._locate[table] = (
-            files.locator(rows) if files.is_parquet else partial(text.locate, files.files[0])
-        )
+        self._locate[table] = locator(files, rows)
 
     def _load_catalogue(self, table: str, files: TableFiles) -> list[Problem]:
         self._progress(f"reading {table}", 0, 1)
-        checked, problems = load.read_table(table, files).checked(table)
+        checked, problems = read_table(table, files).checked(table)
         if checked is not None:
             self._described[table], self._locate[table] = checked, checked.locate
             (column,) = TABLES[table]
@@ -229,54 +235,37 @@ class _Shop:
         """Returns the rows of a query. It has its own cursor: several queries can be read at once."""
         return self._database.cursor().sql(query).to_arrow_reader(BATCH_ROWS)  # type: ignore[no-any-return]
 
-    def _unknown_ids(self, crossing: Crossing) -> list[Problem]:
-        """Returns a list with one warning if ids are missing from the other table, else an empty list."""
-        table, column = crossing.table, crossing.column
-        if not {table, crossing.known_in} <= self._locate.keys():
-            return []
-        count, row, value = self._one(
-            f"SELECT count(DISTINCT {column}), min(row), arg_min({column}, row) "
-            f"FROM (SELECT {column}, rowid AS row FROM {table}) "
-            f"ANTI JOIN {crossing.known_in} USING ({column})"
-        )
-        if not count:
-            return []
-        known = self._files[crossing.known_in].where
-        return [crossing.problem(self._locate[table](row), known, value, count - 1)]
-
     def write(self, building: Path, shard_rows: int) -> None:
         """Write the layout. The tables must have been loaded."""
         sizes = {kind: self._one(f"SELECT count(*) FROM {kind}_ids")[0] for kind in KINDS}
+        shards = {kind: self._shards(kind, size, shard_rows) for kind, size in sizes.items()}
         name, catalogue = self._where.name, bool(self._described)
-        write_shards(building, shard_rows, sizes, self._columns, self._progress, catalogue, name)
+        write_shards(
+            building, shard_rows, sizes, lambda kind, *_: next(shards[kind]), self._progress, catalogue, name
+        )
 
-    def _columns(self, kind: str, start: int, stop: int) -> dict[str, Any]:
-        """Returns the ids, details and lists for a range of positions. Ranges must be read in order."""
-        if start == 0:
-            self._catalogue = self._aligned(kind)
-            self._pairs = {
-                column: _SortedPairs(self._stream(_sorted_pairs(name, kind, column)))
-                for name, column in matrices_of(kind).items()
-            }
-        columns: dict[str, Any]
-        if self._catalogue is not None:
-            part = self._catalogue.slice(start, stop - start)
-            columns = {name: part[name] for name in part.column_names}
-        else:
-            columns = {f"{kind[:-1]}_id": self._ids(kind, start, stop)}
-        return columns | {column: pairs.rows(start, stop) for column, pairs in self._pairs.items()}
+    def _shards(self, kind: str, size: int, shard_rows: int) -> Iterator[dict[str, Any]]:
+        """Yields the ids, details and lists of each shard."""
+        lists_of = {
+            column: _shard_lists(self._stream(_sorted_pairs(name, kind, column)), size, shard_rows)
+            for name, column in matrices_of(kind).items()
+        }
+        described = None
+        if kind in self._described:
+            vocabulary = Vocabulary(kind[:-1], self._ids(kind).to_pylist())
+            described = align(self._described[kind].columns, vocabulary, CATALOGUE_SCHEMAS[kind])
+        for start in range(0, size, shard_rows):
+            columns: dict[str, Any] = {}
+            if described is None:
+                columns[f"{kind[:-1]}_id"] = self._ids(kind, start, start + shard_rows)
+            else:
+                part = described.slice(start, shard_rows)
+                columns = {name: part[name] for name in part.column_names}
+            yield columns | {column: next(rows) for column, rows in lists_of.items()}
 
     def _ids(self, kind: str, start: int = 0, stop: int = 2**62) -> pa.Array:
         query = f"SELECT id FROM {kind}_ids WHERE rowid >= {start} AND rowid < {stop} ORDER BY rowid"
         return pa.concat_arrays([batch.column(0).cast(pa.string()) for batch in self._stream(query)])
-
-    def _aligned(self, kind: str) -> pa.Table | None:
-        """Returns the catalogue of all items or bundles by position; None if the table is missing."""
-        checked = self._described.get(kind)
-        if checked is None:
-            return None
-        vocabulary = Vocabulary(kind[:-1], self._ids(kind).to_pylist())
-        return align(checked.columns, vocabulary, CATALOGUE_SCHEMAS[kind])
 
 
 def _sorted_pairs(name: str, owners: str, others: str) -> str:
@@ -289,27 +278,26 @@ def _sorted_pairs(name: str, owners: str, others: str) -> str:
     )
 
 
-class _SortedPairs:
-    """A stream of sorted pairs. A batch is read only when it is needed."""
+def _shard_lists(batches: Iterator[pa.RecordBatch], size: int, shard_rows: int) -> Iterator[pa.Array]:
+    """Yields for each shard the sorted lists of its owners' positions, without repetitions.
 
-    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
-        self._batches = batches
-        self._rest: npt.NDArray[np.int64] = np.empty(0, np.int64)
-
-    def rows(self, start: int, stop: int) -> pa.Array:
-        """Returns for each owner in this range the sorted list of its positions, without repetitions."""
-        parts, end = [self._rest], stop << _POSITION_BITS
+    `batches` are sorted pairs of `size` owners. A batch is read only when it is needed.
+    """
+    rest: npt.NDArray[np.int64] = np.empty(0, np.int64)
+    for start in range(0, size, shard_rows):
+        stop = min(start + shard_rows, size)
+        parts, end = [rest], stop << _POSITION_BITS
         while not len(parts[-1]) or parts[-1][-1] < end:
-            batch = next(self._batches, None)
+            batch = next(batches, None)
             if batch is None:
                 break
             parts.append(batch.column(0).to_numpy())
         pairs = np.concatenate(parts)
         cut = np.searchsorted(pairs, end)
-        pairs, self._rest = pairs[:cut], pairs[cut:]
+        pairs, rest = pairs[:cut], pairs[cut:]
         pairs = pairs[np.diff(pairs, prepend=-1) > 0]
         counts = np.bincount((pairs >> _POSITION_BITS) - start, minlength=stop - start)
-        return lists(counts, (pairs & (2**_POSITION_BITS - 1)).astype(np.int32))
+        yield lists(counts, (pairs & (2**_POSITION_BITS - 1)).astype(np.int32))
 
 
 def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -8,9 +8,10 @@ from pathlib import Path
 from bundlemage.data.shards import LAYOUT, Layout
 from bundlemage.data.splits import Source
 from bundlemage.errors import ConfigError, DataError, Problem
-from bundlemage.readers import authors, bgcn, parquet, pathak, sql, text
-from bundlemage.readers.assemble import TABLES, TableData, assemble
-from bundlemage.readers.places import Place, TableFiles, find, has_tables, is_remote, local_path, place
+from bundlemage.readers import authors, bgcn, pathak, sql
+from bundlemage.readers.assemble import TABLES, assemble
+from bundlemage.readers.files import read_table
+from bundlemage.readers.places import Place, find, has_tables, is_remote, local_path, place
 from bundlemage.sample.generate import sample_shop
 
 SAMPLE = "sample"
@@ -29,11 +30,6 @@ def read_tables(where: Place) -> Source:
     """
     files, problems = find(where)
     return assemble(files, lambda table: read_table(table, files[table]), where.name, problems)
-
-
-def read_table(table: str, files: TableFiles) -> TableData:
-    """Returns one table; raises `DataError` with the problems of all its files."""
-    return parquet.read(table, files) if files.is_parquet else text.read(table, files.files[0])
 
 
 _FOLDERS: tuple[tuple[Callable[[Path], bool], Callable[[Path], Source]], ...] = (

@@ -24,7 +24,7 @@ from bundlemage.data.dataset import (
 )
 from bundlemage.data.splits import Source
 from bundlemage.errors import DataError, Problem
-from bundlemage.readers.published import LARGEST, missing_files, too_large
+from bundlemage.readers.places import LARGEST, missing_files, too_large
 from bundlemage.readers.unpickle import safe_load
 
 _MEMBERS = ("bundle_item_map", "user_bundle_map")

@@ -1,4 +1,4 @@
-"""Finds the files of tables in a folder on this machine, or below a prefix of an object store."""
+"""Finds the files of data in a folder on this machine, or below a prefix of an object store."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
 from bundlemage.errors import DataError, Problem
 from bundlemage.readers.assemble import REQUIRED, TABLES
-from bundlemage.readers.values import Locate
 
 _URI = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _NOT_DATA = ("_", ".")
 """Files whose names begin so are ignored: other programs write them among the data, such as `_SUCCESS`."""
-
-
+LARGEST = 10_000_000
+"""Maximum number of users, bundles or items of published data. A file with more is damaged, and could
+fill the memory: the largest published data set of bundles has a few hundred thousand of each."""
+_LAYOUT_FOLDERS = {"authors", "bgcn", "gen", "mat", "pathak"}
 EXTENSIONS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
 _GIVE_FOLDER = (
     f"Give a folder with the tables {', '.join(REQUIRED)} "
@@ -50,6 +50,10 @@ class TableFile:
         else:
             with self.filesystem.open_input_file(self.path) as stream:
                 yield stream
+
+    @property
+    def is_parquet(self) -> bool:
+        return self.where.endswith(".parquet")
 
     @property
     def size(self) -> int:
@@ -87,20 +91,6 @@ class TableFiles:
     where: str
     """The name of the table in messages."""
     files: tuple[TableFile, ...]
-
-    @property
-    def is_parquet(self) -> bool:
-        return self.files[0].where.endswith(".parquet")
-
-    def locator(self, rows: Iterable[int]) -> Locate:
-        """Returns a function that finds the file and line of a row. `rows` are the sizes of the files."""
-        firsts = np.cumsum([0, *rows])
-
-        def locate(row: int) -> tuple[str, int]:
-            number = int(np.searchsorted(firsts, row, side="right")) - 1
-            return self.files[number].where, row - int(firsts[number]) + 1
-
-        return locate
 
 
 @dataclass(frozen=True)
@@ -247,3 +237,32 @@ def _candidates(where: Place) -> tuple[dict[str, list[str]], dict[str, str]]:
         raise DataError.of("not-a-dataset", where.label, message, _GIVE_FOLDER)
     known = {name for files in candidates.values() for name in files}
     return candidates, {name.lower(): name for name in names if name not in known}
+
+
+# Published data
+
+
+def missing_files(folder: Path, names: Iterable[str], fix: str) -> list[Problem]:
+    """Returns a problem for each file that is not in the folder."""
+    return [
+        Problem("missing-file", str(folder / name), "the file is missing", fix)
+        for name in names
+        if not (folder / name).exists()
+    ]
+
+
+def too_large(where: Path | str, size: int, kind: str) -> Problem:
+    """Returns the problem of a file with `size` ids, more than `LARGEST`. `kind` is `users`, `items`, …"""
+    message = f"it has {size:,} {kind}, but no published data has over {LARGEST:,}"
+    return Problem(
+        "size-out-of-range", str(where), message, "Correct it, or download it again.", value=str(size)
+    )
+
+
+def data_name(folder: Path) -> str:
+    """Returns the data's name: the nearest folder that is no layout, `youshu` for youshu/authors/mat."""
+    resolved = folder.resolve()
+    for candidate in (resolved, *resolved.parents):
+        if candidate.name and candidate.name not in _LAYOUT_FOLDERS:
+            return candidate.name
+    return "dataset"

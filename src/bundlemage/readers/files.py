@@ -1,29 +1,37 @@
-"""Reads CSV and TSV files, also gzipped, with Arrow. If Arrow fails, a slow scan finds every faulty line."""
+"""Reads the files of a table with Arrow: CSV and TSV, also gzipped, and Parquet.
+
+If Arrow fails on a text file, a slow scan finds every faulty line. A table in Parquet is one file, or a
+folder of files that may have been written separately.
+"""
 
 from __future__ import annotations
 
 import csv
 import gzip
 import io
+import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
+import pyarrow.parquet as pq
 
-from bundlemage.errors import DataError, Problem
-from bundlemage.readers.assemble import TableData, resolve
-from bundlemage.readers.places import TableFile, empty_file, unreadable
-from bundlemage.readers.values import shown
+from bundlemage.errors import DataError, Problem, collected
+from bundlemage.readers.assemble import TABLES, TableData, resolve
+from bundlemage.readers.places import TableFile, TableFiles, empty_file, unreadable
+from bundlemage.readers.values import Coded, Locate, encode, joined, shown
 
 BLOCK_BYTES = 16 << 20
 _AFTER_END = "\0end"
 """A line that is added at the end. If a quoted field is never closed, the line becomes a part of it."""
+_TEXTS = (pa.string(), pa.large_string())
 _DICTIONARY = pa.dictionary(pa.int32(), pa.string())
 _DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "vertical bars"}
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -37,17 +45,160 @@ class _FaultyTextError(ValueError):
         self.line = line
 
 
-def read(table: str, file: TableFile) -> TableData:
+def read_table(table: str, source: TableFiles) -> TableData:
+    """Returns one table; raises `DataError` with the problems of all its files."""
+    problems: list[Problem] = []
+    parts: list[pa.Table] = []
+    for file in source.files:
+        with collected(problems):
+            parts.append(
+                pa.concat_tables(batches(table, file)) if file.is_parquet else _read_text(table, file)
+            )
+    if problems:
+        raise DataError(_same_fault_once(problems))
+    columns: dict[str, Coded] = {}
+    for name in dict.fromkeys(name for part in parts for name in part.column_names):
+        with collected(problems):
+            if name not in TABLES[table]:
+                _check_types(name, source.files, parts)
+            columns[name] = _joined_column(name, parts)
+    if problems:
+        raise DataError(problems)
+    return TableData(source.where, columns, locator(source, [part.num_rows for part in parts]))
+
+
+def batches(table: str, file: TableFile, rows: float = math.inf) -> Iterator[pa.Table]:
+    """Yields pieces of a table. Its columns have their canonical names.
+
+    `rows` limits the rows of a piece of a Parquet file, but a piece has at least one row group; by default
+    there is one piece. Raises `DataError` if the file cannot be read or lacks a column. A faulty text file
+    may raise any exception, also after the first pieces; `read_table` finds the cause and reports it.
+    """
+    return _parquet_batches(table, file, rows) if file.is_parquet else _text_batches(table, file)
+
+
+def locator(source: TableFiles, rows: Sequence[int]) -> Locate:
+    """Returns a function that finds the file and line of a row. `rows` are the sizes of the files."""
+    firsts = np.cumsum([0, *rows])
+
+    def locate(row: int) -> tuple[str, int]:
+        number = int(np.searchsorted(firsts, row, side="right")) - 1
+        file, row = source.files[number], row - int(firsts[number])
+        # In a text file, the rows follow the header and may have several lines.
+        return file.where, row + 1 if file.is_parquet else next(islice(_records(file), row + 1, None)).line
+
+    return locate
+
+
+def _same_fault_once(problems: Iterable[Problem]) -> list[Problem]:
+    """Returns one problem, with a count, for all files with the same fault. Damaged files are not merged."""
+    first: dict[tuple[str, ...], Problem] = {}
+    for problem in problems:
+        key = (problem.kind, problem.message, *([problem.where] if problem.kind == "bad-parquet" else []))
+        first[key] = replace(first[key], more=first[key].more + 1) if key in first else problem
+    return list(first.values())
+
+
+def _joined_column(name: str, parts: Sequence[pa.Table]) -> Coded:
+    """Returns a column of all parts; it has no values in parts without it."""
+    columns = [
+        part[name] if name in part.column_names else pa.chunked_array([pa.nulls(part.num_rows)])
+        for part in parts
+    ]
+    if len({column.type for column in columns}) == 1:
+        chunks = [chunk for column in columns for chunk in column.chunks]
+        return encode(pa.chunked_array(chunks, columns[0].type))
+    return joined([encode(column) for column in columns])
+
+
+def _check_types(name: str, files: Sequence[TableFile], parts: Sequence[pa.Table]) -> None:
+    """Raises `DataError` if no common type exists for a column of the catalogue."""
+    kind, first = None, ""
+    for file, part in zip(files, parts, strict=True):
+        if name not in part.column_names:
+            continue
+        here = part.schema.field(name).type
+        here = here.value_type if pa.types.is_dictionary(here) else here
+        kind, first = kind or here, first or file.where
+        try:
+            both = [pa.schema([(name, each)]) for each in (kind, here)]
+            kind = pa.unify_schemas(both, promote_options="permissive").field(name).type
+        except pa.ArrowException:
+            message = f"{name!r} is of type {here} here and of type {kind} in {first}"
+            fix = "Write it in one type in all files"
+            raise DataError.of("mixed-types", file.where, message, fix) from None
+
+
+# Parquet
+
+
+def _parquet_batches(table: str, file: TableFile, rows: float) -> Iterator[pa.Table]:
+    with _opened_parquet(file) as opened:
+        positions = resolve(table, opened.schema_arrow.names, file.where)
+        names = [opened.schema_arrow.names[position] for position in positions.values()]
+
+        def piece(groups: list[int]) -> pa.Table:
+            columns = opened.read_row_groups(groups, columns=names, use_threads=rows == math.inf)
+            return columns.select(names).rename_columns(list(positions))
+
+        groups: list[int] = []
+        size = 0
+        for group in range(opened.num_row_groups):
+            here = opened.metadata.row_group(group).num_rows
+            if groups and size + here > rows:
+                yield piece(groups)
+                groups, size = [], 0
+            groups.append(group)
+            size += here
+        yield piece(groups)
+
+
+@contextmanager
+def _opened_parquet(file: TableFile) -> Iterator[pq.ParquetFile]:
+    """Open a file and read its texts as dictionaries; raises `DataError` if it is unreadable or damaged."""
+    try:
+        file.check()
+        with file.open() as stream:  # an OSError of open() means that the file is not accessible, not damaged
+            try:
+                footer = pq.ParquetFile(stream)
+                texts = [
+                    column.name
+                    for column in footer.schema_arrow
+                    if column.type in (pa.string(), pa.large_string())
+                ]
+                yield pq.ParquetFile(stream, metadata=footer.metadata, read_dictionary=texts)
+            except (pa.ArrowException, OSError) as error:
+                raise DataError(_damaged(stream, file, error)) from error
+    except OSError as error:
+        raise DataError(unreadable(file.where, error)) from error
+
+
+def _damaged(stream: BinaryIO, file: TableFile, error: Exception) -> Problem:
+    stream.seek(0)
+    starts_well = stream.read(4) == b"PAR1"
+    stream.seek(max(file.size - 4, 0))
+    ends_well = stream.read(4) == b"PAR1"
+    message = f"the Parquet file is damaged ({str(error).splitlines()[0]})"
+    if not starts_well:
+        message = "this is not a Parquet file"
+    elif not ends_well:
+        message = "the Parquet file is cut short: its end is missing"
+    return Problem("bad-parquet", file.where, message, "Copy or export it again")
+
+
+# Text
+
+
+def _read_text(table: str, file: TableFile) -> pa.Table:
     """Returns a table, read from a text file on this machine; raises `DataError` with all its problems."""
     where = file.where
     try:
         try:
-            columns = pa.concat_tables(batches(table, file))
+            return pa.concat_tables(_text_batches(table, file))
         except (UnicodeError, csv.Error, _FaultyTextError, pa.ArrowInvalid) as error:
             # Rows are checked only if all bytes are text.
             problems = list(_encoding_problems(file)) or list(_row_problems(file))
             raise DataError(problems or [unreadable(where, error)]) from error
-        return TableData.from_arrow(table, where, columns, partial(locate, file))
     except EOFError as error:
         fix = "Copy or export it again"
         raise DataError.of("bad-gzip", where, "the gzip file is cut short", fix) from error
@@ -59,11 +210,8 @@ def read(table: str, file: TableFile) -> TableData:
         raise DataError(unreadable(where, error)) from error
 
 
-def batches(table: str, file: TableFile) -> Iterator[pa.Table]:
-    """Yields pieces of a table. Its columns are dictionaries of strings and have their canonical names.
-
-    A faulty file may raise any exception, also after the first pieces. `read` finds the cause and reports it.
-    """
+def _text_batches(table: str, file: TableFile) -> Iterator[pa.Table]:
+    """Yields pieces of a table. Its columns are dictionaries of strings."""
     if file.filesystem is not None:
         message = "text files are read from folders of this machine only"
         raise DataError.of("not-parquet", file.where, message, "Store the table as Parquet")
@@ -99,11 +247,6 @@ def batches(table: str, file: TableFile) -> Iterator[pa.Table]:
     yield last.slice(0, last.num_rows - 1)
 
 
-def locate(file: TableFile, row: int) -> tuple[str, int]:
-    """Returns the name of a text file, and the line where a row begins. Row 0 follows the header."""
-    return file.where, next(islice(_records(file), row + 1, None)).line
-
-
 class _Record(NamedTuple):
     """One row of a text file, with its first and last line: a quoted field may have line breaks."""
 
@@ -126,11 +269,11 @@ def _opened(file: TableFile) -> Iterator[IO[bytes]]:
             yield unpacked  # type: ignore[misc]  # it behaves as a binary stream; only its declared type differs
 
 
-def _records(file: TableFile, guarded: bool = False) -> Iterator[_Record]:
+def _records(file: TableFile) -> Iterator[_Record]:
     """Yields the header, and then every row that is not blank.
 
-    Bytes that are not UTF-8 become lone surrogates, which lets the scan continue. If `guarded`, a quoted
-    field that is never closed raises `_FaultyTextError`.
+    Bytes that are not UTF-8 become lone surrogates, which lets the scan continue. A quoted field that is
+    never closed raises `_FaultyTextError`.
     """
     with _opened(file) as stream:
         text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
@@ -139,7 +282,7 @@ def _records(file: TableFile, guarded: bool = False) -> Iterator[_Record]:
         for fields in rows:
             if fields == [_AFTER_END]:
                 return
-            if guarded and fields and fields[-1].endswith(_AFTER_END):
+            if fields and fields[-1].endswith(_AFTER_END):
                 raise _FaultyTextError(line)
             if fields:
                 yield _Record(line, rows.line_num, fields)
@@ -226,7 +369,7 @@ def _row_problems(file: TableFile) -> Iterator[Problem]:
     ragged: list[_Record] = []
     expected = next_line = open_quote = 0
     try:
-        for record in _records(file, guarded=True):
+        for record in _records(file):
             expected = expected or len(record.fields)
             if len(record.fields) != expected:
                 ragged.append(record)
