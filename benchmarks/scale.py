@@ -26,7 +26,7 @@ from torch import Tensor
 from bundlemage.models.base import Interactions, Phase, Sizes
 from bundlemage.models.bundlemage import BundleMage
 from bundlemage.models.config import BundleMageConfig
-from bundlemage.models.division import DividedItems, Processes, divided_loss
+from bundlemage.models.division import DividedItems, Processes
 from bundlemage.models.losses import multinomial_loss
 from bundlemage.models.ragged import Ragged
 from bundlemage.training.steps import Adam
@@ -81,7 +81,7 @@ def softmax(device: torch.device, small: bool) -> Iterator[dict[str, Any]]:
         )
         operations = 6 * batch * catalogue * DIM
         whole = partial(multinomial_loss, z, table, positives, weights)
-        share = partial(divided_loss, z, table, positives, positives.lengths, weights, None, Silent(0, 2))
+        share = partial(whole, group=Silent(0, 2), counts=positives.lengths)
         for who, loss in (("one process", whole), ("a share", share)):
             took = seconds(partial(_back, loss), device)
             yield {

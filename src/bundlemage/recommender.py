@@ -27,8 +27,7 @@ from bundlemage.errors import ArtifactError, ConfigError
 from bundlemage.evaluation import Evaluation, case_metrics, evaluation_of
 from bundlemage.models.base import Interactions, Matcher, Model, SalesScorer, Sizes, can, require
 from bundlemage.models.config import ModelConfig
-from bundlemage.models.ensemble import build_ensemble, check_ensemble, members_of
-from bundlemage.models.registry import make_config
+from bundlemage.models.registry import build_ensemble, check_ensemble, make_config, members_of
 from bundlemage.progress import Progress, for_people, in_silence
 from bundlemage.training.assumed_sales import AssumedSales, find_assumed_sales
 from bundlemage.training.devices import resolve_device

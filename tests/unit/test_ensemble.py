@@ -23,8 +23,8 @@ from bundlemage.artifact.files import load_artifact
 from bundlemage.errors import CheckpointError, ConfigError, NoModelYetError, UnsupportedError
 from bundlemage.live import Live, Question
 from bundlemage.models.base import Completer, Histories, Indexable, Matcher, Model, can, require
-from bundlemage.models.ensemble import Ensemble
 from bundlemage.models.ragged import Ragged
+from bundlemage.models.registry import Ensemble
 from bundlemage.progress import Shown
 from bundlemage.recipe import Recipe
 from bundlemage.store.records import Sales

@@ -14,7 +14,7 @@ from bundlemage.data.dataset import BundleDataset
 from bundlemage.models.base import Interactions, Learner, Matcher, Model, Sizes, require
 from bundlemage.models.baselines.factors import PAIRS
 from bundlemage.models.baselines.views import BundleGT, CoHeat, MultiCBR, agreement_loss, contrastive_loss
-from bundlemage.models.neighbours import Neighbours, attend_by_product, product_shares
+from bundlemage.models.neighbours import Neighbours, attend, product_shares
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.registry import build, make_config
 from bundlemage.training.loop import train
@@ -126,7 +126,7 @@ class TestMultiCBR:
 
 def neighbours(lists: list[list[int]], nodes: int) -> Neighbours:
     edges = Ragged.from_lists(lists)
-    return Neighbours.of(edges.row_of_entry(), edges.values, len(lists), nodes)
+    return Neighbours(edges.row_of_entry(), edges.values, len(lists), nodes)
 
 
 def slow_attention(
@@ -168,7 +168,7 @@ class TestBundleGT:
             torch.randn(*shape, dtype=torch.double, requires_grad=True) for shape in ((4, 2), (5, 2), (5, 3))
         ]
         assert torch.autograd.gradcheck(
-            lambda *given: attend_by_product(given[0], given[1], given[2], near), tables
+            lambda *given: attend(given[2], given[0], given[1], near, product=True), tables
         )
 
     def test_scores_are_those_of_a_slow_version(self) -> None:

@@ -123,14 +123,10 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
         # In training: the part of the scores that is the same for every user (popularity).
         self.bundle_prior: Prior | None = None
         self.item_prior: Prior | None = None
-        self._initialise()
-
-    @torch.no_grad()
-    def _initialise(self) -> None:
         # Xavier's standard deviation for the whole [items, d] table. The table is stored in parts.
-        spread = self.config.initial_spread or (2.0 / (self.sizes.items + self.config.embedding_dim)) ** 0.5
+        spread = config.initial_spread or (2.0 / (sizes.items + dim)) ** 0.5
         for part in (self.item_shared, self.item_matching, self.item_generation):
-            part.normal_(0, spread)
+            nn.init.normal_(part, 0, spread)
         for layer in self.modules():
             if isinstance(layer, nn.Linear):
                 nn.init.xavier_normal_(layer.weight)

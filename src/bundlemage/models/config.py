@@ -100,12 +100,9 @@ class ModelConfig(BaseModel):
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         """Copies a setting's description from the base class if a subclass only changes the default."""
         for name, field in cls.model_fields.items():
-            if field.description is None:
-                bases = (base for base in cls.__mro__[1:] if issubclass(base, ModelConfig))
-                described = (
-                    base.model_fields[name].description for base in bases if name in base.model_fields
-                )
-                field.description = next(described, None)
+            for base in cls.__bases__:
+                if field.description is None and issubclass(base, ModelConfig) and name in base.model_fields:
+                    field.description = base.model_fields[name].description
 
     seed: int = Field(0, ge=0, lt=2**32)
     """Seed of all random numbers: initial weights, order of batches, masks, dropout."""

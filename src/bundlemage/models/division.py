@@ -3,7 +3,6 @@ and sum over items and bundles, so its equations are the same for one process an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -11,8 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bundlemage.models.losses import BLOCK_ENTRIES, Prior, multinomial_loss, rows_at_a_time
+from bundlemage.models.losses import Prior, multinomial_loss
 from bundlemage.models.ragged import Hidden, Ragged, Unchanging, mean_of_rows
+
+if TYPE_CHECKING:
+    from bundlemage.models.base import Divisible, Histories, Interactions
+
+Catalogue = Literal["bundles", "items"]
 
 
 @dataclass(frozen=True)
@@ -46,16 +50,6 @@ class Processes(Unchanging):
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return tensor
 
-    def take_over_(self, tensor: Tensor) -> None:
-        """Copies the first process's tensor to all processes, in place."""
-        dist.broadcast(tensor, 0)
-
-    def add_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Adds up the gradients over all processes."""
-        for parameter in parameters:
-            if parameter.grad is not None:
-                self.add_(parameter.grad)
-
     def agreed(self, value: Any) -> Any:
         """Returns the first process's value in every process."""
         values = [value]
@@ -75,40 +69,28 @@ class Processes(Unchanging):
 
     def total(self, part: Tensor) -> Tensor:
         """The sum of all processes' parts, with a gradient. Every process must use it in the same way."""
-        total: Tensor = _Total.apply(part, self)  # type: ignore[no-untyped-call]
+        total: Tensor = _AddUp.apply(part, self, False)  # type: ignore[no-untyped-call]
         return total
 
     def read_in_parts(self, whole: Tensor) -> Tensor:
         """Returns the same tensor. Each process uses a part of it; the gradients are added up."""
-        same: Tensor = _ReadInParts.apply(whole, self)  # type: ignore[no-untyped-call]
+        same: Tensor = _AddUp.apply(whole, self, True)  # type: ignore[no-untyped-call]
         return same
 
 
-class _Total(torch.autograd.Function):
-    @staticmethod
-    def forward(_: Any, part: Tensor, processes: Processes) -> Tensor:
-        return processes.add_(part.clone())
+class _AddUp(torch.autograd.Function):
+    """Adds up a tensor over processes, or its gradient if `back`."""
 
     @staticmethod
-    def backward(_: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        return upstream, None
-
-
-class _ReadInParts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, processes: Processes) -> Tensor:
-        ctx.processes = processes
-        return whole.view_as(whole)
+    def forward(ctx: Any, tensor: Tensor, processes: Processes, back: bool) -> Tensor:
+        ctx.processes = processes if back else None
+        return tensor.view_as(tensor) if back else processes.add_(tensor.clone())
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        return ctx.processes.add_(upstream.contiguous().clone()), None
-
-
-if TYPE_CHECKING:
-    from bundlemage.models.base import Divisible, Histories, Interactions
-
-Catalogue = Literal["bundles", "items"]
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        if ctx.processes is not None:
+            upstream = ctx.processes.add_(upstream.contiguous().clone())
+        return upstream, None, None
 
 
 class LossRows(NamedTuple):
@@ -191,7 +173,7 @@ class Division(Unchanging):
         for model in models:
             for name, parameter in model.named_parameters():
                 if not (self.divides_tables and name in model.divided_tables):
-                    self.group.take_over_(parameter.data)
+                    dist.broadcast(parameter.data, 0)
 
     def add_losses(self, losses: Tensor) -> Tensor:
         """Adds up the losses of an epoch over all processes."""
@@ -234,7 +216,9 @@ class DividedUsers(Division):
         return multinomial_loss(z, table, rows.positives, weights, places, prior) * (len(mine) / len(rows.z))
 
     def add_gradients(self, model: torch.nn.Module) -> None:
-        self._group.add_gradients(model.parameters())
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                self._group.add_(parameter.grad)
 
     def add_losses(self, losses: Tensor) -> Tensor:
         return self._group.add_(losses)
@@ -331,7 +315,9 @@ class DividedItems(Division):
             prior = None if prior is None else prior.part(own)
         positives = rows.positives.rows(rows.places)
         mine, counts = _within(positives, here), positives.lengths
-        return divided_loss(rows.z, table, mine, counts, rows.weights, prior, self._group)
+        return multinomial_loss(
+            rows.z, table, mine, rows.weights, prior=prior, group=self._group, counts=counts
+        )
 
     def add_losses(self, losses: Tensor) -> Tensor:
         return self._group.add_(losses) / self._group.size
@@ -341,86 +327,3 @@ def _within(rows: Ragged, here: range) -> Ragged:
     """Keeps the entries within the range `here`, and subtracts its start from them."""
     own = rows.keep((rows.values >= here.start) & (rows.values < here.stop))
     return Ragged(own.values - here.start, own.offsets)
-
-
-# ── The multinomial likelihood over a catalogue whose rows are in several processes ──────────────
-
-
-def divided_loss(
-    z: Tensor,
-    table: Tensor,
-    own: Ragged,
-    counts: Tensor,
-    row_weights: Tensor,
-    prior: Prior | None,
-    group: Processes,
-) -> Tensor:
-    """As `multinomial_loss`, for a divided catalogue. `table`, `prior` and the positives `own` are this
-    process's part. `counts` is each row's number of positives in all parts. All return the same loss."""
-    total: Tensor = _Divided.apply(z, table, own, counts, row_weights, prior, group)  # type: ignore[no-untyped-call]
-    return total / max(1, len(z))
-
-
-class _Divided(torch.autograd.Function):
-    """As in `losses._Multinomial`, the forward pass also computes the gradients."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        z: Tensor,
-        table: Tensor,
-        own: Ragged,
-        counts: Tensor,
-        weights: Tensor,
-        prior: Prior | None,
-        group: Processes,
-    ) -> Tensor:
-        counts = counts.to(z.dtype)
-        row, first = own.row_of_entry(), own.offsets.tolist()
-        grad_z, grad_table = torch.zeros_like(z), torch.zeros_like(table)
-        total, right = z.new_zeros(()), z.new_zeros(())
-        entries = BLOCK_ENTRIES.get(z.device.type, BLOCK_ENTRIES["cpu"])
-        # The block size depends on the largest part: all processes must have the same number of blocks.
-        largest = int(group.highest_(torch.tensor(len(table), device=z.device)))
-        step = rows_at_a_time(len(z), largest, entries)
-        narrow_table, narrow_z = _narrow(table), _narrow(z)
-        for start in range(0, len(z), step):
-            some = slice(start, min(start + step, len(z)))
-            cells = _product(narrow_table, narrow_z[some].T)  # [catalogue here, block]
-            if prior is not None:
-                cells += prior.bias[:, None]
-            mine = slice(first[start], first[some.stop])
-            here = row[mine] - start
-            at, flat = own.values[mine] * cells.shape[1] + here, cells.view(-1)
-            if prior is not None:
-                flat[at] += prior.shift[own.values[mine]]
-            weight, count = weights[some], counts[some]
-            right += (flat[at] * weight[here]).sum()
-            nothing = cells.new_full((cells.shape[1],), -torch.inf)
-            highest = group.highest_(cells.amax(0) if len(cells) else nothing)
-            sums = group.add_(cells.sub_(highest).exp_().sum(0))
-            total += (weight * count * (sums.log() + highest)).sum()
-            # The rest is as in `losses._multinomial`.
-            flat[at] -= (sums / count.clamp(min=1))[here]
-            factor = (weight * count / sums)[:, None]
-            slopes = _narrow(cells)
-            grad_z[some] = _product(slopes.T, narrow_table).mul_(factor)
-            grad_table += _product(slopes, _narrow(z[some] * factor))
-        ctx.save_for_backward(group.add_(grad_z), grad_table)
-        return total - group.add_(right)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        grad_z, grad_table = ctx.saved_tensors
-        return grad_z * upstream, grad_table * upstream, None, None, None, None, None
-
-
-def _narrow(tensor: Tensor) -> Tensor:
-    """Returns bfloat16 on a GPU. Products then add up in float32, as in `kernels.multinomial`."""
-    return tensor.to(torch.bfloat16) if tensor.is_cuda else tensor
-
-
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    if left.dtype == torch.bfloat16:
-        return torch.mm(left, right, out_dtype=torch.float32)
-    return left @ right

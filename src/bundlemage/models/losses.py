@@ -4,13 +4,16 @@ and bounded memory. The other is the pairwise loss of BPR, with a sampler of neg
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bundlemage.models.ragged import Ragged, Unchanging, kernels_for, operator
+
+if TYPE_CHECKING:
+    from bundlemage.models.division import Processes
 
 BLOCK_ENTRIES = {"cpu": 2**25, "cuda": 2**28}
 """The approximate number of logits in memory at a time: 128 MiB of float32. It is 1 GiB on a GPU, because
@@ -32,16 +35,21 @@ def multinomial_loss(
     row_weights: Tensor,
     index: Tensor | None = None,
     prior: Prior | None = None,
+    group: Processes | None = None,
+    counts: Tensor | None = None,
 ) -> Tensor:
     """The mean over rows r of −weight_r · Σ_p log softmax(table · z_r + prior)_p, over the row's positives p.
 
-    With an `index`, row r's positives are row `index[r]` of `positives`. A row without positives adds 0.
+    With an `index`, row r's positives are row `index[r]` of `positives`. A row without positives adds 0. If a
+    `group` of processes divides the catalogue, `table`, `positives` and `prior` are this process's part, and
+    `counts` is each row's number of positives in all parts. All processes return the same loss.
     """
-    chosen = torch.arange(len(z), device=z.device) if index is None else index
     bias, shift = (None, None) if prior is None else (prior.bias, prior.shift)
-    total: Tensor = _Multinomial.apply(  # type: ignore[no-untyped-call]
-        z, table, bias, shift, positives.values, positives.offsets, chosen, row_weights
-    )
+    rows: tuple[Any, ...] = (positives, counts, row_weights, group)
+    if group is None:
+        index = torch.arange(len(z), device=z.device) if index is None else index
+        rows = (positives.values, positives.offsets, index, row_weights)
+    total: Tensor = _Multinomial.apply(z, table, bias, shift, *rows)  # type: ignore[no-untyped-call]
     return total / max(1, len(z))
 
 
@@ -93,7 +101,8 @@ class _Multinomial(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         total: Tensor
-        total, grad_z, grad_table = _multinomial(*arguments)
+        divided = isinstance(arguments[4], Ragged)
+        total, grad_z, grad_table = (_by_blocks if divided else _multinomial)(*arguments)
         ctx.save_for_backward(grad_z, grad_table)
         return total
 
@@ -107,32 +116,43 @@ class _Multinomial(torch.autograd.Function):
     "multinomial(Tensor z, Tensor table, Tensor? bias, Tensor? shift, Tensor values, Tensor offsets,"
     " Tensor index, Tensor weights) -> (Tensor, Tensor, Tensor)"
 )
-def _multinomial(
-    z: Tensor, table: Tensor, bias: Tensor | None, shift: Tensor | None, *rows: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ_r weight_r · (positives_r · log Σ_n exp(z_r · e_n + prior_n) − Σ_p (z_r · e_p + prior_p)), and its
-    gradients."""
-    entries = BLOCK_ENTRIES.get(z.device.type, BLOCK_ENTRIES["cpu"])
+def _multinomial(z: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     kernels = kernels_for(z)
     if kernels is not None:
-        by_kernel: tuple[Tensor, Tensor, Tensor] = kernels.multinomial(z, table, bias, shift, *rows, entries)
+        by_kernel: tuple[Tensor, Tensor, Tensor] = kernels.multinomial(z, *others, BLOCK_ENTRIES["cuda"])
         return by_kernel
-    values, offsets, index, weights = rows
+    table, bias, shift, values, offsets, index, weights = others
     positives = Ragged(values, offsets).rows(index)
-    row, counts = positives.row_of_entry(), positives.lengths.to(z.dtype)
-    first = positives.offsets.tolist()
-    total, grad_z, grad_table = z.new_zeros(()), torch.empty_like(z), torch.zeros_like(table)
-    if not len(table):
-        return total, grad_z.zero_(), grad_table
-    shifted = bool(len(z)) and _largest(z, table, bias) > SAFE_EXPONENT
-    step = rows_at_a_time(len(z), len(table), entries)
-    memory = z.new_empty(len(table) * step)  # shared by all blocks: new memory costs as much as the softmax
+    return _by_blocks(z, table, bias, shift, positives, positives.lengths, weights, None)
+
+
+def _by_blocks(
+    z: Tensor, table: Tensor, bias: Tensor | None, shift: Tensor | None, *rows: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ_r weight_r · (positives_r · log Σ_n exp(z_r · e_n + prior_n) − Σ_p (z_r · e_p + prior_p)), and its
+    gradients. A group of processes adds up the sums over their parts of the catalogue."""
+    positives, counts, weights, group = rows
+    row, first, counts = positives.row_of_entry(), positives.offsets.tolist(), counts.to(z.dtype)
+    total, grad_z, grad_table = z.new_zeros(()), torch.zeros_like(z), torch.zeros_like(table)
+    right = total if group is None else torch.zeros_like(total)
+    largest, shifted, kind = len(table), True, z.dtype
+    if group is not None:
+        # The block size depends on the largest part: all processes must have the same number of blocks.
+        largest = int(group.highest_(torch.tensor(len(table), device=z.device)))
+        kind = torch.bfloat16 if z.is_cuda else kind  # as in `kernels.multinomial`
+    elif len(table):
+        shifted = bool(len(z)) and _largest(z, table, bias) > SAFE_EXPONENT
+    else:
+        return total, grad_z, grad_table
+    step = rows_at_a_time(len(z), largest, BLOCK_ENTRIES.get(z.device.type, BLOCK_ENTRIES["cpu"]))
+    # Shared by all blocks: new memory costs as much as the softmax.
+    memory = z.new_empty(len(table) * step if kind == z.dtype else 0)
+    narrow_table = table.to(kind)
     for start in range(0, len(z), step):
         some = slice(start, start + step)
         block = z[some]
         # [catalogue, block]: in this layout all three products run at full speed.
-        cells = memory[: len(table) * len(block)].view(len(table), len(block))
-        torch.mm(table, block.T, out=cells)
+        cells = _product(narrow_table, block.to(kind).T, memory[: len(table) * len(block)])
         if bias is not None:
             cells += bias[:, None]
         mine = slice(first[start], first[start + len(block)])
@@ -141,20 +161,36 @@ def _multinomial(
         flat = cells.view(-1)
         if shift is not None:
             flat[at] += shift[positives.values[mine]]
-        weight = weights[some]
-        total -= (flat[at] * weight[here]).sum()
-        highest = cells.amax(0) if shifted else torch.zeros_like(weight)
+        weight, count = weights[some], counts[some]
+        right -= (flat[at] * weight[here]).sum()
+        highest = torch.zeros_like(weight)
         if shifted:
-            cells -= highest
+            highest = cells.amax(0) if len(cells) else highest - torch.inf
+            cells -= highest if group is None else group.highest_(highest)
         sums = cells.exp_().sum(0)
-        total += (weight * counts[some] * (sums.log() + highest)).sum()
+        sums = sums if group is None else group.add_(sums)
+        total += (weight * count * (sums.log() + highest)).sum()
         # The gradient of the logits is weight · (count · softmax − 1 at each positive). Its factor
         # weight · count / sum is applied to the smaller matrix of each product.
-        flat[at] -= (sums / counts[some].clamp(min=1))[here]
-        factor = (weight * counts[some] / sums)[:, None]
-        grad_z[some] = (cells.T @ table).mul_(factor)
-        grad_table.addmm_(cells, block * factor)
+        flat[at] -= (sums / count.clamp(min=1))[here]
+        factor = (weight * count / sums)[:, None]
+        slopes = cells.to(kind)
+        grad_z[some] = _product(slopes.T, narrow_table).mul_(factor)
+        if group is None:
+            grad_table.addmm_(cells, block * factor)
+        else:
+            grad_table += _product(slopes, (block * factor).to(kind))
+    if group is not None:
+        total += group.add_(right)
+        group.add_(grad_z)
     return total, grad_z, grad_table
+
+
+def _product(left: Tensor, right: Tensor, memory: Tensor | None = None) -> Tensor:
+    if left.dtype == torch.bfloat16:  # adds up in float32
+        return torch.mm(left, right, out_dtype=torch.float32)
+    out = None if memory is None else memory.view(len(left), right.shape[1])
+    return torch.mm(left, right, out=out)
 
 
 def _largest(z: Tensor, table: Tensor, bias: Tensor | None) -> float:

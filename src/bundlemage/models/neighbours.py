@@ -104,71 +104,67 @@ BLOCK_ENTRIES = 2**24
 """Maximum size, edges × dimensions, of a temporary tensor in the gradient. It bounds memory."""
 
 
-@dataclass(frozen=True)
 class Neighbours(Unchanging):
     """The edges from nodes of one kind (the rows) to the nodes that they attend to, in both directions."""
 
-    edges: Ragged
-    """Row n holds n's neighbours, as positions among all nodes."""
-    row: Tensor  # [edges]
-    """The row that each edge starts from."""
-    seen_by: Ragged
-    """For every node of the graph, the rows that attend to it."""
-    edge_of: Ragged
-    """For every node of the graph, the numbers of the edges that lead to it, in the order of `seen_by`."""
-    own: Ragged
-    """For each row, the numbers of its edges."""
-    pair: Tensor  # [edges]
-    """The number of the edge's pair in the data. Both edges of a pair are hidden together."""
-
-    @classmethod
-    def of(
-        cls, rows: Tensor, values: Tensor, row_count: int, nodes: int, pair: Tensor | None = None
-    ) -> Neighbours:
-        """Builds the edges from `rows` to `values`. Without `pair` each edge is a pair of its own."""
+    def __init__(
+        self, rows: Tensor, values: Tensor, row_count: int, nodes: int, pair: Tensor | None = None
+    ) -> None:
+        """Builds the edges from `rows` to `values`, which are positions among all `nodes` of the graph. Edges
+        of the same `pair` are hidden together. Without `pair` each edge is a pair of its own."""
         numbers = torch.arange(len(rows), device=rows.device)
-        pair = numbers if pair is None else pair
         order = torch.argsort(rows, stable=True)
-        rows, values, pair = rows[order], values[order], pair[order]
-        edges = Ragged(values, offsets_of(torch.bincount(rows, minlength=row_count)))
+        self.row, values = rows[order], values[order]  # the row that each edge starts from
+        self.pair = (numbers if pair is None else pair)[order]  # [edges]
+        self.edges = Ragged(values, offsets_of(torch.bincount(rows, minlength=row_count)))
+        self.own = Ragged(numbers, self.edges.offsets)  # for each row, the numbers of its edges
         back = torch.argsort(values, stable=True)
         starts = offsets_of(torch.bincount(values, minlength=nodes))
-        seen_by, edge_of = Ragged(rows[back], starts), Ragged(back, starts)
-        return cls(edges, rows, seen_by, edge_of, Ragged(numbers, edges.offsets), pair)
+        # For every node, the rows that attend to it, and the numbers of their edges to it.
+        self.seen_by, self.edge_of = Ragged(self.row[back], starts), Ragged(back, starts)
 
 
 class _Attention(torch.autograd.Function):
-    """Row n of the result is Σ_j α_nj · table_j over n's neighbours, head by head, with
-    α_n = softmax_j LeakyReLU(query_n + key_j).
-
-    The gradient is written by hand: autograd would sort the edges again, but `Neighbours` has both orders.
-    """
+    """The gradient is written by hand: autograd would sort the edges again. `Neighbours` has both orders."""
 
     @staticmethod
     def forward(
-        ctx: Any, table: Tensor, query: Tensor, key: Tensor, near: Neighbours, kept: Tensor | None
+        ctx: Any,
+        table: Tensor,
+        query: Tensor,
+        key: Tensor,
+        near: Neighbours,
+        kept: Tensor | None,
+        product: bool,
     ) -> Tensor:
-        raw = query.index_select(0, near.row) + key.index_select(0, near.edges.values)  # [edges, heads]
-        logits = F.leaky_relu(raw, SLOPE)
-        share = _shares(logits, near, kept)
+        raw = None
+        if product:
+            share = product_shares(query, key, near, kept)[:, None]
+        else:
+            raw = query.index_select(0, near.row) + key.index_select(0, near.edges.values)  # [edges, heads]
+            share = _shares(F.leaky_relu(raw, SLOPE), near, kept)
         result = _by_head(near.edges, table, share)
         ctx.near = near
-        ctx.save_for_backward(table, raw, share, result)
+        ctx.save_for_backward(table, query, key, raw, share, result)
         return result
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        table, raw, share, result = ctx.saved_tensors
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        table, query, key, raw, share, result = ctx.saved_tensors
         near: Neighbours = ctx.near
-        heads = share.shape[1]
+        heads, back = share.shape[1], near.edge_of.values
         upstream = upstream.contiguous()
-        grad_table = _by_head(near.seen_by, upstream, share.index_select(0, near.edge_of.values))
-        grad_share = _products(upstream, table, near, heads)
+        grad_table = _by_head(near.seen_by, upstream, share.index_select(0, back))
         # The gradient of a softmax needs Σ_j α_nj · ∂L/∂α_nj. It equals the result times its gradient.
         mean = (result * upstream).view(len(result), heads, -1).sum(2)
-        grad_raw = share * (grad_share - mean.index_select(0, near.row))
-        grad_raw = torch.where(raw > 0, grad_raw, SLOPE * grad_raw)
-        return grad_table, near.own.sum_of(grad_raw), near.edge_of.sum_of(grad_raw), None, None
+        grad_raw = share * (_products(upstream, table, near, heads) - mean.index_select(0, near.row))
+        if raw is None:
+            grad_query = near.edges.weighted_sum_of(key, grad_raw[:, 0])
+            grad_key = near.seen_by.weighted_sum_of(query, grad_raw[:, 0].index_select(0, back))
+        else:
+            grad_raw = torch.where(raw > 0, grad_raw, SLOPE * grad_raw)
+            grad_query, grad_key = near.own.sum_of(grad_raw), near.edge_of.sum_of(grad_raw)
+        return grad_table, grad_query, grad_key, None, None, None
 
 
 def _shares(logits: Tensor, near: Neighbours, kept: Tensor | None) -> Tensor:
@@ -206,49 +202,24 @@ def _by_head(edges: Ragged, table: Tensor, weights: Tensor) -> Tensor:
     return sums[0] if len(sums) == 1 else torch.cat(sums, dim=1)
 
 
-def attend(table: Tensor, query: Tensor, key: Tensor, near: Neighbours, kept: Tensor | None = None) -> Tensor:
-    """Returns the weighted sum of each row's neighbours; zeros for a row without neighbours."""  # [rows, d]
-    result: Tensor = _Attention.apply(table, query, key, near, kept)  # type: ignore[no-untyped-call]
+def attend(
+    table: Tensor,
+    query: Tensor,
+    key: Tensor,
+    near: Neighbours,
+    kept: Tensor | None = None,
+    product: bool = False,
+) -> Tensor:
+    """Returns Σ_j α_nj · table_j over the neighbours of each row n, head by head; zeros for a row without
+    neighbours. Only edges marked in `kept` count, by default all.
+
+    α_n is softmax_j LeakyReLU(query_n + key_j) as in graph attention (Veličković et al., 2018). With
+    `product` it is softmax_j (query_n · key_j) as in a transformer, with one head.
+    """  # [rows, d]
+    result: Tensor = _Attention.apply(table, query, key, near, kept, product)  # type: ignore[no-untyped-call]
     return result
-
-
-class _ProductAttention(torch.autograd.Function):
-    """Row n of the result is Σ_j α_nj · table_j over n's neighbours, with
-    α_n = softmax_j (query_n · key_j)."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, queries: Tensor, keys: Tensor, table: Tensor, near: Neighbours, kept: Tensor | None
-    ) -> Tensor:
-        share = product_shares(queries, keys, near, kept)
-        result = near.edges.weighted_sum_of(table, share)
-        ctx.near = near
-        ctx.save_for_backward(queries, keys, table, share, result)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        queries, keys, table, share, result = ctx.saved_tensors
-        near: Neighbours = ctx.near
-        upstream = upstream.contiguous()
-        back = near.edge_of.values
-        grad_table = near.seen_by.weighted_sum_of(upstream, share.index_select(0, back))
-        # The gradient of a softmax needs Σ_j α_nj · ∂L/∂α_nj. It equals the result times its gradient.
-        mean = (result * upstream).sum(1)
-        grad_logit = share * (_products(upstream, table, near)[:, 0] - mean.index_select(0, near.row))
-        grad_queries = near.edges.weighted_sum_of(keys, grad_logit)
-        grad_keys = near.seen_by.weighted_sum_of(queries, grad_logit.index_select(0, back))
-        return grad_queries, grad_keys, grad_table, None, None
 
 
 def product_shares(queries: Tensor, keys: Tensor, near: Neighbours, kept: Tensor | None = None) -> Tensor:
     """Returns each edge's weight: a softmax of query · key over the neighbours of a row."""  # [edges]
     return _shares(_products(queries, keys, near), near, kept)[:, 0]
-
-
-def attend_by_product(
-    queries: Tensor, keys: Tensor, table: Tensor, near: Neighbours, kept: Tensor | None = None
-) -> Tensor:
-    """Like `attend`, with the weights of a transformer: a softmax of query · key."""  # [rows, d]
-    result: Tensor = _ProductAttention.apply(queries, keys, table, near, kept)  # type: ignore[no-untyped-call]
-    return result

@@ -33,9 +33,15 @@ from bundlemage.errors import BundleMageError, CheckpointError, ConfigError, NoM
 from bundlemage.evaluation import case_metrics, evaluation_of
 from bundlemage.models.base import Completer, Interactions, Learner, Matcher, Model, Sizes, can
 from bundlemage.models.config import ModelConfig
-from bundlemage.models.ensemble import check_ensemble
 from bundlemage.models.ragged import Ragged
-from bundlemage.models.registry import build, make_config, model_class, model_names, names_taken
+from bundlemage.models.registry import (
+    build,
+    check_ensemble,
+    make_config,
+    model_class,
+    model_names,
+    names_taken,
+)
 from bundlemage.recipe import Recipe
 from bundlemage.recommender import Recommender
 from bundlemage.studies.outcome import CASE_METRICS, FORMAT, KS, Cache, Outcome

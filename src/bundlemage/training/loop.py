@@ -18,8 +18,7 @@ from bundlemage.errors import BundleMageError, CheckpointError, NoModelYetError
 from bundlemage.models.base import Divisible, Interactions, Learner, Model, Sizes, can, require
 from bundlemage.models.config import LearnedConfig, ModelConfig
 from bundlemage.models.division import ALONE, Division
-from bundlemage.models.ensemble import joined, member_configs
-from bundlemage.models.registry import build
+from bundlemage.models.registry import build, joined, member_configs
 from bundlemage.training.checkpoint import RunFolder, RunProgress, Weights, prefixed, unprefixed
 from bundlemage.training.devices import memory_kept, repeatable, resolve_device
 from bundlemage.training.history import EpochRecord, Forwarder, Observer, show

@@ -115,11 +115,8 @@ class ItemKnn(Matcher):
         super().__init__(config, sizes)
         width = min(config.neighbours, sizes.bundles)
         self.popularity = self.new_buffer("popularity", torch.zeros(sizes.bundles))
-        self.bundle_neighbours: Tensor
-        self.bundle_weights: Tensor
-        self.item_neighbours: Tensor
-        self.item_weights: Tensor
-        for kind, count in (("bundle", sizes.bundles), ("item", sizes.items if config.item_weight else 0)):
+        items = sizes.items if config.item_weight else 0
+        for kind, count in (("bundle", sizes.bundles), ("item", items)):
             self.register_buffer(f"{kind}_neighbours", torch.zeros(count, width, dtype=torch.int64))
             self.register_buffer(f"{kind}_weights", torch.zeros(count, width))
 
@@ -127,43 +124,35 @@ class ItemKnn(Matcher):
         taken = SparseRows.of(data.user_bundle, self.sizes.bundles)
         users_of_bundle = taken.transposed()
         self.popularity.copy_(users_of_bundle.rows.lengths.log1p())
-        self._find(users_of_bundle, taken, self.bundle_neighbours, self.bundle_weights, themselves=True)
+        self._find("bundle", users_of_bundle, taken)
         if self.config.item_weight:
             users_of_item = SparseRows.of(data.user_item, self.sizes.items).transposed()
-            self._find(users_of_item, taken, self.item_neighbours, self.item_weights)
+            self._find("item", users_of_item, taken)
 
-    def _find(
-        self,
-        users_of: SparseRows,
-        taken: SparseRows,
-        neighbours: Tensor,
-        weights: Tensor,
-        themselves: bool = False,
-    ) -> None:
-        """Writes each row's nearest bundles and their similarities into `neighbours` and `weights`.
-
-        `themselves`: the rows are the bundles, so a bundle must not be its own neighbour.
-        """
+    def _find(self, kind: str, users_of: SparseRows, taken: SparseRows) -> None:
+        """Finds the nearest bundles, and their similarities, of each row: a bundle or an item."""
+        neighbours, weights = self.get_buffer(f"{kind}_neighbours"), self.get_buffer(f"{kind}_weights")
         mine = users_of.rows.lengths.float().sqrt()
         theirs = taken.rows.counts(taken.columns).float().sqrt()
         for which in blocks(len(users_of), taken.columns):
             shared = users_of.block(which).times(taken)  # users of both [block, bundles]
             lengths = mine[which, None] * theirs + self.config.shrinkage
             similarity = shared / lengths.clamp(min=1)  # 0 / 1 if there are no users
-            if themselves:
+            if kind == "bundle":  # a bundle is not its own neighbour
                 similarity.diagonal(which.start).zero_()
             best = similarity.topk(neighbours.shape[1], dim=1)
             weights[which], neighbours[which] = best.values, best.indices
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
         bundles = SparseRows.of(self.named_bundles(histories), self.sizes.bundles)
-        scores = bundles.times(self._table(self.bundle_neighbours, self.bundle_weights))
+        scores = bundles.times(self._table("bundle"))
         if self.config.item_weight:
             items = SparseRows.of(histories.items, self.sizes.items, self.config.item_weight)
-            scores += items.times(self._table(self.item_neighbours, self.item_weights))
+            scores += items.times(self._table("item"))
         return self.with_unnamed(scores + TIE_BREAK * self.popularity, contents)
 
-    def _table(self, neighbours: Tensor, weights: Tensor) -> SparseRows:
+    def _table(self, kind: str) -> SparseRows:
+        neighbours, weights = self.get_buffer(f"{kind}_neighbours"), self.get_buffer(f"{kind}_weights")
         count, width = neighbours.shape
         offsets = torch.arange(count + 1, device=neighbours.device) * width
         return SparseRows(Ragged(neighbours.flatten(), offsets), weights.flatten(), self.sizes.bundles)

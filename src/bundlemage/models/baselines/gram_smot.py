@@ -101,7 +101,7 @@ class Graph:
         self.near = []
         for kind in KINDS:
             rows, values, pairs = (torch.cat(part) for part in zip(*parts[kind], strict=True))
-            self.near.append(Neighbours.of(rows, values, counts[kind], nodes, pairs))
+            self.near.append(Neighbours(rows, values, counts[kind], nodes, pairs))
 
     def hide(self, bundles: float, others: float) -> Tensor:
         """Draws which pairs are visible in a step. The last entry, for self-edges, is True."""  # [pairs + 1]
@@ -267,11 +267,8 @@ class GramSmot(Matcher, Completer, Learner):
     def settle(self, data: Interactions) -> None:
         was_training = self.training
         self.eval()
-        users, items, bundles = self.places()
+        self.user_places, self.item_places, self.bundle_places = self.places()
         self.train(was_training)
-        self.user_places.copy_(users)
-        self.item_places.copy_(items)
-        self.bundle_places.copy_(bundles)
 
     # ── Scoring ──────────────────────────────────────────────────────────────────────────────────
 

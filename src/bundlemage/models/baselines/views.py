@@ -15,7 +15,7 @@ from bundlemage.models.base import Histories, Interactions, Phase, Sizes
 from bundlemage.models.baselines.graphs import GraphConfig, GraphModel, first_vectors
 from bundlemage.models.config import Between, OneOf
 from bundlemage.models.losses import multinomial_loss
-from bundlemage.models.neighbours import Bipartite, Neighbours, attend_by_product
+from bundlemage.models.neighbours import Bipartite, Neighbours, attend
 from bundlemage.models.ragged import Ragged
 
 
@@ -379,11 +379,11 @@ class BundleGT(ViewsModel):
         super().observe(data)
         bundles, items = self.sizes.bundles, self.sizes.items
         contents = data.bundle_item
-        self.tokens_of_bundles = Neighbours.of(contents.row_of_entry(), contents.values, bundles, items)
+        self.tokens_of_bundles = Neighbours(contents.row_of_entry(), contents.values, bundles, items)
         # A user's tokens are bundles and items. Items are numbered after the bundles.
         owners = torch.cat([data.user_bundle.row_of_entry(), data.user_item.row_of_entry()])
         owned = torch.cat([data.user_bundle.values, data.user_item.values + bundles])
-        self.tokens_of_users = Neighbours.of(owners, owned, self.sizes.users, bundles + items)
+        self.tokens_of_users = Neighbours(owners, owned, self.sizes.users, bundles + items)
 
     def propagate(self) -> tuple[Tensor, Tensor]:
         users_by_bundles, bundles = self.spread(self.user_bundle, self.users, self.bundles)
@@ -403,4 +403,4 @@ class BundleGT(ViewsModel):
         if self.training and self.config.attention_dropout:
             kept = torch.rand(len(near.row), device=near.row.device) >= self.config.attention_dropout
         # softmax(q · k / √a), as in a transformer
-        return attend_by_product(queries / self.config.attention_dim**0.5, keys, tokens, near, kept)
+        return attend(tokens, queries / self.config.attention_dim**0.5, keys, near, kept, product=True)
