@@ -113,7 +113,17 @@ class Shown:
 
     def _draw(self, stage: str, state: _Stage, done: float, of: float, numbers: str, note: str) -> None:
         if self._bars is None:
-            self._bars = _bars(self.console)
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+            self._bars = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=12),
+                TextColumn("{task.fields[numbers]}", markup=False),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[note]}", markup=False),
+                console=self.console,
+                transient=not self.console.is_jupyter,
+            )
             self._bars.start()
         name = ": ".join(filter(None, (self.doing, stage)))
         room = max(0, self.console.width - len(name) - len(numbers) - WIDTH_OF_THE_REST)
@@ -130,20 +140,6 @@ def for_people() -> Shown:
     console = Console(stderr=True, highlight=False)
     console.quiet = not (console.is_terminal or console.is_jupyter)
     return Shown(console)
-
-
-def _bars(console: Console) -> rich.progress.Progress:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=12),
-        TextColumn("{task.fields[numbers]}", markup=False),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-        console=console,
-        transient=not console.is_jupyter,
-    )
 
 
 def _duration(seconds: float) -> str:

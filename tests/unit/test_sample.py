@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from bundlemage.data.statistics import dissimilarity
+from bundlemage.data.statistics import preference_similarity
 from bundlemage.errors import ConfigError
 from bundlemage.sample.generate import GENRE_PACK, SampleShop, sample_shop
 
@@ -163,7 +163,7 @@ class TestPlantedStructure:
 
     def test_tastes_for_items_and_bundles_differ(self, shop: SampleShop) -> None:
         """As in the paper's figure: plenty of users whose items and bundles have little in common."""
-        similarity = dissimilarity(shop.dataset)
+        similarity = preference_similarity(shop.dataset)
         same_taste = (shop.tastes.user_item_taste == shop.tastes.user_bundle_taste).all(axis=1)
         assert 0.25 < np.mean(similarity < 0.5) < 0.6
         assert np.nanmedian(similarity[same_taste]) > 0.2 + np.nanmedian(similarity[~same_taste])

@@ -111,15 +111,15 @@ def test_dissimilarity_equals_slow_loops(seed: int, monkeypatch: pytest.MonkeyPa
     matrices = random_matrices(seed)
     monkeypatch.setattr(statistics, "_CELLS", 30)  # several blocks, the last one short
     np.testing.assert_allclose(
-        statistics.dissimilarity(dataset(*matrices)), slow_dissimilarity(*matrices), rtol=1e-12
+        statistics.preference_similarity(dataset(*matrices)), slow_dissimilarity(*matrices), rtol=1e-12
     )
 
 
 def test_dissimilarity_does_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     shop = sample_shop(120, 100, 40, items_per_user=8, bundles_per_user=3).dataset
-    whole = statistics.dissimilarity(shop)
+    whole = statistics.preference_similarity(shop)
     monkeypatch.setattr(statistics, "_CELLS", 1)  # one user at a time
-    np.testing.assert_allclose(statistics.dissimilarity(shop), whole, rtol=1e-12)
+    np.testing.assert_allclose(statistics.preference_similarity(shop), whole, rtol=1e-12)
 
 
 def youshu() -> BundleDataset:
@@ -157,7 +157,7 @@ def test_youshu_has_the_figures_of_the_paper() -> None:
 
 def test_many_users_of_youshu_have_dissimilar_tastes() -> None:
     data = youshu()
-    similarity = statistics.dissimilarity(data)
+    similarity = statistics.preference_similarity(data)
     known = similarity[~np.isnan(similarity)]
     assert len(known) > 1_000
     assert known.min() >= 0

@@ -91,13 +91,13 @@ def stats(location: Location = "sample", table: Tables = None, as_json: AsJson =
     """Show the paper's dataset table, the popularity bias, and how similar item and bundle tastes are."""
     import numpy as np
 
-    from bundlemage.data.statistics import dataset_table, dissimilarity, popularity_bias
+    from bundlemage.data.statistics import dataset_table, popularity_bias, preference_similarity
     from bundlemage.readers.load import read
 
     with show.notes.status(f"reading {label(location)}"):
         source = read(location, key_values(table, "--table"))
         data = source.dataset
-        similar = dissimilarity(data)
+        similar = preference_similarity(data)
         similar = similar[~np.isnan(similar)]
         figures = {
             "dataset": data.name,

@@ -66,11 +66,6 @@ class Vocabulary:
         self._ids: tuple[str, ...] | range = ids if isinstance(ids, range) else tuple(ids)
 
     @classmethod
-    def canonical(cls, kind: str, ids: Iterable[str]) -> Vocabulary:
-        """Returns the vocabulary of these ids in canonical order."""
-        return cls(kind, canonical_order(ids))
-
-    @classmethod
     def numbered(cls, kind: str, size: int) -> Vocabulary:
         """Returns the ids 0 … size-1, for data that has only positions. They take no memory."""
         return cls(kind, range(size))

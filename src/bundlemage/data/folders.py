@@ -45,23 +45,18 @@ def swap_in(building: Path, path: Path) -> None:
         path.rename(old / path.name)
         building.rename(path)
     except BaseException:
-        _give_back(old, path)
-        raise
-    shutil.rmtree(old)
-
-
-def _give_back(old: Path, path: Path) -> None:
-    """Give the old folder its name again. If that fails it stays in `old`, as there is no other copy."""
-    kept = old / path.name
-    if kept.exists():
+        kept = old / path.name
         try:
-            kept.rename(path)
-        except OSError as error:
+            if kept.exists():
+                kept.rename(path)
+        except OSError as error:  # the old folder stays where it is, as there is no other copy
             raise BundleMageError(
                 f"{path} could not be replaced, and the old folder could not get its name back "
                 f"({error.strerror}). It is complete in {kept}: rename it to {path}"
             ) from error
-    old.rmdir()
+        old.rmdir()
+        raise
+    shutil.rmtree(old)
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -306,7 +306,15 @@ def write_shards(
             nulls = {column.name: pa.nulls(stop - start, column.type) for column in SCHEMAS[kind]}
             table = pa.table(nulls | columns(kind, start, stop), schema=SCHEMAS[kind]).combine_chunks()
             part = f"{kind}/part-{number:05}.parquet"
-            files[part] = {"rows": table.num_rows, **_write_file(building / part, table)}
+            sink = pa.BufferOutputStream()
+            pq.write_table(table, sink, compression="zstd", row_group_size=max(table.num_rows, 1))
+            content = sink.getvalue()
+            with (building / part).open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            checksum = hashlib.sha256(content).hexdigest()
+            files[part] = {"rows": table.num_rows, "bytes": content.size, "sha256": checksum}
             for chunk in table.column(0).chunks:
                 digests[kind].add_ids(chunk)
             for matrix, column in matrices_of(kind).items():
@@ -323,17 +331,5 @@ def write_shards(
         "digests": {part: digest.hexdigest() for part, digest in digests.items()},
         "files": files,
     }
-    content = {"format": FORMAT, "version": VERSION, **described, "sha256": _checksum(described)}
-    write_whole(building / LAYOUT, json.dumps(content, indent=2, ensure_ascii=False).encode())
-
-
-def _write_file(path: Path, table: pa.Table) -> dict[str, Any]:
-    """Write one file and flush it to disk. Returns its size and checksum."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", row_group_size=max(table.num_rows, 1))
-    content = sink.getvalue()
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    return {"bytes": content.size, "sha256": hashlib.sha256(content).hexdigest()}
+    listed = {"format": FORMAT, "version": VERSION, **described, "sha256": _checksum(described)}
+    write_whole(building / LAYOUT, json.dumps(listed, indent=2, ensure_ascii=False).encode())

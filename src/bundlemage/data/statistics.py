@@ -49,7 +49,7 @@ def popularity_bias(dataset: BundleDataset) -> float:
     return float(mean_rank.mean() / len(dataset.items))
 
 
-def dissimilarity(dataset: BundleDataset) -> Floats:
+def preference_similarity(dataset: BundleDataset) -> Floats:
     """Returns the cosine similarity of each user's item preference and bundle preference.
 
     It is the paper's figure "dissimilarity": a low similarity means that the two preferences differ.

@@ -17,6 +17,7 @@ from bundlemage.data.dataset import (
     Catalogue,
     Vocabulary,
     binary_matrix,
+    canonical_order,
     empty_catalogue,
 )
 from bundlemage.data.splits import Source
@@ -192,7 +193,7 @@ def _dataset(tables: Mapping[str, TableData], name: str) -> BundleDataset:
         mentioned = (
             table.columns[f"{kind}_id"].values for table in tables.values() if f"{kind}_id" in table.columns
         )
-        vocabularies[f"{kind}_id"] = Vocabulary.canonical(kind, set().union(*mentioned))
+        vocabularies[f"{kind}_id"] = Vocabulary(kind, canonical_order(set().union(*mentioned)))
     matrices: dict[str, Any] = {}
     for table in REQUIRED:
         (row_key, rows), (column_key, columns) = tables[table].columns.items()

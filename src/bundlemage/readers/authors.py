@@ -90,20 +90,16 @@ def _load(folder: Path) -> Files:
         if _file(folder, name).exists():
             with collected(problems):
                 loaded[name] = _checked(_file(folder, name), safe_load(_file(folder, name)))
-    if not _file(folder, "user_item").exists() and not _is_steam(folder, loaded):
+    # Steam is known by the folder's name or, if that was changed, by the numbers of users and games.
+    sizes = [loaded[name].shape[axis] for name, axis in (("train", 0), ("bundle_item", 1)) if name in loaded]
+    steam = data_name(folder).lower().startswith("steam") or sizes == [_STEAM_USERS, _STEAM_ITEMS]
+    if not _file(folder, "user_item").exists() and not steam:
         fix = f"{_AGAIN} Only for Steam, where it is not published, can a part of it be reconstructed."
         problems += missing_files(folder, ["user_item.pkl"], fix)
     problems = problems or _disagreements(folder, loaded)
     if problems:
         raise DataError(problems)
     return loaded
-
-
-def _is_steam(folder: Path, loaded: Files) -> bool:
-    """Whether this is Steam: by the folder's name or, if renamed, by the numbers of users and games."""
-    named = data_name(folder).lower().startswith("steam")
-    sizes = [loaded[name].shape[axis] for name, axis in (("train", 0), ("bundle_item", 1)) if name in loaded]
-    return named or sizes == [_STEAM_USERS, _STEAM_ITEMS]
 
 
 def _checked(path: Path, value: Any) -> Any:
@@ -225,11 +221,16 @@ def _split(dataset: BundleDataset, files: Files, negatives: Negatives | None) ->
         bundle_item=binary_matrix(*pairs_of(files["bundle_item"]), dataset.bundle_item.shape),
     )
     random = np.random.default_rng(_SEED)
-    validation, test = (
-        _cases(dataset, pairs, negatives, random) for pairs in (files["valid"], files["test"])
-    )
-    generation = _generation(files) if "gen_neg" in files else None
-    return Split(dataset, train, validation, test, generation, protocol=f"authors-{_split_name(files)}")
+    validation, test = (_cases(dataset, files[name], negatives, random) for name in ("valid", "test"))
+    if "gen_neg" not in files:
+        return Split(dataset, train, validation, test, None, protocol="authors-mat")
+    # One case for each pair of a held-out bundle and a user who has it.
+    users, bundles = pairs_of(files["gen_user_bundle"])
+    shown, hidden = files["gen_bundle_item_input"], files["gen_bundle_item_output"]
+    right = np.split(hidden.indices, hidden.indptr[1:-1])
+    candidates = [np.concatenate(row) for row in zip(right, files["gen_neg"], strict=True)]
+    generation = GenerationCases(users, bundles, shown, hidden, padded(candidates))
+    return Split(dataset, train, validation, test, generation, protocol="authors-gen")
 
 
 def _cases(
@@ -245,12 +246,3 @@ def _cases(
         return leave_one_out(dataset, users, bundles, held_out, _NEGATIVES, random)
     positives = binary_matrix(np.arange(len(users)), bundles, (len(users), len(dataset.bundles)))
     return MatchingCases(users, positives, np.column_stack([bundles, negatives[users]]).astype(np.int32))
-
-
-def _generation(files: Files) -> GenerationCases:
-    """Returns one case for each pair of a held-out bundle and a user who has it."""
-    users, bundles = pairs_of(files["gen_user_bundle"])
-    shown, hidden = files["gen_bundle_item_input"], files["gen_bundle_item_output"]
-    right = np.split(hidden.indices, hidden.indptr[1:-1])
-    candidates = [np.concatenate(row) for row in zip(right, files["gen_neg"], strict=True)]
-    return GenerationCases(users, bundles, shown, hidden, padded(candidates))

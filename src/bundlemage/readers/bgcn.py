@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import csv
-from scipy import sparse
 
 from bundlemage.data.dataset import BundleDataset, binary_matrix
 from bundlemage.data.splits import MatchingCases, Source, Split
@@ -47,7 +46,12 @@ def read(path: Path) -> Source:
     if problems:
         raise DataError(problems)
 
-    sizes = sizes or _sizes_from_ids(path, tables)
+    if not size_file:
+        for name, pairs in tables.items():
+            for kind, highest in zip(_kinds(name), pairs.max(axis=0).tolist(), strict=True):
+                if highest >= LARGEST:
+                    raise DataError(too_large(path / name, highest + 1, f"{kind}s"))
+                sizes[kind] = max(sizes.get(kind, 0), highest + 1)
     for name, pairs in tables.items():
         problems += _outside(path / name, pairs, sizes)
     if problems:
@@ -65,22 +69,12 @@ def read(path: Path) -> Source:
     )
     if _WHOLE in matrices:
         return Source(dataset)
-    train, tune, test = taken
-    ready = Split(
-        dataset,
-        train=dataset.with_interactions(user_bundle=train),
-        validation=_full_ranking(tune),
-        test=_full_ranking(test),
-        generation=None,
-        protocol="bgcn",
-    )
-    return Source(dataset, ready)
-
-
-def _full_ranking(held_out: sparse.csr_matrix) -> MatchingCases:
-    """Returns one case for each user with held-out bundles. All bundles are candidates."""
-    users = np.flatnonzero(np.diff(held_out.indptr)).astype(np.int32)
-    return MatchingCases(users, held_out[users], candidates=None)
+    cases = []
+    for held_out in taken[1:]:  # one case for each user with held-out bundles; all bundles are candidates
+        users = np.flatnonzero(np.diff(held_out.indptr)).astype(np.int32)
+        cases.append(MatchingCases(users, held_out[users], candidates=None))
+    (validation, test), train = cases, dataset.with_interactions(user_bundle=taken[0])
+    return Source(dataset, Split(dataset, train, validation, test, generation=None, protocol="bgcn"))
 
 
 def _kinds(name: str) -> list[str]:
@@ -107,16 +101,6 @@ def _read_sizes(path: Path, problems: list[Problem]) -> tuple[Path | None, dict[
     sizes = dict(zip(("user", "bundle", "item"), map(int, words), strict=True))
     problems += [too_large(files[0], size, f"{kind}s") for kind, size in sizes.items() if size > LARGEST]
     return files[0], sizes
-
-
-def _sizes_from_ids(path: Path, tables: dict[str, Pairs]) -> dict[str, int]:
-    sizes = {"user": 0, "bundle": 0, "item": 0}
-    for name, pairs in tables.items():
-        for kind, highest in zip(_kinds(name), pairs.max(axis=0).tolist(), strict=True):
-            if highest >= LARGEST:
-                raise DataError(too_large(path / name, highest + 1, f"{kind}s"))
-            sizes[kind] = max(sizes[kind], highest + 1)
-    return sizes
 
 
 def _outside(path: Path, pairs: Pairs, sizes: dict[str, int]) -> list[Problem]:

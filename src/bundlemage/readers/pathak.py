@@ -145,7 +145,10 @@ class _Members:
 
     def __init__(self, path: Path) -> None:
         self.members: dict[int, set[int]] = safe_load(path)
-        if not _is_map_of_positions(self.members):
+        if type(self.members) is not dict or not all(
+            _is_position(owner) and type(group) in (set, list, tuple) and all(map(_is_position, group))
+            for owner, group in self.members.items()
+        ):
             message = "not a map from positions to sets of positions"
             raise DataError.of("wrong-content", str(path), message, _AGAIN)
         self.owners = max(self.members, default=-1) + 1
@@ -158,13 +161,6 @@ class _Members:
         pairs = [(owner, member) for owner, group in self.members.items() for member in group]
         rows, columns = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
         return binary_matrix(rows, columns, shape)
-
-
-def _is_map_of_positions(value: Any) -> bool:
-    return type(value) is dict and all(
-        _is_position(owner) and type(group) in (set, list, tuple) and all(map(_is_position, group))
-        for owner, group in value.items()
-    )
 
 
 def _is_position(value: Any) -> bool:
@@ -185,9 +181,8 @@ def _numbers(path: Path, name: str) -> dict[int, Any]:
     return {key: value for key, value in _mapping(path, name).items() if _is_position(key)}
 
 
-def _size(where: Path, *maps: dict[Any, Any]) -> int:
-    positions = [key for one in maps for key in one if _is_position(key)]
-    size = max(positions, default=-1) + 1
+def _size(where: Path, *maps: dict[int, Any]) -> int:
+    size = max((key for one in maps for key in one), default=-1) + 1
     if size > LARGEST:
         raise DataError(too_large(where, size, "entries"))
     return size
@@ -201,11 +196,11 @@ def _tags(path: Path) -> dict[str, list[str]]:
     if type(games) is not list or not all(type(game) is dict for game in games):
         raise DataError.of("wrong-content", str(path), "not a list of games", _AGAIN)
     pairs = ((game.get("appid"), game.get("tags")) for game in games)
-    return {str(app): tags for app, tags in pairs if type(app) in (str, int) and _all_text(tags)}
-
-
-def _all_text(tags: Any) -> bool:
-    return type(tags) is list and all(type(tag) is str for tag in tags)
+    return {
+        str(app): tags
+        for app, tags in pairs
+        if type(app) in (str, int) and type(tags) is list and all(type(tag) is str for tag in tags)
+    }
 
 
 def _price(value: Any) -> float | None:

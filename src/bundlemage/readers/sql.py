@@ -14,7 +14,7 @@ from bundlemage.readers.assemble import TableData, assemble, resolve
 from bundlemage.readers.values import Codebook
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, ColumnClause, Connection, CursorResult, Engine, Inspector
+    from sqlalchemy import URL, ColumnClause, Connection, CursorResult, Inspector
 
 _DATABASES = ("sqlite", "postgresql", "postgres", "mysql", "mariadb", "mssql", "oracle", "duckdb")
 _URL = re.compile(rf"({'|'.join(_DATABASES)})(\+\w+)?://", re.IGNORECASE)
@@ -73,29 +73,24 @@ def _address(url: str) -> URL:
     return address
 
 
-def _engine(address: URL) -> Engine:
-    from sqlalchemy import create_engine
-    from sqlalchemy.exc import NoSuchModuleError
-
-    patient = address.drivername.endswith("+psycopg") and "connect_timeout" not in address.query
-    try:
-        return create_engine(address, connect_args={"connect_timeout": _CONNECT_SECONDS} if patient else {})
-    except NoSuchModuleError:
-        message = f"{address.drivername!r} is not a known kind of database"
-    except ImportError as error:
-        if error.name == "psycopg":
-            raise MissingExtraError("sql", "Reading PostgreSQL") from error
-        message = f"the driver {error.name!r} of this database is not installed"
-    fix = "Install the driver that the SQLAlchemy documentation names for it, or use PostgreSQL or SQLite"
-    raise DataError.of("missing-driver", address.render_as_string(hide_password=True), message, fix)
-
-
 @contextmanager
 def _connected(address: URL) -> Iterator[tuple[Connection, Inspector]]:
-    from sqlalchemy import inspect
-    from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy import create_engine, inspect
+    from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError
 
-    engine = _engine(address)
+    where = address.render_as_string(hide_password=True)
+    patient = address.drivername.endswith("+psycopg") and "connect_timeout" not in address.query
+    try:
+        engine = create_engine(address, connect_args={"connect_timeout": _CONNECT_SECONDS} if patient else {})
+    except (NoSuchModuleError, ImportError) as error:
+        driver = getattr(error, "name", None)
+        if driver == "psycopg":
+            raise MissingExtraError("sql", "Reading PostgreSQL") from error
+        message = f"the driver {driver!r} of this database is not installed"
+        if isinstance(error, NoSuchModuleError):
+            message = f"{address.drivername!r} is not a known kind of database"
+        fix = "Install the driver that the SQLAlchemy documentation names for it, or use PostgreSQL or SQLite"
+        raise DataError.of("missing-driver", where, message, fix) from None
     try:
         try:
             connection = engine.connect()
@@ -104,7 +99,6 @@ def _connected(address: URL) -> Iterator[tuple[Connection, Inspector]]:
         except SQLAlchemyError as error:
             message = f"the database does not answer: {_reason(error, address)}"
             fix = "Check the address, the name and the password, and that the server is running"
-            where = address.render_as_string(hide_password=True)
             # `from None` hides the cause, which may show the password.
             raise DataError.of("unreachable", where, message, fix) from None
         with connection:

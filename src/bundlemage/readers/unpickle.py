@@ -446,10 +446,6 @@ def _finish_sparse(role: str, state: Any) -> Any:
         if not len(values) == len(row) == len(column):
             raise BrokenError("a sparse matrix has rows, columns and values of different lengths")
         return sparse.coo_matrix((values, (row, column)), shape=shape)
-    return _compressed(role, state, shape)
-
-
-def _compressed(role: str, state: dict[Any, Any], shape: tuple[int, int]) -> Any:
     major, minor = shape if role == "csr" else shape[::-1]
     values, pointers = _vector(state, "data"), _vector(state, "indptr")
     indices = _indices(state.get("indices"), minor)

@@ -48,11 +48,15 @@ def encode(column: pa.ChunkedArray) -> Coded:
         book = Codebook()
         book.add(column.to_pylist())
         return book.coded()
+    try:
+        python = values.to_pylist()
+    except UnicodeDecodeError:  # Arrow does not check texts. Bytes let `read_column` report the faulty ids
+        python = values.cast(pa.large_binary()).to_pylist()
     used = np.zeros(len(values) + 1, dtype=bool)
     used[codes] = True  # the code -1 sets the additional last entry
     renumbered = np.where(used, np.cumsum(used) - 1, -1).astype(np.int32)
     renumbered[-1] = -1
-    return Coded(list(compress(_python_values(values), used[:-1].tolist())), renumbered[codes])
+    return Coded(list(compress(python, used[:-1].tolist())), renumbered[codes])
 
 
 def _encode(column: pa.ChunkedArray) -> tuple[Codes, pa.Array]:
@@ -71,14 +75,6 @@ def _encode(column: pa.ChunkedArray) -> tuple[Codes, pa.Array]:
         return np.empty(0, np.int32), pa.array([], column.type.value_type)
     codes = [chunk.indices.cast(pa.int32()).fill_null(-1).to_numpy() for chunk in column.chunks]
     return np.concatenate(codes), column.chunk(0).dictionary
-
-
-def _python_values(values: pa.Array) -> list[Any]:
-    try:
-        python: list[Any] = values.to_pylist()
-    except UnicodeDecodeError:  # Arrow does not check texts. Bytes let `read_column` report the faulty ids
-        python = values.cast(pa.large_binary()).to_pylist()
-    return python
 
 
 def joined(parts: Sequence[Coded]) -> Coded:

@@ -8,14 +8,28 @@ from collections.abc import Iterable, Sequence
 from importlib import resources
 
 import numpy as np
+import numpy.typing as npt
 
-from bundlemage.sample.draws import Random, pick, shuffled
+Random = np.random.Generator
+Integers = npt.NDArray[np.int64]
 
 WORDS = tomllib.loads((resources.files("bundlemage.sample") / "words.toml").read_text(encoding="utf-8"))
 GENRES = WORDS["genres"]
 
 _ROMAN = {"M": 1000, "CM": 900, "D": 500, "CD": 400, "C": 100, "XC": 90, "L": 50, "XL": 40, "X": 10, "IX": 9}
 _ROMAN |= {"V": 5, "IV": 4, "I": 1}
+
+
+def pick(random: Random, choices: int, size: int) -> Integers:
+    """Draw `size` integers from 0 to `choices` - 1."""
+    drawn: Integers = (random.random(size) * choices).astype(np.int64)
+    return drawn
+
+
+def shuffled(random: Random, values: Integers) -> Integers:
+    """Returns the values in random order."""
+    order: Integers = values[np.argsort(random.random(len(values)), kind="stable")]
+    return order
 
 
 def line_names(random: Random, count: int) -> list[str]:

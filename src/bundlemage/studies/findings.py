@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bundlemage.data.splits import Split, SplitPlan
-from bundlemage.data.statistics import dataset_table, dissimilarity, popularity_bias
+from bundlemage.data.statistics import dataset_table, popularity_bias, preference_similarity
 from bundlemage.downloads.public_data import public_data
 from bundlemage.errors import ArtifactError
 from bundlemage.progress import for_people
@@ -167,7 +167,7 @@ def gather(options: ReproduceOptions, observer: CompareObserver | None = None) -
         statistics=statistics,
         statistics_part=source,
         bias=popularity_bias(whole) if whole else None,
-        cosines=dissimilarity(whole) if whole else None,
+        cosines=preference_similarity(whole) if whole else None,
         tables=tuple(tables),
         cases=() if dataset is None or "cases" in options.skip else _case_studies(options, parts, cache),
         missing=plan.missing_files(options.dataset, parts, options.shown_folder),
