@@ -14,21 +14,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bundlemage.core.filters import Filter
-    from bundlemage.core.history import History
-    from bundlemage.core.shop import Recommendation
-    from bundlemage.data.dataset import BundleDataset, Catalogue
-    from bundlemage.data.splits import Split, SplitPlan
-    from bundlemage.errors import BundleMageError
-    from bundlemage.readers.assemble import read_frames
-    from bundlemage.readers.load import read
-    from bundlemage.readers.sql import read_sql
-    from bundlemage.recommender import Recommender
-    from bundlemage.sample.generate import sample_shop
+    from bundlemage.core.filters import Filter as Filter
+    from bundlemage.core.history import History as History
+    from bundlemage.core.shop import Recommendation as Recommendation
+    from bundlemage.data.dataset import BundleDataset as BundleDataset
+    from bundlemage.data.dataset import Catalogue as Catalogue
+    from bundlemage.data.splits import Split as Split
+    from bundlemage.data.splits import SplitPlan as SplitPlan
+    from bundlemage.errors import BundleMageError as BundleMageError
+    from bundlemage.readers.assemble import read_frames as read_frames
+    from bundlemage.readers.load import read as read
+    from bundlemage.readers.sql import read_sql as read_sql
+    from bundlemage.recommender import Recommender as Recommender
+    from bundlemage.sample.generate import sample_shop as sample_shop
+    from bundlemage.wire.design import ImpossibleDesignError as ImpossibleDesignError
 
 __version__ = "0.1.0"
 
-# Loaded on first use, so that `import bundlemage` stays quick and does not bring torch along.
+# The public names. Each is loaded on first use, so that `import bundlemage` is quick and needs no torch.
 _HOME = {
     "BundleDataset": "bundlemage.data.dataset",
     "BundleMageError": "bundlemage.errors",
@@ -46,22 +49,7 @@ _HOME = {
     "sample_shop": "bundlemage.sample.generate",
 }
 
-__all__ = [
-    "BundleDataset",
-    "BundleMageError",
-    "Catalogue",
-    "Filter",
-    "History",
-    "ImpossibleDesignError",
-    "Recommendation",
-    "Recommender",
-    "Split",
-    "SplitPlan",
-    "read",
-    "read_frames",
-    "read_sql",
-    "sample_shop",
-]
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:

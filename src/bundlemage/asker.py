@@ -12,10 +12,9 @@ import torch
 from bundlemage.campaigns.audience import forecast
 from bundlemage.campaigns.chances import Calibration
 from bundlemage.core.answering import Batch, exact_ranking, nearest, rows_at_a_time, slices
-from bundlemage.core.bulk import record_batches
 from bundlemage.core.filters import Filter
 from bundlemage.core.history import History, Id, NewBundles, User
-from bundlemage.core.ranking import Ranking
+from bundlemage.core.ranking import Ranking, record_batches
 from bundlemage.core.shop import Candidates, Recommendation, Shop
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.designer.design import design
@@ -228,15 +227,16 @@ class Asker:
         _check_k(k)
         rows = rows_at_a_time(len(self.dataset.bundles), self.shop.device)
 
-        def pages() -> Iterator[tuple[pa.Array, Histories]]:
-            if users is None:
-                yield self.shop.user_ids, self.shop.everyone()
-            else:
-                for page in users():
-                    yield pa.array(list(page), pa.string()), self._encode(list(page.values()))[0]
-
         def everyone() -> Iterator[tuple[list[str], Histories]]:
-            for names, histories in pages():
+            pages = (
+                [(self.shop.user_ids, self.shop.everyone())]
+                if users is None
+                else (
+                    (pa.array(list(page), pa.string()), self._encode(list(page.values()))[0])
+                    for page in users()
+                )
+            )
+            for names, histories in pages:
                 for number, part in enumerate(slices(histories, rows)):
                     yield names.slice(number * rows, len(part)).to_pylist(), part
 

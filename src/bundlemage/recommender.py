@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from bundlemage.artifact.card import model_card
-from bundlemage.artifact.files import Artifact, load_artifact, load_without_users, save_artifact
+from bundlemage.artifact.files import Artifact, load_artifact, load_without_users, model_card, save_artifact
 from bundlemage.asker import Asker
 from bundlemage.campaigns import chances
 from bundlemage.campaigns.chances import Calibration

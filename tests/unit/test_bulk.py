@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from bundlemage import History, Recommendation, Recommender, SplitPlan
 from bundlemage.core.answering import slices
-from bundlemage.core.bulk import SCHEMA, write_parquet
 from bundlemage.core.filters import Filter
+from bundlemage.core.ranking import SCHEMA, write_parquet
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.errors import ConfigError, UnknownIdError, UnsupportedError
 from bundlemage.models.base import Histories
@@ -227,7 +227,7 @@ import sys, time
 from pathlib import Path
 from bundlemage import Recommender
 from bundlemage.core.answering import slices
-from bundlemage.core.bulk import write_parquet
+from bundlemage.core.ranking import write_parquet
 from tests.small_shop import small_shop
 
 model = Recommender("popularity", device="cpu").fit(small_shop())
@@ -253,7 +253,7 @@ class TestFile:
     def test_row_groups_are_written_as_they_fill(
         self, model: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("bundlemage.core.bulk.ROWS_IN_A_GROUP", 50)
+        monkeypatch.setattr("bundlemage.core.ranking.ROWS_IN_A_GROUP", 50)
         seen: list[bool] = []
 
         def watched() -> Iterator[pa.RecordBatch]:

@@ -18,8 +18,7 @@ from rich.console import Console
 from scipy.special import log_softmax
 
 from bundlemage import History, Recommender, SplitPlan, sample_shop
-from bundlemage.artifact.card import model_card
-from bundlemage.artifact.files import load_artifact
+from bundlemage.artifact.files import load_artifact, model_card
 from bundlemage.errors import CheckpointError, ConfigError, NoModelYetError, UnsupportedError
 from bundlemage.live import Live, Question
 from bundlemage.models.base import Completer, Histories, Indexable, Matcher, Model, can, require

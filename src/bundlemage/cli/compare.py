@@ -1,4 +1,4 @@
-"""`bundlemage compare` and `models`: compares models on the same data, and lists the models."""
+"""`bundlemage compare`, `reproduce` and `models`: models side by side, the paper's results, all models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from bundlemage.cli import show
-from bundlemage.cli.options import AsJson, Device, Jobs, Tables
+from bundlemage.cli.options import AsJson, Device, Jobs, OptionalCount, Tables
 from bundlemage.cli.texts import ids, key_values, label, may_hold_a_password, seed_list, settings
 from bundlemage.errors import ConfigError
 
@@ -73,10 +73,13 @@ def compare(
     from bundlemage.cli.compare_progress import watching
     from bundlemage.studies.comparison import check_metric
     from bundlemage.studies.comparison import compare as run
-    from bundlemage.studies.outcome import Cache
+    from bundlemage.studies.outcome import METRICS, Cache
     from bundlemage.training.devices import resolve_device
 
-    columns = _columns(metrics)
+    columns = tuple(part.strip() for part in metrics.split(",")) if metrics else ()
+    for column in columns:
+        if column not in METRICS:
+            raise ConfigError(f"--metrics: unknown metric {column!r}; the metrics are: {', '.join(METRICS)}")
     check_metric(metric)
     for file in output or []:
         _check_output(file)
@@ -149,16 +152,6 @@ def _changed(contenders: Sequence[Contender], name: str, value: Any) -> list[Con
         whose = f"{owner} has" if owner else "any of these models has"
         raise ConfigError(f"--set {name}: not a setting that {whose}; they have: {known or 'none'}")
     return [one.with_settings({key: value}) if one in having else one for one in contenders]
-
-
-def _columns(text: str | None) -> tuple[str, ...]:
-    from bundlemage.studies.outcome import METRICS
-
-    columns = tuple(part.strip() for part in text.split(",")) if text else ()
-    for column in columns:
-        if column not in METRICS:
-            raise ConfigError(f"--metrics: unknown metric {column!r}; the metrics are: {', '.join(METRICS)}")
-    return columns
 
 
 def _splits(
@@ -295,3 +288,86 @@ def _settings(name: str, as_json: bool) -> None:
         show.out.print("What 'bundlemage tune' searches by default:")
     for setting, domain in space.items():
         show.out.print(f"  {setting}={show.plain(domain)}")
+
+
+# ── The paper's results ──────────────────────────────────────────────────────────────────────────
+
+
+def reproduce(
+    dataset: str,
+    output: Path | None = None,
+    data: Path | None = None,
+    seeds: str | None = None,
+    cache: Path = Path("runs/compare"),
+    only_cached: bool = False,
+    epochs: OptionalCount = None,
+    skip: list[str] | None = None,
+    note: str = "",
+    device: Device = "auto",
+    jobs: Jobs = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Rebuild the paper's tables, figures and case studies on a dataset, and write a report.
+
+    The folder REPORT gets index.html, report.md, figures/ and results.json. If files are missing, the
+    command says where they are published, and computes the rest. A command that was killed continues where it
+    stopped. Exits 2 if the data's folder has none of the files.
+
+    Options:
+        dataset NAME: youshu, steam, netease, or sample, the built-in shop.
+        -o, --output REPORT: The report's folder. Without it, the results go to the cache, and no report is
+            written.
+        --data DIR: The data's folder with authors/mat, authors/gen, bgcn or pathak in it; any may be missing.
+        --seeds N,...: Each model is trained once for each seed. Default: 0,1,2, or 0 for the sample.
+        --cache DIR: Folder for results, shared with 'compare'.
+        --only-cached: Train nothing: what is not in the cache is shown as not run.
+        --epochs N: Maximum number of passes over the data, for every model; a low number is a quick trial.
+        --skip NAME,...: Leave out a model, or a section: matching, generation, ablations, full-ranking,
+            cases. Repeatable.
+        --note TEXT: A sentence for the report on how it was made.
+    """
+    from bundlemage.cli.compare_progress import watching
+    from bundlemage.studies.figures import require_plots
+    from bundlemage.studies.findings import ReproduceOptions, gather
+    from bundlemage.studies.plan import STUDIES
+    from bundlemage.studies.report import banners, check_writable, results_of, summary, write_report
+    from bundlemage.training.devices import resolve_device
+
+    if dataset not in STUDIES:
+        raise ConfigError(f"unknown data set {dataset!r}; the data sets are: {', '.join(STUDIES)}")
+    is_sample = dataset == STUDIES[-1]
+    if is_sample and data is not None:
+        raise ConfigError("the sample shop is built in: leave --data out")
+    resolve_device(device)
+    if output is not None:
+        require_plots()
+        check_writable(output)
+    numbers = seed_list(seeds or ("0" if is_sample else "0,1,2"))
+    left_out = tuple(dict.fromkeys(ids(skip)))
+    options = ReproduceOptions(
+        dataset, data, numbers, cache, device, epochs, only_cached, left_out, note=note, jobs=jobs
+    )
+    with watching() as observer:
+        findings = gather(options, observer)
+    for missing in findings.missing:
+        for problem in dict.fromkeys(missing.problems):
+            show.note(f"[yellow]missing:[/] {show.plain(problem)}")
+        where = missing.where.replace(options.shown_folder, str(data))
+        show.note(f"  {show.plain(where)}")
+    drawn = [] if output is None else write_report(findings, output)
+    if as_json:
+        show.print_json({"report": None if output is None else str(output), **results_of(findings)})
+    else:
+        for banner in banners(findings):
+            show.say(f"[yellow]{show.plain(banner)}[/]")
+        for line in summary(findings):
+            show.say(f"• {show.plain(line)}")
+        end = f"The results are in {show.plain(cache)}."
+        if output is not None:
+            files = f"index.html, report.md, results.json and {len(drawn)} figure{'s' * (len(drawn) != 1)}"
+            end = f"Written to [bold]{show.plain(output)}[/]: {files}."
+        show.say(end)
+    if findings.nothing:
+        raise ConfigError(
+            f"{data} has no files of {dataset}: a report shows only the paper's figures and what is missing"
+        )

@@ -5,10 +5,9 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import typer
-from rich.table import Table
 
 from bundlemage.cli import show
 from bundlemage.cli.commands import add
@@ -110,24 +109,20 @@ def stats(location: Location = "sample", table: Tables = None, as_json: AsJson =
     if as_json:
         show.print_json(figures)
         return
-    show.out.print(_statistics(figures))
-    show.caveats(data)
-
-
-def _statistics(figures: dict[str, Any]) -> Table:
-    table = show.table(figures["dataset"], "", ">")
-    table.show_header = False
+    rows = show.table(data.name, "", ">")
+    rows.show_header = False
     for name in ("users", "bundles", "items"):
-        table.add_row(name, f"{figures[name]:,}")
+        rows.add_row(name, f"{figures[name]:,}")
     for name in show.RELATIONS:
-        label = name.replace("_", "-") + " pairs (density)"
-        table.add_row(label, f"{figures[name + '_pairs']:,} ({figures[name + '_density']:.2%})")
-    table.add_row("items per bundle, mean", f"{figures['items_per_bundle']:.2f}")
-    table.add_row("popularity bias: mean rank of a bundle's items", f"{figures['popularity_bias']:.2%}")
-    similar = figures["taste_similarity_median"]
-    shown = "unknown" if similar is None else f"{similar:.2f}"
-    table.add_row("cosine of item and bundle taste, median user", shown)
-    return table
+        pairs = f"{figures[name + '_pairs']:,} ({figures[name + '_density']:.2%})"
+        rows.add_row(name.replace("_", "-") + " pairs (density)", pairs)
+    rows.add_row("items per bundle, mean", f"{figures['items_per_bundle']:.2f}")
+    rows.add_row("popularity bias: mean rank of a bundle's items", f"{figures['popularity_bias']:.2%}")
+    median = figures["taste_similarity_median"]
+    shown = "unknown" if median is None else f"{median:.2f}"
+    rows.add_row("cosine of item and bundle taste, median user", shown)
+    show.out.print(rows)
+    show.caveats(data)
 
 
 def sample(

@@ -10,17 +10,13 @@ import typer
 from typer.core import TyperGroup
 
 from bundlemage import __version__
-from bundlemage.cli.ask import complete, recommend, recommend_all
-from bundlemage.cli.campaign import campaign
+from bundlemage.cli.ask import campaign, complete, recommend, recommend_all
 from bundlemage.cli.commands import add
-from bundlemage.cli.compare import compare, models
+from bundlemage.cli.compare import compare, models, reproduce
 from bundlemage.cli.data import app as data
 from bundlemage.cli.design import design, explain, score_bundle
-from bundlemage.cli.reproduce import reproduce
-from bundlemage.cli.retrain import retrain
-from bundlemage.cli.serve import keys, serve
-from bundlemage.cli.train import evaluate, train
-from bundlemage.cli.tune import tune
+from bundlemage.cli.serve import keys, retrain, serve
+from bundlemage.cli.train import evaluate, train, tune
 from bundlemage.errors import BundleMageError, ConfigError
 
 MOVED = {

@@ -1,4 +1,4 @@
-"""`bundlemage serve` and `bundlemage keys`: the live service with its page, and its API keys."""
+"""`bundlemage serve`, `keys` and `retrain`: the live service, its API keys, and newer models for it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from rich.table import Table
 
 from bundlemage.cli import show
 from bundlemage.cli.commands import FromModel, add
-from bundlemage.cli.options import AsJson
+from bundlemage.cli.options import AsJson, OtherDevice
+from bundlemage.cli.texts import only_given
 from bundlemage.cli.texts import settings as parsed
 from bundlemage.errors import BundleMageError, ConfigError, MissingExtraError
 from bundlemage.progress import Shown
 
 if TYPE_CHECKING:
+    from bundlemage.data.splits import Split
+    from bundlemage.retraining import Retrained
     from bundlemage.service.settings import Settings
     from bundlemage.store.records import Key
     from bundlemage.store.repository import Store
@@ -101,7 +104,12 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
         "Ctrl-C stops it. Everything that was acknowledged is on disk."
     )
     logs.configure(debug=settings.debug)
-    _allow_many_connections()
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        # Allow as many open files as the system permits: the usual limit is 1,024 connections.
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # These objects stay. Without this, a garbage collection would delay requests by 0.2 s.
     gc.collect()
     gc.freeze()
@@ -116,15 +124,6 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
     )
     with suppress(KeyboardInterrupt):  # the server raises it again after it has stopped
         uvicorn.Server(config).run(sockets=[listening])
-
-
-def _allow_many_connections() -> None:
-    """Allow as many open files as the system permits, because the usual limit is 1,024 connections."""
-    with suppress(ImportError, OSError, ValueError):
-        import resource
-
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def check_extra() -> None:
@@ -280,3 +279,107 @@ def _described(key: Key) -> dict[str, Any]:
 
 
 add(keys, create, list_, revoke)
+
+
+# ── Training again ───────────────────────────────────────────────────────────────────────────────
+
+
+def retrain(
+    db: Database = None,
+    set_: list[str] | None = None,
+    epochs: int | None = None,
+    seed: int | None = None,
+    device: OtherDevice = None,
+    models: Path | None = None,
+    tolerance: float = 0.0,
+    force: bool = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train the serving model again on the database's data, and publish it if it is not worse.
+
+    Both models are tested on bundles that neither has learned from. A running service switches to a published
+    model by itself. The command is safe to run from cron: only one runs at a time, and if it is killed, the
+    old model keeps serving.
+
+    Options:
+        --set NAME=VALUE: A setting that differs from the serving model's, e.g. embedding_dim=64. Repeatable.
+        --epochs: The maximum number of passes over the data.
+        --seed: Seed of the training, and of the choice of held-out cases.
+        --models DIR: Folder for new models. Default: the folder of the serving model.
+        --tolerance: How far the new model's nDCG@10 may be below the serving model's.
+        --force: Publish the new model whatever the comparison says, or if nothing can be compared.
+    """
+    check_extra()
+    from bundlemage import retraining
+
+    changed = {**parsed(set_), **only_given({"epochs": epochs, "device": device})}
+    store = open_store(database_url(db, None), must_exist=True)
+    with closing(store), Shown(show.notes) as progress:
+        outcome = retraining.retrain(
+            store,
+            settings=changed,
+            models=models,
+            force=force,
+            tolerance=tolerance,
+            seed=seed,
+            on_split=_announce,
+            progress=progress,
+        )
+    if not as_json:
+        _show(outcome, retraining.DECISIVE)
+        return
+    training = outcome.training
+    show.print_json(
+        {
+            **{
+                name: getattr(outcome, name)
+                for name in ("published", "reason", "serving", "version", "cases")
+            },
+            "path": None if outcome.path is None else str(outcome.path),
+            "decided_by": retraining.DECISIVE,
+            "tolerance": tolerance,
+            "comparison": None if outcome.comparison is None else vars(outcome.comparison),
+            "epochs": len(training.history) if training else 0,
+            "seconds": round(training.seconds, 3) if training else 0.0,
+            "device": training.device if training else None,
+            "test": [row.to_json() for row in outcome.test],
+        }
+    )
+
+
+def _announce(split: Split, serving: str) -> None:
+    """Print the size of the training data and of the comparison."""
+    show.note(show.described(split.dataset))
+    cases = len(split.test) if split.test else 0
+    compared = (
+        f"{cases:,} users have a bundle that is new to the serving model {serving}; both models are tested "
+        "on these"
+        if cases
+        else f"nothing is compared with the serving model {serving}"
+    )
+    show.note(f"{compared}; learning from {split.train.user_bundle.nnz:,} user-bundle pairs")
+
+
+def _show(outcome: Retrained, decisive: str) -> None:
+    from bundlemage.evaluation import Evaluation
+
+    comparison = outcome.comparison
+    if comparison is not None:
+        rows = [
+            Evaluation(name, "store", "retrain", metrics, comparison.cases, None, 0)
+            for name, metrics in (("serving", comparison.serving), ("new", comparison.candidate))
+        ]
+        show.out.print(show.evaluations(rows))
+        show.say(
+            f"{decisive} differs by {comparison.difference:+.4f}, with a standard error of "
+            f"{comparison.standard_error:.4f}."
+        )
+    if outcome.path is None:
+        show.say(f"[bold]Not published[/], {outcome.serving} goes on serving: {outcome.reason}.")
+        return
+    here = Path.cwd()
+    path = outcome.path.relative_to(here) if outcome.path.is_relative_to(here) else outcome.path
+    show.say(
+        f"[bold]Published[/] {outcome.version} as {show.plain(path)}: {outcome.reason}.\n"
+        "A running service switches to it with its next answer."
+    )

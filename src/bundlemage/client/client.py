@@ -300,7 +300,7 @@ class Client:
 
     def _is_ok(self, path: str) -> bool:
         try:
-            Health.model_validate_json(self._probe.ask("GET", path).body)
+            Health.model_validate_json(self._probe.ask("GET", path)[1])
         except (ServiceError, ValueError):
             return False
         return True
@@ -320,9 +320,9 @@ class Client:
     ) -> Answer:
         """Send a request and parse the answer. `options` are those of `Transport.ask`."""
         sent = None if body is None else _to_json(body)
-        response = self._transport.ask(method, path, body=sent, **options)
+        response, content = self._transport.ask(method, path, body=sent, **options)
         try:
-            return kind.model_validate_json(response.body)
+            return kind.model_validate_json(content)
         except ValueError as error:
             raise ServiceError(
                 f"{self.url} answers {response.status} with a body that is not an answer of BundleMage. "
@@ -390,11 +390,6 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _interaction(interaction: Interaction) -> dict[str, Any]:
-    fields = {
-        "user_id": interaction.user,
-        "item_id": interaction.item,
-        "bundle_id": interaction.bundle,
-        "at": interaction.at,
-        "request_id": interaction.request_id,
-    }
+    names = {"user": "user_id", "item": "item_id", "bundle": "bundle_id"}
+    fields = {names.get(name, name): value for name, value in vars(interaction).items()}
     return _to_json({name: value for name, value in fields.items() if value is not None})

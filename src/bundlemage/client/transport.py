@@ -12,8 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from email.message import Message
 from functools import partial
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlencode, urlsplit
@@ -63,17 +61,10 @@ class ServiceError(BundleMageError):
         """For an impossible design: changes, smallest first. Each change alone makes the design possible."""
 
 
-@dataclass(frozen=True)
-class Response:
-    status: int
-    reason: str
-    headers: Message
-    """Names of headers are not case-sensitive."""
-    body: bytes
-
-
 _Request: TypeAlias = tuple[str, str, bytes | None, dict[str, str]]
 """The method, the path with the query, the body and the headers."""
+Response: TypeAlias = tuple[http.client.HTTPResponse, bytes]
+"""The response and its body, which has been read."""
 
 
 class Transport:
@@ -105,12 +96,12 @@ class Transport:
             host, port = parts.hostname, parts.port
         except ValueError:
             raise ConfigError(f"{url!r}: a port is a number from 0 to 65535") from None
-        self._connect: Callable[[], http.client.HTTPConnection] = partial(
-            http.client.HTTPConnection, host, port
-        )
+        self._connect: Callable[[], http.client.HTTPConnection]
         if parts.scheme == "https":
             tls = ssl.create_default_context()
             self._connect = partial(http.client.HTTPSConnection, host, port, context=tls)
+        else:
+            self._connect = partial(http.client.HTTPConnection, host, port)
         self._timeout = timeout
         self._retries = retries
         self._headers = {"Accept": "application/json", "User-Agent": "bundlemage-client"}
@@ -145,12 +136,12 @@ class Transport:
         """
         parameters = {name: value for name, value in (query or {}).items() if value is not None}
         target = self._prefix + path + (f"?{urlencode(parameters, doseq=True)}" if parameters else "")
-        content = None if body is None else json.dumps(body).encode("ascii")
-        request = (method, target, content, {**self._headers, **(headers or {})})
-        response = self._with_retries(request, self._timeout + work)
+        sent = None if body is None else json.dumps(body).encode("ascii")
+        request = (method, target, sent, {**self._headers, **(headers or {})})
+        response, content = self._with_retries(request, self._timeout + work)
         if not 200 <= response.status < 300:
-            raise self._refusal(response)
-        return response
+            raise self._refusal(response, content)
+        return response, content
 
     def _with_retries(self, request: _Request, timeout: float) -> Response:
         """Send a request, with retries, and return the response whatever its status is."""
@@ -171,18 +162,22 @@ class Transport:
                     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
                     raise self._silence(reason, request[0], tries=retry + 1) from error
             else:
-                if response.status not in _TRY_AGAIN or last:
+                pause = response[0].headers.get("retry-after", "")
+                seconds = float(pause) if pause.isdecimal() else None  # the service never sends a date
+                if response[0].status not in _TRY_AGAIN or last or (seconds or 0) > _LONGEST_WAIT_ASKED_FOR:
                     return response
-                pause = _seconds(response.headers.get("retry-after"))
-                if pause is not None and pause > _LONGEST_WAIT_ASKED_FOR:
-                    return response
-                wait = wait if pause is None else pause + random.uniform(0, 0.25)
+                wait = wait if seconds is None else seconds + random.uniform(0, 0.25)
             time.sleep(wait)
         raise AssertionError("unreachable")
 
     def _once(self, request: _Request, timeout: float) -> Response:
         """Send a request over an idle connection. If the service has closed it, use a new connection."""
-        idle = self._take_idle()
+        with self._lock:
+            if self._closed:
+                raise ConfigError("this client is closed; create a new one")
+            if self._process != os.getpid():  # after a fork, the parent process still uses these connections
+                self._process, self._idle = os.getpid(), []
+            idle = self._idle.pop() if self._idle else None
         if idle is not None:
             with suppress(*_LOST):
                 return self._over(idle, request, timeout)
@@ -199,26 +194,13 @@ class Transport:
         except BaseException:
             connection.close()
             raise
-        if answer.will_close:
-            connection.close()
-        else:
-            self._keep(connection)
-        return Response(answer.status, answer.reason, answer.headers, content)
-
-    def _take_idle(self) -> http.client.HTTPConnection | None:
         with self._lock:
-            if self._closed:
-                raise ConfigError("this client is closed; create a new one")
-            if self._process != os.getpid():  # after a fork, the parent process still uses these connections
-                self._process, self._idle = os.getpid(), []
-            return self._idle.pop() if self._idle else None
-
-    def _keep(self, connection: http.client.HTTPConnection) -> None:
-        with self._lock:
-            if not self._closed and len(self._idle) < _MOST_IDLE:
+            keep = not answer.will_close and not self._closed and len(self._idle) < _MOST_IDLE
+            if keep:
                 self._idle.append(connection)
-                return
-        connection.close()
+        if not keep:
+            connection.close()
+        return answer, content
 
     def _silence(self, reason: str, method: str, tries: int = 1) -> ServiceError:
         tried = f" ({tries} tries)" if tries > 1 else ""
@@ -230,9 +212,9 @@ class Transport:
             "address right?"
         )
 
-    def _refusal(self, response: Response) -> ServiceError:
+    def _refusal(self, response: http.client.HTTPResponse, content: bytes) -> ServiceError:
         try:
-            problem = ProblemOut.model_validate_json(response.body)
+            problem = ProblemOut.model_validate_json(content)
         except ValueError:
             moved = response.headers.get("location")
             hint = f"it points to {moved}" if moved else "this is not the answer of a BundleMage service"
@@ -248,8 +230,3 @@ class Transport:
             status=response.status,
             problem=problem,
         )
-
-
-def _seconds(header: str | None) -> float | None:
-    """Returns the seconds of a Retry-After header. Ignores a date: the service never sends one."""
-    return float(header) if header is not None and header.isdecimal() else None

@@ -64,10 +64,6 @@ class Filter:
             for name, value in asdict(self).items()
         }
 
-    @property
-    def asks_for_price(self) -> bool:
-        return self.min_price is not None or self.max_price is not None
-
 
 class Facts(NamedTuple):
     """What the catalogue says about one item or bundle."""
@@ -83,9 +79,11 @@ _A = {"price": "a price", "tags": "a tag", "stock": "a stock"}
 class Shelf:
     """All items, or all bundles, with the columns that filters look at. Each column is read once."""
 
-    def __init__(self, ids: Vocabulary, catalogue: pa.Table | None) -> None:
-        self.ids = ids
-        self.catalogue = catalogue
+    def __init__(
+        self, ids: Vocabulary, catalogue: pa.Table | None, contents: Any = None, items: Shelf | None = None
+    ) -> None:
+        """`contents` and `items` are for bundles: the matrix of their items, and the shelf of the items."""
+        self.ids, self.catalogue, self.contents, self.items = ids, catalogue, contents, items
 
     @staticmethod
     def of(dataset: BundleDataset) -> tuple[Shelf, Shelf]:
@@ -93,7 +91,7 @@ class Shelf:
         tables = dataset.catalogue
         items = Shelf(dataset.items, tables.items if tables else None)
         bundles = tables.bundles if tables else None
-        return items, _BundleShelf(dataset.bundles, bundles, dataset.bundle_item, items)
+        return items, Shelf(dataset.bundles, bundles, dataset.bundle_item, items)
 
     def allowed(self, where: Filter, more: Iterable[tuple[str, Collection[int]]] = ()) -> Mask:
         """True for each item or bundle that may be shown, then for each of the new bundles in `more`.
@@ -103,8 +101,8 @@ class Shelf:
         """
         later = list(more)
         names = [name for name, _ in later]
-        unknown = bool(where.tags) or where.asks_for_price
-        of_later = [not unknown and (not where.in_stock or self.all_in_stock(items)) for _, items in later]
+        hidden = where.tags or where.min_price is not None or where.max_price is not None
+        of_later = [not hidden and (not where.in_stock or self.all_in_stock(items)) for _, items in later]
         mask = np.concatenate([self._by_catalogue(where), np.array(of_later, dtype=bool)])
         places = dict(zip(names, range(len(self.ids), len(mask)), strict=True))
         if where.among is not None:
@@ -164,13 +162,22 @@ class Shelf:
 
     @cached_property
     def in_stock(self) -> Mask:
-        """True for each item or bundle that is in stock."""
-        stock = self.column("stock").fill_null(0).to_numpy(zero_copy_only=False)
-        return np.asarray(stock > 0)
+        """True for each item or bundle that is in stock.
+
+        If the catalogue has no stock of bundles, a bundle is in stock if all its items are.
+        """
+        if self.items is None or self._has("stock"):
+            stock = self.column("stock").fill_null(0).to_numpy(zero_copy_only=False)
+            return np.asarray(stock > 0)
+        missing = np.flatnonzero(~self.items.in_stock)
+        lacking = np.asarray(np.isin(self.contents.indices, missing), dtype=np.int64)
+        before = np.concatenate([[0], np.cumsum(lacking)])  # the number of missing items before each entry
+        edges = self.contents.indptr
+        return np.asarray(before[edges[1:]] == before[edges[:-1]])
 
     def all_in_stock(self, items: Collection[int]) -> bool:
         """Whether all the items of a new bundle are in stock."""
-        return bool(self.in_stock[list(items)].all())
+        return bool((self.items or self).in_stock[list(items)].all())
 
     def title(self, place: int) -> str | None:
         """The title at a position, or None."""
@@ -207,26 +214,3 @@ class Shelf:
         """A column as an Arrow array; None if the catalogue does not have it."""
         table = self.catalogue
         return table[name].combine_chunks() if table is not None and name in table.column_names else None
-
-
-class _BundleShelf(Shelf):
-    """All bundles. If the catalogue has no stock of bundles, a bundle is in stock if all its items are."""
-
-    def __init__(self, ids: Vocabulary, catalogue: pa.Table | None, contents: Any, items: Shelf) -> None:
-        super().__init__(ids, catalogue)
-        self.contents, self.items = contents, items
-
-    @cached_property
-    def in_stock(self) -> Mask:
-        """True for each bundle that is in stock."""
-        if self._has("stock"):
-            return super().in_stock
-        missing = np.flatnonzero(~self.items.in_stock)
-        lacking = np.asarray(np.isin(self.contents.indices, missing), dtype=np.int64)
-        before = np.concatenate([[0], np.cumsum(lacking)])  # the number of missing items before each entry
-        edges = self.contents.indptr
-        return np.asarray(before[edges[1:]] == before[edges[:-1]])
-
-    def all_in_stock(self, items: Collection[int]) -> bool:
-        """Whether all the items of a new bundle are in stock."""
-        return self.items.all_in_stock(items)

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from bundlemage.artifact.files import artifact_version, describe_artifact, load_without_users, verify_artifact
-from bundlemage.core.bulk import joined, record_batches, write_parquet
 from bundlemage.core.filters import Filter
+from bundlemage.core.ranking import joined, record_batches, write_parquet
 from bundlemage.data.dataset import fingerprint
 from bundlemage.data.folders import ResumableFolder
 from bundlemage.data.shards import Layout, read_part, rows_of

@@ -46,18 +46,9 @@ def _short_form(convert: Callable[[Any], Any]) -> BeforeValidator:
     return BeforeValidator(before)
 
 
-def _size_of(value: Any) -> Any:
-    """A single number is both the minimum and the maximum."""
-    return _range_of(value, least=value)
-
-
-def _budget_of(value: Any) -> Any:
-    """A single number is the maximum."""
-    return value if value is None else _range_of(value, least=None)
-
-
 def _range_of(value: Any, least: Any) -> Any:
-    if isinstance(value, Mapping | Body):
+    """A single number is the maximum, and `least` is the minimum."""
+    if value is None or isinstance(value, Mapping | Body):
         return value
     if not isinstance(value, Sequence) or isinstance(value, str):
         return {"least": least, "most": value}
@@ -146,9 +137,9 @@ class DesignRequest(Body):
 
     start: Ids = Field(default=(), max_length=MOST_ITEMS)
     """Items that are already in the bundle. Its size, price and tags include them."""
-    size: Annotated[SizeRange, _short_form(_size_of)] = SizeRange(least=3, most=5)
+    size: Annotated[SizeRange, _short_form(lambda size: _range_of(size, size))] = SizeRange(least=3, most=5)
     """Total number of items in a bundle."""
-    budget: Annotated[PriceRange | None, _short_form(_budget_of)] = None
+    budget: Annotated[PriceRange | None, _short_form(lambda most: _range_of(most, None))] = None
     """Price of a bundle after the discount. With a budget, items without a price are not used."""
     must: Ids = Field(default=(), max_length=MOST_ITEMS)
     """Items that every bundle must contain."""

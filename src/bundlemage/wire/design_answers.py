@@ -36,13 +36,12 @@ def in_words(reasons: Sequence[Reason], most: int = 2) -> str:
     strongest = [reason for reason in reasons if reason.effect >= _NOTICEABLE][:most]
     if not strongest:
         return "No single thing makes it much likelier."
-    return f"Likelier because {' and '.join(map(_said, strongest))}."
-
-
-def _said(reason: Reason) -> str:
-    times = exp(reason.effect)
-    by = f"{times:.1f} times" if times >= 2 else f"by {times - 1:.0%}"
-    return f"{_SAID[reason.kind]} {reason.title or reason.id} ({by})"
+    said = []
+    for reason in strongest:
+        times = exp(reason.effect)
+        by = f"{times:.1f} times" if times >= 2 else f"by {times - 1:.0%}"
+        said.append(f"{_SAID[reason.kind]} {reason.title or reason.id} ({by})")
+    return f"Likelier because {' and '.join(said)}."
 
 
 class Explanation(Out):

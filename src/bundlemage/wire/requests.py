@@ -103,6 +103,17 @@ class Body(BaseModel):
     )
 
 
+def _exactly_one(one: str, other: str) -> Any:
+    """A validator of a body that has either the field `one` or the field `other`."""
+
+    def check(body: Body) -> Body:
+        if (getattr(body, one) is None) == (getattr(body, other) is None):
+            raise ValueError(f"give either {one!r} or {other!r}, and not both")
+        return body
+
+    return model_validator(mode="after")(check)
+
+
 # ── Users, histories, filters ────────────────────────────────────────────────────────────────────
 
 
@@ -136,11 +147,7 @@ class UserOrHistory(Body):
     history: HistoryOf | None = None
     """Instead of an id: the items and bundles that the user has."""
 
-    @model_validator(mode="after")
-    def _one_of_two(self) -> UserOrHistory:
-        if (self.user_id is None) == (self.history is None):
-            raise ValueError("give either 'user_id' or 'history', and not both")
-        return self
+    _one_of_two = _exactly_one("user_id", "history")
 
 
 class Filtered(UserOrHistory):
@@ -174,10 +181,10 @@ class ExplainIn(UserOrHistory):
     items: list[Id] = Field(default=[], max_length=1000)
     """With an item: the items that are already in the bundle."""
 
+    _bundles_or_item = _exactly_one("bundles", "item")
+
     @model_validator(mode="after")
-    def _bundles_or_item(self) -> ExplainIn:
-        if (self.bundles is None) == (self.item is None):
-            raise ValueError("give either 'bundles' or 'item', and not both")
+    def _items_with_item(self) -> ExplainIn:
         if self.items and self.item is None:
             raise ValueError("'items' lists the bundle that 'item' is added to: give 'item' as well")
         return self
@@ -210,11 +217,7 @@ class InteractionIn(Body):
     request_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """The request id of the answer that recommended the item or bundle."""
 
-    @model_validator(mode="after")
-    def _one_of_two(self) -> InteractionIn:
-        if (self.item_id is None) == (self.bundle_id is None):
-            raise ValueError("give either 'item_id' or 'bundle_id', and not both")
-        return self
+    _one_of_two = _exactly_one("item_id", "bundle_id")
 
 
 class InteractionsIn(Body):
