@@ -26,7 +26,7 @@ from bundlemage.artifact.files import artifact_version, describe_artifact
 from bundlemage.asker import Asker
 from bundlemage.core.filters import Facts, Filter, Mask, Shelf
 from bundlemage.core.history import History, Id, NewBundles, User
-from bundlemage.core.shop import ExpectedSales, Recommendation, Shop, Trade
+from bundlemage.core.shop import Recommendation, Shop, Trade
 from bundlemage.data.dataset import BundleDataset, Vocabulary, binary_matrix, row_of
 from bundlemage.errors import ArtifactError, UnknownIdError, UnsupportedError
 from bundlemage.models.base import Completer, Histories, Interactions, Matcher, SalesScorer, can
@@ -249,7 +249,10 @@ class LiveShop(Shop):
         self.filled = rows.filled
 
     def encode(
-        self, users: Sequence[User], new: NewBundles | None = None, expected: ExpectedSales | None = None
+        self,
+        users: Sequence[User],
+        new: NewBundles | None = None,
+        expected: Mapping[str, float] | None = None,
     ) -> tuple[Histories, Ragged]:
         """Returns the histories as positions, and the items of the shop's bundles. Users must be histories.
         `new` is not supported: new bundles belong in the catalogue."""

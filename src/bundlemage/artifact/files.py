@@ -151,7 +151,7 @@ def _seal(file: Path) -> dict[str, Any]:
 def load_artifact(path: Path) -> Artifact:
     """Read a folder, and check the checksum of each file."""
     files = {name: _checked(path / name, *saved) for name, saved in _listed(path).items()}
-    return _artifact(files, users=True)
+    return _artifact(files)
 
 
 def load_without_users(path: Path) -> Artifact:
@@ -164,15 +164,16 @@ def load_without_users(path: Path) -> Artifact:
         files = {name: (path / name).read_bytes() for name in FILES if name not in of_users}
     except OSError as error:
         raise ArtifactError(f"{error.filename} cannot be read ({error.strerror})") from None
-    return _artifact(files, users=False)
+    return _artifact(files)
 
 
-def _artifact(files: dict[str, bytes], *, users: bool) -> Artifact:
+def _artifact(files: dict[str, bytes]) -> Artifact:
     config = json.loads(files["config.json"])
     described = config["dataset"]
     items, bundles = _table(files["items.parquet"]), _table(files["bundles.parquet"])
+    users = _table(files["users.parquet"])["user_id"].to_pylist() if "users.parquet" in files else []
     ids = {
-        "user": Vocabulary("user", _table(files["users.parquet"])["user_id"].to_pylist() if users else []),
+        "user": Vocabulary("user", users),
         "item": Vocabulary("item", items["item_id"].to_pylist()),
         "bundle": Vocabulary("bundle", bundles["bundle_id"].to_pylist()),
     }

@@ -212,7 +212,8 @@ def describe(model: Recommender, user: User) -> None:
     histories, _ = model.shop.encode([user])
     data = model.dataset
     items = [show.item_name(data, position) for position in histories.items.values.tolist()]
-    bundles = [show.bundle_name(data, position) for position in histories.bundles.values.tolist()]
+    owned = histories.bundles.values.tolist()
+    bundles = [data.bundle_title(position) or data.bundles[position] for position in owned]
     name = known_id(user) or "someone new"
     show.out.print(f"[bold]{show.plain(name)}[/] has {show.counted(items, 'item')}")
     show.out.print(f"and {show.counted(bundles, 'bundle')}")

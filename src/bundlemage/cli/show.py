@@ -212,10 +212,6 @@ def item_name(dataset: BundleDataset, position: int) -> str:
     return dataset.item_title(position) or dataset.items[position]
 
 
-def bundle_name(dataset: BundleDataset, position: int) -> str:
-    return dataset.bundle_title(position) or dataset.bundles[position]
-
-
 def names(labels: Sequence[str], most: int = 6) -> str:
     """A few names and how many more there are."""
     shown = ", ".join(plain(label) for label in labels[:most])

@@ -265,9 +265,6 @@ def _announce(split: Split, model: str) -> None:
 
 # ── Searching for settings ───────────────────────────────────────────────────────────────────────
 
-BEST = 5
-"""How many trials are shown at the end."""
-
 
 def tune(
     output: Path,
@@ -377,7 +374,7 @@ def _study_lines(study: Study, location: str) -> Iterator[RenderableType]:
     counts = f"{len(states)} trials, {states.count('pruned')} stopped early, {states.count('failed')} failed"
     title = f"{show.plain(study.model)}: the best of {counts}"
     table = show.table(title, ">trial", f">validation {study.metric}", ">epochs", "settings")
-    for trial in study.ranked[:BEST]:
+    for trial in study.ranked[:5]:
         chosen = "  ".join(
             f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
             for name, value in trial.settings.items()

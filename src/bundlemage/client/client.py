@@ -40,8 +40,6 @@ User: TypeAlias = Id | HistoryOf | Mapping[str, Any]
 Conditions: TypeAlias = Where | Mapping[str, Any] | None
 """Which items or bundles an answer may contain, such as `{"max_price": 40}`. `Where` lists the conditions."""
 Answer = TypeVar("Answer", bound=Out)
-_USER_ROUTES: Final = ("/bundles", "/gate")
-_BUNDLE_ROUTES: Final = ("/similar",)
 _IDS: Final = {"user_id", "item", "item_id", "bundle_id", "sells_like"}
 _LISTS: Final = {"items", "bundles", "exclude", "among", "tags"}
 
@@ -201,7 +199,7 @@ class Client:
 
     def user(self, user: Id) -> UserOut:
         """Return the items and bundles that a user has."""
-        return self._ask(UserOut, "GET", _path("users", user, _USER_ROUTES))
+        return self._ask(UserOut, "GET", _path("users", user, "/bundles", "/gate"))
 
     def users(self, search: str = "", *, limit: int = 50, after: str = "") -> UserPage:
         """Return the users who have a history and whose ids begin with `search`, ordered by id."""
@@ -246,7 +244,7 @@ class Client:
 
     def bundle(self, bundle: Id) -> BundleOut:
         """Return a bundle. It may be withdrawn."""
-        return self._ask(BundleOut, "GET", _path("bundles", bundle, _BUNDLE_ROUTES))
+        return self._ask(BundleOut, "GET", _path("bundles", bundle, "/similar"))
 
     def bundles(
         self, search: str = "", *, tag: str | None = None, limit: int = 50, offset: int = 0
@@ -332,7 +330,7 @@ class Client:
             ) from error
 
 
-def _path(kind: str, name: Id, routes: tuple[str, ...] = ()) -> str:
+def _path(kind: str, name: Id, *routes: str) -> str:
     """The path of a user, an item or a bundle. The id may contain any characters, also a slash.
 
     An id that ends with one of `routes` is refused, because its URL would be that of another request.

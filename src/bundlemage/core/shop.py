@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from typing import Literal, TypeAlias, cast
+from typing import Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,6 @@ from bundlemage.data.dataset import BundleDataset, row_of
 from bundlemage.errors import ConfigError
 from bundlemage.models.base import Histories, Interactions, Model, SalesScorer, require
 from bundlemage.models.ragged import Contents, Ragged
-
-ExpectedSales: TypeAlias = Mapping[str, float]
-"""How often new bundles are expected to sell, by their ids."""
 
 FILTERS_KEPT = 64
 """How many filters are cached: the pages of a shop use the same few filters again and again."""
@@ -63,22 +60,12 @@ class Candidates:
 
     def answers(self, ranking: Ranking) -> list[list[Recommendation]]:
         """The answers of each row of a ranking, with ids and titles."""
-        rows = zip(
-            ranking.positions.tolist(),
-            ranking.chances.tolist(),
-            ranking.counts.tolist(),
-            ranking.popular.tolist(),
-            strict=True,
-        )
-        return [
-            [
-                self.answer(position, chance, rank, popular)
-                for rank, (position, chance) in enumerate(
-                    zip(positions[:count], chances, strict=False), start=1
-                )
-            ]
-            for positions, chances, count, popular in rows
-        ]
+        columns = (ranking.positions, ranking.chances, ranking.counts, ranking.popular)
+        rows = []
+        for positions, chances, count, popular in zip(*(each.tolist() for each in columns), strict=True):
+            best = enumerate(zip(positions[:count], chances, strict=False), start=1)
+            rows.append([self.answer(place, chance, rank, popular) for rank, (place, chance) in best])
+        return rows
 
 
 @dataclass(frozen=True)
@@ -226,7 +213,7 @@ class Shop:
         new: NewBundles,
         expected_sales: Mapping[str, float],
         sells_like: Mapping[str, Id],
-    ) -> ExpectedSales:
+    ) -> Mapping[str, float]:
         """The sales expected of new bundles: a number, or the sales of the bundle that `sells_like` names."""
         if not expected_sales and not sells_like:
             return {}
@@ -251,7 +238,7 @@ class Shop:
         self,
         users: Sequence[User],
         new: NewBundles | None = None,
-        expected: ExpectedSales | None = None,
+        expected: Mapping[str, float] | None = None,
     ) -> tuple[Histories, Ragged]:
         """Histories as positions, and the contents of all bundles that they may refer to.
 

@@ -21,10 +21,6 @@ from bundlemage.wire.requests import (
     UserOrHistory,
 )
 
-MOST_BUNDLES = 100
-"""Maximum number of bundles in one answer."""
-SERVED_BUNDLES = 20
-"""Maximum number of bundles in one answer of the service."""
 SERVED_SECONDS = 30.0
 """Maximum time limit that the service accepts, in seconds."""
 _MOST_TAGS = 1_000
@@ -78,16 +74,13 @@ def _tag_counts_of(value: Any) -> Any:
     return dict(zip(names, value.values(), strict=True))
 
 
-def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))
-
-
-Ids = Annotated[tuple[Id, ...], _short_form(_list_of), AfterValidator(_unique)]
+_Unique = AfterValidator(lambda names: tuple(dict.fromkeys(names)))
+Ids = Annotated[tuple[Id, ...], _short_form(_list_of), _Unique]
 TagName = Annotated[str, Field(min_length=1, max_length=500)]
 TagNames = Annotated[
     tuple[TagName, ...],
     _short_form(lambda value: [value] if isinstance(value, str) else _list_of(value)),
-    AfterValidator(_unique),
+    _Unique,
 ]
 Counts = Annotated[
     dict[TagName, Annotated[int, Field(ge=0, le=MOST_ITEMS), Number]],
@@ -161,7 +154,7 @@ class DesignRequest(Body):
     """Weight of the margin of the items: their price after the discount minus their cost."""
     costs: Costs = Field(default={})
     """The cost of each item to the shop. Items that are left out cost nothing."""
-    n: Annotated[int, Field(ge=1, le=MOST_BUNDLES), Number] = 5
+    n: Annotated[int, Field(ge=1, le=100), Number] = 5
     """Maximum number of bundles."""
     apart: Share = 0.5
     """Minimum share of the chosen items in which any two bundles differ. They always differ in one item."""
@@ -193,7 +186,7 @@ class DesignRequest(Body):
 class DesignIn(UserOrHistory, DesignRequest):
     """A user or a history, and the conditions and preferences for the bundles, which may be left out."""
 
-    n: Annotated[int, Field(ge=1, le=SERVED_BUNDLES), Number] = 5
+    n: Annotated[int, Field(ge=1, le=20), Number] = 5
     """Maximum number of bundles."""
     time_limit: Annotated[float, Field(gt=0, le=SERVED_SECONDS), Number] = 10.0
     """Seconds until the search stops and returns the best bundles so far."""

@@ -28,8 +28,6 @@ MOST_ITEMS: Final = 100
 """Maximum number of items in a bundle that is designed or scored."""
 MOST_OFF: Final = 0.99
 """Maximum discount on a bundle that is designed or scored."""
-MOST_EXPLAINED: Final = 50
-"""Maximum number of bundles in one request for explanations."""
 PYTHON: Final = "python"
 """The validation context for values from Python code. Ids may then contain any characters, because the data
 of the shop decide which ids exist."""
@@ -174,7 +172,7 @@ class CompleteIn(Filtered):
 class ExplainIn(UserOrHistory):
     """Which bundles, or which item, to explain."""
 
-    bundles: list[Id] | None = Field(default=None, min_length=1, max_length=MOST_EXPLAINED)
+    bundles: list[Id] | None = Field(default=None, min_length=1, max_length=50)
     """The bundles to explain."""
     item: Id | None = None
     """Instead of bundles: the item to explain."""
