@@ -270,17 +270,14 @@ def _request(file: Download, headers: dict[str, str]) -> HTTPResponse:
         raise _TemporaryError(_reason(error.reason), unreachable=True) from None
     except (OSError, HTTPException) as error:
         raise _TemporaryError(f"the connection failed ({_reason(error)})") from None
-    if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":
-        response.close()
-        raise DownloadError(
-            f"{file.url}: the server sends the file compressed ({encoding}), which was not requested"
-        )
-    if response.headers.get_content_type() == "text/html":
-        response.close()
-        raise DownloadError(
-            f"{file.url}: the server sent a web page instead of the file. Does the network require a login?"
-        )
-    return response
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding == "identity" and response.headers.get_content_type() != "text/html":
+        return response
+    response.close()
+    problem = "the server sent a web page instead of the file. Does the network require a login?"
+    if encoding != "identity":
+        problem = f"the server sends the file compressed ({encoding}), which was not requested"
+    raise DownloadError(f"{file.url}: {problem}")
 
 
 def _version(headers: Any) -> str:

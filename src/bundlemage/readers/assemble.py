@@ -241,25 +241,21 @@ def read_frames(
 
 
 def _read_frame(name: str, frame: Any) -> TableData:
-    table = _arrow(name, frame)
-    positions = resolve(name, table.column_names, name)
-    columns = {column: encode(table.column(position)) for column, position in positions.items()}
-    return TableData(name, columns, lambda row: (name, row + 1))
-
-
-def _arrow(table: str, frame: Any) -> pa.Table:
     if not hasattr(frame, "__arrow_c_stream__"):
         fix = (
             "Give a pandas or Polars DataFrame, a DuckDB relation or a PyArrow table "
             "(anything with __arrow_c_stream__; collect a lazy frame first)"
         )
-        raise DataError.of("not-a-frame", table, f"a {type(frame).__name__} is not a frame", fix)
+        raise DataError.of("not-a-frame", name, f"a {type(frame).__name__} is not a frame", fix)
     try:
-        return pa.table(_needed(table, frame))
+        table = pa.table(_needed(name, frame))
     except (pa.ArrowException, TypeError, ValueError) as error:
         message = f"a column holds values of more than one type ({' '.join(map(str, error.args))})"
         fix = "Make each column one type, for example by frame['user_id'].astype(str)"
-        raise DataError.of("bad-id-type", table, message, fix) from error
+        raise DataError.of("bad-id-type", name, message, fix) from error
+    positions = resolve(name, table.column_names, name)
+    columns = {column: encode(table.column(position)) for column, position in positions.items()}
+    return TableData(name, columns, lambda row: (name, row + 1))
 
 
 def _needed(table: str, frame: Any) -> Any:

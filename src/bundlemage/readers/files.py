@@ -12,11 +12,11 @@ import io
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -259,14 +259,10 @@ def _delimiter(file: TableFile) -> str:
     return "\t" if ".tsv" in Path(file.path).suffixes else ","
 
 
-@contextmanager
-def _opened(file: TableFile) -> Iterator[IO[bytes]]:
-    with file.open() as raw:
-        if not file.path.endswith(".gz"):
-            yield raw
-            return
-        with closing(gzip.GzipFile(fileobj=raw)) as unpacked:
-            yield unpacked  # type: ignore[misc]  # it behaves as a binary stream; only its declared type differs
+def _opened(file: TableFile) -> IO[bytes]:
+    if file.path.endswith(".gz"):
+        return cast(IO[bytes], gzip.open(file.path))  # it behaves as a binary stream
+    return Path(file.path).open("rb")
 
 
 def _records(file: TableFile) -> Iterator[_Record]:

@@ -246,10 +246,15 @@ class _Shop:
 
     def _shards(self, kind: str, size: int, shard_rows: int) -> Iterator[dict[str, Any]]:
         """Yields the ids, details and lists of each shard."""
-        lists_of = {
-            column: _shard_lists(self._stream(_sorted_pairs(name, kind, column)), size, shard_rows)
-            for name, column in matrices_of(kind).items()
-        }
+        lists_of = {}
+        for name, column in matrices_of(kind).items():
+            owner, other = TABLES[name]
+            sorted_pairs = self._stream(  # one number encodes a pair of positions
+                f"SELECT (owners.rowid << {_POSITION_BITS}) | others.rowid AS pair FROM {name} "
+                f"JOIN {kind}_ids AS owners ON {owner} = owners.id "
+                f"JOIN {column}_ids AS others ON {other} = others.id ORDER BY pair"
+            )
+            lists_of[column] = _shard_lists(sorted_pairs, size, shard_rows)
         described = None
         if kind in self._described:
             vocabulary = Vocabulary(kind[:-1], self._ids(kind).to_pylist())
@@ -266,16 +271,6 @@ class _Shop:
     def _ids(self, kind: str, start: int = 0, stop: int = 2**62) -> pa.Array:
         query = f"SELECT id FROM {kind}_ids WHERE rowid >= {start} AND rowid < {stop} ORDER BY rowid"
         return pa.concat_arrays([batch.column(0).cast(pa.string()) for batch in self._stream(query)])
-
-
-def _sorted_pairs(name: str, owners: str, others: str) -> str:
-    """Returns the SQL query for a table's sorted pairs. One number encodes a pair of positions."""
-    owner, other = TABLES[name]
-    return (
-        f"SELECT (owners.rowid << {_POSITION_BITS}) | others.rowid AS pair FROM {name} "
-        f"JOIN {owners}_ids AS owners ON {owner} = owners.id "
-        f"JOIN {others}_ids AS others ON {other} = others.id ORDER BY pair"
-    )
 
 
 def _shard_lists(batches: Iterator[pa.RecordBatch], size: int, shard_rows: int) -> Iterator[pa.Array]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -42,14 +41,11 @@ class TableFile:
     filesystem: Any = None
     """An Arrow file system; None means the file system of this machine."""
 
-    @contextmanager
-    def open(self) -> Iterator[Any]:
+    def open(self) -> Any:
+        """Returns the open file: a stream of bytes, to be used in a `with` statement."""
         if self.filesystem is None:
-            with Path(self.path).open("rb") as stream:
-                yield stream
-        else:
-            with self.filesystem.open_input_file(self.path) as stream:
-                yield stream
+            return Path(self.path).open("rb")
+        return self.filesystem.open_input_file(self.path)
 
     @property
     def is_parquet(self) -> bool:

@@ -190,7 +190,9 @@ class PickleMachine:
     def spend(self, value: object) -> None:
         """Raises `RefusedError` if a file copies its content too often: a short one could fill memory."""
         parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
-        self.copied += sum(_length(part) for part in parts)
+        for part in parts:
+            self.copied += len(part) if isinstance(part, list | tuple | str | bytes) else 0
+            self.copied += int(getattr(part, "nbytes", 0))
         if self.copied > 8 * self.size:
             raise RefusedError("it copies its own content again and again")
 
@@ -215,12 +217,6 @@ class PickleMachine:
     def old_instance(self, name: tuple[str, str]) -> None:
         _lookup(*name)
         raise RefusedError("it makes an object of a Python 2 class")
-
-
-def _length(value: object) -> int:
-    if isinstance(value, list | tuple | str | bytes):
-        return len(value)
-    return int(value.nbytes) if hasattr(value, "nbytes") else 0
 
 
 def _quoted(line: bytes) -> str:
