@@ -6,8 +6,10 @@ popularity as a term of the score, residual layers. The recipe `youshu/bundlemag
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +33,6 @@ from bundlemage.models.base import (
 )
 from bundlemage.models.config import BundleMageConfig, Mixer
 from bundlemage.models.division import LossRows
-from bundlemage.models.kept_tables import KeptTables, VectorTable
 from bundlemage.models.losses import Prior, fitted_weight
 from bundlemage.models.neighbours import Bipartite
 from bundlemage.models.ragged import Contents, Hidden, Ragged, mean_of_rows
@@ -75,7 +76,29 @@ class PreMix(nn.Module):
         return mix + z if self.residual else z
 
 
-class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
+class VectorTable:
+    """Vectors for scoring, in the layouts that products need."""
+
+    def __init__(self, rows: Tensor, cosine: bool) -> None:
+        self.rows = rows  # [rows, d]
+        self.cosine = cosine
+
+    @cached_property
+    def factors(self) -> Tensor:
+        """The vectors as used in scores: scaled to length one if scores are cosines."""
+        return F.normalize(self.rows, dim=1) if self.cosine else self.rows  # [rows, d]
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """`factors`, transposed. Products with one vector take a third of the time on a CPU."""
+        return self.factors.T.contiguous()  # [d, rows]
+
+    @cached_property
+    def mean(self) -> Tensor:
+        return self.factors.mean(0)  # [d]
+
+
+class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
     """Bundle matching and generation that share a part of the item embeddings."""
 
     name = "bundlemage"
@@ -120,6 +143,10 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
         self.spread_items = self.new_buffer("spread_items", torch.zeros(0, dim))
         # The items of the training bundles, and the graph between these bundles and this process's items.
         self._contents: tuple[Ragged, Bipartite] | None = None
+        # Tables for scoring, and the objects that they were made from. Several threads may use a model: a
+        # table never changes, it is only replaced by another one.
+        self._tables: dict[str, tuple[object, VectorTable]] = {}
+        self.register_load_state_dict_post_hook(BundleMage.forget_tables)  # type: ignore[no-untyped-call]
         # In training: the part of the scores that is the same for every user (popularity).
         self.bundle_prior: Prior | None = None
         self.item_prior: Prior | None = None
@@ -298,19 +325,45 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
             self.forget_tables()
             self.spread_items = self.matching_table()
 
+    def train(self, mode: bool = True) -> Self:
+        self.forget_tables()
+        return super().train(mode)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:  # moving or casting the weights
+        self.forget_tables()
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
+
+    def forget_tables(self, *_: object) -> None:
+        """Drops all tables when weights may change: by training, moving and loading. (A tensor's version
+        cannot show a change: fused Adam does not increase it.)"""
+        self._tables = {}
+
+    def _kept(self, name: str, of: object) -> VectorTable | None:
+        """The table of this name, if it was made from the same object."""
+        entry = self._tables.get(name)
+        return entry[1] if entry is not None and entry[0] is of else None
+
+    def _table(self, name: str, of: object, rows: Callable[[], Tensor]) -> VectorTable:
+        """Returns the kept table of this name for the object `of`, or makes it from `rows()`."""
+        table = None if self.training else self._kept(name, of)
+        if table is None:
+            table = VectorTable(rows(), self.cosine)
+            self._tables[name] = (of, table)
+        return table
+
     def _item_table(self) -> VectorTable:
         """E¹."""
         rows = (lambda: self.spread_items) if self.config.propagation else self.matching_embeddings
-        return self.table("items", None, rows)
+        return self._table("items", None, rows)
 
     def _completing_table(self) -> VectorTable:
         """E²."""
-        return self.table("completing", None, self.generation_embeddings)
+        return self._table("completing", None, self.generation_embeddings)
 
     def _bundle_table(self, contents: Ragged) -> VectorTable:
         """E¹XD⁻¹."""
         rows = self.bundle_embeddings
-        return self.table("bundles", contents, lambda: rows(self._item_table().rows, contents))
+        return self._table("bundles", contents, lambda: rows(self._item_table().rows, contents))
 
     def _bias(self, contents: Ragged, start: int = 0) -> Tensor | None:
         """The popularity term of the scores, for bundles from `start` on.
@@ -348,7 +401,7 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
 
     def vectors_of_bundles(self, contents: Ragged) -> Tensor:
         """E¹XD⁻¹, the bundle vectors used in matching."""  # [bundles, d]
-        kept = self.kept("bundles", contents)  # other bundles must not replace the shop's table
+        kept = self._kept("bundles", contents)  # other bundles must not replace the shop's table
         return self.bundle_embeddings(self._item_table().rows, contents) if kept is None else kept.rows
 
     def factors_of_bundles(self, contents: Ragged, start: int = 0) -> Factors:
@@ -361,7 +414,7 @@ class BundleMage(KeptTables, Completer, Divisible, Indexable, SalesScorer, Embed
         return Factors(vectors, vectors.new_zeros(len(vectors)) if bias is None else bias)
 
     def factors_of_users(self, histories: Histories, contents: Ragged) -> Tensor:
-        if self.kept("bundles", contents) is not None:
+        if self._kept("bundles", contents) is not None:
             return self.query(self.encoded(histories, contents), "matching")
         # For contents without a kept table, only the bundles in histories are embedded.
         held, places = torch.unique(histories.bundles.values, return_inverse=True)

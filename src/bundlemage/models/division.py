@@ -67,19 +67,10 @@ class Processes(Unchanging):
             return None
         return torch.cat([part[: len(self.share(count, rank))].cpu() for rank, part in enumerate(parts)])
 
-    def total(self, part: Tensor) -> Tensor:
-        """The sum of all processes' parts, with a gradient. Every process must use it in the same way."""
-        total: Tensor = _AddUp.apply(part, self, False)  # type: ignore[no-untyped-call]
-        return total
-
-    def read_in_parts(self, whole: Tensor) -> Tensor:
-        """Returns the same tensor. Each process uses a part of it; the gradients are added up."""
-        same: Tensor = _AddUp.apply(whole, self, True)  # type: ignore[no-untyped-call]
-        return same
-
 
 class _AddUp(torch.autograd.Function):
-    """Adds up a tensor over processes, or its gradient if `back`."""
+    """Returns the sum of all processes' parts, which every process must use in the same way. With `back`, it
+    returns the same tensor, of which each process uses a part, and adds up the gradients."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, processes: Processes, back: bool) -> Tensor:
@@ -305,13 +296,14 @@ class DividedItems(Division):
         return self.total(mean_of_rows(self._contents[1], bundles, with_zeros, hidden, keys=keys)[0])
 
     def total(self, part: Tensor) -> Tensor:
-        return self._group.total(part)
+        total: Tensor = _AddUp.apply(part, self._group, False)  # type: ignore[no-untyped-call]
+        return total
 
     def loss_over(self, catalogue: Catalogue, rows: LossRows, table: Tensor, prior: Prior | None) -> Tensor:
         here = self.items
         if catalogue == "bundles":  # every process has all bundles' vectors
             here, own = self.bundles, slice(self.bundles.start, self.bundles.stop)
-            table = self._group.read_in_parts(table)[own]
+            table = _AddUp.apply(table, self._group, True)[own]  # type: ignore[no-untyped-call]
             prior = None if prior is None else prior.part(own)
         positives = rows.positives.rows(rows.places)
         mine, counts = _within(positives, here), positives.lengths

@@ -1,1 +1,1 @@
-"""Rivals, one file a model."""
+"""Rivals, one file for each family of models."""

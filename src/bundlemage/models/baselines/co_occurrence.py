@@ -62,20 +62,16 @@ class CoOccurrence(Completer):
         context = SparseRows.of(partial, self.sizes.items)
         if self.config.user_weight:
             context = context.plus(SparseRows.of(histories.items, self.sizes.items, self.config.user_weight))
-        holders = self._holders()
+        rows = Ragged(self.holders, self.holder_offsets)
+        holders = SparseRows.of(rows, self.sizes.bundles)
+        if self.config.normalise == "cosine":  # a bundle counts less if the item has more bundles
+            weights = rows.lengths.clamp(min=1).float().rsqrt()[rows.row_of_entry()]
+            holders = SparseRows(rows, weights, self.sizes.bundles)
         scores = torch.empty(len(partial), self.sizes.items, device=partial.device)
         for which in blocks(len(partial), max(self.sizes.items, self.sizes.bundles)):
             in_common = context.block(which).times(holders)  # [block, bundles]
             scores[which] = holders.times_dense(in_common.T.contiguous()).T + self.tie_break
         return scores
-
-    def _holders(self) -> SparseRows:
-        """Each item's bundles. With `cosine` a bundle counts less if the item has more bundles."""
-        rows = Ragged(self.holders, self.holder_offsets)
-        if self.config.normalise == "count":
-            return SparseRows.of(rows, self.sizes.bundles)
-        weights = rows.lengths.clamp(min=1).float().rsqrt()[rows.row_of_entry()]
-        return SparseRows(rows, weights, self.sizes.bundles)
 
 
 class ItemKnnConfig(ModelConfig):

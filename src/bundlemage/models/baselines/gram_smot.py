@@ -201,8 +201,6 @@ class GramSmot(Matcher, Completer, Learner):
         if config.bundle_bias:
             self.log_sales.copy_(data.user_bundle.counts(self.sizes.bundles).log1p())
 
-    # ── Places ───────────────────────────────────────────────────────────────────────────────────
-
     def places(self, wanted: tuple[int, ...] = (USERS, ITEMS, BUNDLES)) -> list[Tensor]:
         """Returns the places of users, items and bundles with the current weights.
 
@@ -231,8 +229,6 @@ class GramSmot(Matcher, Completer, Learner):
     def biases(self) -> Tensor:
         """Returns the part of each bundle's score that is the same for every user."""  # [bundles]
         return self.log_sales if self.bias is None else self.log_sales + self.bias
-
-    # ── Learning ─────────────────────────────────────────────────────────────────────────────────
 
     def loss(self, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
         completes = self.does(Completer)
@@ -269,8 +265,6 @@ class GramSmot(Matcher, Completer, Learner):
         self.eval()
         self.user_places, self.item_places, self.bundle_places = self.places()
         self.train(was_training)
-
-    # ── Scoring ──────────────────────────────────────────────────────────────────────────────────
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
         near = self.config.sharpness * nearness(

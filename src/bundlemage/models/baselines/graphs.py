@@ -237,18 +237,11 @@ class BGCN(GraphModel):
             to_users, to_things = graph.spread(users, things)
             if graph is self.user_bundle:
                 to_things = to_things + mean_of_overlapping(self.bundle_item, self.others, things)
-            users = self._activate(layer, users + to_users)
-            things = self._activate(layer, things + to_things)
-            of_users.append(self._layer(users))
-            of_things.append(self._layer(things))
+            carried = (users + to_users, things + to_things)
+            users, things = (self.dropout(F.leaky_relu(layer(table))) for table in carried)
+            for layers_of, table in ((of_users, users), (of_things, things)):
+                layers_of.append(F.normalize(table) if self.config.unit_layers else table)
         return torch.cat(of_users, 1), torch.cat(of_things, 1)
-
-    def _activate(self, layer: nn.Module, carried: Tensor) -> Tensor:
-        activated: Tensor = self.dropout(F.leaky_relu(layer(carried)))
-        return activated
-
-    def _layer(self, table: Tensor) -> Tensor:
-        return F.normalize(table) if self.config.unit_layers else table
 
 
 def overlap_totals(bundle_item: Bipartite) -> Tensor:
