@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from bundlemage.store import served as answers
+from bundlemage.store import histories as answers
 from bundlemage.store.models import erased, served
 from bundlemage.store.records import InteractionRecord, Item, Owned, Served
 from bundlemage.store.repository import Store

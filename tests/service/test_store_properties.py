@@ -14,9 +14,9 @@ from sqlalchemy import delete, update
 
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.errors import UnknownThingsError
-from bundlemage.store.checks import LARGEST_STOCK
 from bundlemage.store.models import clock, metadata
 from bundlemage.store.records import (
+    LARGEST_STOCK,
     Bundle,
     InteractionRecord,
     Item,

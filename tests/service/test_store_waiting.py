@@ -16,7 +16,7 @@ from sqlalchemy import make_url
 
 from bundlemage.errors import StoreError
 from bundlemage.store import connections
-from bundlemage.store import served as answers
+from bundlemage.store import histories as answers
 from bundlemage.store.connections import Database
 from bundlemage.store.records import Item, Served
 from bundlemage.store.repository import Store

@@ -1,9 +1,10 @@
-"""The store's interactions: which user has which items and bundles."""
+"""The users' data: their interactions, the answers of the service to them, and the erasure of users."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -12,34 +13,63 @@ from functools import cache
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy import ColumnElement, Connection, Select, Table, Text, delete, func, select, update
+from sqlalchemy import Connection, Select, Table, Text, delete, func, insert, select, update
 from sqlalchemy.sql.selectable import CompoundSelect
 
 from bundlemage.errors import IdempotencyError
 from bundlemage.store.catalogue import Kind, check_known
-from bundlemage.store.checks import check_ids, check_interactions, is_id
-from bundlemage.store.connections import Database, StorePart
-from bundlemage.store.dialect import insert_new, one_of
-from bundlemage.store.models import idempotency, user_bundle, user_item
-from bundlemage.store.records import InteractionRecord, Owned, Recorded, Sales
+from bundlemage.store.connections import StorePart
+from bundlemage.store.models import (
+    elements,
+    erased,
+    idempotency,
+    insert_new,
+    insert_or_replace,
+    is_sqlite,
+    one_of,
+    served,
+    user_bundle,
+    user_item,
+)
+from bundlemage.store.records import (
+    InteractionRecord,
+    Owned,
+    Recorded,
+    Sales,
+    Served,
+    ServedSummary,
+    check_event,
+    check_ids,
+    check_time,
+    is_id,
+)
 from bundlemage.wire.answers import UserLine
+from bundlemage.wire.requests import LONGEST_ID
 
 KEYS_KEPT_FOR: Final = timedelta(days=7)
 """The store remembers an idempotency key for at least this time."""
 _SECONDS_BETWEEN_FORGETTING: Final = 3600
 _SEPARATOR: Final = "\x1f"  # a control character, which no id contains
 _LONG_AGO: Final = -(2**63)  # imported interactions have no time
-_LAST_LETTER: Final = 0x10FFFF
+_LAST_LETTERS: Final = LONGEST_ID * "\U0010ffff"
+"""No id that begins with a text comes after this text followed by these letters."""
 _TABLES: dict[Kind, tuple[Table, sa.Column[str]]] = {
     "item": (user_item, user_item.c.item_id),
     "bundle": (user_bundle, user_bundle.c.bundle_id),
 }
+FORGOTTEN_AT_ONCE: Final = 10_000
+ERASED_KEPT_FOR: Final = timedelta(hours=1)
+"""How long the store remembers an erasure. Answers are written much sooner than that."""
+CLOCKS_DIFFER_BY: Final = timedelta(seconds=5)
+"""Assumed clock difference between the machine that dates an answer and the one that erases a user."""
+_LOCK_NUMBER: Final = 6_235_118_048
+_LONGEST_PAUSE: Final = 1.0
+_ERASED_AMONG: Final = select(erased.c.digest, erased.c.at).where(one_of(erased.c.digest, "digests"))
 
 
 class HistoryStore(StorePart):
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
-        self._forgot_at: float | None = None
+    _forgot_at = -math.inf
+    _log_is_due = True  # a killed process may not have emptied the log
 
     def histories(self, user_ids: Sequence[str]) -> dict[str, Owned]:
         """Return the history of each user, with one query; `Owned()` for a user without a history."""
@@ -65,7 +95,8 @@ class HistoryStore(StorePart):
         the first result. Raises `IdempotencyError` if the interactions differ, and `UnknownThingsError` for
         unknown items or bundles.
         """
-        check_interactions(interactions)
+        for interaction in interactions:
+            check_event(interaction)
         with self._database.write() as connection:
             if idempotency_key is None:
                 return _add(connection, interactions)
@@ -75,17 +106,11 @@ class HistoryStore(StorePart):
                 recorded = _add(connection, interactions)
                 outcome = update(idempotency).where(*this_key)
                 connection.execute(outcome.values(new=recorded.new, known=recorded.known))
-            if self._is_time_to_forget():
+            if time.monotonic() - self._forgot_at > _SECONDS_BETWEEN_FORGETTING:
+                self._forgot_at = time.monotonic()
                 too_old = datetime.now(UTC) - KEYS_KEPT_FOR
                 connection.execute(delete(idempotency).where(idempotency.c.at < too_old))
             return recorded
-
-    def _is_time_to_forget(self) -> bool:
-        now = time.monotonic()
-        due = self._forgot_at is None or now - self._forgot_at > _SECONDS_BETWEEN_FORGETTING
-        if due:
-            self._forgot_at = now
-        return due
 
     def users(self, search: str = "", limit: int = 50, after: str = "") -> list[UserLine]:
         """Return users with a history, ordered by id: ids that start with `search` and come after `after`."""
@@ -105,6 +130,55 @@ class HistoryStore(StorePart):
                 counted = select(thing.label("id"), func.count().label("users")).group_by(thing)
                 counts.append({row.id: row.users for row in connection.execute(counted)})
         return Sales(*counts)
+
+    def add_served(self, answers: Sequence[Served]) -> None:
+        """Write answers. Skips an answer if its user was erased after it."""
+        with self._database.write() as connection:
+            add_served(connection, answers)
+
+    def served_since(self, at: datetime, most: int = 20_000) -> ServedSummary:
+        """Return counts of the answers since a time. Counts only the latest `most` answers, to be fast."""
+        with self._database.snapshot(long=True) as connection:
+            return _summary(connection, at, most)
+
+    def forget_served(self, before: datetime) -> int:
+        """Delete answers before a time, in batches so others can write. Returns their number."""
+        check_time(before)
+        forgotten = 0
+        while True:
+            began = time.monotonic()
+            with self._database.write(long=True) as connection:
+                oldest = select(served.c.number).where(served.c.at < before).order_by(served.c.at)
+                some = oldest.limit(FORGOTTEN_AT_ONCE).scalar_subquery()
+                deleted = connection.execute(delete(served).where(served.c.number.in_(some))).rowcount
+                _forget_erased(connection)
+            forgotten += deleted
+            if not deleted:
+                return forgotten
+            # Without a pause, other writers never get the lock: threads wake slowly, processes poll.
+            time.sleep(min(time.monotonic() - began, _LONGEST_PAUSE))
+
+    def erase_user(self, user_id: str) -> bool:
+        """Delete a user's interactions and answers. Answers that are not written yet are skipped later.
+
+        Returns False if the user had no data. If another connection is reading, SQLite's log still contains
+        the data, and a later `tidy` removes it.
+        """
+        with self._database.write() as connection:
+            existed = erase_user(connection, user_id)
+        self._log_is_due = True
+        self.tidy()
+        return existed
+
+    def tidy(self) -> None:
+        """Empty SQLite's log after an erasure. It never waits; the service calls it every few seconds."""
+        if not self._log_is_due:
+            return
+        self._log_is_due, done = False, False  # before the work: another thread may set it again
+        try:
+            done = self._database.write_log_anew()
+        finally:
+            self._log_is_due = self._log_is_due or not done
 
 
 def _oldest_first(things: str, times: str) -> tuple[str, ...]:
@@ -169,16 +243,13 @@ def _claim(connection: Connection, caller: str, key: str, digest: bytes) -> Reco
 
 def _page(search: str, limit: int, after: str) -> CompoundSelect[Any]:
     """The query for a page of user ids."""
-    end = _behind(search)
     parts: list[Select[Any]] = []
     for table, _ in _TABLES.values():
         user_id = table.c.user_id
         # Use only one lower bound: with two, SQLite may start its search at the smaller one.
-        conditions: list[ColumnElement[bool]] = [user_id > after if after >= search else user_id >= search]
-        if end is not None:
-            conditions.append(user_id < end)
+        begin, end = user_id > after if after >= search else user_id >= search, search + _LAST_LETTERS
         # Each table returns its first ids in the order of its key, so it is not read completely.
-        first = select(user_id).where(*conditions).distinct().order_by(user_id).limit(limit)
+        first = select(user_id).where(begin, user_id <= end).distinct().order_by(user_id).limit(limit)
         parts.append(select(first.subquery().c.user_id))
     return sa.union(*parts).order_by("user_id").limit(limit)
 
@@ -190,12 +261,83 @@ def _counts(connection: Connection, table: Table, names: Sequence[str]) -> Count
     return Counter({row.user_id: row.things for row in rows})
 
 
-def _behind(prefix: str) -> str | None:
-    """Returns the smallest text after all texts with this prefix; None if no text comes after them."""
-    shorter = prefix.rstrip(chr(_LAST_LETTER))
-    if not shorter:
-        return None
-    following = ord(shorter[-1]) + 1
-    if 0xD800 <= following <= 0xDFFF:  # surrogates, which no valid text contains
-        following = 0xE000
-    return shorter[:-1] + chr(following)
+def erase_user(connection: Connection, user_id: str) -> bool:
+    """Delete a user's data. Returns whether the user had any. The store always remembers the erasure, because
+    another process may still have an answer to write."""
+    if not is_id(user_id):
+        return False
+    if not is_sqlite(connection):  # SQLite has one writer at a time anyway
+        connection.execute(select(func.pg_advisory_xact_lock(_LOCK_NUMBER)))
+    deleted = [
+        connection.execute(delete(table).where(table.c.user_id == user_id)).rowcount
+        for table in (user_item, user_bundle, served)
+    ]
+    _forget_erased(connection)
+    insert_or_replace(connection, erased, {"digest": _digest_of_id(user_id), "at": datetime.now(UTC)})
+    return any(deleted)
+
+
+def add_served(connection: Connection, answers: Sequence[Served]) -> None:
+    """Write the answers whose user was not erased later. Blocks erasures until the transaction ends."""
+    for answer in answers:
+        check_event(answer)
+    if not is_sqlite(connection):
+        connection.execute(select(func.pg_advisory_xact_lock_shared(_LOCK_NUMBER)))
+    users = {answer.user_id for answer in answers if answer.user_id is not None}
+    digests = {user_id: _digest_of_id(user_id) for user_id in users}
+    rows = connection.execute(_ERASED_AMONG, {"digests": list(digests.values())})
+    erased_at: dict[str, datetime] = {row.digest: row.at for row in rows}
+
+    def is_erased(answer: Served) -> bool:
+        at = None if answer.user_id is None else erased_at.get(digests[answer.user_id])
+        return at is not None and answer.at <= at + CLOCKS_DIFFER_BY
+
+    kept = [vars(answer) for answer in answers if not is_erased(answer)]
+    if kept:
+        connection.execute(insert(served), kept)
+
+
+def _forget_erased(connection: Connection) -> None:
+    connection.execute(delete(erased).where(erased.c.at < datetime.now(UTC) - ERASED_KEPT_FOR))
+
+
+def _digest_of_id(user_id: str) -> str:
+    """Returns the value that the store keeps in place of an erased user's id."""
+    return hashlib.sha256(user_id.encode()).hexdigest()
+
+
+def _summary(connection: Connection, since: datetime, most: int) -> ServedSummary:
+    check_time(since)
+    latest = select(served.c.at).order_by(served.c.at.desc()).offset(most - 1).limit(1)
+    cut_at = connection.scalar(latest)
+    if cut_at is None or cut_at <= since:
+        cut_at = None
+    since = cut_at or since
+    # Count in the database: in Python, 100,000 lists of ids would block other requests.
+    shown = elements(served.c.ids, is_sqlite(connection))
+    recent = (served.c.at >= since, served.c.kind == "bundles")
+    counts = (
+        select(shown.c.value, func.count().label("shown"))
+        .select_from(served, shown)
+        .where(*recent)
+        .group_by(shown.c.value)
+    )
+    taken = (
+        select(user_bundle.c.user_id, user_bundle.c.bundle_id)
+        .select_from(served, shown, user_bundle)
+        .where(
+            *recent,
+            user_bundle.c.user_id == served.c.user_id,
+            user_bundle.c.bundle_id == shown.c.value,
+            user_bundle.c.at >= served.c.at,
+        )
+        .distinct()
+        .subquery()
+    )
+    answers = select(func.count()).select_from(served).where(served.c.at >= since)
+    return ServedSummary(
+        connection.scalar(answers) or 0,
+        {row.value: row.shown for row in connection.execute(counts)},
+        connection.scalar(select(func.count()).select_from(taken)) or 0,
+        cut_at,
+    )

@@ -1,27 +1,25 @@
-"""The tables. `Store.open` creates them, and adds missing ones to databases of earlier versions."""
+"""The tables, and the SQL that differs between SQLite and PostgreSQL.
+
+`Store.open` creates the tables, and adds missing ones to databases of earlier versions.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    Dialect,
-    Double,
-    ForeignKey,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Table,
-    Text,
-)
+import sqlalchemy as sa
+from sqlalchemy import BigInteger, Column, Connection, Dialect, ForeignKey, Integer, Table, Text, func
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.sql.selectable import TableValuedAlias
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
+_INSERTED_AT_ONCE: Final = 20_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -53,10 +51,10 @@ class Json(TypeDecorator[Any]):
 
 def name_type() -> TypeEngine[str]:
     """Returns the column type of an id. Its collation makes PostgreSQL sort like SQLite and Python."""
-    return String().with_variant(String(collation="C"), "postgresql")
+    return sa.String().with_variant(sa.String(collation="C"), "postgresql")
 
 
-metadata = MetaData(
+metadata = sa.MetaData(
     naming_convention={
         "pk": "pk_%(table_name)s",
         "fk": "fk_%(table_name)s_%(column_0_name)s",
@@ -78,10 +76,10 @@ items = Table(
     metadata,
     Column("id", name_type(), primary_key=True),
     Column("title", Text),
-    Column("price", Double),
+    Column("price", sa.Double),
     Column("tags", Json, nullable=False),
     Column("stock", BigInteger),
-    Column("withdrawn", Boolean, nullable=False),
+    Column("withdrawn", sa.Boolean, nullable=False),
     Column("version", BigInteger, nullable=False, index=True),
 )
 
@@ -90,12 +88,12 @@ bundles = Table(
     metadata,
     Column("id", name_type(), primary_key=True),
     Column("title", Text),
-    Column("price", Double),
-    Column("discount", Double),
+    Column("price", sa.Double),
+    Column("discount", sa.Double),
     Column("tags", Json, nullable=False),
-    Column("withdrawn", Boolean, nullable=False),
+    Column("withdrawn", sa.Boolean, nullable=False),
     Column("version", BigInteger, nullable=False, index=True),
-    Column("expected_sales", Double),
+    Column("expected_sales", sa.Double),
     Column("sells_like", name_type()),
 )
 
@@ -160,7 +158,7 @@ keys = Table(
     Column("id", name_type(), primary_key=True),
     Column("role", Text, nullable=False),
     Column("name", Text, nullable=False),
-    Column("digest", LargeBinary, nullable=False),
+    Column("digest", sa.LargeBinary, nullable=False),
     Column("created_at", Moment, nullable=False),
     Column("revoked_at", Moment),
 )
@@ -168,7 +166,7 @@ keys = Table(
 sessions = Table(
     "sessions",
     metadata,
-    Column("digest", LargeBinary, primary_key=True),
+    Column("digest", sa.LargeBinary, primary_key=True),
     Column("key_id", name_type(), ForeignKey("keys.id"), nullable=False),
     Column("expires_at", Moment, nullable=False),
 )
@@ -178,8 +176,94 @@ idempotency = Table(
     metadata,
     Column("caller", name_type(), primary_key=True),
     Column("key", name_type(), primary_key=True),
-    Column("digest", LargeBinary, nullable=False),
+    Column("digest", sa.LargeBinary, nullable=False),
     Column("new", Integer, nullable=False),
     Column("known", Integer, nullable=False),
     Column("at", Moment, nullable=False, index=True),
 )
+
+
+# ── SQL that differs between SQLite and PostgreSQL ─────────────────────────────────────────────────
+
+
+def is_sqlite(connection: Connection) -> bool:
+    return connection.dialect.name == "sqlite"
+
+
+class one_of(FunctionElement[bool]):  # noqa: N801  (it is used like a function)
+    """SQL: whether a column is in a list of values. The list is one parameter, so the statement is cached."""
+
+    type = sa.Boolean()
+    inherit_cache = True
+
+    def __init__(self, column: Column[Any], parameter: str) -> None:
+        super().__init__(column, sa.bindparam(parameter, type_=Json))
+
+    def self_group(self, against: Any = None) -> Any:
+        """Return the condition as it is. SQLAlchemy would add `= 1` for SQLite, which then reads all rows."""
+        return self
+
+
+@compiles(one_of, "sqlite")
+def _one_of_in_sqlite(element: one_of, compiler: Any, **more: Any) -> str:
+    column, values = (compiler.process(clause, **more) for clause in element.clauses)
+    return f"{column} IN (SELECT value FROM json_each({values}))"
+
+
+@compiles(one_of, "postgresql")
+def _one_of_in_postgresql(element: one_of, compiler: Any, **more: Any) -> str:
+    column, values = (compiler.process(clause, **more) for clause in element.clauses)
+    return f"{column} = ANY (ARRAY(SELECT json_array_elements_text(CAST({values} AS json))))"
+
+
+def elements(column: Column[Any], for_sqlite: bool) -> TableValuedAlias:
+    """Expands a column with JSON lists of texts into rows with the column `value`, for a lateral join."""
+    text = sa.type_coerce(column, Text)
+    if for_sqlite:
+        return func.json_each(text).table_valued("value", joins_implicitly=True)
+    return func.json_array_elements_text(sa.cast(text, sa.JSON)).table_valued("value", joins_implicitly=True)
+
+
+def insert_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Insert the rows that do not exist yet. Returns the number of inserted rows."""
+    statement = _insert(connection, table).on_conflict_do_nothing()
+    return connection.execute(statement, rows, execution_options={"preserve_rowcount": True}).rowcount
+
+
+def insert_or_replace(connection: Connection, table: Table, row: Mapping[str, Any]) -> None:
+    """Insert a row, or update the row with the same key."""
+    insert = _insert(connection, table)
+    key = [column.name for column in table.primary_key]
+    values = {column.name: insert.excluded[column.name] for column in table.c if column.name not in key}
+    connection.execute(insert.on_conflict_do_update(index_elements=key, set_=values), row)
+
+
+def _insert(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
+    return sqlite.insert(table) if is_sqlite(connection) else postgresql.insert(table)
+
+
+def count_rows(connection: Connection, tables: Iterable[Table]) -> None:
+    """Update PostgreSQL's statistics of these tables now, so that it plans good queries."""
+    if not is_sqlite(connection):
+        for table in tables:
+            connection.exec_driver_sql(f'ANALYZE "{table.name}"')
+
+
+def insert_many(
+    connection: Connection, table: Table, columns: Sequence[str], rows: Iterable[tuple[Any, ...]]
+) -> Iterator[int]:
+    """Insert very many rows fast, without SQLAlchemy. Yields the size of each batch when it is inserted."""
+    batches = iter(rows)
+    names = ", ".join(f'"{name}"' for name in columns)
+    if is_sqlite(connection):
+        statement = f'INSERT INTO "{table.name}" ({names}) VALUES ({", ".join("?" * len(columns))})'
+        while batch := list(islice(batches, _INSERTED_AT_ONCE)):
+            connection.exec_driver_sql(statement, batch)
+            yield len(batch)
+        return
+    driver: Any = connection.connection.driver_connection
+    with driver.cursor() as cursor, cursor.copy(f'COPY "{table.name}" ({names}) FROM STDIN') as copy:
+        while batch := list(islice(batches, _INSERTED_AT_ONCE)):
+            for row in batch:
+                copy.write_row(row)
+            yield len(batch)

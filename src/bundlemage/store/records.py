@@ -1,15 +1,20 @@
-"""The values that the store reads and writes."""
+"""The values that the store reads and writes. Checks ensure that they are valid data and safe in messages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from bundlemage.core.history import History
+from bundlemage.errors import UnstorableError
+from bundlemage.wire.requests import fault_of_id
 
 Role = Literal["read", "write", "admin"]
+LARGEST_STOCK: Final = 2**53  # training data has floats, which are exact up to here
 
 
 @dataclass(frozen=True)
@@ -147,3 +152,68 @@ class Key:
     digest: bytes
     created_at: datetime
     revoked_at: datetime | None = None
+
+
+# ── Checks ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def is_id(name: str) -> bool:
+    """Whether this is a valid id. Do not query other ids: a database may reject them."""
+    return fault_of_id(name) is None
+
+
+def check_ids(kind: str, names: Iterable[str]) -> None:
+    """Raises `UnstorableError` for the first id that is not valid. `kind` names it in the message."""
+    for name in names:
+        fault = fault_of_id(name)
+        if fault is not None:
+            raise UnstorableError(f"the {kind} id {name[:60]!r} {fault}. Give the {kind} another id")
+
+
+def check_thing(thing: Item | Bundle) -> None:
+    """Raises `UnstorableError` if a field of an item or a bundle cannot be stored."""
+    kind = "item" if isinstance(thing, Item) else "bundle"
+    named = f"{kind} {thing.id!r}"
+    check_ids(kind, [thing.id])
+    for name, text in (("title", thing.title or ""), *(("tags", tag) for tag in thing.tags)):
+        if any(letter == "\0" or unicodedata.category(letter) == "Cs" for letter in text):
+            raise UnstorableError(f"{named} has {name!r} {text[:60]!r}, which is not text. Write it in UTF-8")
+    _check_number(f"the price of {named}", thing.price)
+    if isinstance(thing, Item):
+        _check_number(f"the stock of {named}", thing.stock, LARGEST_STOCK)
+        return
+    check_ids("item", thing.items)
+    _check_number(f"the discount of {named}", thing.discount, 1)
+    _check_number(f"the expected sales of {named}", thing.expected_sales)
+    if thing.sells_like is not None:
+        check_ids("bundle", [thing.sells_like])
+        if thing.sells_like == thing.id:
+            raise UnstorableError(f"{named} must not sell like itself. Name another bundle")
+        if thing.expected_sales is not None:
+            raise UnstorableError(
+                f"{named} has both 'expected_sales' and 'sells_like'. Give only one of them"
+            )
+    if len(set(thing.items)) < len(thing.items):
+        twice = next(item for item in thing.items if thing.items.count(item) > 1)
+        raise UnstorableError(f"{named} has the item {twice!r} twice. List each item once")
+
+
+def check_event(event: InteractionRecord | Served) -> None:
+    """Raises `UnstorableError` if an interaction or a served answer has an invalid id or time."""
+    if isinstance(event, InteractionRecord):
+        check_ids(event.kind, [event.thing_id])
+    check_ids("request", [] if event.request_id is None else [event.request_id])
+    check_ids("user", [] if event.user_id is None else [event.user_id])
+    check_time(event.at)
+
+
+def check_time(at: datetime | None) -> None:
+    """Raises `UnstorableError` if a time has no time zone. None is allowed."""
+    if at is not None and at.tzinfo is None:
+        raise UnstorableError(f"the time {at.isoformat()} has no time zone. Write UTC as {at.isoformat()}Z")
+
+
+def _check_number(what: str, value: float | None, most: float = math.inf) -> None:
+    if value is not None and not (math.isfinite(value) and 0 <= value <= most):
+        expected = "0 or more" if most == math.inf else f"from 0 to {most:,}"
+        raise UnstorableError(f"{what} is {value}; expected a number {expected}, or nothing if it is unknown")
