@@ -16,8 +16,7 @@ import httpx
 import pytest
 
 from bundlemage.errors import ConfigError
-from bundlemage.service.hosts import caller_address, is_loopback
-from bundlemage.service.security import COOKIE, check_may_listen, make_key
+from bundlemage.service.security import COOKIE, caller_address, check_may_listen, is_loopback, make_key
 from bundlemage.service.settings import Settings
 from bundlemage.store.records import Role
 from bundlemage.store.repository import Store

@@ -1,26 +1,28 @@
 """Answers questions with the serving model, the store's current catalogue, and the users' histories.
 
-One thread calls the model. Before each batch it checks whether the store has changed. So a change that one
-process writes affects the next answer of every process.
+One thread calls the model. Questions that arrive while it is busy form the next batch. Before each batch it
+checks whether the store has changed. So a change that one process writes affects the next answer of every
+process.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 
 from bundlemage.core.shop import Recommendation
-from bundlemage.errors import BundleMageError, ConfigError, UnknownThingsError, UnstorableError
+from bundlemage.errors import BundleMageError, BusyError, ConfigError, UnknownThingsError, UnstorableError
 from bundlemage.live import EMPTY, Live, Question, load_published
-from bundlemage.service.batching import Batcher
 from bundlemage.service.settings import Settings
 from bundlemage.store.records import ModelRecord, Owned, Served
 from bundlemage.store.repository import Store
@@ -29,6 +31,8 @@ from bundlemage.wire.answers import Known
 T = TypeVar("T")
 log = logging.getLogger("bundlemage.service")
 
+MOST_AT_ONCE = 64
+"""Maximum number of questions in a batch."""
 SERVED_EVERY = 0.5
 """Seconds between writes of served answers. A crash loses the answers since the last write. Only statistics
 use them."""
@@ -54,6 +58,7 @@ class Answer:
 
 
 Work = Question | Callable[[Live], Any]
+_Waiting: TypeAlias = tuple[Work, "asyncio.Future[Any]"]
 
 
 class Answerer:
@@ -66,7 +71,8 @@ class Answerer:
         self._served_days = settings.served_days
         torch.set_num_threads(settings.threads)
         stock = EMPTY.after(store.catalogue())
-        self._serving = _opened(Live(load_published(record), stock, store.sales(), record))
+        self.serving = _opened(Live(load_published(record), stock, store.sales(), record))
+        """The model and catalogue of the last answer. They may be outdated; `on_live` updates them first."""
         self._next: Live | None = None
         self._loading = threading.Lock()
         self._tried: dict[str, float] = {}
@@ -74,9 +80,7 @@ class Answerer:
         self._writing_shown = threading.Lock()
         self._fresh_sales: Any = None
         self._stop = threading.Event()
-        self.batcher: Batcher[Work, Any] = Batcher(
-            self._work, waiting=settings.queue_limit, patience=settings.answer_timeout_s
-        )
+        self.batcher = Batcher(self._work, settings.queue_limit, settings.answer_timeout_s)
         self._housekeeper = threading.Thread(target=self._keep_house, name="housekeeping", daemon=True)
         self._housekeeper.start()
 
@@ -89,11 +93,6 @@ class Answerer:
     async def on_live(self, work: Callable[[Live], T]) -> T:
         """Call `work` on the model's thread with the current catalogue and model. Returns its result."""
         return cast(T, await self.batcher.ask(work))
-
-    @property
-    def serving(self) -> Live:
-        """The model and catalogue of the last answer. They may be outdated; `on_live` updates them first."""
-        return self._serving
 
     def shown(self, served: Served) -> None:
         """Remember an answer. It is written to the store later, together with others."""
@@ -126,7 +125,7 @@ class Answerer:
         """Returns the current model and catalogue. Only the answering thread calls this."""
         # Read `_next` before the state: it was published earlier, so the state includes it.
         following, sales = self._next, self._fresh_sales
-        live = self._serving if following is None else following
+        live = self.serving if following is None else following
         state = self.store.state()
         known = live.stock.version
         if state.catalogue < known:  # the database was restored to an earlier time
@@ -134,7 +133,7 @@ class Answerer:
             live = Live(live.recommender, stock, self.store.sales(), live.record)
         elif state.catalogue > known or sales is not None:
             live = live.after(self.store.catalogue(known), sales)
-        self._serving = live
+        self.serving = live
         if self._next is following:  # cleared last, so that the work is repeated after a failure above
             self._next = None
         if self._fresh_sales is sales:
@@ -169,8 +168,8 @@ class Answerer:
             if not published and not publish:  # another model was published while this one waited
                 return
             following = None
-            if (self._next or self._serving).record.version != record.version:
-                now = self._serving
+            if (self._next or self.serving).record.version != record.version:
+                now = self.serving
                 following = _opened(Live(load_published(record), now.stock, now.sales, record))
             if not published:
                 self.store.publish(record)
@@ -189,7 +188,9 @@ class Answerer:
                 self.write_shown()
                 self.store.tidy()
                 if time.monotonic() - follow_at > FOLLOW_EVERY:
-                    self._follow_published()
+                    version = self.store.state().model
+                    if version is not None and version != (self._next or self.serving).record.version:
+                        self._load_soon(version)
                     follow_at = time.monotonic()
                 if time.monotonic() - sales_at > SALES_EVERY:
                     self._fresh_sales, sales_at = self.store.sales(), time.monotonic()
@@ -202,11 +203,6 @@ class Answerer:
                     said_at = time.monotonic()
             except Exception:
                 log.exception("housekeeping failed unexpectedly and will be tried again")
-
-    def _follow_published(self) -> None:
-        version = self.store.state().model
-        if version is not None and version != (self._next or self._serving).record.version:
-            self._load_soon(version)
 
     def write_shown(self) -> None:
         """Write the served answers to the store."""
@@ -231,6 +227,81 @@ class Answerer:
             self.write_shown()
         except BundleMageError as error:
             log.warning("the last answers are not written to the store: %s", error)
+
+
+class Batcher:
+    """Passes questions to a function in batches: all questions that are waiting. It never waits for more.
+
+    So a single question is answered at once. Under load, batches grow until the worker keeps up.
+    """
+
+    def __init__(self, answer: Callable[[list[Work]], Sequence[Any]], waiting: int, patience: float) -> None:
+        """`answer` returns an answer or an error for each question. A question is refused if `waiting` others
+        wait already, and fails after `patience` seconds."""
+        self._answer, self._waiting, self._patience = answer, waiting, patience
+        self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="answers", daemon=True)
+        self._closed = False
+        self._thread.start()
+
+    def __len__(self) -> int:
+        """The number of waiting questions."""
+        return self._queue.qsize()
+
+    async def ask(self, question: Work) -> Any:
+        """Returns the answer to a question. Raises `BusyError` if too many wait, or if it takes too long."""
+        if self._closed:
+            raise BusyError("the service is shutting down")
+        if len(self) >= self._waiting:
+            raise BusyError(f"{self._waiting:,} questions are waiting already: ask again in a second")
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._queue.put((question, future))
+        try:
+            async with asyncio.timeout(self._patience):
+                return await future
+        except TimeoutError:
+            message = f"there was no answer within {self._patience:g} s: ask again in a second"
+            raise BusyError(message) from None
+
+    def close(self) -> None:
+        """Answer the waiting questions, then stop."""
+        self._closed = True
+        self._queue.put(None)
+        self._thread.join(timeout=10)
+
+    def _work(self) -> None:
+        while (first := self._queue.get()) is not None:
+            batch: list[_Waiting | None] = [first]
+            while batch[-1] is not None and len(batch) < MOST_AT_ONCE and not self._queue.empty():
+                batch.append(self._queue.get())
+            self._settle([waiting for waiting in batch if waiting is not None])
+            if batch[-1] is None:
+                return
+
+    def _settle(self, batch: list[_Waiting]) -> None:
+        batch = [waiting for waiting in batch if not waiting[1].cancelled()]
+        if not batch:
+            return
+        try:
+            outcomes = self._answer([question for question, _ in batch])
+        except Exception as error:
+            outcomes = [error] * len(batch)
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
+        for (_, future), outcome in zip(batch, outcomes, strict=True):
+            by_loop.setdefault(future.get_loop(), []).append((future, outcome))
+        for loop, settled in by_loop.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_set_outcomes, settled)
+
+
+def _set_outcomes(settled: Iterable[tuple[asyncio.Future[Any], Any]]) -> None:
+    for future, outcome in settled:
+        if future.done():  # the caller has gone
+            continue
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
 
 
 def check_catalogue(live: Live, items: Sequence[str] = (), bundles: Sequence[str] = ()) -> None:

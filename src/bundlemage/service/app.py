@@ -89,38 +89,29 @@ def open_service(settings: Settings, store: Store, progress: Progress = in_silen
     """Open a service on a store. If the store is empty, the model's catalogue and histories are imported."""
     record = _to_serve(store, settings.model)
     if store.is_empty():
-        _import_shop(store, record, progress)
+        try:
+            store.import_dataset(Recommender.load(record.path, device="cpu").dataset, progress)
+        except StoreError:
+            if store.is_empty():  # otherwise another process has just imported it
+                raise
     try:
         answerer = Answerer(store, record, settings)
-    except ArtifactError as error:
-        record = _fallback(record, settings.model, error)
-        answerer = Answerer(store, record, settings)
+    except ArtifactError as error:  # the published model cannot be loaded
+        other = record if settings.model is None else record_of(settings.model)
+        if other.version == record.version:
+            raise ArtifactError(
+                f"{error}. This is the published model; to serve another, name it: "
+                "'bundlemage serve MODEL --db URL'"
+            ) from None
+        log.warning(
+            "%s. This was the published model; %s is now published and serves instead", error, settings.model
+        )
+        record, answerer = other, Answerer(store, other, settings)
     known = store.model(record.version)
     if store.state().model != record.version or known is None or known.path != record.path:
         store.publish(record)  # only after it was loaded
     metrics = Metrics(lambda: len(answerer.batcher))
     return Service(settings, store, answerer, metrics, Security(settings, store))
-
-
-def _fallback(record: ModelRecord, named: Path | None, error: ArtifactError) -> ModelRecord:
-    """Returns the model `named`, for use when the published model `record` cannot be loaded."""
-    other = record_of(named) if named is not None else record
-    if other.version == record.version:
-        raise ArtifactError(
-            f"{error}. This is the published model; to serve another, name it: "
-            "'bundlemage serve MODEL --db URL'"
-        ) from None
-    log.warning("%s. This was the published model; %s is now published and serves instead", error, named)
-    return other
-
-
-def _import_shop(store: Store, record: ModelRecord, progress: Progress) -> None:
-    """Write the model's catalogue and histories to the store, unless another process has just done so."""
-    try:
-        store.import_dataset(Recommender.load(record.path, device="cpu").dataset, progress)
-    except StoreError:
-        if store.is_empty():
-            raise
 
 
 def _to_serve(store: Store, named: Path | None) -> ModelRecord:

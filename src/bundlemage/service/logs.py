@@ -102,12 +102,6 @@ def _type_of(error: BaseException) -> str:
     return f"{type(error).__module__}.{type(error).__qualname__}"
 
 
-def _kind_of(error: BaseException) -> Hashable:
-    """The kind of an error: errors with the same types and the same raising lines are of one kind."""
-    chain = _chain(error)
-    return tuple((_type_of(one), str(traceback.extract_tb(one.__traceback__, limit=-1))) for one in chain)
-
-
 def configure(*, debug: bool = False, stream: TextIO | None = None) -> None:
     """Write the logs of the service and its server to stderr as JSON lines.
 
@@ -125,7 +119,11 @@ def configure(*, debug: bool = False, stream: TextIO | None = None) -> None:
 
 def failure(event: str, error: BaseException, request_id: str) -> None:
     """Log an error that only the operator of the service can fix."""
-    same_as, left_out = _traces.look(_kind_of(error), request_id, time.monotonic())
+    # Errors with the same types and the same raising lines are of one kind.
+    kind = tuple(
+        (_type_of(one), str(traceback.extract_tb(one.__traceback__, limit=-1))) for one in _chain(error)
+    )
+    same_as, left_out = _traces.look(kind, request_id, time.monotonic())
     fields: dict[str, Any] = {"request_id": request_id}
     if isinstance(error, StoreError):  # its message, such as "disk full", never contains stored data
         fields["reason"] = str(error)

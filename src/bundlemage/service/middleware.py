@@ -16,8 +16,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bundlemage.service import hosts, logs
+from bundlemage.service import logs
 from bundlemage.service.problems import ApiError, answer_of
+from bundlemage.service.security import is_own_origin, use_proxy_headers
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _HARMLESS = {"GET", "HEAD", "OPTIONS"}
@@ -58,7 +59,7 @@ class Frame:
         service = scope["app"].state.service
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if service.settings.trust_proxy:
-            hosts.trust_proxy(scope, headers)
+            use_proxy_headers(scope, headers)
         request, path, status = Request(scope), scope["path"], 0
         request_id = request.state.request_id = _request_id(headers)
 
@@ -105,7 +106,7 @@ class Frame:
         origin = headers.get(b"origin")
         if origin is None or scope["method"] in _HARMLESS:
             return
-        if not hosts.is_own_origin(origin, headers):
+        if not is_own_origin(origin, headers):
             raise ApiError(
                 403,
                 "From another site",

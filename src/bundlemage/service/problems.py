@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from http import HTTPStatus
 from reprlib import Repr
@@ -15,22 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Mount
 
-from bundlemage.errors import (
-    ArtifactError,
-    BundleMageError,
-    BusyError,
-    ConfigError,
-    DataError,
-    ExistsError,
-    IdempotencyError,
-    MissingExtraError,
-    OutOfTimeError,
-    StoreError,
-    UnknownIdError,
-    UnknownThingsError,
-    UnstorableError,
-    UnsupportedError,
-)
+from bundlemage import errors
 from bundlemage.service import logs
 from bundlemage.wire.answers import FieldError, ProblemOut
 from bundlemage.wire.design import Change, ImpossibleDesignError, Rule, Step
@@ -41,19 +26,19 @@ _shorten = Repr()
 _shorten.maxstring = _shorten.maxother = _shorten.maxlong = 60
 # Our own errors with a message that callers may see: the status and the title of the answer.
 _OURS: dict[type, tuple[int, str]] = {
-    UnknownIdError: (422, "Unknown id"),
-    OutOfTimeError: (422, "No answer in time"),
-    UnknownThingsError: (422, "Unknown id"),
-    ExistsError: (412, "Is there already"),
-    IdempotencyError: (422, "Idempotency key used twice"),
-    UnstorableError: (422, "Not possible"),
-    ConfigError: (422, "Not possible"),
-    DataError: (422, "Not possible"),
+    errors.UnknownIdError: (422, "Unknown id"),
+    errors.OutOfTimeError: (422, "No answer in time"),
+    errors.UnknownThingsError: (422, "Unknown id"),
+    errors.ExistsError: (412, "Is there already"),
+    errors.IdempotencyError: (422, "Idempotency key used twice"),
+    errors.UnstorableError: (422, "Not possible"),
+    errors.ConfigError: (422, "Not possible"),
+    errors.DataError: (422, "Not possible"),
     ImpossibleDesignError: (422, "Impossible design"),
-    UnsupportedError: (409, "Not with this model"),
-    MissingExtraError: (409, "Not installed"),
-    ArtifactError: (409, "Model cannot be read"),
-    BusyError: (503, "Busy"),
+    errors.UnsupportedError: (409, "Not with this model"),
+    errors.MissingExtraError: (409, "Not installed"),
+    errors.ArtifactError: (409, "Model cannot be read"),
+    errors.BusyError: (503, "Busy"),
 }
 
 
@@ -107,27 +92,24 @@ def newer_than_the_model(what: str) -> ApiError:
 async def answer_of(request: Request, error: Exception) -> Response:
     """Returns the answer to any error. If callers may not see its message, the error is logged."""
     request_id = request.state.request_id
-    refusal = _refusal(request, error)
-    if refusal is None:
+    if isinstance(error, ApiError):
+        refusal = error
+    elif isinstance(error, RequestValidationError):
+        refusal = _from_validation(error)
+    elif isinstance(error, HTTPException):
+        refusal = _from_http(request, error)
+    elif (ours := _from_ours(error)) is not None:
+        refusal = ours
+    else:
         logs.failure("failed", error, request_id)
-        refusal = _UNAVAILABLE if isinstance(error, StoreError) else _UNEXPECTED
+        refusal = _UNAVAILABLE if isinstance(error, errors.StoreError) else _UNEXPECTED
     # Plain ASCII, because text quoted from a request may not be valid UTF-8.
     content = json.dumps(refusal.problem(request_id)).encode("ascii")
     return Response(content, refusal.status_code, refusal.headers, MEDIA_TYPE)
 
 
-def _refusal(request: Request, error: Exception) -> ApiError | None:
-    """Convert an error to a refusal; None if callers may not see its message."""
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, RequestValidationError):
-        return _from_validation(error)
-    if isinstance(error, HTTPException):
-        return _from_http(request, error)
-    return _from_ours(error)
-
-
 def _from_ours(error: Exception) -> ApiError | None:
+    """Convert an error to a refusal; None if callers may not see its message."""
     for kind in type(error).__mro__:  # the most specific class first
         if kind in _OURS:
             status, title = _OURS[kind]
@@ -144,7 +126,15 @@ def _from_http(request: Request, error: HTTPException) -> ApiError:
     if status == 404:
         return ApiError(404, "No such route", "There is no such route; GET /openapi.json lists all.")
     if status == 405:
-        allowed = ", ".join(_methods(request)) or "GET"  # a static file has no route
+        # A path may have several routes. (The framework names the methods of one.) A static file has none.
+        methods = {
+            method: None
+            for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
+            for route in request.app.routes
+            if not isinstance(route, Mount)
+            and route.matches({**request.scope, "method": method})[0] is Match.FULL
+        }
+        allowed = ", ".join(methods) or "GET"
         detail = f"This route does not answer {request.method}. It answers {allowed}."
         return ApiError(405, "Wrong method", detail, {"Allow": allowed})
     if status == 400:  # the body is not text; report it like invalid JSON
@@ -152,29 +142,20 @@ def _from_http(request: Request, error: HTTPException) -> ApiError:
     return ApiError(status, HTTPStatus(status).phrase, str(error.detail), error.headers)
 
 
-def _methods(request: Request) -> dict[str, None]:
-    """The methods of a path, which may have several routes. (The framework names those of one route.)"""
-    return {
-        method: None
-        for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
-        for route in request.app.routes
-        if not isinstance(route, Mount)
-        and route.matches({**request.scope, "method": method})[0] is Match.FULL
-    }
-
-
 def _from_validation(error: RequestValidationError) -> ApiError:
     """A refusal that lists every wrong field, with what was found and what is expected."""
     faults = error.errors()
-    errors = [_field_error(fault) for fault in faults[:_MOST_ERRORS]]
+    fields = [_field_error(fault) for fault in faults[:_MOST_ERRORS]]
     more = f" (and {len(faults) - 1:,} more)" if len(faults) > 1 else ""
-    return ApiError(422, "Invalid request", f"{errors[0].field}: {errors[0].message}{more}", errors=errors)
+    return ApiError(422, "Invalid request", f"{fields[0].field}: {fields[0].message}{more}", errors=fields)
 
 
 def _field_error(fault: Mapping[str, Any]) -> FieldError:
     place, *path = fault["loc"]
     kind, value = fault["type"], fault.get("input")
-    field = _dotted(path) or str(place)
+    # The path of a field, such as `interactions[2].user_id`. Long names from callers are cut.
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step:.60}" for step in path)
+    field = "".join(steps).removeprefix(".") or str(place)
     if kind == "json_invalid":
         reason = fault.get("ctx", {}).get("error", "")
         field, message = "body", f"is no JSON ({reason} at character {path[0]})"
@@ -191,15 +172,9 @@ def _field_error(fault: Mapping[str, Any]) -> FieldError:
     return FieldError(field=field, message=message)
 
 
-def _dotted(path: Sequence[str | int]) -> str:
-    """The path of a field, such as `interactions[2].user_id`. Long names from callers are cut."""
-    steps = (f"[{step}]" if isinstance(step, int) else f".{step:.60}" for step in path)
-    return "".join(steps).removeprefix(".")
-
-
 def install(app: FastAPI) -> None:
     """Make the app answer every error with a problem, and describe problems in its OpenAPI document."""
-    for kind in (HTTPException, RequestValidationError, BundleMageError):
+    for kind in (HTTPException, RequestValidationError, errors.BundleMageError):
         app.add_exception_handler(kind, answer_of)
     plain_document = app.openapi
 

@@ -9,17 +9,17 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from ipaddress import IPv6Address, ip_address
 from typing import Annotated, Any, Final
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 
 from bundlemage.errors import ConfigError
-from bundlemage.service import hosts
 from bundlemage.service.problems import ApiError
 from bundlemage.service.settings import Settings
 from bundlemage.store.records import Key, Role
@@ -34,7 +34,12 @@ _NOBODYS_DIGEST = hashlib.sha256(b"").digest()
 _MOST_CACHED = 4096
 _PROBES = {"/healthz", "/readyz"}
 _PROBES_PER_SECOND = 50
+_AUTHORITY = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
+_FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip")
 _HOW_TO_MAKE_A_KEY = "bundlemage keys create --role admin --db URL"
+
+
+Headers = Mapping[bytes, bytes]
 
 
 @dataclass(frozen=True)
@@ -59,9 +64,9 @@ def make_key(role: Role, name: str = "") -> tuple[str, Key]:
 
 def check_may_listen(host: str, has_keys: bool, trust_proxy: bool = False) -> None:
     """Raise a ConfigError if the service has no keys and other machines could reach it."""
-    if has_keys or (hosts.is_loopback(host) and not trust_proxy):
+    if has_keys or (is_loopback(host) and not trust_proxy):
         return
-    place = f"on {host}" if not hosts.is_loopback(host) else "behind a proxy"
+    place = f"on {host}" if not is_loopback(host) else "behind a proxy"
     raise ConfigError(
         f"the store has no API key. Without one, everybody who can reach the service {place} could read and "
         f"change everything. Create a key first: {_HOW_TO_MAKE_A_KEY}; or listen on 127.0.0.1"
@@ -100,8 +105,12 @@ class Security:
         scope = request.scope
         bearers = [value for name, value in scope["headers"] if name == b"authorization"]
         if bearers:
-            text = _bearer_text(bearers)
-            principal = await self._cached(self._known_keys, text, self._verified)
+            scheme, _, text = bearers[0].decode("latin-1").partition(" ")
+            if len(bearers) > 1:
+                raise _unauthorised("The request has two Authorization headers; send one.")
+            if scheme.lower() != "bearer":
+                raise _unauthorised("The Authorization header is not 'Bearer KEY'.")
+            principal = await self._cached(self._known_keys, text.strip(), self._verified)
             if principal is None:
                 raise _unauthorised("The key is wrong or revoked.")
             return principal
@@ -144,7 +153,7 @@ class Security:
         await asyncio.to_thread(self._store.end_session, digest)
         self._known_sessions.pop(digest, None)  # last, because a request in between could cache it again
 
-    def admit(self, scope: Any, headers: hosts.Headers) -> None:
+    def admit(self, scope: Any, headers: Headers) -> None:
         """Count a request. Raises an ApiError if the caller has sent too many.
 
         A request counts for its key only if the cache holds the key as valid. Otherwise it counts for the
@@ -156,24 +165,24 @@ class Security:
         if known is not None and known[1] > time.monotonic() and not probe:
             caller = f"key {known[0].caller}"
         else:
-            caller = hosts.caller_address(scope)
+            caller = caller_address(scope)
         _count(self._probes if probe else self._rate, caller, "Too many requests in a short time.")
 
-    def _check_local(self, headers: hosts.Headers) -> None:
+    def _check_local(self, headers: Headers) -> None:
         """Raise an ApiError unless the request comes from this machine. Without keys, all callers are admins.
 
         The Host header must be a local name: another site can point its own name at 127.0.0.1 and let a
         visitor's browser send requests. If other machines can reach the service, everybody is refused.
         """
-        if not hosts.is_loopback(self.settings.host) or self.settings.trust_proxy:
+        if not is_loopback(self.settings.host) or self.settings.trust_proxy:
             raise ApiError(
                 403,
                 "No key is left",
                 "All API keys were revoked, and other machines can reach this service. "
                 f"Create a key: {_HOW_TO_MAKE_A_KEY}",
             )
-        host = hosts.asked_host(headers)
-        if not hosts.is_loopback(hosts.without_port(host)) or hosts.was_forwarded(headers):
+        host = _AUTHORITY.fullmatch(requested_host(headers))
+        if not host or not is_loopback(host[1]) or any(name in headers for name in _FORWARDED):
             raise ApiError(
                 403,
                 "Not from this machine",
@@ -300,15 +309,6 @@ def _check_parameters(request: Request) -> None:
         raise ApiError(422, "Invalid request", f"{unknown[0][:60]!r} {message}", errors=errors)
 
 
-def _bearer_text(values: list[bytes]) -> str:
-    if len(values) > 1:
-        raise _unauthorised("The request has two Authorization headers; send one.")
-    scheme, _, text = values[0].decode("latin-1").partition(" ")
-    if scheme.lower() != "bearer":
-        raise _unauthorised("The Authorization header is not 'Bearer KEY'.")
-    return text.strip()
-
-
 def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode()).digest()
 
@@ -316,3 +316,63 @@ def _digest(secret: str) -> bytes:
 def _unauthorised(detail: str) -> ApiError:
     detail += " A key goes into the header 'Authorization: Bearer bm_…'."
     return ApiError(401, "Key needed", detail, {"WWW-Authenticate": "Bearer"})
+
+
+# ── The sender and the target of a request ─────────────────────────────────────────────────────────
+
+
+@lru_cache(1024)
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address (without a port) means this machine itself, such as localhost."""
+    name = host.lower().rstrip(".")
+    if name == "localhost" or name.endswith(".localhost"):  # RFC 6761: these names never leave the machine
+        return True
+    try:
+        return ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
+
+
+def use_proxy_headers(scope: MutableMapping[str, Any], headers: dict[bytes, bytes]) -> None:
+    """Replace the address, scheme and host of a request by those in the X-Forwarded headers of a proxy.
+
+    If a header has several values, only the last one is used. The proxy wrote that one; the caller may have
+    invented the others.
+    """
+    if forwarded := headers.get(b"x-forwarded-for"):
+        scope["client"] = (_last(forwarded), 0)
+    if scheme := headers.get(b"x-forwarded-proto"):
+        scope["scheme"] = _last(scheme)
+    if host := headers.get(b"x-forwarded-host"):
+        headers[b"host"] = _last(host).encode("latin-1")
+
+
+def requested_host(headers: Headers) -> str:
+    """The host (and port) in the URL that the caller used."""
+    return _last(headers.get(b"host", b"")).lower()
+
+
+def is_own_origin(origin: bytes, headers: Headers) -> bool:
+    """Whether the browser's Origin header names this service, so that its own page sent the request.
+
+    The scheme is ignored: behind a TLS proxy the browser sees https, and the service sees http.
+    """
+    _, separator, authority = origin.decode("latin-1").lower().partition("://")
+    return bool(separator) and authority == requested_host(headers)
+
+
+def caller_address(scope: Mapping[str, Any]) -> str:
+    """The caller's address for rate limits. For IPv6 it is the /64 network, which one caller usually owns."""
+    client = scope.get("client")
+    address = str(client[0]) if client else "unknown"
+    if ":" not in address:
+        return address
+    try:
+        parsed = IPv6Address(address)
+    except ValueError:
+        return address
+    return parsed.exploded[:19] if parsed.ipv4_mapped is None else str(parsed.ipv4_mapped)
+
+
+def _last(value: bytes) -> str:
+    return value.decode("latin-1").rpartition(",")[2].strip()

@@ -23,8 +23,8 @@ from bundlemage.store.models import (
     bundle_item,
     bundles,
     clock,
-    count_rows,
     insert_many,
+    is_sqlite,
     items,
     one_of,
     user_bundle,
@@ -131,7 +131,8 @@ class CatalogueStore(StorePart):
                     progress("rows", done, total)
             for index in indexes:
                 index.create(connection)
-            count_rows(connection, [table for table, *_ in tables])
+            for table, *_ in [] if is_sqlite(connection) else tables:
+                connection.exec_driver_sql(f'ANALYZE "{table.name}"')  # so that PostgreSQL plans good queries
 
     def dataset(self) -> BundleDataset:
         """Return the store's data as a dataset for training, including withdrawn items and bundles.

@@ -12,18 +12,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import (
-    URL,
-    Connection,
-    Engine,
-    RowMapping,
-    Select,
-    create_engine,
-    event,
-    func,
-    make_url,
-    select,
-)
+from sqlalchemy import URL, Connection, Engine, RowMapping, Select, create_engine, event, func, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from bundlemage.errors import BusyError, StoreError
@@ -194,13 +183,13 @@ class Database:
         digest = hashlib.sha256(f"bundlemage {work}".encode()).digest()
         number = int.from_bytes(digest[:8], "big", signed=True)
         with self.read() as connection:
-            taken = bool(connection.execute(select(func.pg_try_advisory_lock(number))).scalar())
+            taken = bool(connection.scalar(func.pg_try_advisory_lock(number).select()))
             try:
                 yield taken
             finally:
                 if taken:
                     with suppress(SQLAlchemyError):  # if the connection is lost, so is the lock
-                        connection.execute(select(func.pg_advisory_unlock(number)))
+                        connection.execute(func.pg_advisory_unlock(number).select())
 
     def write_log_anew(self) -> bool:
         """Empty SQLite's log, which may contain erased data. Returns False if another connection is reading

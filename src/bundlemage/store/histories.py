@@ -138,8 +138,41 @@ class HistoryStore(StorePart):
 
     def served_since(self, at: datetime, most: int = 20_000) -> ServedSummary:
         """Return counts of the answers since a time. Counts only the latest `most` answers, to be fast."""
+        check_time(at)
         with self._database.snapshot(long=True) as connection:
-            return _summary(connection, at, most)
+            latest = select(served.c.at).order_by(served.c.at.desc()).offset(most - 1).limit(1)
+            cut_at = connection.scalar(latest)
+            if cut_at is None or cut_at <= at:
+                cut_at = None
+            at = cut_at or at
+            # Count in the database: in Python, 100,000 lists of ids would block other requests.
+            shown = elements(served.c.ids, is_sqlite(connection))
+            recent = (served.c.at >= at, served.c.kind == "bundles")
+            counts = (
+                select(shown.c.value, func.count().label("shown"))
+                .select_from(served, shown)
+                .where(*recent)
+                .group_by(shown.c.value)
+            )
+            taken = (
+                select(user_bundle.c.user_id, user_bundle.c.bundle_id)
+                .select_from(served, shown, user_bundle)
+                .where(
+                    *recent,
+                    user_bundle.c.user_id == served.c.user_id,
+                    user_bundle.c.bundle_id == shown.c.value,
+                    user_bundle.c.at >= served.c.at,
+                )
+                .distinct()
+                .subquery()
+            )
+            answers = select(func.count()).select_from(served).where(served.c.at >= at)
+            return ServedSummary(
+                connection.scalar(answers) or 0,
+                {row.value: row.shown for row in connection.execute(counts)},
+                connection.scalar(select(func.count()).select_from(taken)) or 0,
+                cut_at,
+            )
 
     def forget_served(self, before: datetime) -> int:
         """Delete answers before a time, in batches so others can write. Returns their number."""
@@ -304,40 +337,3 @@ def _forget_erased(connection: Connection) -> None:
 def _digest_of_id(user_id: str) -> str:
     """Returns the value that the store keeps in place of an erased user's id."""
     return hashlib.sha256(user_id.encode()).hexdigest()
-
-
-def _summary(connection: Connection, since: datetime, most: int) -> ServedSummary:
-    check_time(since)
-    latest = select(served.c.at).order_by(served.c.at.desc()).offset(most - 1).limit(1)
-    cut_at = connection.scalar(latest)
-    if cut_at is None or cut_at <= since:
-        cut_at = None
-    since = cut_at or since
-    # Count in the database: in Python, 100,000 lists of ids would block other requests.
-    shown = elements(served.c.ids, is_sqlite(connection))
-    recent = (served.c.at >= since, served.c.kind == "bundles")
-    counts = (
-        select(shown.c.value, func.count().label("shown"))
-        .select_from(served, shown)
-        .where(*recent)
-        .group_by(shown.c.value)
-    )
-    taken = (
-        select(user_bundle.c.user_id, user_bundle.c.bundle_id)
-        .select_from(served, shown, user_bundle)
-        .where(
-            *recent,
-            user_bundle.c.user_id == served.c.user_id,
-            user_bundle.c.bundle_id == shown.c.value,
-            user_bundle.c.at >= served.c.at,
-        )
-        .distinct()
-        .subquery()
-    )
-    answers = select(func.count()).select_from(served).where(served.c.at >= since)
-    return ServedSummary(
-        connection.scalar(answers) or 0,
-        {row.value: row.shown for row in connection.execute(counts)},
-        connection.scalar(select(func.count()).select_from(taken)) or 0,
-        cut_at,
-    )

@@ -242,13 +242,6 @@ def _insert(connection: Connection, table: Table) -> sqlite.Insert | postgresql.
     return sqlite.insert(table) if is_sqlite(connection) else postgresql.insert(table)
 
 
-def count_rows(connection: Connection, tables: Iterable[Table]) -> None:
-    """Update PostgreSQL's statistics of these tables now, so that it plans good queries."""
-    if not is_sqlite(connection):
-        for table in tables:
-            connection.exec_driver_sql(f'ANALYZE "{table.name}"')
-
-
 def insert_many(
     connection: Connection, table: Table, columns: Sequence[str], rows: Iterable[tuple[Any, ...]]
 ) -> Iterator[int]:

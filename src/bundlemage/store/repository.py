@@ -140,7 +140,19 @@ def _bring_up_to_date(database: Database) -> None:
         if not database.is_sqlite:
             connection.execute(select(func.pg_advisory_xact_lock(LOCK_NUMBER)))
         version = _version(connection)
-        _check(database, connection, version)
+        if version > NEWEST:
+            raise StoreError(
+                f"{database.url}: its tables have version {version}, and this program knows {NEWEST} at "
+                "most. A newer bundlemage made them: update this one"
+            )
+        existing = set(inspect(connection).get_table_names())
+        # A SQLite file has one owner. In PostgreSQL, programs can share a database if table names differ.
+        strangers = sorted(existing if database.is_sqlite else existing & set(metadata.tables))
+        if version == 0 and strangers:
+            raise StoreError(
+                f"{database.url}: another program has its tables here: {', '.join(strangers[:5])}. "
+                "Give the store a database of its own"
+            )
         _add_what_is_missing(connection)
         if version == 0:
             connection.execute(insert(clock).values(id=1, catalogue=0))
@@ -153,22 +165,6 @@ def _version(connection: Connection) -> int:
     if not inspect(connection).has_table(VERSION.name):
         return 0
     return int(connection.scalar(select(VERSION.c.version_num)) or 0)
-
-
-def _check(database: Database, connection: Connection, version: int) -> None:
-    if version > NEWEST:
-        raise StoreError(
-            f"{database.url}: its tables have version {version}, and this program knows {NEWEST} at most. "
-            "A newer bundlemage made them: update this one"
-        )
-    existing = set(inspect(connection).get_table_names())
-    # A SQLite file has one owner. In PostgreSQL, programs can share a database if table names differ.
-    strangers = sorted(existing if database.is_sqlite else existing & set(metadata.tables))
-    if version == 0 and strangers:
-        raise StoreError(
-            f"{database.url}: another program has its tables here: {', '.join(strangers[:5])}. "
-            "Give the store a database of its own"
-        )
 
 
 def _add_what_is_missing(connection: Connection) -> None:

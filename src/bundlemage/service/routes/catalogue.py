@@ -10,8 +10,16 @@ from fastapi import APIRouter, Header, Query, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, Field
 
-from bundlemage.service.answers import bundle_out, item_out
-from bundlemage.service.routes.common import BundleId, ItemId, TheService, allow, known, unknown
+from bundlemage.service.routes.common import (
+    BundleId,
+    ItemId,
+    TheService,
+    allow,
+    bundle_out,
+    item_out,
+    known,
+    unknown,
+)
 from bundlemage.store.records import Bundle, Item
 from bundlemage.wire.answers import BundleOut, BundlePage, ItemOut, ItemPage, TagCount, Tags
 from bundlemage.wire.requests import BundleChange, BundleIn, ItemChange, ItemIn, Tag
@@ -32,8 +40,8 @@ class PageOf(BaseModel):
     limit: int = Field(50, ge=1, le=500)
     offset: int = Field(0, ge=0, lt=2**31)
 
-    def matches(self, things: Mapping[str, Thing]) -> list[Thing]:
-        """All items or bundles on sale that match the query, ordered by title."""
+    def of(self, things: Mapping[str, Thing]) -> tuple[list[Thing], int]:
+        """The items or bundles on sale that match the query, ordered by title: one page, and their number."""
         text = self.search.casefold()
         matches = [
             thing
@@ -42,11 +50,8 @@ class PageOf(BaseModel):
             and (self.tag is None or self.tag in thing.tags)
             and (text in thing.id.casefold() or text in (thing.title or "").casefold())
         ]
-        return sorted(matches, key=lambda thing: ((thing.title or thing.id).casefold(), thing.id))
-
-    def cut(self, matches: list[Thing]) -> list[Thing]:
-        """The matches on this page."""
-        return matches[self.offset : self.offset + self.limit]
+        matches.sort(key=lambda thing: ((thing.title or thing.id).casefold(), thing.id))
+        return matches[self.offset : self.offset + self.limit], len(matches)
 
 
 Page = Annotated[PageOf, Query()]
@@ -60,17 +65,16 @@ def _new(answer: type[BaseModel]) -> dict[int | str, Any]:
 async def items(service: TheService, page: Page) -> ItemPage:
     """The items on sale, ordered by title."""
     live = await service.now()
-    matches = await run_in_threadpool(page.matches, live.stock.items)
-    return ItemPage(items=tuple(item_out(item, live) for item in page.cut(matches)), total=len(matches))
+    on_page, total = await run_in_threadpool(page.of, live.stock.items)
+    return ItemPage(items=tuple(item_out(item, live) for item in on_page), total=total)
 
 
 @router.get("/bundles", **allow("read"))
 async def bundles(service: TheService, page: Page) -> BundlePage:
     """The bundles on sale, ordered by title."""
     live = await service.now()
-    matches = await run_in_threadpool(page.matches, live.stock.bundles)
-    on_page = tuple(bundle_out(bundle, live) for bundle in page.cut(matches))
-    return BundlePage(bundles=on_page, total=len(matches))
+    on_page, total = await run_in_threadpool(page.of, live.stock.bundles)
+    return BundlePage(bundles=tuple(bundle_out(bundle, live) for bundle in on_page), total=total)
 
 
 @router.get("/tags", **allow("read"))

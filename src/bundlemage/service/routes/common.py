@@ -16,8 +16,8 @@ from bundlemage.live import Live, Question
 from bundlemage.service.answerer import Answer
 from bundlemage.service.problems import ApiError, newer_than_the_model, responses
 from bundlemage.service.security import require
-from bundlemage.store.records import Bundle, Owned, Role, Served
-from bundlemage.wire.answers import Known
+from bundlemage.store.records import Bundle, Item, Owned, Role, Served
+from bundlemage.wire.answers import BundleOut, EntryOut, ItemOut, Known
 from bundlemage.wire.requests import Filtered, Id, K, Price, Tag, UserOrHistory, Where
 
 if TYPE_CHECKING:
@@ -105,6 +105,27 @@ def known(kind: str, name: str, things: Mapping[str, T]) -> T:
     if thing is None:
         raise unknown(kind, name)
     return thing
+
+
+# An answer takes the fields of its record that have the same names, and ignores the record's other fields.
+# So a new field is named here only if it must be computed.
+
+
+def item_out(item: Item, live: Live) -> ItemOut:
+    """An item of the catalogue."""
+    return ItemOut(**vars(item), in_model=live.in_model(item.id))
+
+
+def bundle_out(bundle: Bundle, live: Live) -> BundleOut:
+    """A bundle of the catalogue, with its items."""
+    facts = {**vars(bundle), "items": items_of(bundle, live)}
+    return BundleOut(**facts, recommendable=live.recommendable(bundle))
+
+
+def items_of(bundle: Bundle, live: Live) -> list[EntryOut]:
+    """The items of a bundle, for its answer."""
+    items = (live.stock.items.get(name) or Item(name) for name in bundle.items)
+    return [EntryOut.model_validate(item) for item in items]
 
 
 def check_known_items(live: Live, bundle: Bundle) -> None:

@@ -9,18 +9,21 @@ from fastapi import APIRouter, Request
 
 from bundlemage.live import Live
 from bundlemage.service.answerer import check_catalogue
-from bundlemage.service.answers import IN_AN_EXPLANATION, designs_out
 from bundlemage.service.problems import impossible_design, newer_than_the_model
 from bundlemage.service.routes.common import RequestId, TheService, about, allow, check_known_items, owned_of
 from bundlemage.store.records import Owned
 from bundlemage.store.repository import Store
 from bundlemage.wire.design import DesignIn
-from bundlemage.wire.design_answers import DesignsFor, Explained, ExplanationsFor, ForecastOut
+from bundlemage.wire.design_answers import DesignedItem, DesignsFor, Explained, ExplanationsFor, ForecastOut
 from bundlemage.wire.requests import ExplainIn, ScoreIn, UserOrHistory
 
 router = APIRouter(prefix="/v1", tags=["design"])
 USERS_AT_A_TIME = 2000
 """The number of users that are read from the store at a time."""
+IN_A_DESIGN = 10
+"""Maximum number of reasons for each item of a design. It is small because a design has many items."""
+IN_AN_EXPLANATION = 100
+"""Maximum number of reasons in an explanation."""
 
 
 @router.post("/design", **allow("read", 409, 413, also={422: impossible_design()}))
@@ -39,7 +42,11 @@ async def design(body: DesignIn, service: TheService, request_id: RequestId, req
         # Items that are newer than the model are never added, so their costs do not matter.
         costs = {name: cost for name, cost in body.costs.items() if live.in_model(name)}
         designs = live.design(owned, body.model_copy(update={"costs": costs}))
-        return designs_out(designs, about(request_id, live, body, live.known_of(owned)))
+        bundles = tuple(
+            design.model_copy(update={"items": tuple(map(_shortened, design.items))}) for design in designs
+        )
+        facts = about(request_id, live, body, live.known_of(owned))
+        return DesignsFor(**{**vars(designs), "bundles": bundles}, **facts)
 
     return await service.at_length(work, request.is_disconnected)
 
@@ -102,6 +109,10 @@ def everyone(store: Store) -> Iterator[Mapping[str, Owned]]:
     while users := store.users(limit=USERS_AT_A_TIME, after=after):
         after = users[-1].id
         yield store.histories([user.id for user in users])
+
+
+def _shortened(item: DesignedItem) -> DesignedItem:
+    return item if item.why is None else item.model_copy(update={"why": item.why.shortened(IN_A_DESIGN)})
 
 
 def _owned(live: Live, store: Store, asker: UserOrHistory) -> Owned:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from bundlemage.core.shop import Recommendation
 from bundlemage.live import Live
-from bundlemage.service.answers import ranked_bundle, ranked_item
 from bundlemage.service.routes.common import (
     BundleId,
     HowMany,
@@ -20,13 +20,24 @@ from bundlemage.service.routes.common import (
     answer_to,
     check_known_items,
     filter_of,
+    items_of,
     known,
 )
-from bundlemage.wire.answers import BundlesFor, Gate, ItemsFor, SimilarBundles
+from bundlemage.wire.answers import BundlesFor, Gate, ItemsFor, RankedBundle, RankedItem, SimilarBundles
 from bundlemage.wire.requests import CompleteIn, RecommendIn
 
 router = APIRouter(prefix="/v1", tags=["recommendations"])
 Details = Annotated[bool, Query(description="Whether each bundle lists its items.")]
+
+
+def ranked_bundle(answer: Recommendation, live: Live, *, details: bool) -> RankedBundle:
+    """A recommended bundle. With `details`, its items are listed."""
+    bundle = live.stock.bundles[answer.id]
+    facts = {**vars(answer), **vars(bundle)}
+    del facts["items"]  # a field that is not set is left out of the JSON
+    if details:
+        facts["items"] = items_of(bundle, live)
+    return RankedBundle(**facts)
 
 
 @router.get("/users/{user_id:id}/bundles", response_model_exclude_unset=True, **allow("read", 404, 409))
@@ -59,7 +70,8 @@ async def recommend(body: RecommendIn, service: TheService, request_id: RequestI
 async def complete(body: CompleteIn, service: TheService, request_id: RequestId) -> ItemsFor:
     """The items that best complete a bundle for a user. For an empty bundle: the best first items."""
     answer = await answer_to(body, body.k, tuple(dict.fromkeys(body.items)), service, request_id)
-    items = tuple(ranked_item(one, answer.live) for one in answer.recommendations)
+    stock = answer.live.stock.items
+    items = tuple(RankedItem(**{**vars(one), **vars(stock[one.id])}) for one in answer.recommendations)
     return ItemsFor(**about(request_id, answer.live, body, answer.known), items=items)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query, Response
 
 from bundlemage.live import Live
-from bundlemage.service.answers import bundle_out, item_out
 from bundlemage.service.problems import ApiError, responses
-from bundlemage.service.routes.common import RequestId, TheService, UserId, allow
+from bundlemage.service.routes.common import RequestId, TheService, UserId, allow, bundle_out, item_out
 from bundlemage.service.security import Writer
 from bundlemage.store.records import Bundle, InteractionRecord, Item
 from bundlemage.wire.answers import UserOut, UserPage, Written
@@ -97,8 +96,7 @@ def interactions(
 
 
 def _record(interaction: InteractionIn) -> InteractionRecord:
-    user, at, request_id = interaction.user_id, interaction.at, interaction.request_id
-    if interaction.item_id is not None:
-        return InteractionRecord(user, "item", interaction.item_id, at, request_id)
-    assert interaction.bundle_id is not None
-    return InteractionRecord(user, "bundle", interaction.bundle_id, at, request_id)
+    thing = interaction.item_id or interaction.bundle_id
+    assert thing is not None
+    kind: Literal["item", "bundle"] = "bundle" if interaction.item_id is None else "item"
+    return InteractionRecord(interaction.user_id, kind, thing, interaction.at, interaction.request_id)
