@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
 
+# Python keeps what it compiled, or each of the many processes of the tests would compile it again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo serve test test-slow bench reproduce lint clean
 
 help:

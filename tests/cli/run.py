@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+from fnmatch import fnmatch
+from functools import partial
+from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 from typer.testing import CliRunner, Result
 
 from bundlemage.cli.main import app
+from bundlemage.data import folders
+from tests.forked import run_forked
 
 TINY = ["--set", "embedding_dim=8", "--set", "batch_size=64", "--epochs", "2", "--device", "cpu"]
 
@@ -27,48 +34,38 @@ def run_json(*arguments: object) -> Any:
     return json.loads(run(*arguments, "--json").stdout)
 
 
+def run_apart(*arguments: object) -> str:
+    """Run a command in a process of its own. Return what it prints on stdout."""
+    done = run_forked(arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def start(*arguments: object) -> subprocess.Popen[str]:
-    """Run a command in a process of its own."""
+    """Start a command in a process of its own."""
     command = [sys.executable, "-m", "bundlemage", *(str(argument) for argument in arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-_STOPPING = """
-import fnmatch, os, sys
-from bundlemage.data import folders
-
-pattern, left, how = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-del sys.argv[1:4]
-put = folders.into_place
-
-def into_place(temporary, path):
-    global left
-    put(temporary, path)
-    if fnmatch.fnmatch(path.name, pattern):
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), how)
-
-folders.into_place = into_place
-from bundlemage.cli.main import main
-main()
-"""
-
-
-def stopped(
-    file: str, times: int, *arguments: object, how: signal.Signals = signal.SIGKILL
-) -> subprocess.CompletedProcess[str]:
+def stopped(file: str, times: int, *arguments: object, how: int = signal.SIGKILL) -> CompletedProcess[str]:
     """Run a command that gets a signal as soon as it has written so many files of this name.
 
     The command sends it to itself, so it stops at the same place on any machine, however busy.
     """
-    command = [sys.executable, "-c", _STOPPING, file, str(times), str(int(how)), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == (130 if how is signal.SIGINT else -how), done.stderr
+    done = run_forked(arguments, before=partial(_stop_at, file, times, how))
+    assert done.returncode == (130 if how == signal.SIGINT else -how), done.stderr
     return done
 
 
-def finish(process: subprocess.Popen[str]) -> str:
-    stdout, stderr = process.communicate(timeout=240)
-    assert process.returncode == 0, stderr
-    return stdout
+def _stop_at(pattern: str, times: int, how: int) -> None:
+    put, left = folders.into_place, times
+
+    def into_place(temporary: Path, path: Path) -> None:
+        nonlocal left
+        put(temporary, path)
+        if fnmatch(path.name, pattern):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), how)
+
+    vars(folders)["into_place"] = into_place

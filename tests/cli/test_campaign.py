@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.campaign import faults, rows_of
 from bundlemage import Recommender
-from tests.cli.run import TINY, finish, run, run_json, start, stopped
+from tests.cli.run import TINY, run, run_apart, run_json, stopped
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_killed_and_resumed_the_files_are_the_same(model: Path, tmp_path: Path) 
     stopped("part-*.parquet", 2, "campaign", model, "-o", killed, *LIMITS)
     assert not (killed / "campaign.json").exists()
     assert len(list((killed / "parts").glob("part-*"))) == 2
-    resumed = json.loads(finish(start("campaign", model, "-o", killed, *LIMITS, "--resume", "--json")))
+    resumed = json.loads(run_apart("campaign", model, "-o", killed, *LIMITS, "--resume", "--json"))
     assert {**resumed, "seconds": 0, "folder": ""} == {**done, "seconds": 0, "folder": ""}
     assert contents(killed) == contents(whole)
     table = ds.dataset(killed / "parts", format="parquet").to_table()

@@ -13,7 +13,8 @@ from bundlemage.errors import CheckpointError
 from bundlemage.sample.generate import write_shop
 from bundlemage.studies.comparison import Comparison
 from bundlemage.training.checkpoint import RunFolder
-from tests.cli.run import TINY, finish, run, run_json, start, stopped
+from tests.cli.run import TINY, run, run_apart, run_json, stopped
+from tests.forked import run_forked
 from tests.small_shop import small_shop
 
 
@@ -166,21 +167,20 @@ def without_times(found: Any) -> Any:
 
 
 def test_kill_and_run_again(shop: Path, tmp_path: Path) -> None:
-    asked = ["compare", shop, "-m", "popularity,bundlemage", *SMALL, "--epochs", "60", "--json", "--cache"]
-    whole = json.loads(finish(start(*asked, tmp_path / "whole")))
+    asked = ["compare", shop, "-m", "popularity,bundlemage", *SMALL, "--epochs", "12", "--json", "--cache"]
+    whole = json.loads(run_apart(*asked, tmp_path / "whole"))
 
     cache = tmp_path / "killed"
     stopped("last.safetensors", 2, *asked, cache)
-    assert 1 < epochs_done(cache) < 60
+    assert 1 < epochs_done(cache) < 12
     finished = {file: file.stat().st_mtime_ns for file in cache.glob("*.json")}
     assert len(finished) == 1  # popularity
 
-    process = start(*asked, cache)
-    stdout, stderr = process.communicate(timeout=240)
-    assert process.returncode == 0, stderr
-    assert "popularity on shop, paper, seed 0: done from the cache" in stderr
+    again = run_forked([*asked, cache])
+    assert again.returncode == 0, again.stderr
+    assert "popularity on shop, paper, seed 0: done from the cache" in again.stderr
     assert {file: file.stat().st_mtime_ns for file in finished} == finished
-    assert without_times(json.loads(stdout)) == without_times(whole)
+    assert without_times(json.loads(again.stdout)) == without_times(whole)
     assert {file.suffix for file in cache.iterdir()} == {".json", ".npz"}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from bundlemage.errors import CheckpointError
 from bundlemage.training.checkpoint import RunFolder
-from tests.cli.run import finish, run, start, stopped
+from tests.cli.run import run, run_apart, stopped
 
 SMALL = ["--set", "embedding_dim=16", "--set", "batch_size=512", "--device", "cpu"]
 SETTINGS = [*SMALL, "--epochs", "20", "--json"]
@@ -32,14 +32,14 @@ def epochs_done(model: Path) -> int:
     ],
 )
 def test_kill_and_resume_give_the_same_model(more: list[str], tmp_path: Path) -> None:
-    whole = json.loads(finish(start("train", "-o", tmp_path / "whole", *SETTINGS, *more)))
+    whole = json.loads(run_apart("train", "-o", tmp_path / "whole", *SETTINGS, *more))
 
     killed = ["train", "-o", tmp_path / "killed", *SETTINGS, *more]
     stopped("last.safetensors", 3, *killed, "--checkpoint-every", 1)
     assert not (tmp_path / "killed").exists()
     assert epochs_done(tmp_path / "killed") == 3
 
-    resumed = json.loads(finish(start(*killed, "--resume")))
+    resumed = json.loads(run_apart(*killed, "--resume"))
     assert resumed["test"] == whole["test"]
     assert resumed["best_epoch"] == whole["best_epoch"]
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "killed")]

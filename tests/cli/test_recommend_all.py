@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.cli.run import TINY, finish, run, run_json, start
+from tests.cli.run import TINY, run, run_apart, run_json
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ class TestEveryone:
         assert "users a second" in said
 
     def test_in_a_process_of_its_own_only_json_is_on_stdout(self, model: Path, tmp_path: Path) -> None:
-        printed = finish(start("recommend-all", model, "-o", tmp_path / "a.parquet", "--json"))
+        printed = run_apart("recommend-all", model, "-o", tmp_path / "a.parquet", "--json")
         assert set(json.loads(printed)) == {"users", "rows", "seconds", "users_per_second", "file"}
 
     def test_nothing_left_is_said_in_words(self, model: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -25,12 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.docs.commands import run_forked
+from tests.forked import run_forked
 
 ROOT = Path(__file__).resolve().parents[2]
 _TRAINING = re.compile(
     r"bundlemage train (?P<data>shop) -o (?P<model>[\w/-]+)(?P<options>(?: --[\w-]+ [\w=.]+)*)(?:\s+#.*)?"
 )
+_PLAIN = re.compile(r"bundlemage [^|&;<>$`\n]*")
+"""A command that needs no shell."""
 _FENCE = re.compile(r"^```(\w+)?[ \t]*([^\n]*)\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
 
 
@@ -145,9 +148,11 @@ class Shell:
     def _run(self, command: str, block: Block, folder: Path | None = None) -> str:
         """Run one command and return what it printed."""
         folder = folder or self.folder
-        done = run_forked(command, folder, self._environment)
-        if done is None:
-            ended = subprocess.run(
+        if _PLAIN.fullmatch(command):
+            arguments = shlex.split(command, comments=True)[1:]
+            done = run_forked(arguments, folder, self._environment, same_output=True)
+        else:
+            done = subprocess.run(
                 ["bash", "-c", command],
                 cwd=folder,
                 env=self._environment,
@@ -157,10 +162,8 @@ class Shell:
                 timeout=240,
                 check=False,
             )
-            done = ended.returncode, ended.stdout
-        code, printed = done
-        assert code == block.exit_code, f"{block.place}: $ {command}\n{printed}"
-        return printed
+        assert done.returncode == block.exit_code, f"{block.place}: $ {command}\n{done.stdout}"
+        return done.stdout
 
     def _trained(self, training: re.Match[str], block: Block) -> str:
         """Copy the model of a training that another page ran, or run it now. Return what it printed."""

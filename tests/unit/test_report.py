@@ -18,7 +18,7 @@ from bundlemage.models.registry import model_names
 from bundlemage.readers import pathak
 from bundlemage.readers.load import SAMPLE
 from bundlemage.recipe import recipe_names
-from bundlemage.studies import findings, paper, plan, report
+from bundlemage.studies import findings, paper, plan, report, sections
 from bundlemage.studies.cells import Cell, Contender
 from bundlemage.studies.findings import Findings, ReproduceOptions, gather
 from bundlemage.studies.render import Grid, rendered
@@ -121,6 +121,12 @@ def youshu_report(youshu: Findings, tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that look at text alone: drawing takes most of the time of a report."""
+    monkeypatch.setattr(sections, "drawn_figures", lambda _: [])
+
+
 # ── What a report holds ──────────────────────────────────────────────────────────────────────────
 
 
@@ -148,6 +154,7 @@ def test_the_page_is_sound_and_every_table_is_there(youshu_report: Path) -> None
     assert "http" not in re.sub(r'https?://(www\.w3\.org|github\.com)[^\s"<]*', "", page)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_page_and_markdown_say_the_same(youshu_report: Path, youshu: Findings) -> None:
     page = " ".join(Checker((youshu_report / "index.html").read_text(encoding="utf-8")).words)
     text = (youshu_report / "report.md").read_text(encoding="utf-8")
@@ -184,6 +191,7 @@ def test_every_number_of_the_paper_is_beside_ours(youshu_report: Path) -> None:
     assert ".2920" in text, "published, and not run here"
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_each_table_has_the_command_that_makes_it(youshu: Findings, youshu_data: Path) -> None:
     text = markdown(youshu)
     assert "bundlemage compare DATA/youshu/authors/mat --seeds 0,1 --epochs 1" in text
@@ -225,6 +233,7 @@ def test_what_is_known_is_not_run_again(sample: Findings, cache: Path) -> None:
     assert again.cases == sample.cases
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_nothing_is_trained_where_only_the_cache_is_asked(tmp_path: Path, youshu_data: Path) -> None:
     found = gather(options("youshu", youshu_data, tmp_path, only_cached=True))
     assert found.outcomes == ()
@@ -250,6 +259,7 @@ def test_validation_curves_are_kept_with_the_results(youshu_data: Path, tmp_path
 # ── What is missing ──────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_part_that_is_missing_is_named_with_its_place(tmp_path: Path, cache: Path) -> None:
     folder = tmp_path / "youshu"
     write_matching(folder / "authors" / "mat")
@@ -321,6 +331,7 @@ def test_unknown_things_are_refused_before_anything_is_read(tmp_path: Path) -> N
 # ── Writing ──────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_report_replaces_a_report_whole(youshu: Findings, tmp_path: Path) -> None:
     folder = tmp_path / "report"
     report.write_report(youshu, folder)
@@ -330,6 +341,7 @@ def test_a_report_replaces_a_report_whole(youshu: Findings, tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["report"], "nothing is left beside it"
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_report_that_cannot_be_finished_leaves_the_old_one(
     youshu: Findings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -33,7 +34,12 @@ Work = Callable[[Any, Task, Ask], Result]
 the top level of a module."""
 
 SECONDS_TO_END = 5.0
-_SPAWN = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+# Processes are forked from a server process that has imported torch. So a process starts in milliseconds, not
+# in seconds. The server process never starts CUDA, which does not survive a fork. Windows cannot fork.
+if sys.platform == "win32":
+    _PROCESSES = multiprocessing.get_context("spawn")
+else:
+    _PROCESSES = multiprocessing.get_context("forkserver")
 
 
 @dataclass(frozen=True)
@@ -133,10 +139,13 @@ class _PoolProcess:
     """The command's handle of a process in the pool."""
 
     def __init__(self, work: Work[Any, Any], shared: bytes, threads: int) -> None:
-        self.pipe, theirs = _SPAWN.Pipe()
+        self.pipe, theirs = _PROCESSES.Pipe()
         self.task: Any = None
         self._shared: bytes | None = shared
-        self.process = _SPAWN.Process(target=_process, args=(theirs, work, threads), daemon=True)
+        self.process = _PROCESSES.Process(
+            target=_process, args=(theirs, work, threads, dict(os.environ)), daemon=True
+        )
+        _PROCESSES.set_forkserver_preload(["torch", work.__module__])
         with _ctrl_c_held_back():
             self.process.start()
         theirs.close()  # so the pipe closes when the process ends
@@ -186,7 +195,10 @@ def _ctrl_c_held_back() -> Iterator[None]:
 # ── In the other process ─────────────────────────────────────────────────────────────────────────
 
 
-def _process(pipe: Connection[Any, Any], work: Work[Any, Any], threads: int) -> None:
+def _process(
+    pipe: Connection[Any, Any], work: Work[Any, Any], threads: int, environment: dict[str, str]
+) -> None:
+    os.environ.update(environment)  # it may have changed since the server process was started
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_command, daemon=True).start()
     torch.set_num_threads(threads)
