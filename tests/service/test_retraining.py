@@ -110,9 +110,9 @@ def asked(split: Split) -> Names:
 
 
 def test_an_ensemble_is_replaced_by_one_of_as_many_members(file_store: Store, tmp_path: Path) -> None:
-    open_early(file_store, early_model(tmp_path / "shop", ensemble=2))
+    open_early(file_store, early_model(tmp_path / "shop", ensemble=2, epochs=1))
     sell(file_store)
-    outcome = retrain(file_store, force=True)
+    outcome = retrain(file_store, force=True, settings={"epochs": 1})
     assert outcome.path is not None
     model = Recommender.load(outcome.path, device="cpu")
     assert model.ensemble == 2
@@ -205,10 +205,11 @@ def test_too_few_users_to_ask_about(file_store: Store, little_learned: Path, tmp
     waiting = retrain(file_store, on_split=refuse)
     assert (waiting.published, waiting.cases, waiting.training) == (False, 29, None)
     assert "29 users" in waiting.reason
-    assert retrain(file_store, min_cases=29, models=tmp_path / "a").comparison is not None
+    quick = {"epochs": 1}
+    assert retrain(file_store, min_cases=29, models=tmp_path / "a", settings=quick).comparison is not None
 
     file_store.publish(record_of(little_learned))
-    forced = retrain(file_store, force=True, models=tmp_path / "b")
+    forced = retrain(file_store, force=True, models=tmp_path / "b", settings=quick)
     assert forced.published
     assert forced.comparison is None
     assert forced.training is not None
@@ -334,7 +335,7 @@ def test_what_cannot_work_is_said_before_training(
     (tmp_path / "file").write_text("")
     with pytest.raises(ArtifactError, match="no model can be written to"):
         retrain(file_store, models=tmp_path / "file" / "models")
-    moved = early_model(tmp_path / "moved", seed=1)
+    moved = early_model(tmp_path / "moved", seed=1, epochs=1)
     file_store.publish(record_of(moved))
     Recommender.load(little_learned, device="cpu").save(moved, overwrite=True)
     with pytest.raises(ArtifactError, match="no longer holds the model"):
@@ -344,7 +345,7 @@ def test_what_cannot_work_is_said_before_training(
 def test_a_model_published_meanwhile_stays(file_store: Store, little_learned: Path, tmp_path: Path) -> None:
     open_early(file_store, little_learned)
     sell(file_store)
-    other = record_of(early_model(tmp_path / "other", seed=1))
+    other = record_of(early_model(tmp_path / "other", seed=1, epochs=1))
 
     def rival(stage: str, done: float, of: float, note: str = "") -> None:
         if stage.startswith("cases of"):
@@ -362,7 +363,7 @@ def test_a_model_published_at_the_last_moment_stays_unless_forced(
 ) -> None:
     open_early(file_store, little_learned)
     sell(file_store)
-    other = record_of(early_model(tmp_path / "other", seed=1))
+    other = record_of(early_model(tmp_path / "other", seed=1, epochs=1))
 
     def after_the_verdict(*given: Any) -> list[Evaluation]:
         file_store.publish(other)
