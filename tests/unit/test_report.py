@@ -18,7 +18,7 @@ from bundlemage.models.registry import model_names
 from bundlemage.readers import pathak
 from bundlemage.readers.load import SAMPLE
 from bundlemage.recipe import recipe_names
-from bundlemage.studies import findings, paper, plan, report, sections
+from bundlemage.studies import findings, paper, plan, report
 from bundlemage.studies.cells import Cell, Contender
 from bundlemage.studies.findings import Findings, ReproduceOptions, gather
 from bundlemage.studies.render import Grid, rendered
@@ -124,7 +124,7 @@ def youshu_report(youshu: Findings, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that look at text alone: drawing takes most of the time of a report."""
-    monkeypatch.setattr(sections, "drawn_figures", lambda _: [])
+    monkeypatch.setattr(report, "drawn_figures", lambda _: [])
 
 
 # ── What a report holds ──────────────────────────────────────────────────────────────────────────
