@@ -239,7 +239,7 @@ def test_nothing_is_trained_where_only_the_cache_is_asked(tmp_path: Path, youshu
     assert found.outcomes == ()
     text = markdown(found)
     assert "not run (.3828)" in text
-    assert "no training was asked for" in text
+    assert "no training was requested" in text
     assert not list(tmp_path.rglob("*.npz"))
 
 

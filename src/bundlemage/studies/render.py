@@ -83,7 +83,7 @@ def legend(table: ResultTable, *, times: bool = True) -> str:
         parts.append(f"±: standard deviation over {seeds} seeds.")
     if any(not row.distinguishable for row in table.rows):
         level = f"{LEVEL:g}".removeprefix("0")
-        together = ", those of one bundle taken together" if table.task == "generation" else ""
+        together = ", cases of one bundle grouped" if table.task == "generation" else ""
         averaged = ", values averaged over the seeds" if seeds > 1 else ""
         parts.append(
             f"{LIKE}: not significantly different from the best by {table.metric} "
@@ -100,9 +100,9 @@ def described(facts: DataFacts) -> str:
     cases += [f"{facts.generation_cases:,} generation"] * bool(facts.generation_cases)
     return (
         f"{facts.users:,} users, {facts.bundles:,} bundles, {facts.items:,} items; "
-        f"{facts.user_bundle_pairs:,} user-bundle ({facts.training_pairs:,} to learn from), "
+        f"{facts.user_bundle_pairs:,} user-bundle ({facts.training_pairs:,} for training), "
         f"{facts.user_item_pairs:,} user-item and {facts.bundle_item_pairs:,} bundle-item pairs; "
-        f"{' and '.join(cases)} cases to test on."
+        f"{' and '.join(cases)} test cases."
     )
 
 

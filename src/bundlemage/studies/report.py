@@ -171,15 +171,15 @@ def banners(findings: Findings) -> tuple[str, ...]:
     lines = []
     if findings.options.epochs is not None:
         lines.append(
-            f"A trial: every model was trained for at most {findings.options.epochs} epochs, so its figures "
-            "do not show how good it can be."
+            f"A trial: every model was trained for at most {findings.options.epochs} epochs, so the "
+            "results do not show how good it can be."
         )
     if findings.options.dataset == SAMPLE:
         lines.append("The sample shop is generated: it shows how things work, not how real shops behave.")
     if findings.partial:
         lines.append(
-            f"What is measured here is {pathak.PARTIAL_NAME}, not the paper's Steam: who owns which game is "
-            "reconstructed, so none of its figures stands beside the paper's."
+            f"The data is {pathak.PARTIAL_NAME}, not the paper's Steam: it is reconstructed which user owns "
+            "which game. So the results are not compared with the paper's."
         )
     if findings.nothing:
         lines.append(
@@ -209,7 +209,7 @@ def summary(findings: Findings) -> tuple[str, ...]:
         lines.append("No row is far from the paper's figure.")
     impossible = [result.plan.title for result in findings.tables if result.reason is not None]
     if impossible:
-        lines.append(f"Not possible with the files that are here: {words(impossible)}.")
+        lines.append(f"Not possible with the available files: {words(impossible)}.")
     if findings.missing:
         lines.append(
             f"Missing: {words([missing.part for missing in findings.missing])} (see “Missing files”)."
@@ -382,8 +382,8 @@ def _legend(result: TableResult, times: bool) -> str:
     if result.plan.beside:
         whose = "the paper's" if result.plan.beside == "the paper" else "the published"
         parts.append(
-            f"Beside ours, {whose} figure ({NONE}: there is none) and the difference: ≈ within "
-            f"{NEAR_SHARE:.0%} or {figure(NEAR_FIGURE)} of it, ▲ above, ▼ below."
+            f"Beside our figure: {whose} figure ({NONE}: none) and the difference (≈ within "
+            f"{NEAR_SHARE:.0%} or {figure(NEAR_FIGURE)}, ▲ above, ▼ below)."
         )
     return " ".join(parts)
 

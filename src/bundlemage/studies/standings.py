@@ -80,7 +80,7 @@ class ResultTable:
         if not jobs or jobs == [1]:
             return ""
         count = f"{jobs[0]} to {jobs[-1]}" if len(jobs) > 1 else f"{jobs[0]}"
-        return f"measured with {count} runs at a time, so it is no measure of speed"
+        return f"measured with {count} runs at a time, so it does not show the speed"
 
     def ranked(self) -> ResultTable:
         """Returns the same table with the best row first and failed rows last."""
