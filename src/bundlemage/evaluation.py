@@ -26,33 +26,25 @@ PerCase = dict[str, Tensor]
 """For each metric, a tensor with the value of each case."""
 
 
-def tie_intervals(scores: Tensor, positives: Ragged) -> tuple[Tensor, Tensor]:
-    """Returns for each positive the number of candidates with a higher score, and with the same score.
-
-    The second number includes the positive itself. `scores` is [cases, candidates]; a score of −∞ means that
-    there is no candidate. Both results are [positives].
-    """
-    if torch.isnan(scores).any() or torch.isposinf(scores).any():
-        raise ValueError("a score is not a number or infinite, so there is no ranking")
-    case = positives.row_of_entry()
-    own = scores[case, positives.values]  # [positives]
-    higher, equal = torch.empty_like(case), torch.empty_like(case)
-    step = cases_at_a_time(scores.shape[1])
-    for start in range(0, len(case), step):
-        chunk = slice(start, start + step)
-        rows, mine = scores[case[chunk]], own[chunk, None]
-        higher[chunk] = (rows > mine).sum(1)
-        equal[chunk] = (rows == mine).sum(1)
-    return higher, equal
-
-
 def ranking_metrics(scores: Tensor, positives: Ragged, ks: Sequence[int] = DEFAULT_KS) -> dict[str, Tensor]:
     """Returns `recall@k` and `ndcg@k` for each k. Each is a tensor [cases], in float64 (on MPS in float32).
 
     Recall is the share of a case's positives that are among the first k candidates. For nDCG, the ideal
-    ranking has all positives first. The value of a case without positives is nan.
+    ranking has all positives first. The value of a case without positives is nan. `scores` is [cases,
+    candidates]; a score of −∞ means that there is no candidate.
     """
-    higher, equal = tie_intervals(scores, positives)
+    if torch.isnan(scores).any() or torch.isposinf(scores).any():
+        raise ValueError("a score is not a number or infinite, so there is no ranking")
+    row, counts = positives.row_of_entry(), positives.lengths
+    own = scores[row, positives.values]  # [positives]
+    # For each positive, the number of candidates with a higher score, and with the same score (also itself).
+    higher, equal = torch.empty_like(row), torch.empty_like(row)
+    step = cases_at_a_time(scores.shape[1])
+    for start in range(0, len(row), step):
+        chunk = slice(start, start + step)
+        others, mine = scores[row[chunk]], own[chunk, None]
+        higher[chunk] = (others > mine).sum(1)
+        equal[chunk] = (others == mine).sum(1)
     device, cases = scores.device, len(positives)
     width = max(1, scores.shape[1], *ks)
     # MPS has no float64.
@@ -60,7 +52,6 @@ def ranking_metrics(scores: Tensor, positives: Ragged, ks: Sequence[int] = DEFAU
     gains = 1 / torch.log2(torch.arange(width, device=device, dtype=real) + 2)
     # The DCG if the first 0, 1, 2, … candidates are all positives.
     cumulative = torch.cat([gains.new_zeros(1), gains.cumsum(0)])
-    row, counts = positives.row_of_entry(), positives.lengths
     metrics = {}
     for k in ks:
         first, last = higher.clamp(max=k), (higher + equal).clamp(max=k)

@@ -29,7 +29,7 @@ from bundlemage.recipe import Recipe
 from bundlemage.store.records import Sales
 from bundlemage.studies.cells import Cell, Contender
 from bundlemage.studies.outcome import FORMAT, Cache
-from bundlemage.studies.plan import table_plans
+from bundlemage.studies.reproduction import table_plans
 from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.history import EpochProgress, EpochRecord, Observer, TensorBoard, kept
 from tests.cli.run import TINY, run, run_json
@@ -250,7 +250,7 @@ class TestTraining:
 
         with pytest.raises(RuntimeError):
             fit(Epochs(2, after=after), resume=False)
-        assert RunFolder(tmp_path / "run").can_go_on()
+        assert RunFolder(tmp_path / "run").can_resume()
         seen = Epochs()
         resumed = fit(seen, resume=True)
         left = [(2, epoch) for epoch in range(1 + after, 4)] + [(3, 1), (3, 2), (3, 3)]

@@ -18,11 +18,11 @@ from bundlemage.models.registry import model_names
 from bundlemage.readers import pathak
 from bundlemage.readers.load import SAMPLE
 from bundlemage.recipe import recipe_names
-from bundlemage.studies import findings, paper, plan, report
+from bundlemage.studies import paper, report, reproduction
 from bundlemage.studies.cells import Cell, Contender
-from bundlemage.studies.findings import Findings, ReproduceOptions, gather
 from bundlemage.studies.render import Grid, rendered
 from bundlemage.studies.report import banners, signed, summary, tone_of
+from bundlemage.studies.reproduction import Findings, ReproduceOptions, gather
 from bundlemage.training.history import EpochRecord, Observer
 from tests.published_files import write_bgcn, write_generation, write_matching, write_pathak
 
@@ -32,7 +32,7 @@ VOID = {"meta", "br", "img", "hr", "link", "input"}
 
 
 def every_name(dataset: str) -> set[str]:
-    return {entry.name for one in plan.table_plans(dataset) for entry in one.entries}
+    return {entry.name for one in reproduction.table_plans(dataset) for entry in one.entries}
 
 
 def skipped(dataset: str, *more: str) -> tuple[str, ...]:
@@ -180,7 +180,7 @@ def test_every_number_of_the_paper_is_beside_ours(youshu_report: Path) -> None:
     results = json.loads((youshu_report / "results.json").read_text(encoding="utf-8"))
     text = (youshu_report / "report.md").read_text(encoding="utf-8")
     tables = {table["key"]: table for table in results["tables"]}
-    assert list(tables) == [one.key for one in plan.table_plans("youshu")]
+    assert list(tables) == [one.key for one in reproduction.table_plans("youshu")]
     row = next(row for row in tables["matching"]["rows"] if row["name"] == "bpr")
     assert row["paper"]["ndcg@5"] == 0.3828
     assert set(row["ours"]) == set(paper.METRICS["matching"])
@@ -392,7 +392,7 @@ def test_text_that_is_not_ours_stays_text(youshu: Findings) -> None:
         options=replace(youshu.options, note=evil),
         tables=tuple(tables),
         failures={evil: evil},
-        missing=(plan.MissingFiles(evil, (evil,), evil),),
+        missing=(reproduction.MissingFiles(evil, (evil,), evil),),
     )
     made = report.content(poisoned)
     page = rendered("report", "html", **made)
@@ -418,10 +418,10 @@ def test_a_difference_is_near_within_a_twentieth_or_noise() -> None:
 
 def test_every_row_can_be_run() -> None:
     """By a recipe or a registered model, for every dataset."""
-    for dataset in plan.STUDIES:
-        for one in plan.table_plans(dataset):
+    for dataset in reproduction.STUDIES:
+        for one in reproduction.table_plans(dataset):
             for entry in one.entries:
-                made = plan.contender(entry.name, one.recipes, 7)
+                made = reproduction.contender(entry.name, one.recipes, 7)
                 assert made.model in model_names()
                 if "epochs" in made.config().model_dump():
                     assert made.settings["epochs"] == 7
@@ -430,17 +430,19 @@ def test_every_row_can_be_run() -> None:
 
 
 def test_recipes_go_before_defaults() -> None:
-    assert plan.recipe_of("bundlemage", "youshu") == "youshu/bundlemage"
-    assert plan.recipe_of("ablation-avg", "netease") == "youshu/ablation-avg", "the paper has one set for all"
-    assert plan.recipe_of("popularity", "nowhere") is None
+    assert reproduction.recipe_of("bundlemage", "youshu") == "youshu/bundlemage"
+    assert reproduction.recipe_of("ablation-avg", "netease") == "youshu/ablation-avg", (
+        "the paper has one set for all"
+    )
+    assert reproduction.recipe_of("popularity", "nowhere") is None
     assert "youshu/bundlemage" in recipe_names()
 
 
 def test_a_row_shares_its_result_with_compare(youshu_data: Path) -> None:
     """The key of a cell does not know what the row is called."""
-    split = plan.read_parts("youshu", youshu_data)[plan.MATCHING_PART].split
+    split = reproduction.read_parts("youshu", youshu_data)[reproduction.MATCHING_PART].split
     assert split is not None
-    ours = plan.contender("bundlemage", "youshu")
+    ours = reproduction.contender("bundlemage", "youshu")
     theirs = Contender.parse("youshu/bundlemage")
     assert Cell(ours, split, 0).key == Cell(theirs, split, 0).key
 
@@ -462,11 +464,11 @@ def test_the_model_of_a_case_study_goes_on_after_an_interruption(
             if record.epoch == 12:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(findings, "EpochProgress", lambda _: Stop())
+    monkeypatch.setattr(reproduction, "EpochProgress", lambda _: Stop())
     with pytest.raises(KeyboardInterrupt):
         gather(asked)
     watch = Watch()
-    monkeypatch.setattr(findings, "EpochProgress", lambda _: watch)
+    monkeypatch.setattr(reproduction, "EpochProgress", lambda _: watch)
     assert gather(asked).cases[0].study is not None
     assert 1 <= len(watch.done) <= 12, "from a checkpoint: the first epoch has one, the 13th was not reached"
     assert not list(tmp_path.glob("*.run"))

@@ -328,9 +328,8 @@ def reproduce(
     """
     from bundlemage.cli.compare_progress import watching
     from bundlemage.studies.figures import require_plots
-    from bundlemage.studies.findings import ReproduceOptions, gather
-    from bundlemage.studies.plan import STUDIES
     from bundlemage.studies.report import banners, check_writable, results_of, summary, write_report
+    from bundlemage.studies.reproduction import STUDIES, ReproduceOptions, gather
     from bundlemage.training.devices import resolve_device
 
     if dataset not in STUDIES:

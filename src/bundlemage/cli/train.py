@@ -229,16 +229,16 @@ def _check_output(output: Path, checkpoints: Path, resume: bool, overwrite: bool
         raise ArtifactError(
             f"{output} cannot be written: no permission to write in {output.parent.resolve()}"
         )
-    can_go_on = RunFolder(checkpoints).can_go_on()
+    can_resume = RunFolder(checkpoints).can_resume()
     if resume or overwrite:
         check_replaceable(output)
-        if resume and output.exists() and not can_go_on:
+        if resume and output.exists() and not can_resume:
             raise CheckpointError(
                 f"nothing to resume: {output} is a finished model. Use --overwrite to train again."
             )
-        if resume and not can_go_on:
+        if resume and not can_resume:
             show.note("nothing to resume: starting from the beginning")
-    elif can_go_on:
+    elif can_resume:
         raise CheckpointError(
             f"{checkpoints} holds a run that was cut off: "
             "add --resume to continue it, or --overwrite to start over"

@@ -29,7 +29,7 @@ from torch import Tensor
 from bundlemage import __version__
 from bundlemage.data.dataset import BundleDataset, Vocabulary
 from bundlemage.data.splits import Split, SplitPlan
-from bundlemage.errors import BundleMageError, CheckpointError, ConfigError, NoModelYetError
+from bundlemage.errors import BundleMageError, CheckpointError, NoModelYetError
 from bundlemage.evaluation import case_metrics, evaluation_of
 from bundlemage.models.base import Completer, Interactions, Learner, Matcher, Model, Sizes, can
 from bundlemage.models.config import ModelConfig
@@ -49,7 +49,6 @@ from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.devices import resolve_device
 from bundlemage.training.history import SELECTION_METRIC, EpochRecord, Observer, mean_validation
 
-_PROCESS = Path("/proc/self")
 _TINY = Sizes(8, 8, 8)
 
 
@@ -169,11 +168,6 @@ def run(
 
 def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Observer]) -> Outcome:
     contender, split = cell.contender, cell.split
-    if not cell.can_be_tested:
-        raise ConfigError(
-            f"{contender.label} cannot do any task of this split, which has "
-            f"{'no ' * (not split.test)}matching and {'no ' * (not split.generation)}generation cases"
-        )
     config = contender.config(cell.seed, device)
     where = resolve_device(config.device)
     _warm_up(str(where))
@@ -225,7 +219,6 @@ def fitted(cell: Cell, device: str, folder: Path, observers: Sequence[Observer])
     """Returns a cell's fitted model. Training continues from the checkpoint in `folder` if it can be read."""
     config = cell.contender.config(cell.seed, device)
     recommender = Recommender(cell.contender.model, ensemble=cell.contender.ensemble, **config.model_dump())
-
     options: dict[str, Any] = {"folder": folder, "resume": True, "observers": observers}
     fit = partial(recommender.fit, cell.split, progress=False, calibrate=False, **options)
     try:
@@ -390,8 +383,8 @@ def _peak(*, reset: bool = False) -> int | None:
     """The peak memory of this process in bytes. `reset` first sets the peak to the memory in use now."""
     try:
         if reset:
-            (_PROCESS / "clear_refs").write_text("5")  # Linux
-        line = re.search(r"^VmHWM:\s*(\d+) kB$", (_PROCESS / "status").read_text(), re.MULTILINE)
+            Path("/proc/self/clear_refs").write_text("5")  # Linux
+        line = re.search(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
     except OSError:
         return None
     return int(line[1]) * 1024 if line else None

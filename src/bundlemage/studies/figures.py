@@ -19,9 +19,7 @@ import numpy.typing as npt
 
 from bundlemage.errors import MissingExtraError
 from bundlemage.readers import pathak
-from bundlemage.studies import plan
-from bundlemage.studies.findings import Findings, TableResult
-from bundlemage.studies.plan import Group
+from bundlemage.studies.reproduction import DATASET_TITLES, SHORT_NAMES, Findings, Group, TableResult
 
 COLOURS: Mapping[str, tuple[str, str]] = {
     "ink": ("#1b1f24", "#e6e9ed"),
@@ -95,7 +93,7 @@ def drawn_figures(findings: Findings) -> list[tuple[Figure, str]]:
     """Returns the figures of a report, each with its caption."""
     if findings.nothing:
         return []
-    name = pathak.PARTIAL_NAME if findings.partial else plan.DATASET_TITLES[findings.options.dataset]
+    name = pathak.PARTIAL_NAME if findings.partial else DATASET_TITLES[findings.options.dataset]
     tables = [one for one in findings.tables if one.plan.section in ("matching", "generation") and one.table]
     pictures = []
     if tables:
@@ -136,7 +134,7 @@ def _plotted(result: TableResult, findings: Findings) -> list[Plotted]:
         outcome = outcomes.get(entry.name)
         models.append(
             Plotted(
-                label=plan.SHORT_NAMES.get(entry.name, entry.title),
+                label=SHORT_NAMES.get(entry.name, entry.title),
                 group=entry.group,
                 value=spread.mean if spread else None,
                 spread=spread.sd if spread else None,

@@ -128,8 +128,6 @@ class Missing:
 
 FORMAT = 1
 """The version of the stored files. It is part of every key, so files of other versions are ignored."""
-
-
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile)
 
 

@@ -16,9 +16,8 @@ from bundlemage.data.folders import beside
 from bundlemage.errors import ConfigError
 from bundlemage.readers import pathak
 from bundlemage.readers.load import SAMPLE
-from bundlemage.studies import cases, paper, plan
+from bundlemage.studies import cases, paper
 from bundlemage.studies.figures import drawn_figures
-from bundlemage.studies.findings import Findings, TableResult
 from bundlemage.studies.render import (
     LIKE,
     Grid,
@@ -32,6 +31,7 @@ from bundlemage.studies.render import (
     rendered,
     words,
 )
+from bundlemage.studies.reproduction import DATASET_TITLES, ENSEMBLE, Entry, Findings, TableResult, recipe_of
 from bundlemage.studies.standings import Row
 
 FORMAT = "bundlemage-report"
@@ -74,7 +74,7 @@ def content(findings: Findings) -> dict[str, Any]:
         f"[{one.label} on {one.dataset}, {one.protocol}]": one.settings_text() for one in findings.outcomes
     }
     return {
-        "title": f"{what} {plan.DATASET_TITLES[dataset]}",
+        "title": f"{what} {DATASET_TITLES[dataset]}",
         "written": f"Written {datetime.now(UTC):%Y-%m-%d} by bundlemage {__version__}.",
         "findings": findings,
         "banners": banners(findings),
@@ -317,7 +317,7 @@ def table_part(result: TableResult, findings: Findings) -> dict[str, Any]:
     """Returns the values that the report shows for a table: grid, sources, remarks and command."""
     one, entries, dataset = result.plan, result.plan.entries, findings.options.dataset
     if result.reason is not None:  # only the paper's figures are known
-        own = ("bundlemage", plan.ENSEMBLE)
+        own = ("bundlemage", ENSEMBLE)
         entries = tuple(entry for entry in entries if entry.group != "beyond" and entry.name not in own)
     grid, sources = None, []
     if result.reason is None or any(entry.paper for entry in entries):
@@ -335,7 +335,14 @@ def table_part(result: TableResult, findings: Findings) -> dict[str, Any]:
         times = len(findings.machines(one.task)) <= 1  # seconds from different machines cannot be compared
         if not times:
             head, rows = head[:-1], [row[:-1] for row in rows]
-        grid = Grid(one.key, head, tuple(rows), tuple(groups), _legend(result, times))
+        legends = [legend(result.table, times=times)] if result.table else []
+        if one.beside:
+            whose = "the paper's" if one.beside == "the paper" else "the published"
+            legends.append(
+                f"Beside our figure: {whose} figure ({NONE}: none) and the difference (≈ within "
+                f"{NEAR_SHARE:.0%} or {figure(NEAR_FIGURE)}, ▲ above, ▼ below)."
+            )
+        grid = Grid(one.key, head, tuple(rows), tuple(groups), " ".join(legends))
     return {
         "result": result,
         "grid": grid,
@@ -350,10 +357,10 @@ def metric_title(metric: str) -> str:
     return metric.replace("ndcg", "nDCG").replace("recall", "Recall")
 
 
-def _row(entry: plan.Entry, result: TableResult, without: str) -> tuple[GridCell, ...]:
+def _row(entry: Entry, result: TableResult, without: str) -> tuple[GridCell, ...]:
     """A row of a table. If there is no result, its cells show `without`."""
     row = result.row(entry.name)
-    recipe = plan.recipe_of(entry.name, result.plan.recipes)
+    recipe = recipe_of(entry.name, result.plan.recipes)
     mark = f" {LIKE}" if row is not None and row.metrics and not row.distinguishable else ""
     hint = f"recipe {recipe}" if recipe else "the model's default settings"
     name = GridCell(entry.title + mark, code=recipe or entry.name, hint=hint)
@@ -362,7 +369,7 @@ def _row(entry: plan.Entry, result: TableResult, without: str) -> tuple[GridCell
     return (name, *cells, GridCell(duration(seconds), order=seconds))
 
 
-def _figure_cell(row: Row | None, metric: str, entry: plan.Entry, beside: str, without: str) -> GridCell:
+def _figure_cell(row: Row | None, metric: str, entry: Entry, beside: str, without: str) -> GridCell:
     theirs = entry.paper.get(metric)
     shown = NONE * bool(beside) if theirs is None else figure(theirs)
     if row is None:
@@ -377,21 +384,10 @@ def _figure_cell(row: Row | None, metric: str, entry: plan.Entry, beside: str, w
     return metric_cell(row, metric, beside=shown, difference=difference, tone=tone)
 
 
-def _legend(result: TableResult, times: bool) -> str:
-    parts = [legend(result.table, times=times)] if result.table else []
-    if result.plan.beside:
-        whose = "the paper's" if result.plan.beside == "the paper" else "the published"
-        parts.append(
-            f"Beside our figure: {whose} figure ({NONE}: none) and the difference (≈ within "
-            f"{NEAR_SHARE:.0%} or {figure(NEAR_FIGURE)}, ▲ above, ▼ below)."
-        )
-    return " ".join(parts)
-
-
 def compare_command(result: TableResult, findings: Findings) -> str:
     """Returns the command that computes the numbers of one table."""
     one, options = result.plan, findings.options
-    names = [plan.recipe_of(entry.name, one.recipes) or entry.name for entry in one.entries]
+    names = [recipe_of(entry.name, one.recipes) or entry.name for entry in one.entries]
     parts = [f"bundlemage compare {options.shown_part(one.part)} --seeds {options.shown_seeds}"]
     if options.epochs is not None:
         parts[0] += f" --epochs {options.epochs}"
@@ -399,9 +395,6 @@ def compare_command(result: TableResult, findings: Findings) -> str:
         parts.append(f"--metric {one.metric} --metrics {','.join(one.metrics)}")
     parts += [f"-m {','.join(names[start : start + 5])}" for start in range(0, len(names), 5)]
     return " \\\n    ".join(parts)
-
-
-# ── How it was made ──────────────────────────────────────────────────────────────────────────────
 
 
 def how_it_was_made(findings: Findings) -> list[str]:

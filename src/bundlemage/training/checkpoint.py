@@ -70,7 +70,7 @@ class RunFolder(ResumableFolder):
         """Returns the folders of the members whose training has begun; an empty list for a single model."""
         return [RunFolder(path.parent) for path in sorted(self.path.glob("member-*/run.json"))]
 
-    def can_go_on(self) -> bool:
+    def can_resume(self) -> bool:
         """Whether at least one epoch of the model, or of a member of the ensemble, is stored."""
         return any(folder.holds_progress() for folder in (self, *self.members()))
 

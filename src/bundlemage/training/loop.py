@@ -156,16 +156,14 @@ def train_members(
 
 def _check_folder(folder: RunFolder, members: int, resume: bool) -> None:
     """Raises CheckpointError if a run of one model is resumed as an ensemble, or vice versa."""
-    if not resume:
-        if members > 1:
-            folder.discard()
-        return
-    begun = None
-    if folder.holds_progress() and members > 1:
+    begun = ""
+    if members > 1 and not resume:
+        folder.discard()
+    elif members > 1 and folder.holds_progress():
         begun = "a single model: resume it without 'ensemble'"
-    elif folder.members() and members == 1:
+    elif members == 1 and resume and folder.members():
         begun = "an ensemble: resume it with --ensemble"
-    if begun is not None:
+    if begun:
         raise CheckpointError(f"{folder.path} was begun as {begun}, or start over without --resume")
 
 

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import resource_tracker
@@ -146,8 +146,16 @@ class _PoolProcess:
             target=_process, args=(theirs, work, threads, dict(os.environ)), daemon=True
         )
         _PROCESSES.set_forkserver_preload(["torch", work.__module__])
-        with _ctrl_c_held_back():
+        # Only the command receives Ctrl-C. The new process inherits the mask.
+        mask = getattr(signal, "pthread_sigmask", None)  # not on Windows
+        if mask:
+            resource_tracker.ensure_running()  # started later, it would undo the mask
+            before = mask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
             self.process.start()
+        finally:
+            if mask:
+                mask(signal.SIG_SETMASK, before)
         theirs.close()  # so the pipe closes when the process ends
 
     def give(self, task: Any) -> None:
@@ -178,20 +186,6 @@ class _PoolProcess:
         return kind, content
 
 
-@contextmanager
-def _ctrl_c_held_back() -> Iterator[None]:
-    """Processes started in this context do not receive Ctrl-C; only the command does."""
-    if not hasattr(signal, "pthread_sigmask"):  # not on Windows
-        yield
-        return
-    resource_tracker.ensure_running()  # started later, it would undo the mask
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 # ── In the other process ─────────────────────────────────────────────────────────────────────────
 
 
@@ -213,8 +207,12 @@ def _process(
         message: tuple[str, Any]
         try:
             message = ("done", work(shared, task, ask))
-        except Exception as error:
-            message = ("error", _that_travels(error))
+        except BundleMageError as error:
+            message = ("error", error)
+        except OSError as error:
+            message = ("error", OSError(error.errno, error.strerror or str(error), error.filename))
+        except Exception as error:  # the command may not be able to unpickle errors of other packages
+            message = ("error", BundleMageError(f"{type(error).__name__}: {error}"))
         gc.collect()  # gives memory back to the other processes
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
@@ -227,12 +225,3 @@ def _end_with_the_command() -> None:
     assert command is not None
     command.join()
     os._exit(1)
-
-
-def _that_travels(error: Exception) -> Exception:
-    """Returns the error in a form that the command can unpickle, whatever package its class is from."""
-    if isinstance(error, BundleMageError):
-        return error
-    if isinstance(error, OSError):
-        return OSError(error.errno, error.strerror or str(error), error.filename)
-    return BundleMageError(f"{type(error).__name__}: {error}")
