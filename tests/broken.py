@@ -108,7 +108,7 @@ BROKEN: dict[str, Broken] = {
     "a folder for a file": Broken(
         _folder_for_file,
         "not-a-file",
-        "user_item.csv: a folder stands where a file should be. Put the table there as a single file",
+        "user_item.csv: this is a folder, not a file. Put the table there as a single file",
     ),
     "a file that does not open": Broken(
         _link_to_itself,
@@ -137,13 +137,13 @@ BROKEN: dict[str, Broken] = {
     "an unknown column": Broken(
         with_files(user_item_csv="user_id,thing\nann,i1\n"),
         "unknown-column",
-        "user_item.csv: no column 'item_id'; the columns found are 'user_id', 'thing'. "
-        "Rename the column that holds it to 'item_id'",
+        "user_item.csv: no column 'item_id'; the columns are 'user_id', 'thing'. "
+        "Rename the column with these ids to 'item_id'",
     ),
     "no header": Broken(
         with_files(user_item_csv="17,4\n17,5\n"),
         "unknown-column",
-        "user_item.csv: no column 'user_id' or 'item_id'; the columns found are '17', '4'. "
+        "user_item.csv: no column 'user_id' or 'item_id'; the columns are '17', '4'. "
         "The first line looks like data: put a line with the column names above it",
     ),
     "two columns for one": Broken(
@@ -156,7 +156,7 @@ BROKEN: dict[str, Broken] = {
         with_files(user_item_csv="user_id,item_id\nann,i1\nbo\0b,i2\nbob,\0\n"),
         "nul-byte",
         "user_item.csv:3: there is a NUL byte in the line 'bo\\x00b,i2' (1 more like this). "
-        "Export the data again; a NUL byte is the mark of a damaged copy",
+        "Export the data again; a NUL byte is a sign of a damaged copy",
     ),
     "Latin-1": Broken(
         with_files(user_item_csv="user_id,item_id\nann,i1\nJosé,i2\n".encode("latin-1")),
@@ -247,7 +247,7 @@ BROKEN: dict[str, Broken] = {
         with_parquet({"user_id": pa.array(["ann", "b\0b"]), "item_id": pa.array([1, 2])}),
         "nul-byte",
         "user_item.parquet:2: 'user_id' holds a NUL byte: 'b\\x00b'. "
-        "Export the data again; a NUL byte is the mark of a damaged copy",
+        "Export the data again; a NUL byte is a sign of a damaged copy",
     ),
     "bytes for ids": Broken(
         with_parquet({"user_id": pa.array([b"ann", b"\xff"]), "item_id": pa.array([1, 2])}),
@@ -298,7 +298,7 @@ BROKEN: dict[str, Broken] = {
         with_files(user_item_csv=GOOD["user_item.csv"] + "bob ,i1\n"),
         "id-with-spaces",
         "user_item.csv:6: 'user_id' holds 'bob ', with a space at its start or end: without the space "
-        "it is a different id. Trim the ids if the space is not meant",
+        "it is a different id. Trim the ids if the space is a mistake",
         "warning",
     ),
     "an empty catalogue": Broken(

@@ -111,7 +111,7 @@ class TestArrays:
         ids=["objects", "fields", "text", "dates"],
     )
     def test_other_arrays_are_refused(self, tmp_path: Path, protocol: int, array: Any) -> None:
-        assert "only numbers are read" in refusal(tmp_path, pickle.dumps(array, protocol))
+        assert "only numbers are allowed" in refusal(tmp_path, pickle.dumps(array, protocol))
 
 
 class TestBrokenFiles:

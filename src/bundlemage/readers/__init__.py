@@ -1,1 +1,1 @@
-"""Readers: every published or everyday layout of bundle data, each to the same `BundleDataset`."""
+"""Readers of published and common layouts of bundle data. All of them build a `BundleDataset`."""

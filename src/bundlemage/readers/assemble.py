@@ -72,7 +72,7 @@ def _means(table: str, column: str, name: str) -> bool:
 def resolve(table: str, names: Sequence[str], where: str) -> dict[str, int]:
     """Returns for each existing column of `table` its position in `names`. `where` is the file, for messages.
 
-    Raises `DataError` with every required column that is missing, and every column that several names fit.
+    Raises `DataError` with every required column that is missing, and every column that several names match.
     """
     positions: dict[str, int] = {}
     missing: list[str] = []
@@ -91,9 +91,9 @@ def resolve(table: str, names: Sequence[str], where: str) -> dict[str, int]:
         elif column in TABLES[table]:
             missing.append(column)
     if missing:
-        wanted = " or ".join(map(repr, missing))
-        message = f"no column {wanted}; the columns found are {', '.join(map(repr, names))}"
-        fix = f"Rename the column that holds it to {wanted}"
+        missing_names = " or ".join(map(repr, missing))
+        message = f"no column {missing_names}; the columns are {', '.join(map(repr, names))}"
+        fix = f"Rename the column with these ids to {missing_names}"
         if any(_LOOKS_LIKE_DATA.fullmatch(name.strip()) for name in names):
             fix = "The first line looks like data: put a line with the column names above it"
         problems.append(Problem("unknown-column", where, message, fix, value=names[0] if names else None))
@@ -138,7 +138,7 @@ class TableData:
 def assemble(
     tables: Iterable[str], read: Callable[[str], TableData], name: str, problems: Iterable[Problem] = ()
 ) -> Source:
-    """Build a data set from tables. `read` reads one table; `problems` were found before.
+    """Build a data set from tables. `read` reads one table; `problems` are those that the caller already has.
 
     Returns the data set and the warnings. Raises one `DataError` with all problems if one is an error.
     """
@@ -146,10 +146,10 @@ def assemble(
     checked: dict[str, TableData] = {}
     for table in tables:
         with collected(problems):
-            good, faults = read(table).checked(table)
+            valid, faults = read(table).checked(table)
             problems += faults
-            if good is not None:
-                checked[table] = good
+            if valid is not None:
+                checked[table] = valid
     for table, column, other in CROSSINGS:
         if table in checked and other in checked:
             ids, known = checked[table].columns[column], set(checked[other].columns[column].values)
@@ -169,13 +169,13 @@ CROSSINGS = (
     ("bundles", "bundle_id", "bundle_item"),
     ("bundle_item", "item_id", "items"),
 )
-"""Checks of two tables: each id in the column of the first table should also be in the other table."""
+"""Checks between two tables: each id in this column of the first should also be in the second."""
 
 
 def unknown_id(column: str, value: str, more: int, place: tuple[str, int], known_where: str) -> Problem:
-    """Returns the warning of a crossing. `place` is the file and line of the first unknown id.
+    """Returns the warning for ids that fail a check of `CROSSINGS`. `place` is the first one's file and line.
 
-    `more` counts the other unknown ids. `known_where` is the name of the table that lacks them.
+    `more` is the number of further such ids. `known_where` is the name of the table that lacks them.
     """
     where, line = place
     if column == "bundle_id":
@@ -201,10 +201,10 @@ def _dataset(tables: Mapping[str, TableData], name: str) -> BundleDataset:
         row_positions = vocabularies[row_key].positions(rows.values)[rows.codes]
         column_positions = vocabularies[column_key].positions(columns.values)[columns.codes]
         matrices[table] = binary_matrix(row_positions, column_positions, shape)
-    described: dict[str, pa.Table] = {}
+    catalogue_tables: dict[str, pa.Table] = {}
     for table, schema in CATALOGUE_SCHEMAS.items():
         vocabulary = vocabularies[schema.names[0]]
-        described[table] = (
+        catalogue_tables[table] = (
             align(tables[table].columns, vocabulary, schema)
             if table in tables
             else empty_catalogue(schema, vocabulary)
@@ -214,7 +214,7 @@ def _dataset(tables: Mapping[str, TableData], name: str) -> BundleDataset:
         users=vocabularies["user_id"],
         items=vocabularies["item_id"],
         bundles=vocabularies["bundle_id"],
-        catalogue=Catalogue(**described) if tables.keys() & CATALOGUE_SCHEMAS.keys() else None,
+        catalogue=Catalogue(**catalogue_tables) if tables.keys() & CATALOGUE_SCHEMAS.keys() else None,
         name=name,
     )
 
@@ -232,7 +232,7 @@ def read_frames(
 ) -> Source:
     """Read pandas or Polars frames, DuckDB relations or Arrow tables. The kinds may be mixed.
 
-    Three frames are required. `items` and `bundles` are the optional catalogue. `name` names the data.
+    Three frames are required. `items` and `bundles` are the optional catalogue. `name` names the data set.
     Returns the data; raises `DataError` with every problem.
     """
     frames = {"user_item": user_item, "user_bundle": user_bundle, "bundle_item": bundle_item}

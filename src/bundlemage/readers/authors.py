@@ -25,11 +25,11 @@ _STEAM_USERS, _STEAM_ITEMS = 29_634, 2_819
 _NEGATIVES, _SEED = 99, 0
 _DRAWN_NOTE = (
     f"no file negatives_{{split}}.npz was found, so the {_NEGATIVES} negatives of each case were drawn with "
-    f"seed {_SEED} from the bundles that the user has nowhere: compare only figures on the same draw."
+    f"seed {_SEED} from bundles that the user does not have: compare only metrics on the same negatives."
 )
 _NUMBERING_NOTE = (
-    "the generation split numbers bundles as its own files do, held-out bundles last: a bundle's number is "
-    "not the one it has in the matching split."
+    "bundles are numbered as in the files of the generation split, with the held-out bundles last: the same "
+    "bundle has another number in the matching split."
 )
 
 Negatives = npt.NDArray[np.int64]
@@ -40,7 +40,7 @@ Files = dict[str, Any]
 - user_item [users, items], which is not published for Steam
 - only in the generation split: gen_bundle_item_input (items shown) and gen_bundle_item_output (items hidden)
   [held-out bundles, items]; gen_user_bundle [users, held-out bundles]; gen_neg [held-out bundles, negatives],
-  an array of items. Held-out bundles have numbers of their own, from 0.
+  an array of items. Held-out bundles are numbered separately, from 0.
 """
 
 
@@ -90,11 +90,11 @@ def _load(folder: Path) -> Files:
         if _file(folder, name).exists():
             with collected(problems):
                 loaded[name] = _checked(_file(folder, name), safe_load(_file(folder, name)))
-    # Steam is known by the folder's name or, if that was changed, by the numbers of users and games.
+    # Steam is recognised by the folder's name or, if that was changed, by the numbers of users and games.
     sizes = [loaded[name].shape[axis] for name, axis in (("train", 0), ("bundle_item", 1)) if name in loaded]
     steam = data_name(folder).lower().startswith("steam") or sizes == [_STEAM_USERS, _STEAM_ITEMS]
     if not _file(folder, "user_item").exists() and not steam:
-        fix = f"{_AGAIN} Only for Steam, where it is not published, can a part of it be reconstructed."
+        fix = f"{_AGAIN} Only the Steam data can be read without this file."
         problems += missing_files(folder, ["user_item.pkl"], fix)
     problems = problems or _disagreements(folder, loaded)
     if problems:
@@ -109,8 +109,8 @@ def _checked(path: Path, value: Any) -> Any:
     if is_array and isinstance(value, np.ndarray) and value.ndim == 2 and value.dtype.kind in "iu":
         return value.astype(np.int64)
     if is_array or not is_matrix:
-        wanted = "a table of whole numbers" if is_array else "a sparse matrix"
-        message = f"holds a {type(value).__name__} where {wanted} is expected"
+        expected = "a table of whole numbers" if is_array else "a sparse matrix"
+        message = f"holds a {type(value).__name__} where {expected} is expected"
         raise DataError.of("wrong-content", str(path), message, _AGAIN)
     if max(value.shape) > LARGEST:
         raise DataError(too_large(path, max(value.shape), "ids"))
@@ -130,7 +130,7 @@ def _disagreements(folder: Path, loaded: Files) -> list[Problem]:
     problems = []
     for name, shape in shapes.items():
         if name in loaded and loaded[name].shape != shape:
-            message = f"has shape {loaded[name].shape} where the other files say {shape}"
+            message = f"has shape {loaded[name].shape} but the other files need {shape}"
             problems.append(Problem("wrong-shape", str(_file(folder, name)), message, _AGAIN))
     if problems or "gen_neg" not in loaded:
         return problems
@@ -155,7 +155,7 @@ def _load_negatives(folder: Path, files: Files) -> Negatives | None:
     users = files["train"].shape[0]
     if negatives.ndim != 2 or len(negatives) != users or negatives.dtype.kind not in "iu":
         message = f"has shape {negatives.shape} where a row for each of {users:,} users is expected"
-        fix = "Use the negatives that were drawn for this split, or remove the file to have others drawn."
+        fix = "Use the negatives that were drawn for this split, or remove the file: others are then drawn."
         raise DataError.of("wrong-shape", str(path), message, fix)
     problems = _unusable(path, negatives, files["valid"] + files["test"], "bundle")
     if problems:
@@ -164,7 +164,7 @@ def _load_negatives(folder: Path, files: Files) -> Negatives | None:
 
 
 def _unusable(path: Path, negatives: Negatives, positives: sparse.csr_matrix, kind: str) -> list[Problem]:
-    """Returns a problem if a negative does not exist or is a right answer: the metrics would be wrong."""
+    """Returns a problem if a negative does not exist or is also a positive: metrics would be wrong."""
     where, size = str(path), positives.shape[1]
     outside = negatives[(negatives < 0) | (negatives >= size)]
     if outside.size:
@@ -200,7 +200,7 @@ def _dataset(name: str, files: Files) -> BundleDataset:
 
 
 def _with_catalogue(path: Path, dataset: BundleDataset) -> tuple[BundleDataset, tuple[Problem, ...]]:
-    """Add the catalogue of Steam's first publication, if it is near. Its faults are only warnings."""
+    """Add the catalogue in the folder `pathak` beside `authors`, if any. Its problems are only warnings."""
     folder = path.resolve().parent.parent / "pathak"
     if not pathak.matches(folder):
         return dataset, ()
@@ -210,7 +210,7 @@ def _with_catalogue(path: Path, dataset: BundleDataset) -> tuple[BundleDataset, 
         return dataset, tuple(replace(problem, severity="warning") for problem in error.problems)
     if catalogue.items.num_rows != len(dataset.items):
         message = f"describes {catalogue.items.num_rows:,} items where the split has {len(dataset.items):,}"
-        fix = "Titles and prices are left out: put the pathak folder of the same data there."
+        fix = "Titles and prices are left out: replace this folder by the one of the same data."
         return dataset, (Problem("wrong-shape", str(folder), message, fix, severity="warning"),)
     return replace(dataset, catalogue=catalogue), ()
 
@@ -227,8 +227,8 @@ def _split(dataset: BundleDataset, files: Files, negatives: Negatives | None) ->
     # One case for each pair of a held-out bundle and a user who has it.
     users, bundles = pairs_of(files["gen_user_bundle"])
     shown, hidden = files["gen_bundle_item_input"], files["gen_bundle_item_output"]
-    right = np.split(hidden.indices, hidden.indptr[1:-1])
-    candidates = [np.concatenate(row) for row in zip(right, files["gen_neg"], strict=True)]
+    hidden_items = np.split(hidden.indices, hidden.indptr[1:-1])
+    candidates = [np.concatenate(row) for row in zip(hidden_items, files["gen_neg"], strict=True)]
     generation = GenerationCases(users, bundles, shown, hidden, padded(candidates))
     return Split(dataset, train, validation, test, generation, protocol="authors-gen")
 

@@ -1,4 +1,4 @@
-"""Reads the text files of BGCN and CrossCBR: one file per part, two numbers with a tab between per line."""
+"""Reads the text files of BGCN and CrossCBR. Each line has two numbers with a tab between them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def matches(path: Path) -> bool:
 
 
 def read(path: Path) -> Source:
-    """Returns the data and, if the files define one, the split, for which a model ranks all bundles."""
+    """Returns the data and the split, if the files define one. In that split, all bundles are candidates."""
     split = any((path / name).exists() for name in _SPLIT)
     names = ((_WHOLE,) if (path / _WHOLE).exists() and not split else _SPLIT) + _MEMBERS
     problems = missing_files(path, names, _NEEDED)
@@ -60,20 +60,20 @@ def read(path: Path) -> Source:
     for name, pairs in tables.items():
         rows, columns = (sizes[kind] for kind in _kinds(name))
         matrices[name] = binary_matrix(pairs[:, 0], pairs[:, 1], (rows, columns))
-    taken = [matrices[name] for name in (_WHOLE, *_SPLIT) if name in matrices]
+    parts = [matrices[name] for name in (_WHOLE, *_SPLIT) if name in matrices]
     dataset = BundleDataset.numbered(
         matrices["user_item.txt"],
-        sum(taken[1:], start=taken[0]),
+        sum(parts[1:], start=parts[0]),
         matrices["bundle_item.txt"],
         name=size_file.name.removesuffix(_SIZES[1:]).lower() if size_file else data_name(path),
     )
     if _WHOLE in matrices:
         return Source(dataset)
     cases = []
-    for held_out in taken[1:]:  # one case for each user with held-out bundles; all bundles are candidates
+    for held_out in parts[1:]:  # one case for each user with held-out bundles; all bundles are candidates
         users = np.flatnonzero(np.diff(held_out.indptr)).astype(np.int32)
         cases.append(MatchingCases(users, held_out[users], candidates=None))
-    (validation, test), train = cases, dataset.with_interactions(user_bundle=taken[0])
+    (validation, test), train = cases, dataset.with_interactions(user_bundle=parts[0])
     return Source(dataset, Split(dataset, train, validation, test, generation=None, protocol="bgcn"))
 
 
@@ -87,7 +87,7 @@ def _read_sizes(path: Path, problems: list[Problem]) -> tuple[Path | None, dict[
     files = sorted(path.glob(_SIZES))
     if not files:
         return None, {}
-    fix = "Write the numbers of users, bundles and items in one line, tabs between them, in one such file."
+    fix = "Keep one such file: a line with the numbers of users, bundles and items, separated by tabs."
     if len(files) > 1:
         message = f"there are {len(files)} size files: {', '.join(file.name for file in files)}"
         problems.append(Problem("many-size-files", str(path), message, fix))
@@ -123,7 +123,7 @@ def _outside(path: Path, pairs: Pairs, sizes: dict[str, int]) -> list[Problem]:
 def _read_pairs(path: Path) -> Pairs:
     """Returns the pairs of a tab-separated file; raises `DataError`. Blank lines are ignored."""
     if not path.is_file():
-        message = "a folder stands where a file should"
+        message = "this is a folder, not a file"
         raise DataError.of("not-a-file", str(path), message, "Put the text file there.")
     if not any(True for _ in _lines(path)):
         raise DataError.of("empty-file", str(path), "the file is empty", "Download it again.")

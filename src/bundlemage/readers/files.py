@@ -70,9 +70,9 @@ def read_table(table: str, source: TableFiles) -> TableData:
 def batches(table: str, file: TableFile, rows: float = math.inf) -> Iterator[pa.Table]:
     """Yields pieces of a table. Its columns have their canonical names.
 
-    `rows` limits the rows of a piece of a Parquet file, but a piece has at least one row group; by default
-    there is one piece. Raises `DataError` if the file cannot be read or lacks a column. A faulty text file
-    may raise any exception, also after the first pieces; `read_table` finds the cause and reports it.
+    `rows` is the maximum number of rows in a piece of a Parquet file, but a piece has at least one row group.
+    By default there is one piece. Raises `DataError` if the file cannot be read or lacks a column. A faulty
+    text file may raise any exception, also after the first pieces; `read_table` then reports the cause.
     """
     return _parquet_batches(table, file, rows) if file.is_parquet else _text_batches(table, file)
 
@@ -100,7 +100,7 @@ def _same_fault_once(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def _joined_column(name: str, parts: Sequence[pa.Table]) -> Coded:
-    """Returns a column of all parts; it has no values in parts without it."""
+    """Returns a column joined from all parts. It is null in the rows of parts that lack it."""
     columns = [
         part[name] if name in part.column_names else pa.chunked_array([pa.nulls(part.num_rows)])
         for part in parts
@@ -112,19 +112,19 @@ def _joined_column(name: str, parts: Sequence[pa.Table]) -> Coded:
 
 
 def _check_types(name: str, files: Sequence[TableFile], parts: Sequence[pa.Table]) -> None:
-    """Raises `DataError` if no common type exists for a column of the catalogue."""
+    """Raises `DataError` if the types of a catalogue column in different files cannot be joined."""
     kind, first = None, ""
     for file, part in zip(files, parts, strict=True):
         if name not in part.column_names:
             continue
-        here = part.schema.field(name).type
-        here = here.value_type if pa.types.is_dictionary(here) else here
-        kind, first = kind or here, first or file.where
+        file_type = part.schema.field(name).type
+        file_type = file_type.value_type if pa.types.is_dictionary(file_type) else file_type
+        kind, first = kind or file_type, first or file.where
         try:
-            both = [pa.schema([(name, each)]) for each in (kind, here)]
+            both = [pa.schema([(name, each)]) for each in (kind, file_type)]
             kind = pa.unify_schemas(both, promote_options="permissive").field(name).type
         except pa.ArrowException:
-            message = f"{name!r} is of type {here} here and of type {kind} in {first}"
+            message = f"{name!r} is of type {file_type} here and of type {kind} in {first}"
             fix = "Write it in one type in all files"
             raise DataError.of("mixed-types", file.where, message, fix) from None
 
@@ -144,18 +144,18 @@ def _parquet_batches(table: str, file: TableFile, rows: float) -> Iterator[pa.Ta
         groups: list[int] = []
         size = 0
         for group in range(opened.num_row_groups):
-            here = opened.metadata.row_group(group).num_rows
-            if groups and size + here > rows:
+            group_rows = opened.metadata.row_group(group).num_rows
+            if groups and size + group_rows > rows:
                 yield piece(groups)
                 groups, size = [], 0
             groups.append(group)
-            size += here
+            size += group_rows
         yield piece(groups)
 
 
 @contextmanager
 def _opened_parquet(file: TableFile) -> Iterator[pq.ParquetFile]:
-    """Open a file and read its texts as dictionaries; raises `DataError` if it is unreadable or damaged."""
+    """Open a file, with text columns as dictionaries; raises `DataError` if it is unreadable or damaged."""
     try:
         file.check()
         with file.open() as stream:  # an OSError of open() means that the file is not accessible, not damaged
@@ -196,7 +196,7 @@ def _read_text(table: str, file: TableFile) -> pa.Table:
         try:
             return pa.concat_tables(_text_batches(table, file))
         except (UnicodeError, csv.Error, _FaultyTextError, pa.ArrowInvalid) as error:
-            # Rows are checked only if all bytes are text.
+            # Rows are checked only if the whole file is valid text.
             problems = list(_encoding_problems(file)) or list(_row_problems(file))
             raise DataError(problems or [unreadable(where, error)]) from error
     except EOFError as error:
@@ -223,7 +223,7 @@ def _text_batches(table: str, file: TableFile) -> Iterator[pa.Table]:
     _check_delimiter(file, header)
     positions = resolve(table, header.fields, file.where)
     names = [str(position) for position in range(len(header.fields))]
-    wanted = [names[position] for position in positions.values()]
+    needed = [names[position] for position in positions.values()]
     empty_row = ("\n" + _delimiter(file).join(['""'] * len(names)) + "\n").encode()
     with _opened(file) as stream:
         pieces = arrow_csv.open_csv(
@@ -231,8 +231,8 @@ def _text_batches(table: str, file: TableFile) -> Iterator[pa.Table]:
             arrow_csv.ReadOptions(column_names=names, skip_rows=header.last_line, block_size=BLOCK_BYTES),
             arrow_csv.ParseOptions(delimiter=_delimiter(file), newlines_in_values=True),
             arrow_csv.ConvertOptions(
-                column_types=dict.fromkeys(wanted, _DICTIONARY),
-                include_columns=wanted,
+                column_types=dict.fromkeys(needed, _DICTIONARY),
+                include_columns=needed,
                 strings_can_be_null=False,  # an id may be NA or null
             ),
         )
@@ -243,7 +243,7 @@ def _text_batches(table: str, file: TableFile) -> Iterator[pa.Table]:
                     yield last
                 last = pa.Table.from_batches([piece]).rename_columns(list(positions))
     if last is None or any(column[-1].as_py() for column in last.columns):
-        raise _FaultyTextError  # an open quote has swallowed the added row of empty fields
+        raise _FaultyTextError  # the added row of empty fields became a part of an unclosed field
     yield last.slice(0, last.num_rows - 1)
 
 
@@ -345,7 +345,7 @@ def _encoding_problems(file: TableFile) -> Iterator[Problem]:
     if nul:
         number, line = nul[0]
         message = f"there is a NUL byte in the line {_escaped(line)}"
-        fix = "Export the data again; a NUL byte is the mark of a damaged copy"
+        fix = "Export the data again; a NUL byte is a sign of a damaged copy"
         if line.count(b"\0") * 3 > len(line):
             fix = "Save the file as UTF-8; it looks like UTF-16"
         yield Problem("nul-byte", file.where, message, fix, number, _escaped(line), len(nul) - 1)

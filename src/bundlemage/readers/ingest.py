@@ -45,10 +45,10 @@ from bundlemage.readers.values import Locate, align, encode, read_column
 THREADS = min(8, os.cpu_count() or 1)
 """The number of DuckDB's threads. It is limited because each thread needs its own memory for sorting."""
 MEMORY = "50%"
-"""The share of memory that DuckDB may use: of the machine's, or of the limit set for the process."""
+"""The share of the machine's memory, or of the process's memory limit, that DuckDB may use."""
 BATCH_ROWS = 500_000
 _POSITION_BITS = 32
-_SURELY_GOOD = "[!-~]([ -~]*[!-~])?"
+_PLAIN_ID = "[!-~]([ -~]*[!-~])?"
 """Matches printable ASCII without a space at the start or end. Only other ids are checked in Python."""
 
 
@@ -130,10 +130,10 @@ def _by_duckdb(
                 config={"memory_limit": MEMORY, "temp_directory": spill, "threads": THREADS}
             ) as database,
         ):
-            shop = _Shop(where, database, progress)
-            problems = shop.load()
+            tables = _Tables(where, database, progress)
+            problems = tables.load()
             if building is not None:
-                shop.write(building, shard_rows)
+                tables.write(building, shard_rows)
     except _SuspiciousError:
         return None, None
     except duckdb.Error as error:
@@ -144,7 +144,7 @@ def _by_duckdb(
     return None if output is None else Layout.open(output), problems
 
 
-class _Shop:
+class _Tables:
     """The tables in DuckDB. `user_item`, … hold the ids as text, in the order of the rows in the files."""
 
     def __init__(self, where: Place, database: Any, progress: Progress) -> None:
@@ -152,7 +152,7 @@ class _Shop:
         self._files: dict[str, TableFiles] = {}
         self._locate: dict[str, Locate] = {}
         """For each loaded table, the function that returns the file and line of a row."""
-        self._described: dict[str, TableData] = {}
+        self._catalogue: dict[str, TableData] = {}
         """The catalogue tables that have rows."""
 
     def load(self) -> list[Problem]:
@@ -173,7 +173,7 @@ class _Shop:
             self._order_ids(kind)
         for table, column, other in CROSSINGS:
             if {table, other} <= self._locate.keys():
-                count, row, value = self._one(
+                count, row, value = self._row(
                     f"SELECT count(DISTINCT {column}), min(row), arg_min({column}, row) "
                     f"FROM (SELECT {column}, rowid AS row FROM {table}) ANTI JOIN {other} USING ({column})"
                 )
@@ -197,7 +197,7 @@ class _Shop:
         self._progress(f"reading {table}", 0, 1)
         checked, problems = read_table(table, files).checked(table)
         if checked is not None:
-            self._described[table], self._locate[table] = checked, checked.locate
+            self._catalogue[table], self._locate[table] = checked, checked.locate
             (column,) = TABLES[table]
             ids = checked.columns[column]
             texts = pa.DictionaryArray.from_arrays(pa.array(ids.codes), pa.array(ids.values, pa.string()))
@@ -211,41 +211,41 @@ class _Shop:
         self._database.execute(f"INSERT INTO {table} SELECT * FROM batch")
         self._database.unregister("batch")
 
-    def _one(self, query: str) -> tuple[Any, ...]:
+    def _row(self, query: str) -> tuple[Any, ...]:
         row: tuple[Any, ...] = self._database.execute(query).fetchone()
         return row
 
     def _order_ids(self, kind: str) -> None:
         """Create the table of distinct ids in `canonical_order`. The row number of an id is its position."""
         column = f"{kind[:-1]}_id"
-        having = [table for table in self._locate if column in TABLES[table]]
-        every = " UNION ALL ".join(f"SELECT {column} AS id FROM {table}" for table in having)
-        self._database.execute(f"CREATE TABLE distinct_ids AS SELECT DISTINCT id FROM ({every})")
-        unusual = f"SELECT id FROM distinct_ids WHERE NOT regexp_full_match(id, '{_SURELY_GOOD}')"
+        tables = [table for table in self._locate if column in TABLES[table]]
+        all_ids = " UNION ALL ".join(f"SELECT {column} AS id FROM {table}" for table in tables)
+        self._database.execute(f"CREATE TABLE distinct_ids AS SELECT DISTINCT id FROM ({all_ids})")
+        unusual = f"SELECT id FROM distinct_ids WHERE NOT regexp_full_match(id, '{_PLAIN_ID}')"
         for batch in self._stream(unusual):
             _, faults = read_column(encode(pa.chunked_array([batch.column(0)])), column, lambda _: ("", 0))
             if faults:
                 raise _SuspiciousError
-        (integers,) = self._one(f"SELECT bool_and(regexp_full_match(id, '{INTEGER}')) FROM distinct_ids")
+        (integers,) = self._row(f"SELECT bool_and(regexp_full_match(id, '{INTEGER}')) FROM distinct_ids")
         key = "CAST(id AS BIGINT)" if integers else "id"
         self._database.execute(f"CREATE TABLE {kind}_ids AS SELECT id FROM distinct_ids ORDER BY {key}")
         self._database.execute("DROP TABLE distinct_ids")
 
     def _stream(self, query: str) -> Iterator[pa.RecordBatch]:
-        """Returns the rows of a query. It has its own cursor: several queries can be read at once."""
+        """Returns the rows of a query. Each query has its own cursor, so several can be read at once."""
         return self._database.cursor().sql(query).to_arrow_reader(BATCH_ROWS)  # type: ignore[no-any-return]
 
     def write(self, building: Path, shard_rows: int) -> None:
         """Write the layout. The tables must have been loaded."""
-        sizes = {kind: self._one(f"SELECT count(*) FROM {kind}_ids")[0] for kind in KINDS}
+        sizes = {kind: self._row(f"SELECT count(*) FROM {kind}_ids")[0] for kind in KINDS}
         shards = {kind: self._shards(kind, size, shard_rows) for kind, size in sizes.items()}
-        name, catalogue = self._where.name, bool(self._described)
+        name, catalogue = self._where.name, bool(self._catalogue)
         write_shards(
             building, shard_rows, sizes, lambda kind, *_: next(shards[kind]), self._progress, catalogue, name
         )
 
     def _shards(self, kind: str, size: int, shard_rows: int) -> Iterator[dict[str, Any]]:
-        """Yields the ids, details and lists of each shard."""
+        """Yields the columns of each shard: ids, catalogue details, and a column of lists for each matrix."""
         lists_of = {}
         for name, column in matrices_of(kind).items():
             owner, other = TABLES[name]
@@ -255,16 +255,16 @@ class _Shop:
                 f"JOIN {column}_ids AS others ON {other} = others.id ORDER BY pair"
             )
             lists_of[column] = _shard_lists(sorted_pairs, size, shard_rows)
-        described = None
-        if kind in self._described:
+        catalogue = None
+        if kind in self._catalogue:
             vocabulary = Vocabulary(kind[:-1], self._ids(kind).to_pylist())
-            described = align(self._described[kind].columns, vocabulary, CATALOGUE_SCHEMAS[kind])
+            catalogue = align(self._catalogue[kind].columns, vocabulary, CATALOGUE_SCHEMAS[kind])
         for start in range(0, size, shard_rows):
             columns: dict[str, Any] = {}
-            if described is None:
+            if catalogue is None:
                 columns[f"{kind[:-1]}_id"] = self._ids(kind, start, start + shard_rows)
             else:
-                part = described.slice(start, shard_rows)
+                part = catalogue.slice(start, shard_rows)
                 columns = {name: part[name] for name in part.column_names}
             yield columns | {column: next(rows) for column, rows in lists_of.items()}
 
@@ -274,9 +274,10 @@ class _Shop:
 
 
 def _shard_lists(batches: Iterator[pa.RecordBatch], size: int, shard_rows: int) -> Iterator[pa.Array]:
-    """Yields for each shard the sorted lists of its owners' positions, without repetitions.
+    """Yields for each shard a list per owner (a user, item or bundle): sorted positions, each only once.
 
-    `batches` are sorted pairs of `size` owners. A batch is read only when it is needed.
+    `batches` are sorted pairs of an owner and a position. `size` is the number of owners. Batches are read
+    only when they are needed.
     """
     rest: npt.NDArray[np.int64] = np.empty(0, np.int64)
     for start in range(0, size, shard_rows):

@@ -55,7 +55,7 @@ def read(location: str | Path, tables_or_queries: Mapping[str, str] | None = Non
     if sql.matches(str(location)):
         return sql.read_sql(str(location), **named)
     if named:
-        raise ConfigError("tables and queries can be named for a database only, and this is a path")
+        raise ConfigError("tables and queries can be given only for a database, and this location is not one")
     if location == SAMPLE:
         return Source(sample_shop().dataset)
     if is_remote(location):
@@ -94,9 +94,9 @@ def _check_mistakes(path: Path) -> None:
     """Raises `DataError` if this is a saved model or an SQLite file, which users name by mistake."""
     if (path / "manifest.json").is_file() and (path / "model.safetensors").exists():
         message = "this is a saved model, not data"
-        raise DataError.of("not-a-dataset", str(path), message, "Name the data's folder")
+        raise DataError.of("not-a-dataset", str(path), message, "Give the folder of the data")
     if path.is_file() and path.open("rb").read(15) == b"SQLite format 3":
-        fix = f"Name it by a URL: sqlite:///{path}"
+        fix = f"Give its URL: sqlite:///{path}"
         raise DataError.of("not-a-dataset", str(path), "this is an SQLite database", fix)
 
 

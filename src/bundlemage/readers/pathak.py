@@ -1,4 +1,4 @@
-"""Reads Steam as first published: Python 2 pickles of maps from positions to names, prices, tags or sets.
+"""Reads the Steam data as first published: Python 2 pickles, most of them maps with positions as keys.
 
 A position is the number of a user, a game or a bundle.
 """
@@ -41,9 +41,9 @@ _AGAIN = "Download the Steam bundle files again."
 PARTIAL_NAME = "steam-partial"
 PARTIAL_NOTE = (
     "steam-partial: the user-item matrix is not published, so it is reconstructed: a user's items are the "
-    "games in the user's bundles, a part of what the user owns. Never compare its figures with the paper's "
-    "table for Steam. The games of held-out bundles are in it too, so the share of a bundle's games that "
-    "the user owns finds the held-out bundles: show that rule beside every model."
+    "games in the user's bundles, a part of what the user owns. Never compare its metrics with the paper's "
+    "table for Steam. The games of held-out bundles are in it too, so a baseline that ranks bundles by the "
+    "share of their games that the user owns finds the held-out bundles: show it beside every model."
 )
 
 
@@ -87,7 +87,7 @@ def read(path: Path) -> Source:
 
 
 def items_of_bundles(user_bundle: sparse.csr_matrix, bundle_item: sparse.csr_matrix) -> sparse.csr_matrix:
-    """Returns the items in each user's bundles. A bundle is listed for users who own all its games."""
+    """Returns the items in each user's bundles. In this data, users who have a bundle own all its games."""
     return as_binary(user_bundle @ bundle_item)
 
 
@@ -99,8 +99,8 @@ def read_catalogue(path: Path) -> Catalogue:
     item_rows = []
     for n in range(_size(path / "item_id_lookup", apps, prices)):
         title = names.get(apps.get(n))
-        described = {"title": title if isinstance(title, str) else None, "tags": tags.get(str(apps.get(n)))}
-        item_rows.append({"item_id": str(n), "price": _price(prices.get(n)), **described})
+        details = {"title": title if isinstance(title, str) else None, "tags": tags.get(str(apps.get(n)))}
+        item_rows.append({"item_id": str(n), "price": _price(prices.get(n)), **details})
     # These two maps count bundles from 1, all others from 0: key n + 1 describes bundle n. With this reading,
     # the sum of the games' list prices is the bundle's list price for 96% of bundles; without it, for 3%.
     finals, discounts = _numbers(path, "bundle_final_price_map"), _numbers(path, "bundle_discount_map")
@@ -121,15 +121,15 @@ def catalogue_for(path: Path, bundle_item: sparse.csr_matrix) -> Catalogue:
     Bundles are identified by their games. If several bundles have the same games, their prices are null.
     """
     catalogue, published = read_catalogue(path), _Members(path / "bundle_item_map")
-    wanted = [tuple(row.tolist()) for row in np.split(bundle_item.indices, bundle_item.indptr[1:-1])]
-    known = [tuple(sorted(published.members.get(n, ()))) for n in range(published.owners)]
-    order: list[int | None] = list(range(len(wanted)))
-    if wanted != known:  # the numbering differs
-        places: dict[tuple[int, ...], list[int]] = {}
-        for position, games in enumerate(known):
-            places.setdefault(games, []).append(position)
-        candidates = [places.get(games, []) for games in wanted]
-        order = [same[0] if len(same) == 1 else None for same in candidates]
+    contents = [tuple(row.tolist()) for row in np.split(bundle_item.indices, bundle_item.indptr[1:-1])]
+    published_contents = [tuple(sorted(published.members.get(n, ()))) for n in range(published.owners)]
+    order: list[int | None] = list(range(len(contents)))
+    if contents != published_contents:  # the numbering differs
+        positions_of: dict[tuple[int, ...], list[int]] = {}
+        for position, games in enumerate(published_contents):
+            positions_of.setdefault(games, []).append(position)
+        positions = [positions_of.get(games, []) for games in contents]
+        order = [matching[0] if len(matching) == 1 else None for matching in positions]
     return Catalogue(catalogue.items, _in_order(catalogue.bundles, order))
 
 
@@ -178,18 +178,20 @@ def _mapping(path: Path, name: str) -> dict[Any, Any]:
 
 
 def _numbers(path: Path, name: str) -> dict[int, Any]:
+    """Returns the entries of an optional file's map whose keys are positions."""
     return {key: value for key, value in _mapping(path, name).items() if _is_position(key)}
 
 
 def _size(where: Path, *maps: dict[int, Any]) -> int:
-    size = max((key for one in maps for key in one), default=-1) + 1
+    """Returns the highest key plus one; raises `DataError` if it is too large."""
+    size = max((key for entries in maps for key in entries), default=-1) + 1
     if size > LARGEST:
         raise DataError(too_large(where, size, "entries"))
     return size
 
 
 def _tags(path: Path) -> dict[str, list[str]]:
-    """Returns the tags of games by app id. The file has games without a bundle, and lacks some with one."""
+    """Returns the tags of games by app id. Some games in the file are in no bundle, and some are missing."""
     if not path.exists():
         return {}
     games = safe_load(path)
@@ -204,7 +206,7 @@ def _tags(path: Path) -> dict[str, list[str]]:
 
 
 def _price(value: Any) -> float | None:
-    """Returns the price in a number, a text such as `14.99` or `$14.99`, or words such as `Free to Play`."""
+    """Converts a number, or a text such as `14.99`, `$14.99` or `Free to Play`, to a price; else None."""
     if type(value) in (int, float):
         return float(value)
     if not isinstance(value, str):

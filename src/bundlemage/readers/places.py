@@ -19,7 +19,7 @@ from bundlemage.readers.assemble import REQUIRED, TABLES
 
 _URI = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _NOT_DATA = ("_", ".")
-"""Files whose names begin so are ignored: other programs write them among the data, such as `_SUCCESS`."""
+"""Files whose names begin with one of these are ignored. Other programs write them, such as `_SUCCESS`."""
 LARGEST = 10_000_000
 """Maximum number of users, bundles or items of published data. A file with more is damaged, and could
 fill the memory: the largest published data set of bundles has a few hundred thousand of each."""
@@ -58,12 +58,12 @@ class TableFile:
         return int(self.filesystem.get_file_info(self.path).size)
 
     def check(self) -> None:
-        """Raises `DataError` if this is no file or an empty one, and `OSError` if it cannot be reached."""
+        """Raises `DataError` if this is not a file or is empty, and `OSError` if it cannot be reached."""
         if self.filesystem is None:
             mode = Path(self.path).stat().st_mode
             if not stat.S_ISREG(mode):
                 what = "a folder" if stat.S_ISDIR(mode) else "a device"
-                message = f"{what} stands where a file should be"
+                message = f"this is {what}, not a file"
                 raise DataError.of("not-a-file", self.where, message, "Put the table there as a single file")
         if self.size == 0:
             raise DataError(empty_file(self.where))
@@ -137,7 +137,7 @@ class Place:
 
 
 def is_remote(location: object) -> bool:
-    """Whether this is a URI, except one of this machine (file://)."""
+    """Whether this is a URI that does not begin with file://."""
     text = str(location)
     return _URI.match(text) is not None and not text.lower().startswith("file://")
 
@@ -256,7 +256,7 @@ def too_large(where: Path | str, size: int, kind: str) -> Problem:
 
 
 def data_name(folder: Path) -> str:
-    """Returns the data's name: the nearest folder that is no layout, `youshu` for youshu/authors/mat."""
+    """Returns the name of the nearest folder that is not a layout's: `youshu` for youshu/authors/mat."""
     resolved = folder.resolve()
     for candidate in (resolved, *resolved.parents):
         if candidate.name and candidate.name not in _LAYOUT_FOLDERS:

@@ -41,15 +41,15 @@ def read_sql(
     `items` and `bundles` are the catalogue. By default (None) the tables of these names are read if they
     exist; an empty text leaves them out. Returns the data; raises `DataError` with every problem.
     """
-    places = {"user_item": user_item, "user_bundle": user_bundle, "bundle_item": bundle_item}
+    sources = {"user_item": user_item, "user_bundle": user_bundle, "bundle_item": bundle_item}
     optional = {"items": items, "bundles": bundles}
     address = _address(url)
     name = Path(address.database or "database").stem
     with _connected(address) as (connection, inspector):
-        for table, place in optional.items():
-            if place or (place is None and inspector.has_table(table)):
-                places[table] = place or table
-        return assemble(places, lambda table: _read(connection, inspector, table, places[table]), name)
+        for table, source in optional.items():
+            if source or (source is None and inspector.has_table(table)):
+                sources[table] = source or table
+        return assemble(sources, lambda table: _read(connection, inspector, table, sources[table]), name)
 
 
 def _address(url: str) -> URL:
@@ -79,9 +79,11 @@ def _connected(address: URL) -> Iterator[tuple[Connection, Inspector]]:
     from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError
 
     where = address.render_as_string(hide_password=True)
-    patient = address.drivername.endswith("+psycopg") and "connect_timeout" not in address.query
+    set_timeout = address.drivername.endswith("+psycopg") and "connect_timeout" not in address.query
     try:
-        engine = create_engine(address, connect_args={"connect_timeout": _CONNECT_SECONDS} if patient else {})
+        engine = create_engine(
+            address, connect_args={"connect_timeout": _CONNECT_SECONDS} if set_timeout else {}
+        )
     except (NoSuchModuleError, ImportError) as error:
         driver = getattr(error, "name", None)
         if driver == "psycopg":
@@ -112,29 +114,29 @@ def _reason(error: Exception, address: URL) -> str:
     return text.replace(str(address.password), "***") if address.password else text
 
 
-def _read(connection: Connection, inspector: Inspector, table: str, place: str) -> TableData:
+def _read(connection: Connection, inspector: Inspector, table: str, source: str) -> TableData:
     from sqlalchemy.exc import SQLAlchemyError
 
-    where = f"{table} query" if _QUERY.match(place) else place
+    where = f"{table} query" if _QUERY.match(source) else source
     try:
-        with _run(connection, inspector, table, place) as result:
+        with _run(connection, inspector, table, source) as result:
             return _collect(result, table, where)
     except SQLAlchemyError as error:
         connection.rollback()  # PostgreSQL refuses further queries in a failed transaction
         message = f"the database refuses it: {_reason(error, connection.engine.url)}"
         fix = "Try it in the database's own shell, and correct it"
-        raise DataError.of("failing-query", where, message, fix, value=place) from None
+        raise DataError.of("failing-query", where, message, fix, value=source) from None
 
 
-def _run(connection: Connection, inspector: Inspector, table: str, place: str) -> CursorResult[Any]:
-    if _QUERY.match(place):
+def _run(connection: Connection, inspector: Inspector, table: str, source: str) -> CursorResult[Any]:
+    if _QUERY.match(source):
         # no_parameters: colons and percent signs in the query are not placeholders.
         options = {"stream_results": True, "no_parameters": True}
-        return connection.exec_driver_sql(place, execution_options=options)
+        return connection.exec_driver_sql(source, execution_options=options)
     from sqlalchemy import column, select
     from sqlalchemy import table as sql_table
 
-    schema, _, name = place.rpartition(".")
+    schema, _, name = source.rpartition(".")
     if not inspector.has_table(name, schema=schema or None):
         names = sorted(
             [*inspector.get_table_names(schema or None), *inspector.get_view_names(schema or None)]
@@ -142,10 +144,10 @@ def _run(connection: Connection, inspector: Inspector, table: str, place: str) -
         listed = ", ".join(names[:12]) + (" …" if len(names) > 12 else "")
         message = f"there is no such table; the database has {listed or 'none'}"
         fix = f"Name the right one for {table!r}, or give a SELECT"
-        raise DataError.of("missing-table", place, message, fix, value=place)
-    names = [described["name"] for described in inspector.get_columns(name, schema=schema or None)]
+        raise DataError.of("missing-table", source, message, fix, value=source)
+    names = [info["name"] for info in inspector.get_columns(name, schema=schema or None)]
     needed: list[ColumnClause[Any]] = [
-        column(names[position]) for position in resolve(table, names, place).values()
+        column(names[position]) for position in resolve(table, names, source).values()
     ]
     # SQLAlchemy quotes the names. No name can be read as SQL.
     query = select(*needed).select_from(sql_table(name, schema=schema or None))
@@ -153,7 +155,7 @@ def _run(connection: Connection, inspector: Inspector, table: str, place: str) -
 
 
 def _collect(result: CursorResult[Any], table: str, where: str) -> TableData:
-    """Returns the table, read in batches. Rows hold small numbers: each value is stored once."""
+    """Returns the table, read in batches. Each distinct value is stored once; rows store its number."""
     positions = resolve(table, list(result.keys()), where)
     books = {column: Codebook() for column in positions}
     for batch in result.yield_per(_ROWS_AT_ONCE).partitions():

@@ -38,7 +38,7 @@ class Name:
     """The name of a function or class in a pickle. It is text, never the function or class itself."""
 
     role: str
-    """What this module does for it: a key of `_CALLS`, a kind of sparse matrix, or a type."""
+    """What this module does in its place: a key of `_CALLS`, a kind of sparse matrix, or a type."""
     full: str
 
 
@@ -76,7 +76,7 @@ def safe_load(path: Path) -> Any:
         raise DataError.of("unsafe-pickle", str(path), message, fix) from None
     # Damaged bytes can raise many exceptions.
     except (BrokenError, LookupError, TypeError, ValueError, OverflowError, MemoryError) as error:
-        reason = str(error) if isinstance(error, BrokenError) else "its bytes make no sense"
+        reason = str(error) if isinstance(error, BrokenError) else "its bytes are not valid"
         fix = "It was cut short, damaged, or is another kind of file: download it again."
         raise DataError.of("broken-pickle", str(path), f"not a whole pickle: {reason}", fix) from None
 
@@ -90,7 +90,7 @@ class PickleMachine:
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []  # for each open MARK, the stack before it
         self.memo: dict[int, Any] = {}
-        self.copied = 0
+        self.copied = 0  # the size of what was copied so far
 
     def run(self) -> Any:
         """Carries out all instructions, and returns the value that they build."""
@@ -105,7 +105,7 @@ class PickleMachine:
             if opcode.name == "STOP":
                 result = self.stack.pop()
                 if isinstance(result, Unbuilt | Name):
-                    raise BrokenError("it ends with something half built")
+                    raise BrokenError("its result is an unfinished object")
                 return result
             if opcode.name in _VALUES:
                 value = self.argument(opcode)
@@ -150,7 +150,7 @@ class PickleMachine:
     def top(self, kind: type) -> Any:
         value = self.stack[-1]
         if type(value) is not kind:
-            raise RefusedError(f"it puts members into a {type(value).__name__} as into a {kind.__name__}")
+            raise RefusedError(f"it treats a {type(value).__name__} as a {kind.__name__}")
         return value
 
     def remember(self, index: int) -> None:
@@ -162,7 +162,7 @@ class PickleMachine:
     def take(self, count: int) -> list[Any]:
         """Removes the last `count` values from the stack, and returns them in the order of the stack."""
         if len(self.stack) < count:
-            raise BrokenError("an instruction in it lacks its values")
+            raise BrokenError("an instruction needs more values than there are")
         values = self.stack[-count:]
         del self.stack[-count:]
         return values
@@ -188,7 +188,7 @@ class PickleMachine:
     # Objects
 
     def spend(self, value: object) -> None:
-        """Raises `RefusedError` if a file copies its content too often: a short one could fill memory."""
+        """Raises `RefusedError` if a file copies its content too often: a short file could fill memory."""
         parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
         for part in parts:
             self.copied += len(part) if isinstance(part, list | tuple | str | bytes) else 0
@@ -216,7 +216,7 @@ class PickleMachine:
 
     def old_instance(self, name: tuple[str, str]) -> None:
         _lookup(*name)
-        raise RefusedError("it makes an object of a Python 2 class")
+        raise RefusedError("it creates an object of a Python 2 class")
 
 
 def _quoted(line: bytes) -> str:
@@ -281,7 +281,7 @@ _REFUSED = {
     **dict.fromkeys(("PERSID", "BINPERSID"), "an object stored elsewhere (a persistent id)"),
     **dict.fromkeys(("EXT1", "EXT2", "EXT4"), "a registered extension"),
     "FROZENSET": "a frozen set",
-    "NEWOBJ_EX": "an object made with keyword arguments",
+    "NEWOBJ_EX": "an object that is created with keyword arguments",
     **dict.fromkeys(("NEXT_BUFFER", "READONLY_BUFFER"), "a buffer stored elsewhere"),
 }
 
@@ -324,11 +324,11 @@ def _call(name: object, arguments: object) -> Any:
     """Carries out the instruction REDUCE: returns the object that a call of this name would build."""
     if not isinstance(name, Name) or type(arguments) is not tuple:
         raise RefusedError("it calls something that is not a name")
-    maker = _CALLS.get(name.role)
-    if maker is None:
+    function = _CALLS.get(name.role)
+    if function is None:
         raise RefusedError(f"it calls {name.full}")
     try:
-        return maker(*arguments)
+        return function(*arguments)
     except TypeError as error:  # a wrong number of arguments
         raise _odd(name.full) from error
 
@@ -337,7 +337,7 @@ def _new(name: object, arguments: object) -> Unbuilt:
     """Carries out the instruction NEWOBJ: returns an unfilled sparse matrix; anything else is refused."""
     if not isinstance(name, Name) or name.role not in _SCIPY or arguments != ():
         kind = name.full if isinstance(name, Name) else "something that is not a class"
-        raise RefusedError(f"it makes an object of {kind}")
+        raise RefusedError(f"it creates an object of {kind}")
     return Unbuilt(name.role)
 
 
@@ -346,7 +346,7 @@ def _short(text: str) -> str:
 
 
 def _odd(what: str) -> RefusedError:
-    return RefusedError(f"it gives {what} arguments that no published file gives")
+    return RefusedError(f"it uses unexpected arguments for {what}")
 
 
 def _make_array(subtype: Any, _shape: Any, _code: Any) -> Unbuilt:
@@ -359,7 +359,7 @@ def _make_dtype(code: Any, _align: Any = False, _copy: Any = False) -> Unbuilt:
     # Only numbers: an array of type 'O' holds arbitrary objects, and type 'V' may have them in its fields.
     if not isinstance(code, str) or not re.fullmatch("b1|[iu][1248]|f[248]", code):
         named = _short(code) if isinstance(code, str) else type(code).__name__
-        raise RefusedError(f"it holds an array of type {named!r}, where only numbers are read")
+        raise RefusedError(f"it holds an array of type {named!r}, where only numbers are allowed")
     return Unbuilt("dtype", np.dtype(code))
 
 
@@ -435,7 +435,7 @@ def _finish_sparse(role: str, state: Any) -> Any:
         raise _odd(f"scipy's {_SCIPY[role]}")
     shape = state.get("_shape")
     if type(shape) is not tuple or len(shape) != 2 or not all(type(n) is int and n >= 0 for n in shape):
-        raise BrokenError("a sparse matrix has no shape of two sizes")
+        raise BrokenError("a sparse matrix has no valid shape")
     if role == "coo":
         row, column = state.get("coords") or (state.get("row"), state.get("col"))
         values, row, column = _vector(state, "data"), _indices(row, shape[0]), _indices(column, shape[1])
@@ -445,8 +445,8 @@ def _finish_sparse(role: str, state: Any) -> Any:
     major, minor = shape if role == "csr" else shape[::-1]
     values, pointers = _vector(state, "data"), _vector(state, "indptr")
     indices = _indices(state.get("indices"), minor)
-    whole = pointers.dtype.kind in "iu" and len(pointers) == major + 1 and pointers[0] == 0
-    if not whole or pointers[-1] != len(indices) or (pointers[1:] < pointers[:-1]).any():
+    valid = pointers.dtype.kind in "iu" and len(pointers) == major + 1 and pointers[0] == 0
+    if not valid or pointers[-1] != len(indices) or (pointers[1:] < pointers[:-1]).any():
         raise BrokenError("a sparse matrix has row pointers that do not fit its values")
     if len(values) != len(indices):
         raise BrokenError("a sparse matrix has indices and values of different lengths")

@@ -150,7 +150,7 @@ _BROKEN_ID = _Fault(
 )
 _NUL_ID = _Fault(
     "{name!r} holds a NUL byte: {value}",
-    "Export the data again; a NUL byte is the mark of a damaged copy",
+    "Export the data again; a NUL byte is a sign of a damaged copy",
     "nul-byte",
 )
 _BAD_ID_TYPE = _Fault(
@@ -160,7 +160,7 @@ _BAD_ID_TYPE = _Fault(
 )
 _SPACED_ID = _Fault(
     "{name!r} holds {value}, with a space at its start or end: without the space it is a different id",
-    "Trim the ids if the space is not meant",
+    "Trim the ids if the space is a mistake",
     "id-with-spaces",
     "warning",
 )
@@ -188,9 +188,9 @@ def read_column(column: Coded, name: str, locate: Locate) -> tuple[Coded | None,
         faulty[_MISSING_ID].append(-1)
     rows = {}
     for fault, positions in faulty.items():
-        chosen = np.zeros(len(column.values) + 1, dtype=bool)
-        chosen[positions] = True
-        rows[fault] = np.flatnonzero(chosen[column.codes])
+        is_faulty = np.zeros(len(column.values) + 1, dtype=bool)
+        is_faulty[positions] = True
+        rows[fault] = np.flatnonzero(is_faulty[column.codes])
     in_order = sorted(rows, key=lambda fault: int(rows[fault][0]))
     problems = [fault.problem(rows[fault], column, name, locate) for fault in in_order]
     if any(problem.severity == "error" for problem in problems):
@@ -316,16 +316,16 @@ def _read_detail(name: str, value: Any) -> tuple[Any, _Fault | None]:
 def align(columns: Mapping[str, Coded], vocabulary: Vocabulary, schema: pa.Schema) -> pa.Table:
     """Returns the checked columns of a catalogue as a table of this schema, in the order of a vocabulary.
 
-    If an id has several descriptions, the first is used. What is not described is null.
+    If an id has several descriptions, the first is used. Values that the catalogue lacks are null.
     """
     ids = columns[schema.names[0]]
-    described, first_rows = np.unique(vocabulary.positions(ids.values)[ids.codes], return_index=True)
+    positions, first_rows = np.unique(vocabulary.positions(ids.values)[ids.codes], return_index=True)
     aligned: dict[str, Any] = {schema.names[0]: vocabulary.to_arrow()}
     for field in list(schema)[1:]:
         values: Sequence[Any] = ()
         codes = np.full(len(vocabulary), -1, np.int32)
         if field.name in columns:
             values = columns[field.name].values
-            codes[described] = columns[field.name].codes[first_rows]
+            codes[positions] = columns[field.name].codes[first_rows]
         aligned[field.name] = pa.array(values, field.type).take(pa.array(codes, mask=codes < 0))
     return pa.table(aligned, schema=schema)
