@@ -1,4 +1,4 @@
-"""`Recommender`, the main class of the Python API: fit, recommend, evaluate, save, load. All by id."""
+"""`Recommender`, the main class of the Python API: fit, recommend, evaluate, save and load a model."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Recommender(Asker):
         self.history: tuple[EpochRecord, ...] = ()
         self.training: TrainingResult | None = None
         self.new_bundle_credit: AssumedSales | None = None
-        """The number of sales assumed for a bundle that is added after training. It is None if scores do not
-        depend on sales, for models of earlier versions, and before `calibrate`: then it is the median."""
+        """The number of sales assumed for a bundle that is added after training. It is None before
+        `calibrate`, for models of earlier versions (both assume the median), and if sales do not matter."""
 
     # ── Fitting ──────────────────────────────────────────────────────────────────────────────────
 
@@ -77,11 +77,11 @@ class Recommender(Asker):
     ) -> Recommender:
         """Train the model. Returns itself.
 
-        `data` is a dataset or the result of a reader, which `plan` divides, or a split. Held-out pairs are
-        not used for training, but afterwards they are part of users' histories. With a `folder`, training
-        writes checkpoints: if it is killed, fit again with `resume` and the same data. `progress` shows a bar
-        in a terminal or a notebook. `calibrate=False` skips `calibrate`, for models that are only compared.
-        A model trained on all data has no validation cases; it can take the `calibration` of another model.
+        `data` is a split, or a dataset or the result of a reader, which `plan` splits. Held-out pairs are not
+        used for training, but afterwards they are part of users' histories. With a `folder`, training writes
+        checkpoints: after an interruption, call `fit` again with `resume` and the same data. `progress` shows
+        a bar in a terminal or a notebook. `calibrate=False` skips `calibrate`, for models that are only
+        compared. A model trained on all data has no validation cases; give it another model's `calibration`.
         """
         split = _split(data, plan)
         with for_people() as shown:
@@ -142,11 +142,11 @@ class Recommender(Asker):
     def check_same_shop(self, split: Split) -> None:
         """Raise `ConfigError` if the users, items or bundles of a split differ from those of the model."""
         for kind in ("users", "items", "bundles"):
-            mine, theirs = getattr(self.dataset, kind), getattr(split.dataset, kind)
-            if mine != theirs:
+            own_ids, split_ids = getattr(self.dataset, kind), getattr(split.dataset, kind)
+            if own_ids != split_ids:
                 raise ConfigError(
                     f"this data has other {kind} than the model was trained on "
-                    f"({len(theirs):,} against {len(mine):,}): evaluate on the data it was trained on"
+                    f"({len(split_ids):,} against {len(own_ids):,}): evaluate on the data it was trained on"
                 )
 
     # ── Campaigns ────────────────────────────────────────────────────────────────────────────────
@@ -161,7 +161,7 @@ class Recommender(Asker):
         progress: Progress = in_silence,
         **settings: Any,
     ) -> CampaignSummary:
-        """Choose bundles for all users, or for `users`: the highest total value within common limits.
+        """Choose bundles for all users, or for `users`, with the highest total value within shared limits.
 
         `settings` are those of `campaigns.settings.Campaign`: per_user, stock, shown_at_most,
         different_at_most, budget, reserve, value, format and so on. The chosen bundles are written to files
@@ -176,7 +176,7 @@ class Recommender(Asker):
     # ── Saving and loading ───────────────────────────────────────────────────────────────────────
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the model with its ids, catalogue and histories to the folder `path`. Returns the folder.
+        """Write the model, the ids, the catalogue and the histories to the folder `path`. Returns the folder.
 
         With `overwrite`, a saved model at this path is replaced.
         """
@@ -272,7 +272,7 @@ def _split(data: BundleDataset | Source | Split, plan: SplitPlan | None) -> Spli
 
 
 def beside_popularity(recommender: Recommender, split: Split) -> list[Recommender]:
-    """Returns the model, and a popularity model trained on the same split unless the model is one."""
+    """Returns the model, and, unless it is a popularity model itself, one trained on the same split."""
     if recommender.model_name == "popularity":
         return [recommender]
     popularity = Recommender("popularity", device=str(recommender.shop.device))

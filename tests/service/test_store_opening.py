@@ -135,7 +135,9 @@ def test_a_database_that_knew_of_no_expected_sales_keeps_its_bundles(store_url: 
 
 def test_a_newer_database_is_refused(store: Store, store_url: str) -> None:
     run(store, f"UPDATE {VERSION.name} SET version_num = '99'")
-    with pytest.raises(StoreError, match=r"have version 99, and this program knows 3 at most.* update"):
+    with pytest.raises(
+        StoreError, match=r"version 99, but this program knows only versions up to 3.* update"
+    ):
         Store.open(store_url)
 
 

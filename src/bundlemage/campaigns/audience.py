@@ -1,4 +1,4 @@
-"""The audience of a bundle that does not exist yet: how many users, which ones, and a better item."""
+"""Forecasts for a new bundle: how many users would take it, which ones, and which item would be better."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from bundlemage.wire.design_answers import (
 )
 from bundlemage.wire.requests import MOST_OFF
 
-People: TypeAlias = Callable[[], Iterable[tuple[Sequence[str], Histories]]]
-"""Returns all users, a batch at a time: their ids and histories. It is called more than once."""
+UserBatches: TypeAlias = Callable[[], Iterable[tuple[Sequence[str], Histories]]]
+"""A function that returns all users in batches, each with ids and histories. It is called several times."""
 
-BEST_PEOPLE = 64
-"""How many of the users with the highest chances suggest items for a replacement."""
+BEST_USERS = 64
+"""The number of users with the highest chances for whom replacements are ranked."""
 TRIED = 32
-"""The number of items that are tried in place of the weakest."""
+"""The number of items that are tried in place of the weakest item."""
 
 
 def forecast(
     model: Model,
     shop: Shop,
-    people: People,
+    user_batches: UserBatches,
     items: Sequence[Id],
     price: float | None = None,
     *,
@@ -52,7 +52,7 @@ def forecast(
     k: int = 10,
     calibration: Calibration | None = None,
 ) -> BundleForecast:
-    """Forecasts how many of `people` would take a bundle of these items, and names the k likeliest.
+    """Forecasts how many users would take a bundle of these items, and names the k likeliest.
 
     The bundle has a price, or a discount off its items' prices. Without a calibration the forecast has no
     numbers of users.
@@ -64,17 +64,17 @@ def forecast(
     price, list_price, discount = _prices(shop, inside, price, discount)
     notes = [] if calibration else [UNCALIBRATED]
     near = _nearest(model, shop, inside, k, notes)
-    crowd = _Crowd(model, shop, people, calibration)
+    audience = _Audience(model, shop, user_batches, calibration)
     shorter = [inside[:n] + inside[n + 1 :] for n in range(len(inside))] if len(inside) > 1 else []
-    totals, above, users, best = crowd.ask([inside, *shorter], max(k, BEST_PEOPLE))
+    totals, above, users, best = audience.score([inside, *shorter], max(k, BEST_USERS))
     weakest, replacement = None, None
     if shorter:
         place = int(np.argmax(totals[1:]))
-        without = crowd.expected(totals[1 + place])
+        without = audience.expected(totals[1 + place])
         name, title = shop.dataset.items[inside[place]], shop.item_shelf.title(inside[place])
         weakest = ForecastWeakest(id=name, title=title, without=without)
-        replacement = _replacement(crowd, shorter[place], inside, totals[0], best.histories, notes)
-    expected = crowd.expected(totals[0])
+        replacement = _replacement(audience, shorter[place], inside, totals[0], best.histories, notes)
+    expected = audience.expected(totals[0])
     return BundleForecast(
         items=tuple(ForecastItem(**_named(shop.item_shelf, n)) for n in inside),
         price=price,
@@ -97,8 +97,8 @@ def forecast(
 
 
 UNCALIBRATED = (
-    "This model was trained without validation cases, or by an earlier version, so it cannot tell how many "
-    "will buy: users and items are ranked by its probabilities. Train it with a split that has such cases."
+    "This model was trained without validation cases, or by an earlier version, so the number of "
+    "buyers is unknown. Its probabilities rank users and items. Train it with a split that has such cases."
 )
 
 
@@ -110,7 +110,7 @@ def _named(shelf: Shelf, place: int) -> dict[str, Any]:
 def _prices(
     shop: Shop, inside: Sequence[int], price: float | None, discount: float | None
 ) -> tuple[float | None, float | None, float | None]:
-    """What a bundle costs, the sum of its items' prices, and the discount between the two."""
+    """Returns the price of a bundle, the sum of its items' prices, and the discount; None if unknown."""
     if price is not None and discount is not None:
         raise ConfigError("give the bundle's price or its discount, not both: one follows from the other")
     if price is not None and not (_is_number(price) and price >= 0):
@@ -142,7 +142,7 @@ def _is_number(value: object) -> bool:
 def _nearest(
     model: Model, shop: Shop, inside: Sequence[int], k: int, notes: list[str]
 ) -> tuple[ForecastNeighbour, ...]:
-    """The bundles on sale with the most similar vectors."""
+    """Returns the bundles on sale with the most similar vectors. If there are no vectors, adds to `notes`."""
     try:
         with torch.inference_mode():
             bundle = Ragged.from_lists([inside], shop.device)
@@ -160,7 +160,7 @@ def _nearest(
 
 @dataclass(frozen=True)
 class _Users:
-    """Some users, with their chances and scores for the first of the bundles that `ask` got."""
+    """Some users, with their chances and scores for the first bundle in a call of `_Audience.score`."""
 
     ids: list[str]
     chances: Tensor  # [users]
@@ -168,60 +168,62 @@ class _Users:
     histories: Histories
 
     def with_more(self, other: _Users) -> _Users:
-        one, two = self.histories, other.histories
-        users = None if one.users is None or two.users is None else torch.cat([one.users, two.users])
+        own, more = self.histories, other.histories
+        users = None if own.users is None or more.users is None else torch.cat([own.users, more.users])
         return _Users(
             self.ids + other.ids,
             torch.cat([self.chances, other.chances]),
             torch.cat([self.scores, other.scores]),
-            Histories(one.items.append(two.items), one.bundles.append(two.bundles), users),
+            Histories(own.items.append(more.items), own.bundles.append(more.bundles), users),
         )
 
     def best(self, most: int) -> _Users:
-        """At most `most` of them, the best first, without those who have all items already (chance -1)."""
+        """Returns at most `most` users, the best first. Users who have all items (chance -1) are left out."""
         values, places = top(self.chances[None], min(most, len(self.ids)))
         chosen = places[0][values[0] >= 0]
         ids = [self.ids[place] for place in chosen.tolist()]
         return _Users(ids, self.chances[chosen], self.scores[chosen], self.histories.rows(chosen))
 
 
-class _Crowd:
-    """All users, scored for several bundles at a time. Only one batch of them is held."""
+class _Audience:
+    """Scores all users for several bundles at a time. Only one batch of users is in memory."""
 
-    def __init__(self, model: Model, shop: Shop, people: People, calibration: Calibration | None) -> None:
+    def __init__(
+        self, model: Model, shop: Shop, user_batches: UserBatches, calibration: Calibration | None
+    ) -> None:
         self.model, self.shop, self.calibration = model, shop, calibration
-        self._people = people
-        # Scoring all bundles of the shop is nearly all of the work, so it is done once for each batch. In a
-        # live shop the same batch may have other users the next time.
+        self._user_batches = user_batches
+        # Scoring all bundles of the shop is nearly all of the work, so it is done once for each batch. The
+        # key tells whether the batch still has the same users: in a live shop, they may change.
         self._normalisers: dict[int, tuple[int, Tensor]] = {}
 
     def expected(self, total: float) -> float | None:
         return float(total) if self.calibration else None
 
-    def ask(
+    def score(
         self, bundles: Sequence[Sequence[int]], best: int
     ) -> tuple[npt.NDArray[np.float64], int, int, _Users]:
-        """Returns for each bundle the sum of the users' chances (without a calibration, of probabilities);
-        for the first bundle the number of chances above the threshold; all users' number; the best users."""
+        """Returns the sum of the users' chances for each bundle (without a calibration, of probabilities);
+        for the first bundle, the number of chances above the threshold; the user count; the best users."""
         new = Ragged.from_lists(bundles, self.shop.device)
         contents = self.shop.interactions.bundle_item
         owners = _Owners(new, contents, len(self.shop.dataset.items))
         totals = torch.zeros(len(bundles), dtype=torch.float64)
         above, users, leading = 0, 0, None
-        for number, (ids, histories) in enumerate(self._people()):
+        for number, (ids, histories) in enumerate(self._user_batches()):
             if not len(ids):
                 continue
             with torch.inference_mode():
                 key = hash(tuple(ids))
                 if self._normalisers.get(number, (None,))[0] != key:
                     self._normalisers[number] = key, normaliser(self.model, histories, contents)
-                less = self._normalisers[number][1]
-                logs = new_log_probabilities(self.model, histories, contents, new, less)
+                log_sums = self._normalisers[number][1]
+                logs = new_log_probabilities(self.model, histories, contents, new, log_sums)
                 chances = chances_of(self.calibration, logs, histories)
-                theirs = owners.have_all(histories)
-                chances = chances.masked_fill(theirs, 0.0)
+                have_all = owners.have_all(histories)
+                chances = chances.masked_fill(have_all, 0.0)
                 totals += chances.cpu().double().sum(0)
-                first = chances[:, 0].masked_fill(theirs[:, 0], -1.0)
+                first = chances[:, 0].masked_fill(have_all[:, 0], -1.0)
                 if self.calibration is not None:
                     above += int((first > self.calibration.threshold).sum())
                 users += len(ids)
@@ -237,11 +239,11 @@ class _Owners:
 
     def __init__(self, bundles: Ragged, contents: Ragged, items: int) -> None:
         device = bundles.device
-        wanted = torch.unique(bundles.values)
+        used_items = torch.unique(bundles.values)
         self.column = torch.full((items,), -1, dtype=torch.int64, device=device)
-        self.column[wanted] = torch.arange(len(wanted), device=device)
+        self.column[used_items] = torch.arange(len(used_items), device=device)
         needed = Ragged(self.column[bundles.values], bundles.offsets)
-        self.needed = needed.as_mask(len(wanted)).float()
+        self.needed = needed.as_mask(len(used_items)).float()
         kept = contents.keep(self.column[contents.values] >= 0)
         self.in_bundles = Ragged(self.column[kept.values], kept.offsets)
 
@@ -260,15 +262,19 @@ class _Owners:
 
 
 def _replacement(
-    crowd: _Crowd,
+    audience: _Audience,
     rest: tuple[int, ...],
     inside: tuple[int, ...],
     total: float,
     histories: Histories,
     notes: list[str],
 ) -> ForecastReplacement | None:
-    """The best of the items that these users would add to the rest of the bundle, among those on sale."""
-    model, shop = crowd.model, crowd.shop
+    """Returns the item on sale that best replaces the weakest item; None if no item improves the forecast.
+
+    Tries the items that users with these `histories` would add to the `rest` of the bundle. `total` is the
+    forecast of the whole bundle.
+    """
+    model, shop = audience.model, audience.shop
     if not can(model, Completer):
         notes.append(f"{model.title} does not complete bundles, so it names no replacement.")
         return None
@@ -284,9 +290,9 @@ def _replacement(
         tried = places[0][values[0] > -torch.inf].tolist()
     if not tried:
         return None
-    totals = crowd.ask([(*rest, item) for item in tried], 1)[0]
+    totals = audience.score([(*rest, item) for item in tried], 1)[0]
     place = int(np.argmax(totals))
     if totals[place] <= total:
         return None
-    expected = crowd.expected(totals[place])
+    expected = audience.expected(totals[place])
     return ForecastReplacement(**_named(shop.item_shelf, tried[place]), expected=expected)

@@ -20,14 +20,14 @@ from bundlemage.models.ragged import Contents, Ragged
 Numbers = npt.NDArray[np.float64]
 
 SCORES = 2**26
-"""The most scores that a calibration uses. In a larger shop it uses a sample of the users."""
+"""Maximum number of scores that a calibration uses. In a larger shop it uses a sample of the users."""
 SLOW_SCORES = 2**21
 """The same for a model whose scores are more than a product of two vectors."""
 LIKELIEST = 32
-"""The number of bundles per user, the likeliest that the user did not take, that are all used. Hardly any
-others are above the threshold."""
+"""For each user, this number of the likeliest bundles that the user did not take are all used. Hardly any
+other bundles are above the threshold."""
 DRAWN = 32
-"""The number of other bundles that are drawn for each user, each with the weight of those not drawn."""
+"""The number of other bundles that are drawn for each user. Their weights also represent those not drawn."""
 PRIOR = 0.01
 """The strength of the prior, which is the uncalibrated softmax. It matters only for a coefficient that the
 cases do not determine, such as that of activity if all users are equally active."""
@@ -58,7 +58,7 @@ class Calibration:
 
 
 def chances_of(calibration: Calibration | None, logs: Tensor, histories: Histories) -> Tensor:
-    """The chances [rows, n] from log-probabilities; without a calibration these probabilities themselves."""
+    """The chances [rows, n] from log-probabilities. Without a calibration, chances are the probabilities."""
     return logs.exp() if calibration is None else calibration.chances(logs, histories.bundles.lengths)
 
 
@@ -69,10 +69,10 @@ def normaliser(model: Model, histories: Histories, contents: Ragged) -> Tensor:
 
 
 def new_log_probabilities(
-    model: Model, histories: Histories, contents: Ragged, new: Ragged, less: Tensor | None = None
+    model: Model, histories: Histories, contents: Ragged, new: Ragged, log_sums: Tensor | None = None
 ) -> Tensor:
-    """Log-probabilities of new bundles, each compared with the bundles of the shop. `less` is the result of
-    `normaliser`, if it is known.
+    """Log-probabilities of new bundles, each compared with the bundles of the shop. `log_sums` is the result
+    of `normaliser`, if it is known.
 
     A forecast assumes that a new bundle sells like the median bundle. The number that ranks new bundles best
     (`new_bundle_credit`) is more than most of them will sell.
@@ -81,7 +81,7 @@ def new_log_probabilities(
         new = Contents.of(new, sales.median().expand(len(new)))
     scores = require(model, Matcher).score_new_bundles(histories, contents, new)
     model.checked("score_new_bundles", scores, len(histories), len(new))
-    return scores - (normaliser(model, histories, contents) if less is None else less)
+    return scores - (normaliser(model, histories, contents) if log_sums is None else log_sums)
 
 
 def calibrate(model: Model, split: Split, device: torch.device, seed: int = 0) -> Calibration | None:
@@ -97,7 +97,7 @@ def calibrate(model: Model, split: Split, device: torch.device, seed: int = 0) -
     try:
         with torch.inference_mode():
             cases = _Cases(model, split, device, seed)
-            pairs = np.concatenate([cases.pairs(users, weight) for users, weight in cases.people()], axis=1)
+            pairs = np.concatenate([cases.pairs(*batch) for batch in cases.user_batches()], axis=1)
     finally:
         model.train(was_training)
     logs, bundles, weights = pairs[:3]
@@ -163,7 +163,7 @@ class _Cases:
         self.bought = Ragged.from_csr(bought, device)
         self.has = Ragged.from_csr(split.dataset.user_bundle, device)
         sizes = np.diff(split.train.bundle_item.indptr)
-        candidates = np.flatnonzero(sizes)  # a bundle without items has a score that says nothing
+        candidates = np.flatnonzero(sizes)  # the score of a bundle without items is meaningless
         self.new: Ragged | None = None
         if split.protocol in COLD_PROTOCOLS and validation.candidates is not None:
             candidates = np.intersect1d(candidates, validation.candidates[validation.candidates != PAD])
@@ -171,9 +171,9 @@ class _Cases:
         self.candidates = torch.from_numpy(candidates).to(device)  # [candidates]
         self.took = np.diff(bought.indptr) > 0  # [users]
 
-    def people(self) -> Iterator[tuple[npt.NDArray[np.int64], float]]:
-        """Batches of users, and the weight of each: how many users it represents. Buyers may be few and are
-        the most informative, so at least half of the sample is for them."""
+    def user_batches(self) -> Iterator[tuple[npt.NDArray[np.int64], float]]:
+        """Yields batches of users, with a weight: how many users each user represents. Buyers may be few and
+        are the most informative, so at least half of the sample is for them."""
         width = max(1, len(self.data.bundle_item))
         slow = require(self.model, Matcher).scores_candidates_apart
         room = max(1, (SLOW_SCORES if slow else SCORES) // width)
@@ -186,9 +186,9 @@ class _Cases:
             for start in range(0, count, rows):
                 yield chosen[start : start + rows], len(group) / count
 
-    def pairs(self, some: npt.NDArray[np.int64], weight: float) -> Numbers:
-        """The pairs of a batch of users."""
-        users = torch.from_numpy(some).to(self.device)
+    def pairs(self, batch: npt.NDArray[np.int64], weight: float) -> Numbers:
+        """The pairs of a batch of users, each of whom has this weight."""
+        users = torch.from_numpy(batch).to(self.device)
         histories, contents = self.data.histories(users), self.data.bundle_item
         if self.new is None:
             scores = require(self.model, Matcher).bundle_scores(histories, contents)
@@ -217,7 +217,7 @@ class _Cases:
         counted = rest.gather(1, likeliest)
         yield likeliest, counted.to(logs.dtype)
         others = rest.scatter(1, likeliest, value=False)
-        # Drawn on the CPU, so that every device has the same.
+        # Drawn on the CPU, so that every device uses the same sample.
         drawn = torch.from_numpy(self.random.integers(logs.shape[1], size=(len(logs), DRAWN))).to(self.device)
         hits = others.gather(1, drawn)
         left = rest.sum(1, keepdim=True) - counted.sum(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""The shared limits of a campaign: serving users within them, and learning their prices from a sample.
+"""The shared limits of a campaign: serves users within them, and learns the limits' prices from a sample.
 
 Use is counted in exact whole numbers. The price of a limit is its Lagrange multiplier.
 """
@@ -41,7 +41,7 @@ class Limits:
 
     Limits are numbered: first the stock of each item, then the showings of each bundle, then the budget.
     Limits that the campaign does not have are left out. If `shared` is true for a limit, its use is
-    multiplied by a share: 1, or the chance that the bundle is bought. Showings are counted in full.
+    multiplied by a share: 1, or the chance that the bundle is bought. It is false only for showings.
     """
 
     def __init__(
@@ -152,11 +152,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Block:
-    """Some users. Each pair of user and bundle has a value and a share of a unit that a showing reserves."""
+    """Some users. Each user and bundle has a value, and the share of a unit that a showing reserves."""
 
-    values: Floats  # [users, bundles]; 0: must not be shown
-    shares: Floats | None  # [users, bundles]; None: the whole unit
-    bundles: Any = ...  # all, in order
+    values: Floats  # [users, bundles]; 0 if it must not be shown
+    shares: Floats | None  # [users, bundles]; None if all are 1
+    bundles: Any = ...  # the default means all bundles, in order
     """The numbers of the bundles: [bundles] if they are the same for all users, else [users, bundles]."""
 
     def __len__(self) -> int:
@@ -185,8 +185,8 @@ def serve(
     A bundle is shown only if its value exceeds the price of the limits that it uses: a later user may gain
     more from the same room. With `last` there are no later users, and the rest of the room is used too.
 
-    Users are served in rounds. In a round, each user wants the best bundle that is left, and users with the
-    largest gain come first. Returns pairs of a user and a bundle, by user, the most valuable bundle first.
+    Users are served in rounds. In a round, each user gets the best remaining bundle if it fits. Users with
+    the largest gain come first. Returns pairs of a user and a bundle, by user, the best bundle first.
     """
     counts = np.zeros(len(block), np.int64)
     pairs: list[Shown] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
@@ -203,11 +203,11 @@ def serve(
                 rows[:, most < 1] = -np.inf
             else:
                 rows[shares[waiting] > most] = -np.inf
-            wanted = rows.argmax(1)
-            worths = rows[np.arange(len(waiting)), wanted]
+            favourites = rows.argmax(1)
+            worths = rows[np.arange(len(waiting)), favourites]
             order = np.argsort(-worths, kind="stable")
             order = order[worths[order] > 0]
-            users, bundles = waiting[order], wanted[order]
+            users, bundles = waiting[order], favourites[order]
             fits = limits.admitted(bundles, None if shares is None else shares[users, bundles], room)
             if len(users) and not fits.any():
                 # The first showing fits with its exact use, but not when its use is rounded up.
@@ -261,9 +261,9 @@ def sampled(blocks: Iterable[Block], most: int, among: Whole | None = None) -> B
 
 
 class Demand:
-    """What users would take at some prices, and the bound that these prices prove.
+    """Computes what the users of a sample would take at given prices, and an upper bound of a plan's value.
 
-    Prices are tried a hundred times on the same users, so all trials share the same memory.
+    It is called with many prices for the same users, so all calls share the same memory.
     """
 
     def __init__(self, sample: Block, limits: Limits, per_user: int) -> None:
@@ -338,7 +338,7 @@ def learn(
         return begin
     per_bundle = demand.limits.by_share + demand.limits.flat
     touching = np.maximum(np.bincount(per_bundle.indices, minlength=len(room)), 1)
-    takes = np.asarray(per_bundle.sum(0)).ravel() / touching  # the mean use by the bundles that use it
+    takes = np.asarray(per_bundle.sum(0)).ravel() / touching  # the mean over the bundles that use the limit
     scale = demand.typical / np.where(takes > 0, takes, 1.0)
     step = softness * scale / max(1.0, per_bundle.nnz / max(1, per_bundle.shape[0]))
     prices, best, lowest = begin.copy(), begin, np.inf

@@ -1,4 +1,4 @@
-"""The offer of a campaign (bundles, their values for each user, limits), and the plan to serve it.
+"""The offer of a campaign (bundles, their values for each user, limits), and the plan for serving users.
 
 The plan is learned on a sample of users: a price for each limit, and the bundles to use. The price of a limit
 is its Lagrange multiplier: the value that one more unit of the limit would add.
@@ -42,7 +42,7 @@ SAMPLE_USERS = 8192
 CANDIDATES = 256
 """The number of most valuable bundles that count for each user of a sample."""
 STEPS_AGAIN, SOFTNESS_AGAIN = 40, 0.02
-"""For learning prices again while users are served: the earlier prices are close already."""
+"""For learning prices again while users are served. They are small, because earlier prices are close."""
 CHOICE_STEPS = 40
 WORK = 2**30
 """The maximum number of values that the search for a better choice reads: about ten seconds of work."""
@@ -78,17 +78,17 @@ class Offer:
                 ) from None
             self.prices = np.full(len(shop.dataset.bundles), np.nan)
         costs = None if settings.budget is None else _discount_costs(shop)
-        through = np.isfinite(shop.bundles(settings.where).hidden.cpu().numpy())
-        known = np.ones_like(through) if costs is None else np.isfinite(costs)
+        passing = np.isfinite(shop.bundles(settings.where).hidden.cpu().numpy())
+        known = np.ones_like(passing) if costs is None else np.isfinite(costs)
         known &= np.isfinite(self.prices) | (not takings)
-        self.left_out = int((through & ~known).sum())
-        """Number of bundles that pass the filters, but have no price or discount although it is needed."""
-        self.wanted = np.flatnonzero(through & known)
+        self.left_out = int((passing & ~known).sum())
+        """Number of bundles that pass the filters, but lack a price or discount that is needed."""
+        self.eligible = np.flatnonzero(passing & known)
         """Positions of all bundles that pass the filters and have the needed price and discount."""
-        if not len(self.wanted):
+        if not len(self.eligible):
             raise ConfigError(
                 "there is no bundle to show: no bundle of the shop passes the filters"
-                + (" and has a known price and discount" if through.any() else "")
+                + (" and has a known price and discount" if passing.any() else "")
             )
         stock: Whole | None = None
         if settings.stock:  # unknown stock counts as 0, as in filters
@@ -104,21 +104,21 @@ class Offer:
                 settings.budget or 0.0,
             )
 
-        limits = limits_of(self.wanted)
+        limits = limits_of(self.eligible)
         most = limits.affordable(limits.room)
-        self.bundles = self.wanted[most >= 1 if settings.reserve == "shown" else most > 0]
-        """[candidates]: the wanted bundles that the limits allow to show at least once."""
+        self.bundles = self.eligible[most >= 1 if settings.reserve == "shown" else most > 0]
+        """[candidates]: the eligible bundles that can be shown at least once within the limits."""
         if not len(self.bundles):
             raise ConfigError(
-                f"there is no bundle to show: {len(self.wanted):,} bundles pass the filters, but the limits "
-                "do not allow any of them. Raise the budget, or check the stock"
+                f"there is no bundle to show: {len(self.eligible):,} bundles pass the filters, but the "
+                "limits do not allow any of them. Raise the budget, or check the stock"
             )
         self.limits = limits_of(self.bundles)
 
     def scored(self, users: Whole) -> Scored:
         """Returns chances and values for these users. `users` are positions in the shop."""
         shop, parts, unknown = self.shop, [], 0
-        contents, wanted = shop.interactions.bundle_item, torch.from_numpy(self.wanted).to(shop.device)
+        contents, eligible = shop.interactions.bundle_item, torch.from_numpy(self.eligible).to(shop.device)
         rows = rows_at_a_time(len(shop.dataset.bundles), shop.device)
         with torch.inference_mode():
             everyone = shop.interactions.histories(torch.from_numpy(users).to(shop.device))
@@ -127,15 +127,15 @@ class Offer:
                 # For a user without a history, a bundle's chance is its share of all sales.
                 nothing = Batch(histories, contents).nothing
                 logs[nothing] = shop.bundles().shares.clamp(min=1e-30).log()
-                some = chances_of(self.calibration, logs, histories)
-                some[histories.bundles.row_of_entry(), histories.bundles.values] = 0.0  # the user has these
-                parts.append(some[:, wanted].cpu())
+                part = chances_of(self.calibration, logs, histories)
+                part[histories.bundles.row_of_entry(), histories.bundles.values] = 0.0  # the user has these
+                parts.append(part[:, eligible].cpu())
                 unknown += int(nothing.sum())
-        chances = torch.cat(parts).numpy().astype(np.float64)  # [users, wanted]
-        values = chances * self.prices[self.wanted] if self.settings.value == "takings" else chances
+        chances = torch.cat(parts).numpy().astype(np.float64)  # [users, eligible]
+        values = chances * self.prices[self.eligible] if self.settings.value == "takings" else chances
         unconstrained = float(highest(values, self.settings.per_user).sum())
-        if len(self.bundles) < len(self.wanted):
-            there = np.searchsorted(self.wanted, self.bundles)
+        if len(self.bundles) < len(self.eligible):
+            there = np.searchsorted(self.eligible, self.bundles)
             chances, values = chances[:, there], values[:, there]
         shares = chances if self.settings.reserve == "expected" else None
         return Scored(Block(values, shares), chances, unconstrained, unknown)
@@ -194,9 +194,9 @@ class Plan:
 
     prices: Floats  # [limits]
     chosen: Whole | None = None
-    """The bundles that are used, by their places in the offer; None: any."""
+    """The bundles that are used, as places in `Offer.bundles`; None if all may be used."""
     any_bundle: Floats | None = None
-    """If bundles are chosen: the prices if any bundle may be used. They prove a second upper bound."""
+    """If `chosen` is set: the prices without this choice. They give a second upper bound."""
 
     @property
     def proofs(self) -> list[Floats]:
@@ -243,6 +243,7 @@ class Planner:
         self.sample_users = max(32, min(SAMPLE_USERS, VALUES_AT_A_TIME // min(width, CANDIDATES)))
 
     def plan(self) -> Plan:
+        """Returns the plan for all users."""
         limits, per_user = self.offer.limits, self.offer.settings.per_user
         sample = self._sample(self._drawn, None)
         room = limits.room / limits.units * (len(sample) / len(self.users))
@@ -262,7 +263,7 @@ class Planner:
             return plan.prices
         users = self.users[served:]
         if len(users) <= self.sample_users:
-            sample = self._sample(users, plan.chosen)  # all of them
+            sample = self._sample(users, plan.chosen)  # all users who are left
         else:
             sample = self._kept = self._kept or self._sample(self._drawn, plan.chosen)
         limits = self.offer.limits
@@ -271,6 +272,7 @@ class Planner:
         return learn(demand, scaled, plan.prices, STEPS_AGAIN, SOFTNESS_AGAIN)
 
     def blocks(self, users: Whole) -> Iterator[Whole]:
+        """Yields users in blocks that the model scores together."""
         for start in range(0, len(users), self.block_users):
             yield users[start : start + self.block_users]
 
@@ -311,24 +313,25 @@ def _own_limits(sample: Block, limits: Limits, prices: Floats, room: Floats, cho
 
 
 class Choice:
-    """The search for a set of at most `most` bundles, on a sample of users out of `everyone`."""
+    """Searches for the best set of at most `most` bundles, on a sample of users. `total` is the number of all
+    users."""
 
-    def __init__(self, offer: Offer, users: Whole, most: int, everyone: int) -> None:
+    def __init__(self, offer: Offer, users: Whole, most: int, total: int) -> None:
         self.block, self.limits = offer.scored(users).block, offer.limits
         self.per_user, self.most = offer.settings.per_user, most
-        self.room = self.limits.room / self.limits.units * (len(users) / everyone)
+        self.room = self.limits.room / self.limits.units * (len(users) / total)
         """The room of each limit for these users."""
-        self.whole = len(users) == everyone
-        """Whether these are all users. Then a user gets a whole bundle or none; in a sample, also a part."""
-        self.left = WORK
+        self.whole = len(users) == total
+        """Whether the sample has all users. If so, users get whole bundles; otherwise also parts."""
+        self.work_left = WORK
 
     def best(self) -> Whole:
-        """Chooses by greedy gains, then exchanges single bundles as long as that is better."""
+        """Returns the best set found: a greedy choice, improved by exchanging single bundles."""
         demand = Demand(sampled([self.block], CANDIDATES), self.limits, self.per_user)
         prices = learn(demand, self.room, steps=CHOICE_STEPS)
         reduced = self.limits.reduced(prices, self.block)
-        wanted = (reduced >= highest(reduced, self.per_user)[:, :1]) & (reduced > 0)
-        demand_for = np.where(wanted, self.block.values, 0.0).sum(0)
+        is_taken = (reduced >= highest(reduced, self.per_user)[:, :1]) & (reduced > 0)
+        demand_for = np.where(is_taken, self.block.values, 0.0).sum(0)
         in_demand = np.sort(np.argsort(-demand_for, kind="stable")[: self.most])
         starts = [in_demand, *(self._greedy(prices * factor) for factor in (0.0, 1.0))]
         worths = [self._worth(start) for start in starts]
@@ -337,7 +340,7 @@ class Choice:
         while better:
             better = False
             for one_out, one_in in self._exchanges(chosen)[:IN_VAIN]:
-                if self.left < 0:
+                if self.work_left < 0:
                     return chosen
                 other = np.sort(np.append(chosen[chosen != one_out], one_in))
                 value = self._worth(other)
@@ -351,7 +354,7 @@ class Choice:
         block, limits = self.block.of(chosen), self.limits.restricted(chosen)
         demand = Demand(sampled([block], CANDIDATES), limits, self.per_user)
         prices = learn(demand, self.room, steps=CHOICE_STEPS)
-        self.left -= block.values.size * (CHOICE_STEPS + 1)
+        self.work_left -= block.values.size * (CHOICE_STEPS + 1)
         if not self.whole:
             return demand.at(prices, self.room)[0]
         shown = serve_best(block, limits, limits.room.copy(), prices, self.per_user)
@@ -361,12 +364,12 @@ class Choice:
         """Pairs of a chosen bundle and another one, the most promising first."""
         gains = _Gains(self, self.block.values)
         worth_alone = []
-        for bundle in chosen:  # what each adds to the ones before it
+        for bundle in chosen:  # the gain of each over the bundles before it
             gain, fraction = gains.of(int(bundle))
             gains.take(int(bundle), fraction)
             worth_alone.append(gain)
         inside = chosen[np.argsort(worth_alone, kind="stable")]
-        gains.room = self.room.copy()  # a bundle that replaces another has the room again
+        gains.room = self.room.copy()  # a bundle that replaces another can use its room
         outside = np.setdiff1d(np.arange(self.limits.takes.shape[0]), chosen)
         promise = np.array([gains.of(int(bundle))[0] for bundle in outside])
         outside = outside[np.argsort(-promise, kind="stable")]
@@ -375,10 +378,10 @@ class Choice:
         return [(int(inside[a]), int(outside[b])) for a, b in by_rank]
 
     def _greedy(self, prices: Floats) -> Whole:
-        """One bundle after another, each time the one with the largest gain.
+        """Adds bundles one by one, each time the one with the largest gain.
 
-        The gain of a bundle only falls as others are chosen, so a bundle with a low gain need not be looked
-        at again before those with a higher one.
+        The gain of a bundle only decreases as others are chosen. So a bundle with a low gain is evaluated
+        again only after those with a higher gain.
         """
         reduced = self.limits.reduced(prices, self.block)
         reduced[self.block.values <= 0] = 0.0
@@ -399,7 +402,7 @@ class Choice:
 
 
 class _Gains:
-    """What users have so far, and the gain of one more bundle."""
+    """The bundles that users have been given so far, and the gain of one more bundle."""
 
     def __init__(self, choice: Choice, values: Floats) -> None:
         self.limits, self.room, self.whole = choice.limits, choice.room.copy(), choice.whole

@@ -3,7 +3,8 @@
 Each limit has a price (a Lagrange multiplier, not money), learned from a sample of users: at this price,
 demand equals the limit. A user is shown the bundles with the highest value minus the prices of the limits
 that they use. Users are served block by block. The room of a limit is the part that is not used yet. It is
-never negative, and prices follow the room for later users. They also prove an upper bound of the value.
+never negative. Later users get prices learned from the room that is left. Prices also give an upper bound of
+the campaign's value.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ SUMMARY = "campaign.json"
 TIGHTEST = 10
 """Number of items in the summary's list of the most used stocks."""
 BETWEEN = (0.0, 0.5, 1.0)
-"""Candidates for a user's own price: 0 is the value of the best bundle that the user does not get, 1 that of
-the worst that the user gets. Each proves an upper bound, and the lowest is used."""
+"""Choices of a user's own price, between the value of the best bundle that the user does not get (0) and that
+of the worst that the user gets (1). Each gives an upper bound, and the lowest is used."""
 
 
 def run_campaign(
@@ -143,6 +144,7 @@ class _Work:
             self.folder.write_part(number, pa.concat_tables(tables), self.tallies[-1])
 
     def _block(self, users: Whole, scored: Scored, prices: Floats, *, last: bool) -> tuple[pa.Table, Tally]:
+        """Serves a block of users. Returns the rows of the result file, and the sums for the summary."""
         block, per_user = scored.block, self.settings.per_user
         bounds = _bounds(block, self.offer.limits, self.plan, per_user)
         narrow = block if self.plan.chosen is None else block.of(self.columns)
@@ -202,19 +204,23 @@ class _Work:
         """How much of each limit is used, in items, showings or money."""
         limits, settings = self.offer.limits, self.settings
         kinds = np.array([kind for kind, _ in limits.names])
-        of, left = limits.room / limits.units, self.room / limits.units
-        used, use = of - left, dict[str, dict[str, Any]]()
+        size, left = limits.room / limits.units, self.room / limits.units
+        used, use = size - left, dict[str, dict[str, Any]]()
         if settings.stock:
             stocks = np.flatnonzero(kinds == "stock")
-            share = 1 - left[stocks] / np.maximum(of[stocks], 1)
+            share = 1 - left[stocks] / np.maximum(size[stocks], 1)
             tightest = stocks[np.argsort(-share, kind="stable")][:TIGHTEST]
             use["stock"] = {
                 "items": len(stocks),
                 "used": float(used[stocks].sum()),
-                "of": float(of[stocks].sum()),
-                "used_up": int(((left < 1) & (of >= 1))[stocks].sum()),
+                "of": float(size[stocks].sum()),
+                "used_up": int(((left < 1) & (size >= 1))[stocks].sum()),
                 "tightest": [
-                    {"item_id": self.offer.name(*limits.names[n]), "used": float(used[n]), "of": float(of[n])}
+                    {
+                        "item_id": self.offer.name(*limits.names[n]),
+                        "used": float(used[n]),
+                        "of": float(size[n]),
+                    }
                     for n in tightest
                 ],
             }
@@ -271,8 +277,8 @@ class CampaignFolder(ResumableFolder):
         for number, file in enumerate(finished):
             if file != self.part(number):
                 raise CheckpointError(
-                    f"{file.parent} lacks {self.part(number).name} but holds later parts, so it was removed; "
-                    f"{self.anew}"
+                    f"{file.parent} lacks {self.part(number).name} but holds later parts, so a part was "
+                    f"removed; {self.anew}"
                 )
         return len(finished)
 

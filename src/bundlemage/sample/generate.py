@@ -50,7 +50,7 @@ _SMALLEST_LINE = 4
 _PACK_SHARE = 0.2
 # The weights of a user's three favourite genres (which may coincide), and the share spread evenly over all.
 _FAVOURITES, _CURIOSITY = (0.6, 0.22, 0.1), 0.08
-# Percentages of users whose bundle taste equals their item taste, is half of it, or is independent of it.
+# Percentages of users whose bundle taste equals their item taste, depends half on it, or not at all.
 _SHIFTS = (35, 20, 45)
 _QUIET_SHARE = 0.06  # share of users with one bundle or none
 # Percentages of games from the line, from the genre and anywhere: for bundles of a line, for genre packs.
@@ -64,7 +64,7 @@ _ROUNDS = 60
 
 @dataclass(frozen=True, eq=False)
 class Tastes:
-    """The true structure of the shop. A taste is a probability for each genre; popularity is a weight."""
+    """The true structure of the shop. A taste has a probability for each genre. Popularity is a weight."""
 
     genres: tuple[str, ...]
     lines: tuple[str, ...]

@@ -1,1 +1,1 @@
-"""What the live service remembers. Nothing outside this package knows SQL."""
+"""The database of the live service. Only this package contains SQL."""

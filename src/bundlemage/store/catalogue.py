@@ -49,6 +49,8 @@ _Rows: TypeAlias = tuple[Table, Sequence[str], int, Iterable[tuple[Any, ...]]]
 
 
 class CatalogueStore(StorePart):
+    """The methods of `Store` for items, bundles and datasets."""
+
     def state(self) -> State:
         """Return the version of the catalogue, and the version of the model selected for serving."""
         return State(**self._rows(_STATE)[0])
@@ -78,7 +80,7 @@ class CatalogueStore(StorePart):
         """Write an item or a bundle, and return whether it is new.
 
         With `only_new`, raises `ExistsError` if the id exists, even if it is withdrawn. Raises
-        `UnknownThingsError` if the catalogue does not have an item of a bundle.
+        `UnknownThingsError` if a bundle contains an item that is not in the catalogue.
         """
         with self._database.write() as connection:
             return _put(connection, thing, only_new)
@@ -153,7 +155,7 @@ class CatalogueStore(StorePart):
 def next_version(connection: Connection) -> int:
     """Raise the catalogue's version by one, and return it.
 
-    This locks the `clock` table until the transaction ends. So readers see versions in order, and miss none.
+    This locks the `clock` table until the transaction ends, so readers see all versions in order.
     """
     connection.execute(_TICK)
     return int(connection.execute(_STATE).one().catalogue)
@@ -161,13 +163,13 @@ def next_version(connection: Connection) -> int:
 
 def check_known(connection: Connection, kind: Kind, ids: Iterable[str]) -> None:
     """Raise `UnknownThingsError` for ids that are not in the catalogue."""
-    wanted = list(dict.fromkeys(ids))
-    if wanted:
+    names = list(dict.fromkeys(ids))
+    if names:
         column = _TABLES[kind].c.id
-        known = connection.scalars(select(column).where(one_of(column, "ids")), {"ids": wanted})
-        missing = set(wanted).difference(known)
+        known = connection.scalars(select(column).where(one_of(column, "ids")), {"ids": names})
+        missing = set(names).difference(known)
         if missing:
-            raise UnknownThingsError(kind, [name for name in wanted if name in missing])
+            raise UnknownThingsError(kind, [name for name in names if name in missing])
 
 
 def _put(connection: Connection, thing: Item | Bundle, only_new: bool = False) -> bool:
@@ -235,7 +237,7 @@ def _things(table: Table, rows: pa.Table, version: int) -> _Rows:
 
 
 def _pairs(table: Table, matrix: Any, users: Vocabulary, things: Vocabulary) -> _Rows:
-    """Pairs in the order of the table's key. The database then only appends, which is fast."""
+    """Returns the pairs in the order of the table's key: the database then only appends, which is fast."""
     pairs = ((user, thing) for user, names in _lists(matrix, users, things) for thing in sorted(names))
     return table, table.c.keys()[:2], matrix.nnz, pairs
 
@@ -249,7 +251,7 @@ def _lists(matrix: Any, rows: Vocabulary, columns: Vocabulary) -> Iterator[tuple
 
 
 def _arrow(connection: Connection, query: Select[Any]) -> pa.Table:
-    """Returns a query's ids as dictionary arrays, one per batch. Memory holds an id once per batch."""
+    """Returns a query's ids as dictionary arrays, one per batch. Each batch holds an id only once."""
     result = connection.execute(query, execution_options={"stream_results": True})
     names = list(result.keys())
 

@@ -71,8 +71,8 @@ class Database:
             self._read: Engine = engine
             self._snapshot: Engine = engine.execution_options(**{_BEGIN: "BEGIN"})
             self._write: Engine = engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
-            with self._failing_in_words():
-                self._keep_a_log()
+            with self._clear_errors():
+                self._use_write_ahead_log()
         else:
             # Two pools: writers that wait for each other must not use up the connections of readers.
             engine = _postgresql_engine(self.address)
@@ -87,13 +87,13 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """Yields a connection for a single statement that reads."""
-        with self._failing_in_words(), self._read.connect() as connection:
+        with self._clear_errors(), self._read.connect() as connection:
             yield connection
 
     @contextmanager
     def snapshot(self, *, long: bool = False) -> Iterator[Connection]:
         """Yields a connection for several reads that see the same state. `long` lifts the time limit."""
-        with self._failing_in_words(), self._snapshot.connect() as connection:
+        with self._clear_errors(), self._snapshot.connect() as connection:
             self._lift(connection, ["statement_timeout"] if long else [])
             yield connection
 
@@ -103,7 +103,7 @@ class Database:
 
         In PostgreSQL, `long` lifts the time limit. `patient` also waits for other writers without limit.
         """
-        with self._failing_in_words(), self._in_turn(), self._write.begin() as connection:
+        with self._clear_errors(), self._in_turn(), self._write.begin() as connection:
             self._lift(connection, ["statement_timeout"] * (long or patient) + ["lock_timeout"] * patient)
             yield connection
 
@@ -114,7 +114,7 @@ class Database:
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
-        """Let one thread at a time write to SQLite. Waiting threads wake at once; SQLite's lock polls."""
+        """Let one thread at a time write to SQLite. Threads wake at once here; SQLite's own lock polls."""
         if not self.is_sqlite:
             yield
             return
@@ -126,7 +126,8 @@ class Database:
             self._writing.release()
 
     @contextmanager
-    def _failing_in_words(self) -> Iterator[None]:
+    def _clear_errors(self) -> Iterator[None]:
+        """Replace errors of the driver by a `StoreError` with a hint."""
         try:
             yield
         except (SQLAlchemyError, self._driver_error) as error:
@@ -139,19 +140,19 @@ class Database:
         return driver.Error  # type: ignore[no-any-return]
 
     def _failure(self, reason: str) -> StoreError:
-        first = (reason.strip().splitlines() or ["it gives no reason"])[0]
+        first_line = (reason.strip().splitlines() or ["the database gives no reason"])[0]
         if self.address.password:
-            first = first.replace(str(self.address.password), "***")
-        hints = [hint for part, hint in _HINTS.items() if part in first]
-        where = "the path" if self.is_sqlite else "the address, and that the server is running"
-        return StoreError(f"{self.url}: {first}. {hints[0] if hints else f'Check {where}'}")
+            first_line = first_line.replace(str(self.address.password), "***")
+        hints = [hint for part, hint in _HINTS.items() if part in first_line]
+        check = "the path" if self.is_sqlite else "the address, and that the server is running"
+        return StoreError(f"{self.url}: {first_line}. {hints[0] if hints else f'Check {check}'}")
 
     @contextmanager
     def alone(self, work: str) -> Iterator[None]:
         """Hold a lock for work that only one process at a time may do, such as `retrain`.
 
-        Raises `BusyError` if another process holds the lock. It does not block readers or writers. The lock
-        is released when the process ends, even if it is killed.
+        Raises `BusyError` if another process holds the lock. The lock does not block readers or writers. It
+        is released when the process ends, even if the process is killed.
         """
         lock = self._lock_beside_the_file(work) if self.is_sqlite else self._lock_on_the_server(work)
         with lock as taken:
@@ -163,7 +164,7 @@ class Database:
 
     @contextmanager
     def _lock_beside_the_file(self, work: str) -> Iterator[bool]:
-        """Locks an empty SQLite file next to the store, so the store itself is not locked. Yields success."""
+        """Locks an empty SQLite file next to the store, not the store. Yields whether it has the lock."""
         path = Path(f"{self.address.database}.{work}.lock")
         with ExitStack() as stack:
             try:
@@ -179,7 +180,7 @@ class Database:
 
     @contextmanager
     def _lock_on_the_server(self, work: str) -> Iterator[bool]:
-        """Takes a PostgreSQL advisory lock on its own connection, without a transaction. Yields success."""
+        """Takes a PostgreSQL advisory lock on a separate connection. Yields whether it has the lock."""
         digest = hashlib.sha256(f"bundlemage {work}".encode()).digest()
         number = int.from_bytes(digest[:8], "big", signed=True)
         with self.read() as connection:
@@ -191,7 +192,7 @@ class Database:
                     with suppress(SQLAlchemyError):  # if the connection is lost, so is the lock
                         connection.execute(func.pg_advisory_unlock(number).select())
 
-    def write_log_anew(self) -> bool:
+    def empty_log(self) -> bool:
         """Empty SQLite's log, which may contain erased data. Returns False if another connection is reading
         or writing. It does not wait, because that would block all other writers."""
         if not self.is_sqlite:
@@ -204,8 +205,8 @@ class Database:
                 connection.exec_driver_sql(f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000}")
             return not busy
 
-    def _keep_a_log(self) -> None:
-        """Switch to a write-ahead log, so a writer does not block readers. The file keeps this setting."""
+    def _use_write_ahead_log(self) -> None:
+        """Switch SQLite to a write-ahead log: writers do not block readers. The file keeps this setting."""
         deadline = time.monotonic() + _BUSY_SECONDS
         while True:
             try:
@@ -243,24 +244,24 @@ class StorePart:
 
 
 def _address(url: str) -> URL:
-    wanted = "Write sqlite:///path/to/store.db or postgresql://user:password@host:5432/database"
+    hint = "Write sqlite:///path/to/store.db or postgresql://user:password@host:5432/database"
     try:
         address = make_url(url)
     except (ArgumentError, ValueError):  # the error may contain a password, so it is not shown
-        raise StoreError(f"the URL of the store cannot be understood. {wanted}") from None
+        raise StoreError(f"the URL of the store cannot be understood. {hint}") from None
     if address.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
         return address.set(drivername="postgresql+psycopg")
     if address.drivername != "sqlite":
-        raise StoreError(f"the store is SQLite or PostgreSQL, and not {address.drivername!r}. {wanted}")
+        raise StoreError(f"the store is SQLite or PostgreSQL, and not {address.drivername!r}. {hint}")
     path = address.database
     if not path or path == ":memory:" or path.startswith("file:"):
-        raise StoreError(f"{url}: the store must be a file, not memory, to keep its data. {wanted}")
-    # An absolute path stays the same if the process changes its folder.
+        raise StoreError(f"{url}: the store must be a file, not memory, to keep its data. {hint}")
+    # An absolute path stays valid if the process changes its working folder.
     return address.set(database=str(Path(path).absolute()))
 
 
 def _make_file(path: Path) -> None:
-    """Create the file. Only its owner may read it: it has purchases. SQLite's log gets the same rights."""
+    """Create the file for its owner only, because it has purchases. SQLite's log gets the same rights."""
     if not path.parent.is_dir():
         raise StoreError(f"{path}: there is no folder {str(path.parent)!r}. Create it, or correct the path")
     if path.is_dir():
@@ -294,11 +295,11 @@ def _sqlite_engine(address: URL) -> Engine:
 
 
 def _postgresql_engine(address: URL) -> Engine:
-    wanted = {"connect_timeout": _CONNECT_SECONDS, **_LOST_AFTER}
+    options = {"connect_timeout": _CONNECT_SECONDS, **_LOST_AFTER}
     engine = create_engine(
         address,
         hide_parameters=True,
-        connect_args={name: value for name, value in wanted.items() if name not in address.query},
+        connect_args={name: value for name, value in options.items() if name not in address.query},
         pool_pre_ping=True,  # replaces connections that were lost while in the pool
         pool_size=5,
         max_overflow=10,

@@ -52,7 +52,7 @@ _SECONDS_BETWEEN_FORGETTING: Final = 3600
 _SEPARATOR: Final = "\x1f"  # a control character, which no id contains
 _LONG_AGO: Final = -(2**63)  # imported interactions have no time
 _LAST_LETTERS: Final = LONGEST_ID * "\U0010ffff"
-"""No id that begins with a text comes after this text followed by these letters."""
+"""Appended to the beginning of an id, these sort after every id with the same beginning."""
 _TABLES: dict[Kind, tuple[Table, sa.Column[str]]] = {
     "item": (user_item, user_item.c.item_id),
     "bundle": (user_bundle, user_bundle.c.bundle_id),
@@ -68,8 +68,10 @@ _ERASED_AMONG: Final = select(erased.c.digest, erased.c.at).where(one_of(erased.
 
 
 class HistoryStore(StorePart):
+    """The methods of `Store` for users' data."""
+
     _forgot_at = -math.inf
-    _log_is_due = True  # a killed process may not have emptied the log
+    _must_empty_log = True  # at the start, too: an earlier process may have been killed before it did
 
     def histories(self, user_ids: Sequence[str]) -> dict[str, Owned]:
         """Return the history of each user, with one query; `Owned()` for a user without a history."""
@@ -132,7 +134,7 @@ class HistoryStore(StorePart):
         return Sales(*counts)
 
     def add_served(self, answers: Sequence[Served]) -> None:
-        """Write answers. Skips an answer if its user was erased after it."""
+        """Write answers, except those whose user was erased after the answer."""
         with self._database.write() as connection:
             add_served(connection, answers)
 
@@ -192,26 +194,26 @@ class HistoryStore(StorePart):
             time.sleep(min(time.monotonic() - began, _LONGEST_PAUSE))
 
     def erase_user(self, user_id: str) -> bool:
-        """Delete a user's interactions and answers. Answers that are not written yet are skipped later.
+        """Delete a user's interactions and answers. Answers that still wait to be written will be skipped.
 
         Returns False if the user had no data. If another connection is reading, SQLite's log still contains
         the data, and a later `tidy` removes it.
         """
         with self._database.write() as connection:
             existed = erase_user(connection, user_id)
-        self._log_is_due = True
+        self._must_empty_log = True
         self.tidy()
         return existed
 
     def tidy(self) -> None:
         """Empty SQLite's log after an erasure. It never waits; the service calls it every few seconds."""
-        if not self._log_is_due:
+        if not self._must_empty_log:
             return
-        self._log_is_due, done = False, False  # before the work: another thread may set it again
+        self._must_empty_log, done = False, False  # before the work: another thread may set it again
         try:
-            done = self._database.write_log_anew()
+            done = self._database.empty_log()
         finally:
-            self._log_is_due = self._log_is_due or not done
+            self._must_empty_log = self._must_empty_log or not done
 
 
 def _oldest_first(things: str, times: str) -> tuple[str, ...]:
@@ -224,11 +226,11 @@ def _oldest_first(things: str, times: str) -> tuple[str, ...]:
 
 @cache
 def _histories() -> CompoundSelect[Any]:
-    """A query with one row per user and kind. The database joins the ids: Python would be slower."""
+    """A query with one row per user and kind. The database concatenates the ids, faster than Python would."""
     parts = []
     for kind, (table, thing) in _TABLES.items():
         at = func.coalesce(sa.cast(sa.type_coerce(table.c.at, sa.BigInteger), Text), "")
-        names, moments = (func.aggregate_strings(one, _SEPARATOR) for one in (thing, at))
+        names, moments = (func.aggregate_strings(column, _SEPARATOR) for column in (thing, at))
         user_id = table.c.user_id
         columns = (user_id, sa.literal(kind), names, moments)
         parts.append(select(*columns).where(one_of(user_id, "users")).group_by(user_id))
@@ -245,15 +247,15 @@ def _add(connection: Connection, interactions: Sequence[InteractionRecord]) -> R
         # A fixed order, so two transactions never wait for each other's rows (a deadlock).
         of_kind.sort(key=lambda interaction: (interaction.user_id, interaction.thing_id))
         columns = ("user_id", thing.name, "at", "request_id")
-        rows = ((one.user_id, one.thing_id, one.at or now, one.request_id) for one in of_kind)
+        rows = ((each.user_id, each.thing_id, each.at or now, each.request_id) for each in of_kind)
         new += insert_new(connection, table, [dict(zip(columns, row, strict=True)) for row in rows])
     return Recorded(new, len(interactions) - new)
 
 
 def _digest(interactions: Sequence[InteractionRecord]) -> bytes:
     facts = [
-        (one.user_id, one.kind, one.thing_id, one.at and one.at.timestamp(), one.request_id)
-        for one in interactions
+        (each.user_id, each.kind, each.thing_id, each.at and each.at.timestamp(), each.request_id)
+        for each in interactions
     ]
     return hashlib.sha256(json.dumps(facts).encode()).digest()
 
@@ -295,8 +297,8 @@ def _counts(connection: Connection, table: Table, names: Sequence[str]) -> Count
 
 
 def erase_user(connection: Connection, user_id: str) -> bool:
-    """Delete a user's data. Returns whether the user had any. The store always remembers the erasure, because
-    another process may still have an answer to write."""
+    """Delete a user's data. Returns whether there was any. The erasure is always recorded, because another
+    process may still have an answer to write."""
     if not is_id(user_id):
         return False
     if not is_sqlite(connection):  # SQLite has one writer at a time anyway
@@ -311,7 +313,7 @@ def erase_user(connection: Connection, user_id: str) -> bool:
 
 
 def add_served(connection: Connection, answers: Sequence[Served]) -> None:
-    """Write the answers whose user was not erased later. Blocks erasures until the transaction ends."""
+    """Write answers, but not to users erased since then. Blocks erasures until the transaction ends."""
     for answer in answers:
         check_event(answer)
     if not is_sqlite(connection):

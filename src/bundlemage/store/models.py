@@ -37,7 +37,7 @@ class Moment(TypeDecorator[datetime]):
 
 
 class Json(TypeDecorator[Any]):
-    """JSON, stored as text: a database does not change it."""
+    """JSON, stored as text, so that the database does not reformat it."""
 
     impl = Text
     cache_ok = True
@@ -125,7 +125,7 @@ user_item, user_bundle = _history_table("item"), _history_table("bundle")
 served = Table(
     "served",
     metadata,
-    # Request ids are no key: callers may repeat them. SQLite numbers rows only in an INTEGER column.
+    # Request ids are not unique: callers may repeat them. SQLite numbers rows only in an INTEGER column.
     Column("number", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True),
     Column("request_id", Text, nullable=False),
     Column("kind", Text, nullable=False),
@@ -200,7 +200,7 @@ class one_of(FunctionElement[bool]):  # noqa: N801  (it is used like a function)
         super().__init__(column, sa.bindparam(parameter, type_=Json))
 
     def self_group(self, against: Any = None) -> Any:
-        """Return the condition as it is. SQLAlchemy would add `= 1` for SQLite, which then reads all rows."""
+        """Return the condition itself. SQLAlchemy would add `= 1` for SQLite, which then reads all rows."""
         return self
 
 

@@ -1,4 +1,4 @@
-"""The values that the store reads and writes. Checks ensure that they are valid data and safe in messages."""
+"""The records that the store reads and writes, and checks that their values are valid."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Bundle:
 
 @dataclass(frozen=True)
 class State:
-    """Shows a reader whether something changed. It is read very often, with one cheap query."""
+    """Two versions. A reader compares them with the last ones to find out whether something changed."""
 
     catalogue: int
     """The version of the catalogue. Every change raises it."""
@@ -93,7 +93,7 @@ class Recorded:
 
     new: int
     known: int
-    """The number of interactions that the store already had. It keeps one per user and item or bundle."""
+    """The number of interactions that the store already had. It stores each pair only once."""
     replayed: bool = False
     """Whether the idempotency key was used before for the same interactions, so nothing was written."""
 
@@ -128,7 +128,7 @@ class ServedSummary:
     taken: int
     """The number of user-bundle pairs in which the user took the bundle after an answer had shown it."""
     cut_at: datetime | None = None
-    """The time of the first counted answer, if there were too many answers to count all."""
+    """The time of the first counted answer; None if all answers were counted."""
 
 
 @dataclass(frozen=True)

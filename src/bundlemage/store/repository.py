@@ -20,7 +20,7 @@ from bundlemage.store.records import Key, ModelRecord, check_ids, check_time, is
 
 NEWEST: Final = 3
 """The version of the tables in `store.models`. Version 2 added `erased`, and 3 bundles' expected sales."""
-LOCK_NUMBER: Final = 6_235_118_047
+LOCK_NUMBER: Final = 6_235_118_047  # of the PostgreSQL advisory lock for creating and updating tables
 VERSION: Final = Table(
     "bundlemage_version",
     MetaData(),
@@ -135,22 +135,22 @@ def _bring_up_to_date(database: Database) -> None:
     with database.read() as connection:
         if _version(connection) == NEWEST:
             return
-    # This waits for other processes without a limit, in SQLite until no other process writes.
+    # `patient`: another process that updates the tables may take long.
     with database.write(patient=True) as connection:
         if not database.is_sqlite:
             connection.execute(select(func.pg_advisory_xact_lock(LOCK_NUMBER)))
         version = _version(connection)
         if version > NEWEST:
             raise StoreError(
-                f"{database.url}: its tables have version {version}, and this program knows {NEWEST} at "
-                "most. A newer bundlemage made them: update this one"
+                f"{database.url}: its tables have version {version}, but this program knows only versions up "
+                f"to {NEWEST}. A newer bundlemage created them: update this one"
             )
         existing = set(inspect(connection).get_table_names())
-        # A SQLite file has one owner. In PostgreSQL, programs can share a database if table names differ.
-        strangers = sorted(existing if database.is_sqlite else existing & set(metadata.tables))
-        if version == 0 and strangers:
+        # A SQLite file must be ours alone. A PostgreSQL database can be shared if table names differ.
+        foreign = sorted(existing if database.is_sqlite else existing & set(metadata.tables))
+        if version == 0 and foreign:
             raise StoreError(
-                f"{database.url}: another program has its tables here: {', '.join(strangers[:5])}. "
+                f"{database.url}: another program has its tables here: {', '.join(foreign[:5])}. "
                 "Give the store a database of its own"
             )
         _add_what_is_missing(connection)
