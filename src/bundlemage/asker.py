@@ -78,8 +78,8 @@ class Asker:
         `include_owned`, bundles that the user has.
 
         `new_bundles` are further candidates that the shop did not have at training: id → item ids. The
-        model assumes that each has sold `new_bundle_credit` times. To change this for some of them, give a
-        number of sales in `expected_sales`, or in `sells_like` a bundle of the shop that sold as often.
+        model assumes that each has sold `new_bundle_credit` times. To change this for a new bundle, give
+        its sales in `expected_sales`, or in `sells_like` a bundle of the shop that has the same sales.
 
         >>> model.recommend("u0007", new_bundles={"box": ["g0022", "g0401"]}, sells_like={"box": "b0013"})
         """
@@ -110,8 +110,8 @@ class Asker:
         expected = self.shop.expectations(self.model, new, expected_sales or {}, sells_like or {})
         candidates = self.shop.bundles(where, new)
         batches = (
-            Batch(*self._encode(some, new, expected))
-            for some in self._in_batches(users, k, self._width(candidates))
+            Batch(*self._encode(part, new, expected))
+            for part in self._in_batches(users, k, self._width(candidates))
         )
         return self._answers(batches, candidates, k, include_owned)
 
@@ -126,7 +126,7 @@ class Asker:
     ) -> list[Recommendation]:
         """Returns the k items that best complete a partial bundle for a user. `items` may be empty.
 
-        The answer never has items of the partial bundle. It has items that the user owns only if
+        Items of the partial bundle are left out. Items that the user owns are left out unless
         `include_owned`.
         """
         return self.complete_many([(user, items)], k, where=where, include_owned=include_owned)[0]
@@ -144,9 +144,9 @@ class Asker:
         candidates = self.shop.items(where)
 
         def batches() -> Iterator[Batch]:
-            for some in self._in_batches(cases, k, len(candidates.ids)):
-                partial = [self.shop.item_positions(items) for _, items in some]
-                histories, contents = self._encode([user for user, _ in some])
+            for part in self._in_batches(cases, k, len(candidates.ids)):
+                partial = [self.shop.item_positions(items) for _, items in part]
+                histories, contents = self._encode([user for user, _ in part])
                 yield Batch(histories, contents, Ragged.from_lists(partial, self.shop.device))
 
         return self._answers(batches(), candidates, k, include_owned)
@@ -154,7 +154,7 @@ class Asker:
     def similar(self, bundle: Id, k: int = 10, *, where: Filter | None = None) -> list[Recommendation]:
         """Returns the k bundles that are most similar to a bundle.
 
-        A score is the cosine of the model's vectors of both bundles. The bundle itself is not in the answer.
+        A score is the cosine between the model's vectors of both bundles. The bundle itself is left out.
         """
         _check_k(k)
         place, contents = self.shop.bundle_position(bundle), self.shop.interactions.bundle_item
@@ -164,7 +164,7 @@ class Asker:
             )
         with torch.inference_mode():
             vector = require(self.model, Embedder).vectors_of_bundles(contents)[place : place + 1]
-        return nearest(self.model, contents, vector, self.shop.bundles(where), k, but=place)
+        return nearest(self.model, contents, vector, self.shop.bundles(where), k, exclude=place)
 
     def gate(self, user: User) -> float:
         """Returns the weight of a user's items in the model's vector of the user, 0 to 1. The rest is the
@@ -191,8 +191,8 @@ class Asker:
     ) -> Explanation:
         """Returns the reasons why `bundle` is recommended to a user, or why `item` is added to `items`.
 
-        The model scores again without each item and bundle of the user, and without each of `items`. The
-        strongest reason comes first.
+        Each of the user's items and bundles, and each of `items`, is a possible reason. The model scores
+        again without it: the more the score falls, the stronger the reason. The strongest comes first.
         """
         if (bundle is None) == (item is None) or (items and item is None):
             raise ConfigError("explain either a 'bundle', or an 'item' as an addition to 'items'")
@@ -261,7 +261,7 @@ class Asker:
         where: Filter | None = None,
         include_owned: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        """`recommend` for all users of the shop, or for `users`. Yields Arrow batches of some hundred users.
+        """`recommend` for all users of the shop, or for `users`. Yields Arrow batches of up to 1,024 users.
 
         Columns: user_id, rank, bundle_id, score, source. Memory does not grow with the number of users. A
         user has no row if all bundles are owned or excluded.
@@ -269,7 +269,7 @@ class Asker:
         if users is None:
             histories, names = self.shop.everyone(), self.shop.user_ids
         elif isinstance(users, str):
-            raise ConfigError(f"give a list of users, not one text: write [{users!r}]")
+            raise ConfigError(f"give a list of users, not a string: write [{users!r}]")
         else:
             chosen = list(map(str, users))
             histories, names = self.shop.known(chosen), pa.array(chosen, pa.string())
@@ -284,10 +284,10 @@ class Asker:
         where: Filter | None = None,
         include_owned: bool = False,
     ) -> Iterator[Ranking]:
-        """`recommend` for any number of histories, with positions instead of ids. Users need not be known.
+        """`recommend` for any number of histories, with positions instead of ids. Users may be new.
 
         In histories and rankings, bundles and items are positions in `dataset.bundles` and `dataset.items`.
-        Yields rankings in the order of the histories, each for some hundred of them.
+        Yields rankings in the order of the histories, each for up to 1,024 of them.
         """
         require(self.model, Matcher)
         _check_k(k)
@@ -313,10 +313,10 @@ class Asker:
         """Use an index to search bundles from now on, in `recommend`, `recommend_all` and `rank_bundles`.
 
         The index is built in memory. For some users of the shop, its ten best bundles are compared with those
-        of an exact search. It may look at a share of at most `most_share` of the bundles. If it finds a share
-        below `least_recall` of the ten, `RecallError` is raised, and the search stays exact. The search also
-        stays exact for fewer than `least_bundles` bundles: an index would be slower. The scores of an index
-        are estimates. Returns a report on their quality and on the index.
+        of an exact search. It may look at a share of at most `most_share` of the bundles. If the share of the
+        ten that it finds is below `least_recall`, `RecallError` is raised, and the search stays exact. The
+        search also stays exact for fewer than `least_bundles` bundles: an index would be slower. The scores
+        of an index are estimates. Returns a report on their quality and on the index.
         """
         require(self.model, Matcher)
         self._index = None
@@ -339,7 +339,7 @@ class Asker:
         new: NewBundles | None = None,
         expected: Mapping[str, float] | None = None,
     ) -> tuple[Histories, Ragged]:
-        """`Shop.encode`; raises UnsupportedError for new users if the model only knows those of training."""
+        """`Shop.encode`; raises `UnsupportedError` for a new user if the model cannot score new users."""
         if not self.model.knows_new_users and any(isinstance(user, History) for user in users):
             raise UnsupportedError(f"{self.model.title} knows only the users it was trained on")
         return self.shop.encode(users, new, expected)
@@ -351,7 +351,7 @@ class Asker:
     def _in_batches(self, rows: Iterable[Row], k: int, width: int) -> Iterator[list[Row]]:
         _check_k(k)
         if isinstance(rows, str):
-            raise ConfigError(f"give a list of users, not one text: write [{rows!r}]")
+            raise ConfigError(f"give a list of users, not a string: write [{rows!r}]")
         remaining = iter(rows)
         while batch := list(islice(remaining, rows_at_a_time(width, self.shop.device))):
             yield batch
@@ -365,7 +365,7 @@ class Asker:
     def _rankings(
         self, batches: Iterable[Batch], candidates: Candidates, k: int, include_owned: bool
     ) -> Iterator[Ranking]:
-        """Yields the k best candidates for each batch, from the index if there is one, else exact."""
+        """Yields the k best candidates for each batch. Uses the index, if any, or an exact search."""
         ranker = candidates.ranker()
         for batch in batches:
             with torch.inference_mode():  # not around the yield: the caller may train in between

@@ -1,4 +1,4 @@
-"""All exceptions. A message says what was found and where, what is expected, and what to do."""
+"""All exceptions. A message says what is wrong and where, what is expected, and what to do."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Problem:
     where: str
     """The file, table or frame, as the user named it."""
     message: str
-    """What was found and what is expected."""
+    """What is wrong and what is expected."""
     fix: str
     """What to do about it."""
     line: int | None = None
@@ -80,7 +80,7 @@ class ConfigError(BundleMageError):
 
 
 def config_error(error: ValidationError, values: Mapping[str, Any], known: Mapping[str, Any]) -> ConfigError:
-    """Returns a ConfigError for an error of pydantic. Its message names every wrong value.
+    """Converts an error of pydantic. Returns a ConfigError whose message names every wrong value.
 
     `values` are the settings as the caller wrote them, by name. The keys of `known` are the valid names.
     """
@@ -159,12 +159,12 @@ class UnstorableError(StoreError):
 
 
 class SupersededError(StoreError):
-    """A new model should replace a certain one, but that one no longer serves. Nothing was published."""
+    """The model that a new one should replace no longer serves. Nothing was published."""
 
     def __init__(self, serving: str | None, instead_of: str) -> None:
         super().__init__(
-            f"nothing was published: the model was to replace {instead_of}, but {serving} serves now. "
-            "Compare with that one, and publish again"
+            f"nothing was published: the new model should replace {instead_of}, but {serving} "
+            "serves now. Compare the new model with the one that serves, and publish again"
         )
         self.serving = serving
 
@@ -176,8 +176,7 @@ class UnknownThingsError(BundleMageError):
         listed = ", ".join(map(repr, ids[:5])) + (f" and {len(ids) - 5:,} more" if len(ids) > 5 else "")
         what = f"there is no {kind}" if len(ids) == 1 else f"there are no {kind}s"
         super().__init__(
-            f"{what} {listed} in the catalogue, so nothing was done. Put the {kind} there first: "
-            f"PUT /v1/{kind}s/ID"
+            f"{what} {listed} in the catalogue, so nothing was done. Add the {kind} first: PUT /v1/{kind}s/ID"
         )
         self.kind = kind
         self.ids = tuple(ids)
@@ -187,16 +186,16 @@ class ExistsError(BundleMageError):
     """An item or bundle that should be new exists already. Nothing was written."""
 
     def __init__(self, kind: Literal["item", "bundle"], name: str) -> None:
-        super().__init__(f"there is a {kind} {name!r} already, and the request says not to replace it")
+        super().__init__(f"the {kind} {name!r} exists already, and the request does not allow replacing it")
 
 
 class IdempotencyError(BundleMageError):
-    """The same caller used an idempotency key before for something else. Nothing was written."""
+    """The same caller has used an idempotency key for a different request. Nothing was written."""
 
     def __init__(self, key: str) -> None:
         super().__init__(
             f"the idempotency key {key!r} was used before for other interactions, so nothing was written. "
-            "Make a new key for each request, and send an old one only to repeat the same request"
+            "Use a new key for each request. Use a key again only to repeat the same request"
         )
         self.key = key
 

@@ -156,7 +156,7 @@ def build_index(
 def _some_users(shop: Shop, seed: int) -> Histories:
     """The histories of a random sample of the users who have an item or a bundle."""
     everyone = Batch(shop.everyone(), shop.interactions.bundle_item)
-    users = (~everyone.nothing).nonzero()[:, 0].cpu().numpy()
+    users = (~everyone.no_history).nonzero()[:, 0].cpu().numpy()
     if not len(users):
         raise RecallError(
             "no user of this shop has an item or a bundle, so an index cannot be measured: do not use one"
@@ -303,10 +303,10 @@ class BundleIndex:
         """
         k = min(k, len(ranker.shares))
         ranking, searched, lacking = self.searched(batch, ranker.hidden, k, include_owned)
-        rest = (~batch.nothing & (~searched | lacking)).nonzero()[:, 0]
+        rest = (~batch.no_history & (~searched | lacking)).nonzero()[:, 0]
         for part in torch.split(rest, rows_at_a_time(len(ranker.shares), self.shop.device)):
             _put(ranking, part, exact_ranking(self.model, batch.rows(part), ranker, k, include_owned))
-        popular = batch.nothing.nonzero()[:, 0]
+        popular = batch.no_history.nonzero()[:, 0]
         if len(popular):  # users with nothing all get the same
             any_scores = self.factors.vectors.new_zeros(1, len(ranker.shares))
             is_popular = torch.ones_like(popular[:1], dtype=torch.bool)
@@ -318,7 +318,7 @@ class BundleIndex:
     ) -> tuple[Ranking, Tensor, Tensor]:
         """Returns rankings by the index alone, a mask of the rows that were searched, and a mask of the rows
         with fewer bundles than exist. The latter are searched again in more cells, unless `once`."""
-        view, has_history = self._view(hidden), ~batch.nothing
+        view, has_history = self._view(hidden), ~batch.no_history
         ranking = _empty(len(has_history), k, self.factors.vectors)
         searched, lacking = torch.zeros_like(has_history), torch.zeros_like(has_history)
         cells, further = self._effort(k, view), self._further(batch.histories, k, include_owned)
@@ -389,7 +389,7 @@ class BundleIndex:
         values, best = top(order, min(k, order.shape[1]))
         counts = torch.isfinite(values).sum(1)
         chances = (scores.gather(1, best) - total[:, None]).exp()
-        ranking = Ranking(positions.gather(1, best), chances, counts, batch.nothing)
+        ranking = Ranking(positions.gather(1, best), chances, counts, batch.no_history)
         return ranking, counts < left.clamp(max=k)
 
     def _search(self, users: Tensor, count: int, cells: int, view: _View) -> Tensor:

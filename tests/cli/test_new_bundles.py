@@ -62,7 +62,7 @@ def test_a_new_bundle_is_ranked_by_what_it_should_sell(model: Path) -> None:
         (["--expected-sales", "box=4", "--sells-like", "box=b0001"], "give either the expected sales"),
         (["--sells-like", "box=nowhere"], "unknown bundle id 'nowhere'"),
         (["--sells-like", "bax=b0001"], "is not among the new bundles"),
-        (["--new-bundle", "b0001=g0001"], "has the id of a bundle that the shop has already"),
+        (["--new-bundle", "b0001=g0001"], "has the id of a bundle that the shop already has"),
         (["--new-bundle", "other=nothing"], "unknown item id 'nothing'"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from bundlemage import Recommender
 from bundlemage.data.shards import write_layout
 from bundlemage.data.splits import SplitPlan
-from bundlemage.engines.base import Engine, engine, written_out
+from bundlemage.engines.base import Engine, engine, with_absolute_paths
 from bundlemage.engines.jobs import Chunk, EvaluationJob, Task, _cut
 from bundlemage.errors import ArtifactError, ConfigError
 from bundlemage.evaluation import PerCase
@@ -66,8 +66,8 @@ def test_chunks_together_are_the_whole(
         found: dict[Task, list[PerCase]] = {}
         for chunk in chunks:
             if chunk.model == number:
-                found.setdefault(chunk.task, []).append(job.ask(chunk))
-        whole = {task: job.ask(Chunk(number, task, range(_cases(split, task)))) for task in found}
+                found.setdefault(chunk.task, []).append(job.measure(chunk))
+        whole = {task: job.measure(Chunk(number, task, range(_cases(split, task)))) for task in found}
         assert set(whole) == ({"matching", "generation"} if split.generation else {"matching"})
         for task, parts in found.items():
             for name, values in whole[task].items():
@@ -111,7 +111,7 @@ def test_workers_in_another_folder_and_with_another_device(
     assert not there.data_changed
 
 
-def test_paths_are_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     for location, whole in [
@@ -123,7 +123,7 @@ def test_paths_are_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("sqlite:///:memory:", "sqlite:///:memory:"),
         ("postgresql:///shop", "postgresql:///shop"),
     ]:
-        found = written_out(EvaluationJob(Path("model"), location))
+        found = with_absolute_paths(EvaluationJob(Path("model"), location))
         assert (found.model, found.location) == (tmp_path / "model", whole)
 
 

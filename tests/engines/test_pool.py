@@ -112,7 +112,7 @@ def test_each_has_its_share_of_the_machines(ray_cluster: None) -> None:
     with pytest.raises(DeviceError, match="not present on any machine of the cluster"):
         resources(2, "cuda")
     with pytest.raises(
-        ClusterError, match=r"3 workers want a processor .* with 2 processors, has room for 2"
+        ClusterError, match=r"3 workers need a processor .* with 2 processors, has room for 2"
     ):
         resources(3, "cpu")
 
@@ -143,9 +143,9 @@ def test_no_room() -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'bundlemage[ray]'")
     from bundlemage.engines.ray.pool import Machine, divided
 
-    with pytest.raises(ClusterError, match=r"5 workers want .* has room for 4"):
+    with pytest.raises(ClusterError, match=r"5 workers need .* has room for 4"):
         divided([Machine(4, 1)], 5, "cuda")
-    with pytest.raises(ClusterError, match=r"3 workers want a GPU and a processor each, .* has room for 2"):
+    with pytest.raises(ClusterError, match=r"3 workers need a GPU and a processor each, .* has room for 2"):
         divided([Machine(8, 2)], 3, "auto", whole_gpus=True)
 
 

@@ -26,7 +26,7 @@ from bundlemage.engines.base import Engine, engine
 from bundlemage.engines.scoring import (
     ANSWERS,
     NEW,
-    ModelPeople,
+    ModelUsers,
     PartScorer,
     Ready,
     ScoredUsers,
@@ -175,7 +175,7 @@ class TestAnswers:
         self, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """BR looks people up by them: another number is another person."""
-        some = spread(ModelPeople(model), 10, places=5)
+        some = spread(ModelUsers(model), 10, ranges=5)
         assert some.users is not None
         assert some.users.tolist() == [0, 1, 19, 20, 39, 40, 58, 59, 78, 79]
         folder = trained(shop(), tmp_path / "model", "br", device="cpu", epochs=1)
@@ -324,12 +324,14 @@ class TestGoingOn:
         work = Work(make_ready(job_of(model, tmp_path / "answers"), in_silence))
         elsewhere = PartScorer(replace(work.ready, folder=tmp_path / "elsewhere"))
         with pytest.raises(
-            ClusterError, match="is not where a worker looks for it: name a folder on storage"
+            ClusterError, match=r"a worker does not see the folder .*: choose a folder on storage"
         ):
             work.follow(map(elsewhere, work.left), in_silence)
         work = Work(make_ready(job_of(model, tmp_path / "answers"), in_silence))
         (tmp_path / "elsewhere" / "parts").mkdir(parents=True)
-        with pytest.raises(ClusterError, match=r"part-00000\.parquet, and it is not here: name a folder on"):
+        with pytest.raises(
+            ClusterError, match=r"part-00000\.parquet, but this process does not see it: choose a folder"
+        ):
             work.follow(map(elsewhere, work.left), in_silence)
         assert not (tmp_path / "answers").exists()
 

@@ -278,7 +278,7 @@ def test_ctrl_c_keeps_the_best_model_so_far(split: Split, tmp_path: Path) -> Non
 def test_more_workers_than_there_is_room_for_are_refused(
     ray_cluster: None, split: Split, tmp_path: Path
 ) -> None:
-    with pytest.raises(ClusterError, match=r"3 workers want a processor each.*room for 2"):
+    with pytest.raises(ClusterError, match=r"3 workers need a processor each.*room for 2"):
         trained(engine("ray", workers=3), TrainingJob("sample", RECIPE, tmp_path / "run"), split)
 
 

@@ -472,7 +472,7 @@ def test_one_text_is_no_list(client: Client) -> None:
         lambda: client.put_bundle("b", "g0001"),
     ]
     for call in calls:
-        with pytest.raises(ConfigError, match="is a list, not one text"):
+        with pytest.raises(ConfigError, match="is a list, not a string"):
             call()
 
 

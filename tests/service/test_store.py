@@ -406,7 +406,7 @@ def test_the_model_published_last_is_to_serve(store: Store) -> None:
 
 def test_a_model_takes_the_place_only_of_the_one_it_was_made_for(store: Store) -> None:
     first, second, third = (ModelRecord(name, f"models/{name}", "bundlemage", {}, NOON) for name in "abc")
-    with pytest.raises(SupersededError, match="the model was to replace a, but None serves now"):
+    with pytest.raises(SupersededError, match="the new model should replace a, but None serves now"):
         store.publish(second, instead_of="a")
     store.publish(first)
     store.publish(second, instead_of="a")

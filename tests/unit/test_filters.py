@@ -176,7 +176,7 @@ class TestRefusals:
             Filter(min_price=3, max_price=2)
         with pytest.raises(ConfigError, match="'max_price' is nan"):
             Filter(max_price=float("nan"))
-        with pytest.raises(ConfigError, match=r"'exclude' is a list, not one text: write \['b0'\]"):
+        with pytest.raises(ConfigError, match=r"'exclude' is a list, not a string: write \['b0'\]"):
             Filter(exclude="b0")
         with pytest.raises(ConfigError, match=r"write \['gift'\]"):
             Filter(tags="gift")

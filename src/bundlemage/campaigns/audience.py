@@ -283,7 +283,7 @@ def _replacement(
     with torch.inference_mode():
         partial = Ragged.from_lists([rest] * len(histories), shop.device)
         scores = model.item_scores(histories, partial, shop.interactions.bundle_item)
-        sold = shop.items(Filter(in_stock=True) if shop.item_shelf.tells_stock else None)
+        sold = shop.items(Filter(in_stock=True) if shop.item_shelf.stock_known else None)
         liked = scores.softmax(1).mean(0) + sold.hidden
         liked[list(inside)] = -torch.inf
         values, places = top(liked[None], min(TRIED, len(liked)))

@@ -125,7 +125,7 @@ class Offer:
             for histories in slices(everyone, rows):
                 logs = require(self.model, Matcher).bundle_scores(histories, contents).float().log_softmax(1)
                 # For a user without a history, a bundle's chance is its share of all sales.
-                nothing = Batch(histories, contents).nothing
+                nothing = Batch(histories, contents).no_history
                 logs[nothing] = shop.bundles().shares.clamp(min=1e-30).log()
                 part = chances_of(self.calibration, logs, histories)
                 part[histories.bundles.row_of_entry(), histories.bundles.values] = 0.0  # the user has these

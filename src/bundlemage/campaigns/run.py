@@ -90,7 +90,7 @@ def _positions(shop: Shop, users: Iterable[Id] | None) -> Whole:
     if users is None:
         return np.arange(len(shop.dataset.users))
     if isinstance(users, str):
-        raise ConfigError(f"give a list of users, not one text: write [{users!r}]")
+        raise ConfigError(f"give a list of users, not a string: write [{users!r}]")
     names = list(map(str, users))
     if not names:
         raise ConfigError("the list of users is empty: give at least one, or no list at all for all users")

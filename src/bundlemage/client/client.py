@@ -383,7 +383,7 @@ def _value(name: str, value: Any) -> Any:
     if name not in _LISTS or value is None or isinstance(value, Mapping):
         return value
     if isinstance(value, str):  # it would be taken for a list of letters
-        raise ConfigError(f"{name} is a list, not one text: write [{value!r}]")
+        raise ConfigError(f"{name} is a list, not a string: write [{value!r}]")
     return [str(entry) for entry in value]
 
 

@@ -1,1 +1,1 @@
-"""From questions to answers: the shop, filters, ranking, and answers for one user or all of them."""
+"""Answers questions about one user or about all users: the shop, filters and ranking."""

@@ -18,7 +18,7 @@ from bundlemage.models.ragged import Ragged
 ROWS_AT_A_TIME = 1024
 """The maximum number of questions in one pass of the model."""
 SCORES_AT_A_TIME = 2**21
-"""Target number of scores in one pass on a CPU. They take 8 MB, which fit into the processor's cache."""
+"""Target number of scores in one pass on a CPU. They take 8 MB, which fits into the processor's cache."""
 SCORES_ON_A_GPU = 2**25
 FEWEST_ROWS = 32
 """Minimum number of rows in one pass: with fewer, a matrix product is slow."""
@@ -26,7 +26,7 @@ FEWEST_ROWS = 32
 
 @dataclass(frozen=True)
 class Batch:
-    """Questions of several users about the same candidates, as positions on the device."""
+    """Questions of several users about the same candidates. Positions in tensors stand for ids."""
 
     histories: Histories
     contents: Ragged
@@ -40,15 +40,15 @@ class Batch:
         return Batch(self.histories.rows(index), self.contents, partial)
 
     @property
-    def nothing(self) -> Tensor:
+    def no_history(self) -> Tensor:
         """True for each user who has neither items nor bundles."""  # [rows] bool
         return (self.histories.items.lengths == 0) & (self.histories.bundles.lengths == 0)
 
 
 def rows_at_a_time(candidates: int, device: torch.device) -> int:
     """Returns the number of rows to score in one pass. It bounds the memory for any number of candidates."""
-    room = SCORES_AT_A_TIME if device.type == "cpu" else SCORES_ON_A_GPU
-    return max(1, min(ROWS_AT_A_TIME, max(FEWEST_ROWS, room // max(1, candidates))))
+    scores = SCORES_AT_A_TIME if device.type == "cpu" else SCORES_ON_A_GPU
+    return max(1, min(ROWS_AT_A_TIME, max(FEWEST_ROWS, scores // max(1, candidates))))
 
 
 def slices(histories: Histories, rows: int) -> Iterator[Histories]:
@@ -67,26 +67,27 @@ def _rows(ragged: Ragged, start: int, end: int) -> Ragged:
 def exact_ranking(model: Model, batch: Batch, ranker: Ranker, k: int, include_owned: bool) -> Ranking:
     """Returns the k best candidates for each question. All candidates are scored."""
     histories, contents, partial = batch.histories, batch.contents, batch.partial
-    nothing = batch.nothing
+    no_history = batch.no_history
     if partial is None:
         scores = require(model, Matcher).bundle_scores(histories, contents)
         # Bundles after the candidates come from histories and have no id. They cannot be recommended.
         scores = scores[:, : len(ranker.shares)]
-        return ranker.rank(scores, nothing, [] if include_owned else [histories.bundles], k)
+        return ranker.rank(scores, no_history, [] if include_owned else [histories.bundles], k)
     scores = require(model, Completer).item_scores(histories, partial, contents)
     hide = [partial] if include_owned else [partial, histories.items]
-    return ranker.rank(scores, nothing & (partial.lengths == 0), hide, k)
+    return ranker.rank(scores, no_history & (partial.lengths == 0), hide, k)
 
 
 def nearest(
-    model: Model, contents: Ragged, vector: Tensor, candidates: Candidates, k: int, but: int | None = None
+    model: Model, contents: Ragged, vector: Tensor, candidates: Candidates, k: int, exclude: int | None = None
 ) -> list[Recommendation]:
-    """Returns the k bundles with the highest cosine to `vector`; it is their score. `but` is left out."""
+    """Returns the k bundles whose vectors have the highest cosine with `vector`. The cosine is the score.
+    The bundle at the position `exclude` is left out."""
     with torch.inference_mode():
         order = F.cosine_similarity(require(model, Embedder).vectors_of_bundles(contents), vector)
         order = order + candidates.hidden
-        if but is not None:
-            order[but] = -torch.inf
+        if exclude is not None:
+            order[exclude] = -torch.inf
         values, positions = top(order[None], min(k, len(order)))
     best = zip(positions[0].tolist(), values[0].tolist(), strict=True)
     return [

@@ -1,4 +1,4 @@
-"""Which candidates an answer may contain: a filter, and the columns that it looks at."""
+"""Filters decide which candidates an answer may contain. A shelf has the columns that they read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Filter:
-    """Which items or bundles may be shown: those that meet every condition.
+    """Conditions on items or bundles. Only those that meet every condition may be shown.
 
     An item or bundle whose price is unknown fails every condition on the price. One whose stock is unknown is
     not in stock.
@@ -34,17 +34,17 @@ class Filter:
     """Show only these ids. Unknown ids are ignored, so that one bundle that is newer than the model does not
     stop a campaign. If all of them are unknown, that is an error: nothing could ever be shown."""
     tags: Collection[str] = ()
-    """Show only what has at least one of these tags."""
+    """Show only items or bundles with at least one of these tags."""
     min_price: float | None = None
     max_price: float | None = None
     in_stock: bool = False
-    """Show only items with a stock above 0, and bundles whose items all have one."""
+    """Show only items with a stock above 0, and bundles that are in stock (see `Shelf.in_stock`)."""
 
     def __post_init__(self) -> None:
         for name in ("exclude", "among", "tags"):
             values = getattr(self, name)
             if isinstance(values, str):
-                raise ConfigError(f"a filter's {name!r} is a list, not one text: write [{values!r}]")
+                raise ConfigError(f"a filter's {name!r} is a list, not a string: write [{values!r}]")
             if values is not None:
                 object.__setattr__(self, name, frozenset(map(str, values)))
         for name in ("min_price", "max_price"):
@@ -58,7 +58,7 @@ class Filter:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """The conditions by name; lists are sorted, so that equal filters give equal JSON."""
+        """Returns the conditions by name. Lists are sorted, so that equal filters give equal JSON."""
         return {
             name: sorted(value) if isinstance(value, frozenset) else value
             for name, value in asdict(self).items()
@@ -73,11 +73,11 @@ class Facts(NamedTuple):
     tags: tuple[str, ...] = ()
 
 
-_A = {"price": "a price", "tags": "a tag", "stock": "a stock"}
+_WITH_ARTICLE = {"price": "a price", "tags": "a tag", "stock": "a stock"}
 
 
 class Shelf:
-    """All items, or all bundles, with the columns that filters look at. Each column is read once."""
+    """All items, or all bundles, with the columns that filters read. Each column is read once."""
 
     def __init__(
         self, ids: Vocabulary, catalogue: pa.Table | None, contents: Any = None, items: Shelf | None = None
@@ -94,16 +94,16 @@ class Shelf:
         return items, Shelf(dataset.bundles, bundles, dataset.bundle_item, items)
 
     def allowed(self, where: Filter, more: Iterable[tuple[str, Collection[int]]] = ()) -> Mask:
-        """True for each item or bundle that may be shown, then for each of the new bundles in `more`.
+        """Returns True for each item or bundle that may be shown. The new bundles in `more` come last.
 
-        `more` has ids and positions of items. New bundles are not in the catalogue: they have no price and
-        no tag.
+        `more` has the id of each new bundle and the positions of its items. New bundles are not in the
+        catalogue: they have no price and no tag.
         """
-        later = list(more)
-        names = [name for name, _ in later]
-        hidden = where.tags or where.min_price is not None or where.max_price is not None
-        of_later = [not hidden and (not where.in_stock or self.all_in_stock(items)) for _, items in later]
-        mask = np.concatenate([self._by_catalogue(where), np.array(of_later, dtype=bool)])
+        new = list(more)
+        names = [name for name, _ in new]
+        hide_new = where.tags or where.min_price is not None or where.max_price is not None
+        new_mask = [not hide_new and (not where.in_stock or self.all_in_stock(items)) for _, items in new]
+        mask = np.concatenate([self._by_catalogue(where), np.array(new_mask, dtype=bool)])
         places = dict(zip(names, range(len(self.ids), len(mask)), strict=True))
         if where.among is not None:
             listed = np.zeros_like(mask)
@@ -114,10 +114,11 @@ class Shelf:
         mask[self._places(where.exclude, places)] = False
         return mask
 
-    def _places(self, wanted: Iterable[str | int], later: dict[str, int]) -> list[int]:
-        names = list(map(str, wanted))
+    def _places(self, ids: Iterable[str | int], new: dict[str, int]) -> list[int]:
+        """Returns the positions of ids. `new` has those of new bundles. Unknown ids are ignored."""
+        names = list(map(str, ids))
         known = self.ids.known(names)
-        return [*self.ids.positions(known).tolist(), *(later[name] for name in names if name in later)]
+        return [*self.ids.positions(known).tolist(), *(new[name] for name in names if name in new)]
 
     def _by_catalogue(self, where: Filter) -> Mask:
         mask = np.ones(len(self.ids), dtype=bool)
@@ -191,18 +192,18 @@ class Shelf:
         return Facts(row["title"], row["price"], tuple(row["tags"] or ()))
 
     @property
-    def tells_stock(self) -> bool:
-        """Whether any stock is known."""
+    def stock_known(self) -> bool:
+        """Whether the catalogue has the stock of any item or bundle."""
         return self._has("stock")
 
     def column(self, name: str) -> Any:
-        """A column of the catalogue as an Arrow array; raises `ConfigError` if it has no value at all."""
+        """Returns a column of the catalogue as an Arrow array; raises `ConfigError` if it has no values."""
         if not self._has(name):
             kind = "item" if name == "stock" else self.ids.kind  # a bundle is in stock if all its items are
             raise ConfigError(
-                f"cannot filter by {name}: no {kind} has {_A[name]}. Put a column {name!r} into the "
-                f"table of {kind}s (see 'bundlemage data check') and train again, or send it to the service: "
-                f"PUT /v1/{kind}s/ID"
+                f"cannot filter by {name}: no {kind} has {_WITH_ARTICLE[name]}. Put a column {name!r} "
+                f"into the table of {kind}s (see 'bundlemage data check') and train again, or send it to the "
+                f"service: PUT /v1/{kind}s/ID"
             )
         return self._values(name)
 

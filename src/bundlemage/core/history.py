@@ -1,4 +1,4 @@
-"""The user of a question: an id, or a history of items and bundles."""
+"""The user for whom a question is asked: an id, or a history of items and bundles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The best of many candidates, for many rows at a time, exactly and with little memory.
+"""Finds the best of many candidates, for many rows at a time. The result is exact, and little memory is used.
 
 Rankings of any number of users can be written as Arrow batches and as a Parquet file.
 """
@@ -24,15 +24,15 @@ from bundlemage.models.ragged import Ragged
 
 @dataclass(frozen=True)
 class Ranking:
-    """The best candidates of each row, best first; of equal ones, the one that comes first in the data."""
+    """The best candidates of each row, best first. Ties are in the order of the data."""
 
     positions: Tensor  # [rows, k]
     chances: Tensor  # [rows, k]
     """A probability over all candidates, or for `popular` rows a share of all sales."""
     counts: Tensor  # [rows]
-    """How many of the k are answers; the positions after them mean nothing."""
+    """The number of answers in each row. The positions after them have no meaning."""
     popular: Tensor  # [rows] bool
-    """True for users with no history at all: they are shown what sells most."""
+    """True for users without a history. They get the candidates that sell most."""
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -42,7 +42,7 @@ class Ranker:
     """Ranks candidates by scores, batch after batch.
 
     It reuses its memory from batch to batch, because allocating tens of megabytes takes as long as the
-    work itself. So only one thread may use an object.
+    work itself. So only one thread may use a ranker.
     """
 
     def __init__(self, shares: Tensor, hidden: Tensor) -> None:
@@ -51,7 +51,7 @@ class Ranker:
         self._kept: dict[str, Tensor] = {}
 
     def rank(self, scores: Tensor, popular: Tensor, hide: Iterable[Ragged], k: int) -> Ranking:
-        """The k best of each row of scores, without the positions that `hide` has in that row.
+        """Returns the k best candidates of each row of scores, without the positions in that row of `hide`.
 
         Rows that are True in `popular` are ranked by sales. Scores are only read: they may be a view of the
         model's own memory.
@@ -59,7 +59,7 @@ class Ranker:
         if not scores.is_contiguous():  # the passes below are slow on scattered scores
             scores = self._like("rows", scores).copy_(scores)
         chances = torch.softmax(scores, 1, out=self._like("chances", scores))
-        # Ranked by the scores themselves: far down, probabilities are too small to tell apart.
+        # Rank by the scores, because very small probabilities are all rounded to 0.
         order = torch.add(scores, self.hidden.to(scores.dtype), out=self._like("order", scores))
         rows = popular.nonzero()[:, 0]
         if len(rows):
@@ -72,7 +72,7 @@ class Ranker:
         return Ranking(positions, chances.gather(1, positions), torch.isfinite(values).sum(1), popular)
 
     def _like(self, name: str, scores: Tensor) -> Tensor:
-        """Memory for the same number of rows and columns."""
+        """Returns memory for a tensor of the same shape and type. `name` tells apart tensors in use."""
         kept = self._kept.get(name)
         if (
             kept is None
@@ -85,7 +85,7 @@ class Ranker:
 
 
 def _hide(order: Tensor, ragged: Ragged) -> None:
-    """Rank the entries of each row last. Positions beyond the candidates are ignored."""
+    """Set the positions in `ragged` to -∞, so that they rank last. Ignores positions after the candidates."""
     rows, columns = ragged.row_of_entry(), ragged.values
     if len(columns) and int(columns.max()) >= order.shape[1]:
         inside = columns < order.shape[1]
@@ -94,14 +94,13 @@ def _hide(order: Tensor, ragged: Ragged) -> None:
 
 
 def top(order: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k highest values of each row and their positions; of equal values, those that come first.
+    """Returns the k highest values of each row and their positions; of equal values, those that come first.
 
     `topk` alone is slow in wide rows, and breaks ties at random. So this takes the highest value of each
     group of columns (a cheap pass), the best groups, and `topk` in the columns of these groups. It looks for
-    one value more than k, to see whether there is a tie at the end.
+    one value more than k, to see whether the last of the k is in a tie.
     """
-    wanted = min(k + 1, order.shape[1])
-    values, positions = _highest(order, wanted)
+    values, positions = _highest(order, min(k + 1, order.shape[1]))
     # Hidden candidates (-∞) are equal to each other, which does not matter.
     equal = (values[:, 1:] == values[:, :-1]) & torch.isfinite(values[:, 1:])
     tied = equal.any(1).nonzero()[:, 0]
@@ -112,30 +111,29 @@ def top(order: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values, positions
 
 
-def _highest(order: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
-    """The highest values of each row and their positions; ties are broken at random."""
+def _highest(order: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Returns the `count` highest values of each row and their positions; ties are broken at random."""
     rows, columns = order.shape
-    size = isqrt(
-        columns // max(1, wanted)
-    )  # then the groups are about as many as the columns in the best groups
+    # With this size, there are about as many groups as there are columns in the best groups.
+    size = isqrt(columns // max(1, count))
     if size < 3:
-        highest = order.topk(wanted, dim=1)
+        highest = order.topk(count, dim=1)
         return highest.values, highest.indices
     groups = columns // size
-    # Column c is in group c mod groups: so the pass runs along memory.
+    # Column c is in group c mod `groups`, so the pass reads memory in its order.
     of_groups = order[:, : groups * size].view(rows, size, groups).amax(1)  # [rows, groups]
-    best = of_groups.contiguous().topk(wanted, dim=1, sorted=False).indices  # [rows, wanted]
+    best = of_groups.contiguous().topk(count, dim=1, sorted=False).indices  # [rows, count]
     steps = torch.arange(0, groups * size, groups, device=order.device)  # [size]
-    inside = (best[:, :, None] + steps).flatten(1)  # [rows, wanted × size]
-    # The last columns, fewer than a group has, are always included.
+    inside = (best[:, :, None] + steps).flatten(1)  # [rows, count × size]
+    # The last columns, too few for one more row of groups, are always included.
     rest = torch.arange(groups * size, columns, device=order.device).expand(rows, -1)
     candidates = torch.cat([inside, rest], dim=1)
-    highest = order.gather(1, candidates).topk(wanted, dim=1)
+    highest = order.gather(1, candidates).topk(count, dim=1)
     return highest.values, candidates.gather(1, highest.indices)
 
 
 def _first_of_equals(order: Tensor, lowest: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """As `top`, where `lowest` is the k-th highest value of each row, and other values may be equal to it."""
+    """Returns the same as `top` for rows with ties. `lowest` is the k-th highest value of each row."""
     above, level = order > lowest, order == lowest
     room = k - above.sum(1, keepdim=True)
     chosen = above | (level & (level.cumsum(1, dtype=torch.int32) <= room))  # k in each row
@@ -159,7 +157,7 @@ SCHEMA = pa.schema(
     ]
 )
 _SOURCES = pa.array(["model", "popular"])
-_DICTIONARIES = [name for name in SCHEMA.names if name != "score"]  # scores hardly repeat
+_DICTIONARIES = [name for name in SCHEMA.names if name != "score"]  # scores rarely repeat
 
 
 def record_batches(
@@ -203,7 +201,7 @@ def _remove_left_behind(file: Path) -> None:
         process = old.name.split(".")[-2]
         if os.name == "posix" and process.isdecimal():
             try:
-                os.kill(int(process), 0)  # signal 0 only checks
+                os.kill(int(process), 0)  # signal 0 only checks whether the process exists
             except ProcessLookupError:
                 old.unlink(missing_ok=True)
             except OSError:  # a process of another user
@@ -211,18 +209,18 @@ def _remove_left_behind(file: Path) -> None:
 
 
 def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yields row groups that join several batches. The dictionary of a group has only its own users."""
-    held: list[pa.RecordBatch] = []
+    """Yields row groups that join several batches. The dictionary of a group contains only its users."""
+    pending: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
         if len(batch):
-            held.append(batch)
+            pending.append(batch)
             rows += len(batch)
         if rows >= ROWS_IN_A_GROUP:
-            yield joined(held)
-            held, rows = [], 0
-    if held:
-        yield joined(held)
+            yield joined(pending)
+            pending, rows = [], 0
+    if pending:
+        yield joined(pending)
 
 
 def joined(batches: list[pa.RecordBatch]) -> pa.Table:

@@ -23,14 +23,15 @@ from bundlemage.models.base import Histories, Interactions, Model, SalesScorer, 
 from bundlemage.models.ragged import Contents, Ragged
 
 FILTERS_KEPT = 64
-"""How many filters are cached: the pages of a shop use the same few filters again and again."""
+"""Number of filters to cache. The pages of a shop use the same few filters again and again."""
 CONTENTS_KEPT = 4
-"""How many lists of bundle contents with new bundles are cached: a model embeds the same list only once."""
+"""Number of cached bundle contents that include new bundles. A model embeds the same contents only once."""
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """One answer. `score` is a probability over all candidates, or for `popular` a share of all sales."""
+    """One answer. `score` is a probability over all candidates, for `popular` a share of all sales, and for
+    similar bundles a cosine."""
 
     id: str
     title: str | None
@@ -50,16 +51,16 @@ class Candidates:
     hidden: Tensor  # [candidates]: 0, or -∞ for a candidate that must not be shown
 
     def ranker(self) -> Ranker:
-        """Ranks these candidates by scores."""
+        """Returns a ranker of these candidates."""
         return Ranker(self.shares, self.hidden)
 
     def answer(self, position: int, score: float, rank: int, popular: bool) -> Recommendation:
-        """The candidate at a position, as an answer."""
+        """Returns the candidate at a position as an answer."""
         source: Literal["model", "popular"] = "popular" if popular else "model"
         return Recommendation(self.ids[position], self.title(position), score, rank, source)
 
     def answers(self, ranking: Ranking) -> list[list[Recommendation]]:
-        """The answers of each row of a ranking, with ids and titles."""
+        """Returns the answers of each row of a ranking, with ids and titles."""
         columns = (ranking.positions, ranking.chances, ranking.counts, ranking.popular)
         rows = []
         for positions, chances, count, popular in zip(*(each.tolist() for each in columns), strict=True):
@@ -70,7 +71,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Trade:
-    """How often things sell, and which are no longer sold."""
+    """The number of sales of each item and bundle. True in `..._gone` marks those that are no longer sold."""
 
     item_sales: npt.NDArray[np.int64]
     bundle_sales: npt.NDArray[np.int64]
@@ -79,7 +80,7 @@ class Trade:
 
     @classmethod
     def of(cls, dataset: BundleDataset) -> Trade:
-        """Sales counted from the pairs of the dataset. Everything is on sale."""
+        """Counts the sales in a dataset. All its items and bundles are on sale."""
         items, bundles = len(dataset.items), len(dataset.bundles)
         return cls(
             np.bincount(dataset.user_item.indices, minlength=items),
@@ -89,7 +90,7 @@ class Trade:
         )
 
     def with_more_bundles(self, count: int) -> Trade:
-        """A copy with `count` more bundles, which have no sales and are not on sale yet."""
+        """Returns a copy with `count` more bundles, which have no sales and are not on sale yet."""
         return Trade(
             self.item_sales,
             np.concatenate([self.bundle_sales, np.zeros(count, np.int64)]),
@@ -124,20 +125,20 @@ class Shop:
         self._contents = lru_cache(CONTENTS_KEPT)(partial(_contents, self.interactions.bundle_item))
 
     def items(self, where: Filter | None = None) -> Candidates:
-        """All items; those that the filter `where` excludes are hidden."""
+        """Returns all items. Items that are not sold, or that the filter `where` excludes, are hidden."""
         return replace(self._all_items, hidden=self._hidden_items(where))
 
     def bundles(self, where: Filter | None = None, new: NewBundles | None = None) -> Candidates:
-        """The shop's bundles, then the new ones, which nobody has bought yet. Bundles that cannot be sold, or
-        that the filter `where` excludes, are hidden."""
+        """Returns the shop's bundles, then the new ones, which have no sales. Bundles that cannot be sold,
+        or that the filter `where` excludes, are hidden."""
         if not new:
             return replace(self._all_bundles, hidden=self._hidden_bundles(where))
         for name in new:
             if name in self.dataset.bundles:
-                raise ConfigError(f"new bundle {name!r} has the id of a bundle that the shop has already")
+                raise ConfigError(f"new bundle {name!r} has the id of a bundle that the shop already has")
         known = self._all_bundles
         shares = torch.cat([known.shares, known.shares.new_zeros(len(new))])
-        items = [self.item_positions(inside) for inside in new.values()]
+        items = [self.item_positions(contents) for contents in new.values()]
         hidden = self._hide_bundles(where, list(zip(new, items, strict=True)))
         return Candidates(known.ids + tuple(new), known.title, shares, hidden)
 
@@ -164,25 +165,25 @@ class Shop:
         return self.dataset.bundles.to_arrow()
 
     def everyone(self) -> Histories:
-        """The histories of all users, in the order of their positions."""
+        """Returns the histories of all users, in the order of their positions."""
         data = self.interactions
         return Histories(
             data.user_item, data.user_bundle, torch.arange(len(data.user_item), device=self.device)
         )
 
     def known(self, users: Iterable[Id]) -> Histories:
-        """The histories of these users of the shop."""
+        """Returns the histories of users of the shop, given their ids."""
         rows = self.dataset.users.positions(map(str, users)).astype(np.int64)
         return self.interactions.histories(torch.from_numpy(rows).to(self.device))
 
     def checked(self, histories: Histories) -> Histories:
-        """The same histories on the shop's device; raises where they contain a position that the shop does
-        not have."""
+        """Returns the same histories on the shop's device; raises `ConfigError` if they contain a position
+        that the shop does not have."""
         items, bundles, users = histories.items, histories.bundles, histories.users
         if len(items) != len(bundles):
             raise ConfigError(
-                f"histories with {len(items):,} rows of items and {len(bundles):,} rows of bundles: "
-                "each user has one row in both"
+                f"histories have {len(items):,} rows of items and {len(bundles):,} rows of bundles: "
+                "each user needs one row of both"
             )
         for kind, values, size in (
             ("items", items.values, len(self.dataset.items)),
@@ -191,20 +192,20 @@ class Shop:
             lowest, highest = (int(values.min()), int(values.max())) if len(values) else (0, -1)
             if lowest < 0 or highest >= size:
                 raise ConfigError(
-                    f"histories with {kind} at the positions {lowest} to {highest}: the shop has {size:,}, "
+                    f"histories have {kind} at the positions {lowest} to {highest}: the shop has {size:,}, "
                     f"at the positions 0 to {size - 1}"
                 )
         on_device = None if users is None else users.to(self.device)
         return Histories(items.to(self.device), bundles.to(self.device), on_device)
 
     def item_positions(self, items: Sequence[Id]) -> list[int]:
-        """Positions of items, in ascending order, each once; raises where an id is not known."""
+        """Returns the positions of items in ascending order, each once; raises `UnknownIdError`."""
         if isinstance(items, str):
-            raise ConfigError(f"items are a list of ids, not one text: write [{items!r}]")
+            raise ConfigError(f"items are a list of ids, not a string: write [{items!r}]")
         return sorted(set(self.dataset.items.positions(map(str, items)).tolist()))
 
     def bundle_position(self, bundle: Id) -> int:
-        """The position of a bundle; raises where the id is not known."""
+        """Returns the position of a bundle; raises `UnknownIdError`."""
         return self.dataset.bundles.position(str(bundle))
 
     def expectations(
@@ -214,7 +215,8 @@ class Shop:
         expected_sales: Mapping[str, float],
         sells_like: Mapping[str, Id],
     ) -> Mapping[str, float]:
-        """The sales expected of new bundles: a number, or the sales of the bundle that `sells_like` names."""
+        """Returns the expected sales of new bundles by id. For a new bundle in `sells_like`, these are the
+        sales of the shop's bundle that is given there."""
         if not expected_sales and not sells_like:
             return {}
         sales = require(model, SalesScorer).known_sales()
@@ -224,7 +226,7 @@ class Shop:
                     f"expected sales are given for {name!r}, which is not among the new bundles"
                 )
             if name in expected_sales and name in sells_like:
-                raise ConfigError(f"give either the expected sales of {name!r} or what it sells like")
+                raise ConfigError(f"give either the expected sales of {name!r} or a bundle it sells like")
         for name, count in expected_sales.items():
             is_number = isinstance(count, int | float | np.number) and not isinstance(count, bool)
             if not is_number or not (math.isfinite(count) and count >= 0):
@@ -240,10 +242,10 @@ class Shop:
         new: NewBundles | None = None,
         expected: Mapping[str, float] | None = None,
     ) -> tuple[Histories, Ragged]:
-        """Histories as positions, and the contents of all bundles that they may refer to.
+        """Returns histories as positions, and the contents of all bundles that they may refer to.
 
-        Contents are those of the shop's bundles, then of the new bundles, then of bundles without an id in
-        the histories. `expected` has the expected sales of some of the new bundles.
+        The contents are those of the shop's bundles, then of the new bundles, then of bundles without an id
+        in the histories. `expected` has the expected sales of some of the new bundles.
         """
         new, expected = new or {}, expected or {}
         if not any(isinstance(user, History) for user in users) and not new:
@@ -265,7 +267,7 @@ class Shop:
         for user in users:
             if isinstance(user, History):
                 if isinstance(user.bundles, str):
-                    raise ConfigError(f"bundles are a list of ids, not one text: write [{user.bundles!r}]")
+                    raise ConfigError(f"bundles are a list of ids, not a string: write [{user.bundles!r}]")
                 items.append(self.item_positions(user.items))
                 bundles.append(list(dict.fromkeys(map(position, user.bundles))))
                 positions.append(-1)
@@ -288,21 +290,22 @@ def _hidden(
     sold: Mask,
     device: torch.device,
     where: Filter | None = None,
-    later: Sequence[tuple[str, Sequence[int]]] = (),
+    new: Sequence[tuple[str, Sequence[int]]] = (),
 ) -> Tensor:
-    """0 for each candidate that may be shown, and -∞ for the others. `later` are the new bundles."""
-    sold = np.concatenate([sold, np.array([len(items) > 0 for _, items in later], bool)])
-    allowed = shelf.allowed(where or Filter(), later) & sold
+    """Returns 0 for each candidate that may be shown, and -∞ for the others. `new` are the new bundles."""
+    sold = np.concatenate([sold, np.array([len(items) > 0 for _, items in new], bool)])
+    allowed = shelf.allowed(where or Filter(), new) & sold
     return torch.from_numpy(np.where(allowed, 0.0, -np.inf).astype(np.float32)).to(device)
 
 
 def _contents(known: Ragged, more: tuple[tuple[int, ...], ...], expected: tuple[float | None, ...]) -> Ragged:
-    """The contents of the shop's bundles, then of `more`. `expected` has the sales of the first of `more`."""
+    """Returns the contents `known` of the shop's bundles, then `more`, those of other bundles. `expected` has
+    the expected sales of the first of `more`, the new bundles."""
     if not more:
         return known
-    later = Ragged.from_lists(more, known.values.device)
+    added = Ragged.from_lists(more, known.values.device)
     if expected:
         sales = [math.nan if count is None else count for count in expected]
         sales += [math.nan] * (len(more) - len(sales))
-        later = Contents.of(later, torch.tensor(sales, device=known.values.device))
-    return known.append(later)
+        added = Contents.of(added, torch.tensor(sales, device=known.values.device))
+    return known.append(added)

@@ -174,7 +174,7 @@ class Rules:
         self.membership = Lists.of([members for _, members in groups])
         """The items of each group."""
         # What is in the bundle already need be neither in stock nor new to the user.
-        if shelf.tells_stock if request.in_stock is None else request.in_stock:
+        if shelf.stock_known if request.in_stock is None else request.in_stock:
             rule = self._rule("in_stock", None, "only what is in stock")
             self.bans[rule] = ~shelf.in_stock & ~self.mask(self.start)
         if request.not_owned and len(owned):

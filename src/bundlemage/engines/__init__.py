@@ -1,1 +1,1 @@
-"""Engines: where work runs. One interface, on this machine or on a Ray cluster."""
+"""Engines run jobs on this machine or on a Ray cluster, with one interface for both."""

@@ -33,18 +33,20 @@ Piece = TypeVar("Piece")
 Result = TypeVar("Result")
 
 
-def written_out(job: AnyJob) -> AnyJob:
+def with_absolute_paths(job: AnyJob) -> AnyJob:
     """Returns the job with absolute paths, for processes that run in other folders."""
-    values = {each.name: getattr(job, each.name) for each in fields(job)}
-    whole: dict[str, Any] = {name: path.resolve() for name, path in values.items() if isinstance(path, Path)}
+    values = {part.name: getattr(job, part.name) for part in fields(job)}
+    absolute: dict[str, Any] = {
+        name: path.resolve() for name, path in values.items() if isinstance(path, Path)
+    }
     if isinstance(location := values.get("location"), str):
         if file := _DATABASE_FILE.match(location):
-            whole["location"] = f"{file['scheme']}{Path(file['path']).resolve()}{file['options']}"
+            absolute["location"] = f"{file['scheme']}{Path(file['path']).resolve()}{file['options']}"
         elif location != SAMPLE and Path(location).exists():
-            whole["location"] = str(Path(location).resolve())
+            absolute["location"] = str(Path(location).resolve())
     if "job" in values:
-        whole["job"] = written_out(values["job"])
-    changed: AnyJob = replace(job, **whole)
+        absolute["job"] = with_absolute_paths(values["job"])
+    changed: AnyJob = replace(job, **absolute)
     return changed
 
 
@@ -55,7 +57,7 @@ _DATABASE_FILE = re.compile(
 
 
 class Workers:
-    """The processes that share one job. In this class, it is this process alone."""
+    """The processes that share one job. In this base class, this process does all the work."""
 
     count: int = 1
 
@@ -63,7 +65,7 @@ class Workers:
         self, make: Callable[[AnyJob], Callable[[Piece], Result]], job: AnyJob, pieces: Iterable[Piece]
     ) -> Iterator[Result]:
         """Yields the result of each piece of work, in order. Each process calls `make(job)` once, before its
-        first piece. This returns a function, which the process calls with each of its pieces."""
+        first piece. `make` returns the function that does a piece."""
         return map(make(job), pieces)
 
 
@@ -79,7 +81,7 @@ class Engine(ABC):
 
     @abstractmethod
     def working(self, doing: str, device: str) -> AbstractContextManager[Workers]:
-        """Returns a context with the processes for one job on `device`. `doing` names the job in messages."""
+        """Returns a context with the processes for one job on `device`. Messages call the job `doing`."""
 
     @abstractmethod
     def train_one(self, job: TrainingJob, model: Model, observers: Sequence[Observer] = ()) -> TrainingResult:
@@ -90,7 +92,7 @@ class Engine(ABC):
         """Search for the settings of a model with the best validation result. Returns all trials."""
 
     def device_here(self, device: str) -> str:
-        """Returns the device of this process if the other processes use `device`."""
+        """Returns the device that this process uses when the other processes use `device`."""
         return device
 
     def check(self, job: TrainingJob) -> None:
@@ -113,7 +115,7 @@ class Engine(ABC):
         return train(job, self, observers)
 
     def evaluate(self, job: EvaluationJob, progress: Progress = in_silence) -> list[Evaluation]:
-        """Evaluate a saved model and, for comparison, popularity on the held-out cases of the data."""
+        """Returns the evaluations of a saved model and of popularity, for comparison, on held-out cases."""
         from bundlemage.engines.jobs import evaluate
 
         with self.working("evaluating", job.device) as workers:
@@ -121,14 +123,14 @@ class Engine(ABC):
             return evaluate(job, workers, progress)
 
     def recommend_all(self, job: ScoringJob, progress: Progress = in_silence) -> ScoredUsers:
-        """Write the best bundles for every user as Parquet. Returns the number of answers."""
+        """Write the best bundles for every user as Parquet. Returns the numbers of users and answers."""
         from bundlemage.engines.scoring import score
 
         with self.working("recommending", job.device) as workers:
             return score(job, workers, progress)
 
     def campaign(self, job: CampaignJob, progress: Progress = in_silence) -> CampaignSummary:
-        """Choose bundles for every user within limits that apply to all users together."""
+        """Choose bundles for every user. Limits apply to all users together. Returns a summary."""
         from bundlemage.engines.jobs import campaign
 
         with self.working("a campaign", job.device) as workers:

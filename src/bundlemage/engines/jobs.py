@@ -1,6 +1,6 @@
 """Jobs with a saved model: evaluating it on the test cases of its data, and running a campaign.
 
-Several processes may share the work. In a campaign they compute scores in advance, and this process decides.
+Several processes may share the work. In a campaign they compute scores in advance, and this process chooses.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ModelJob:
             vars(self)["recommender"] = replace(self, device=device).recommender
 
     def __getstate__(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return {part.name: getattr(self, part.name) for part in fields(self)}
 
 
 # ── Evaluating ───────────────────────────────────────────────────────────────────────────────────
@@ -120,30 +120,30 @@ class EvaluationJob(ModelJob):
                 chunks += [Chunk(number, task, cases) for cases in ranges]
         return chunks
 
-    def ask(self, chunk: Chunk) -> PerCase:
+    def measure(self, chunk: Chunk) -> PerCase:
         """Returns the metrics of each case of a chunk."""
-        these = slice(chunk.cases.start, chunk.cases.stop)
+        rows = slice(chunk.cases.start, chunk.cases.stop)
         test, generation = self.split.test, self.split.generation
         split = replace(
             self.split,
-            test=test.chosen(these) if test and chunk.task == "matching" else None,
-            generation=generation.chosen(these) if generation and chunk.task == "generation" else None,
+            test=test.chosen(rows) if test and chunk.task == "matching" else None,
+            generation=generation.chosen(rows) if generation and chunk.task == "generation" else None,
         )
         metrics = case_metrics(self.models[chunk.model].model, split, self._interactions)[chunk.task]
         return {name: values.cpu() for name, values in metrics.items()}
 
 
 def evaluate(job: EvaluationJob, workers: Workers, progress: Progress) -> list[Evaluation]:
-    """Evaluate the model and popularity. Workers return the metrics of single cases. The means are computed
-    here, in the order of the cases, so they do not depend on the number of workers."""
+    """Returns the evaluations of the model and of popularity. Workers compute the metrics of single cases.
+    This process computes the means in the order of the cases: the number of workers does not matter."""
     chunks = job.chunks(workers.count)
     by_model: list[dict[str, list[PerCase]]] = [{} for _ in job.models]
-    done, of = 0, sum(len(chunk.cases) for chunk in chunks)
-    progress("cases", done, of)
-    for chunk, values in zip(chunks, workers.each(attrgetter("ask"), job, chunks), strict=True):
+    done, total = 0, sum(len(chunk.cases) for chunk in chunks)
+    progress("cases", done, total)
+    for chunk, values in zip(chunks, workers.each(attrgetter("measure"), job, chunks), strict=True):
         by_model[chunk.model].setdefault(chunk.task, []).append(values)
         done += len(chunk.cases)
-        progress("cases", done, of)
+        progress("cases", done, total)
     return [
         evaluation_of(model.model, job.split, {task: _joined(parts) for task, parts in tasks.items()})
         for model, tasks in zip(job.models, by_model, strict=True)
@@ -183,6 +183,6 @@ class CampaignJob(ModelJob):
 
 
 def campaign(job: CampaignJob, workers: Workers, progress: Progress) -> CampaignSummary:
-    """Run the campaign. This process decides for one user at a time, because users share the limits."""
+    """Run the campaign. This process chooses for one user at a time, because users share the limits."""
     ask = partial(workers.each, attrgetter("offer.scored"), job)
     return run_campaign(job.offer, job.output, job.users, resume=job.resume, progress=progress, ask=ask)

@@ -1,6 +1,6 @@
 """Recommends bundles to all users. Users are divided into parts, and several processes may share them.
 
-Users are read from files in ranges, so memory does not grow with their number.
+Users are read from files in ranges, so memory does not grow with the number of users.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class PartDone(NamedTuple):
 
 @dataclass(frozen=True)
 class Ready:
-    """A job, and the facts about the model and the users that all processes need."""
+    """A job that is ready to start, with the facts about model and users that all processes need."""
 
     job: ScoringJob
     version: str
@@ -111,7 +111,7 @@ class Ready:
     trained_users: int
     sales: Sales
     folder: Path | None
-    """The folder for the parts; None if the answers are written to a single file."""
+    """The folder for the parts of the answers; None if the answers are written to a single file."""
 
     @property
     def parts(self) -> int:
@@ -133,14 +133,14 @@ class Ready:
 def make_ready(job: ScoringJob, progress: Progress) -> Ready:
     """Check the files of the model, and count its users and sales. Returns the prepared job."""
     version = verify_artifact(job.model, progress)
-    people = ModelPeople(job.model)
+    trained = ModelUsers(job.model)
     items, bundles = (_open(job.model / f"{kind}.parquet").metadata.num_rows for kind in ("items", "bundles"))
-    users, users_from = len(people), "model"
+    users, users_from = len(trained), "model"
     if job.users is not None:
         layout = Layout.open(job.users)
         users, users_from = layout.sizes["users"], fingerprint(layout.digests)
     folder = None if is_file(job.output) else job.output
-    return Ready(job, version, users, users_from, len(people), people.sales(items, bundles), folder)
+    return Ready(job, version, users, users_from, len(trained), trained.sales(items, bundles), folder)
 
 
 class AnswersFolder(ResumableFolder):
@@ -164,7 +164,7 @@ class AnswersFolder(ResumableFolder):
             raise ConfigError("answers are either continued (--resume) or replaced (--overwrite), not both")
         new = AnswersFolder(self.path / NEW, replaces=self)
         if self.begun and new.begun and DONE in new.stored():
-            new._take_place(self)  # the program was killed just before this step
+            new._replace(self)  # the program was killed just before this step
         self.check(resume=resume or not self.finished_parts(), overwrite=overwrite)
         if resume and new.begun and not new.differences(identity, {DONE}):
             new.resume(identity, {DONE})
@@ -190,24 +190,24 @@ class AnswersFolder(ResumableFolder):
         """Record that all parts are finished, and replace the old answers, if any."""
         self.begin(identity, **{DONE: dict(totals)})
         if self.replaces is not None:
-            self._take_place(self.replaces)
+            self._replace(self.replaces)
 
-    def _take_place(self, of: AnswersFolder) -> None:
-        """Replace the answers in `of`. If this is interrupted, `open` does the remaining steps later."""
+    def _replace(self, old: AnswersFolder) -> None:
+        """Move the answers to the folder `old`. If this is interrupted, `open` does the remaining steps."""
         if self.parts.exists():
-            if of.parts.exists():
-                of.parts.rename(self.path / "old")
-            self.parts.rename(of.parts)
-        self.file_path.replace(of.file_path)
+            if old.parts.exists():
+                old.parts.rename(self.path / "old")
+            self.parts.rename(old.parts)
+        self.file_path.replace(old.file_path)
         shutil.rmtree(self.path)
 
 
 # ── Users from files ─────────────────────────────────────────────────────────────────────────────
 
 
-class ModelPeople:
+class ModelUsers:
     """The users that a saved model was trained on, in their order. The pairs in its files are sorted
-    by user, so a range of users is a range of rows. The statistics in the Parquet file locate it."""
+    by user, so a range of users is a range of rows. Parquet statistics show which rows to read."""
 
     def __init__(self, model: Path) -> None:
         self._users = _open(model / "users.parquet")
@@ -217,7 +217,7 @@ class ModelPeople:
         return int(self._users.metadata.num_rows)
 
     def read(self, start: int, end: int) -> tuple[pa.Array, Histories]:
-        """The ids and the histories of a range of users. Only the row groups that contain them are read."""
+        """Returns the ids and histories of a range of users. Reads only the row groups with these users."""
         groups = [self._users.metadata.row_group(n).num_rows for n in range(self._users.num_row_groups)]
         edges = np.cumsum([0, *groups])
         first, last = np.searchsorted(edges, start, side="right") - 1, np.searchsorted(edges, end)
@@ -239,8 +239,8 @@ class ModelPeople:
         return sales
 
 
-class LayoutPeople:
-    """The users of a sharded layout. `known`: the model was trained on them, at the same positions."""
+class LayoutUsers:
+    """The users of a sharded layout. `known` if the model was trained on them, at the same positions."""
 
     def __init__(self, layout: Layout, *, known: bool) -> None:
         self._layout, self._known = layout, known
@@ -253,7 +253,7 @@ class LayoutPeople:
         return self._layout.sizes["users"]
 
     def read(self, start: int, end: int) -> tuple[pa.Array, Histories]:
-        """The ids and the histories of a range of users."""
+        """Returns the ids and the histories of a range of users."""
         tables = []
         for part, first, last in zip(self._parts, self._edges, self._edges[1:], strict=False):
             here = range(max(start, first), min(end, last))
@@ -266,7 +266,7 @@ class LayoutPeople:
         return ids, Histories(items, bundles, users)
 
 
-People: TypeAlias = ModelPeople | LayoutPeople
+Users: TypeAlias = ModelUsers | LayoutUsers
 
 
 def _ragged(lengths: np.ndarray, positions: np.ndarray) -> Ragged:
@@ -274,11 +274,11 @@ def _ragged(lengths: np.ndarray, positions: np.ndarray) -> Ragged:
     return Ragged(torch.from_numpy(positions.astype(np.int64)), torch.from_numpy(offsets))
 
 
-def spread(people: People, count: int, places: int = 16) -> Histories:
-    """Returns a sample of about `count` users, in `places` ranges that are evenly spaced."""
-    each = max(1, count // places)
-    starts = sorted({max(0, len(people) - each) * place // (places - 1) for place in range(places)})
-    parts = [people.read(start, min(start + each, len(people)))[1] for start in starts]
+def spread(users: Users, count: int, ranges: int = 16) -> Histories:
+    """Returns a sample of about `count` users, in `ranges` ranges that are evenly spaced."""
+    size = max(1, count // ranges)
+    starts = sorted({max(0, len(users) - size) * number // (ranges - 1) for number in range(ranges)})
+    parts = [users.read(start, min(start + size, len(users)))[1] for start in starts]
     items, bundles = parts[0].items, parts[0].bundles
     for histories in parts[1:]:
         items, bundles = items.append(histories.items), bundles.append(histories.bundles)
@@ -322,39 +322,39 @@ class PartScorer:
         model = Recommender.load_without_users(job.model, ready.trained_users, ready.sales, device=job.device)
         if job.least_recall is not None:
             # The recall of an index is measured with a sample of users.
-            some = model.shop.checked(spread(self.people, INDEX_USERS))
-            own = model.shop.interactions
-            sample = Sample(some.items, some.bundles, own.bundle_item, own.items, numbers=some.users)
+            some, old = model.shop.checked(spread(self.users, INDEX_USERS)), model.shop.interactions
+            sample = Sample(some.items, some.bundles, old.bundle_item, old.items, numbers=some.users)
             model.shop.interactions = sample
             self.about_index = str(model.use_index(job.least_recall))
         return model
 
     @cached_property
-    def people(self) -> People:
+    def users(self) -> Users:
+        """The users who get recommendations."""
         job = self.ready.job
         if job.users is None:
-            return ModelPeople(job.model)
+            return ModelUsers(job.model)
         layout = Layout.open(job.users)
         if fingerprint(layout.digests) != self.ready.users_from:
             raise ConfigError(f"{job.users} was replaced by other data during the run; start again")
         trained = describe_artifact(job.model)[1]["dataset"]
-        mine = load_without_users(job.model).dataset.digests()
+        of_model = load_without_users(job.model).dataset.digests()
         for kind in ("items", "bundles", "bundle_item"):
-            if layout.digests[kind] != mine[kind]:
+            if layout.digests[kind] != of_model[kind]:
                 what = "contents of its bundles" if kind == "bundle_item" else kind
                 raise ConfigError(
                     f"{job.users} does not fit the model in {job.model}: the {what} differ. Give users "
                     "of the same shop that the model was trained on"
                 )
-        return LayoutPeople(layout, known=trained["fingerprint"] == self.ready.users_from)
+        return LayoutUsers(layout, known=trained["fingerprint"] == self.ready.users_from)
 
     def __call__(self, number: int) -> PartDone:
         """Compute the answers for the users of a part. Writes them to the folder, or returns them."""
-        job, users = self.ready.job, self.ready.users_of(number)
+        job, rows = self.ready.job, self.ready.users_of(number)
         folder = None if self.ready.folder is None else AnswersFolder(self.ready.folder)
         if folder is not None and not folder.parts.is_dir():
-            raise _elsewhere(f"{folder.parts} is not where a worker looks for it")
-        ids, histories = self.people.read(users.start, users.stop)
+            raise _not_shared(f"a worker does not see the folder {folder.parts}")
+        ids, histories = self.users.read(rows.start, rows.stop)
         rankings = self.model.rank_bundles(histories, job.k, where=job.where, include_owned=job.include_owned)
         batches = record_batches(rankings, ids, self.model.shop.bundle_ids)
         if folder is None:
@@ -363,8 +363,8 @@ class PartScorer:
         return PartDone(write_parquet(batches, folder.part(number)), self.about_index)
 
 
-def _elsewhere(what: str) -> ClusterError:
-    return ClusterError(f"{what}: name a folder on storage that all machines of the cluster share")
+def _not_shared(what: str) -> ClusterError:
+    return ClusterError(f"{what}: choose a folder on storage that all machines of the cluster share")
 
 
 class Work:
@@ -380,13 +380,13 @@ class Work:
         self.left = [number for number in parts if number not in self.kept]
 
     def follow(self, done: Iterable[PartDone], progress: Progress) -> ScoredUsers:
-        """Count the parts of `left` when they are finished. Marks the folder as finished at the end."""
+        """Wait for `done`, the results of the parts in `left`. Then mark the folder as finished."""
         rows, about_index, ready = sum(self.kept.values()), None, self.ready
         users = sum(len(ready.users_of(number)) for number in self.kept)
         progress("users", users, ready.users)
         try:
             for number, part in zip(self.left, done, strict=True):
-                if number == self.left[0]:  # does this process see the first file of the workers?
+                if number == self.left[0]:  # fail early if this process does not see the workers' files
                     self._check_there([number])
                 rows, about_index = rows + part.rows, about_index or part.about_index
                 users += len(ready.users_of(number))
@@ -404,12 +404,13 @@ class Work:
         deadline = time.monotonic() + SECONDS_TO_APPEAR
         while missing := [number for number in parts if self.folder.rows(number) is None]:
             if time.monotonic() > deadline:
-                raise _elsewhere(f"workers have written {self.folder.part(missing[0])}, and it is not here")
+                file = self.folder.part(missing[0])
+                raise _not_shared(f"workers have written {file}, but this process does not see it")
             time.sleep(min(1.0, SECONDS_TO_APPEAR / 10))
 
 
 def score(job: ScoringJob, workers: Workers, progress: Progress) -> ScoredUsers:
-    """Write the answers for all users. Returns their numbers."""
+    """Write the answers for all users. Returns the numbers of users and answers."""
     if is_file(job.output):
         return _score_to_file(job, workers, progress)
     work = Work(make_ready(job, progress))

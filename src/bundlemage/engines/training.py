@@ -18,7 +18,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from bundlemage.campaigns.chances import Calibration
 from bundlemage.data.shards import LAYOUT, Layout
 from bundlemage.data.splits import Source, Split
-from bundlemage.engines.base import Engine, written_out
+from bundlemage.engines.base import Engine, with_absolute_paths
 from bundlemage.errors import BundleMageError, ClusterError, ConfigError, NoModelYetError
 from bundlemage.models.base import Divisible, Model, Sizes, require
 from bundlemage.models.config import ModelConfig
@@ -41,7 +41,7 @@ ROOM = 0.5
 """The share of a process's memory that replicated item tables may use. Larger tables are sharded."""
 SECONDS_FOR_REASONS = 2.0
 """After one process has failed, the others have this time to report their errors."""
-GO_ON = "--resume continues from the last checkpoint, if there is one"
+RESUME_HINT = "--resume continues from the last checkpoint, if there is one"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class TrainingJob:
     """For a database: the table or query for each part of the data, such as `user_item`."""
     resume: bool = False
     checkpoint_every: int | None = None
-    """Epochs between checkpoints; 0: no checkpoints; None: writing takes about a twentieth of the time."""
+    """Epochs between checkpoints; 0: no checkpoints; None: writing takes about 5% of the time."""
     item_tables: str = "auto"
     """One of `ITEM_TABLES`."""
     calibration: Calibration | None = None
@@ -88,13 +88,14 @@ class TrainingJob:
         return self.recipe.plan().divide(self.source.dataset, self.source.ready)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return {part.name: getattr(self, part.name) for part in fields(self)}
 
     def begin(self) -> TrainingJob:
-        """Returns the job with `resume` set: if processes die, their replacements continue the run."""
+        """Discard an old run unless this one resumes it. Returns the job with `resume` set: if processes die,
+        their replacements continue the run."""
         if not self.resume:
             RunFolder(self.folder).discard()
-        return replace(written_out(self), resume=True)
+        return replace(with_absolute_paths(self), resume=True)
 
     def finish(
         self, model: Model, seconds: float, device: str, *, interrupted: bool = False
@@ -110,24 +111,24 @@ class TrainingJob:
         return TrainingResult(progress.history, progress.best_epoch, seconds, device, interrupted)
 
 
-def train(job: TrainingJob, by: Engine, observers: Sequence[Observer] = ()) -> Recommender:
-    """Train the members of a recipe one after another, with the engine `by`. Returns the recommender."""
+def train(job: TrainingJob, engine: Engine, observers: Sequence[Observer] = ()) -> Recommender:
+    """Train the members of a recipe one after another, with an engine. Returns the recommender."""
 
     def by_processes(
         model: Model, config: ModelConfig, _: Split, *, observers: Sequence[Observer], **changed: Any
     ) -> TrainingResult:
         """Train one member. Each process reads its own part of the data."""
         require(model, Divisible).check_divisible()
-        own = replace(job, recipe=job.recipe.changed({"seed": config.seed}, {}), **changed)
-        return by.train_one(own, model, observers)
+        member_job = replace(job, recipe=job.recipe.changed({"seed": config.seed}, {}), **changed)
+        return engine.train_one(member_job, model, observers)
 
-    recommender = job.recipe.changed({"device": by.device_here(job.device)}, {}).recommender()
+    recommender = job.recipe.changed({"device": engine.device_here(job.device)}, {}).recommender()
     model, training = train_members(
         recommender.model_name,
         recommender.config,
         job.split,
         recommender.ensemble,
-        loop.train if by.alone else by_processes,
+        loop.train if engine.alone else by_processes,
         folder=None if job.checkpoint_every == 0 else job.folder,
         resume=job.resume,
         checkpoint_every=job.checkpoint_every,
@@ -137,7 +138,7 @@ def train(job: TrainingJob, by: Engine, observers: Sequence[Observer] = ()) -> R
 
 
 def train_part(job: TrainingJob, device: str, observers: Sequence[Observer] = ()) -> None:
-    """Do the work of one process. PyTorch must already be connected to the other processes."""
+    """Do the training work of one process. PyTorch must already be connected to the other processes."""
     group = Processes.current()
     config = job.recipe.recommender().config.model_copy(update={"device": device})
     split, division = _part(job, config, group)
@@ -155,7 +156,7 @@ def train_part(job: TrainingJob, device: str, observers: Sequence[Observer] = ()
 
 def _part(job: TrainingJob, config: ModelConfig, group: Processes) -> tuple[Split, Division]:
     """Returns the data for this process, and how the work is divided. All processes make the same split.
-    If the data is a layout, each process reads only its part of the users' items."""
+    If the data is a sharded layout, each process reads only its share of the users or items."""
     location, plan = Path(job.location), job.recipe.plan()
     layout = Layout.open(location) if (location / LAYOUT).is_file() else None
     sharded = job.item_tables == "sharded"
@@ -212,8 +213,8 @@ def train_here(
             observer.on_end()
     if failures:
         raise _reason(failures)
-    took = time.perf_counter() - started
-    return job.finish(model, took, f"{workers} × {device}", interrupted=interrupted)
+    seconds = time.perf_counter() - started
+    return job.finish(model, seconds, f"{workers} × {device}", interrupted=interrupted)
 
 
 def _reason(failures: Sequence[Exception | Died]) -> Exception:
@@ -221,12 +222,12 @@ def _reason(failures: Sequence[Exception | Died]) -> Exception:
 
     def order(failure: Exception | Died) -> int:
         if isinstance(failure, Died):
-            return 1 if failure.how != "SIGTERM" else 3  # the pool terminated it
+            return 1 if failure.how != "SIGTERM" else 3  # SIGTERM comes from the pool
         return 2 if isinstance(failure, ClusterError) else 0
 
     first = min(failures, key=order)
     if isinstance(first, Died):
-        return ClusterError(f"a training process died ({first.how}); {GO_ON}")
+        return ClusterError(f"a training process died ({first.how}); {RESUME_HINT}")
     return first
 
 
@@ -248,5 +249,5 @@ def _train_part(
         return error
     except Exception as error:
         what = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        return ClusterError(f"a training process failed ({what}); {GO_ON}")
+        return ClusterError(f"a training process failed ({what}); {RESUME_HINT}")
     return None

@@ -27,7 +27,8 @@ SECONDS_TO_ANSWER = 10.0
 
 
 class RayEngine(Engine):
-    """Runs jobs on a Ray cluster. Each job joins the cluster and leaves it. Ray is imported only then.
+    """Runs jobs on a Ray cluster. Each job joins the cluster first and leaves it at the end. Ray is imported
+    only then.
 
     Without an address, Ray is started on this machine for each job.
     """
@@ -47,7 +48,7 @@ class RayEngine(Engine):
             yield RayWorkers(resources(self.workers, device))
 
     def device_here(self, device: str) -> str:
-        """The workers have the GPUs, so this process needs none."""
+        """Returns `cpu` instead of a GPU that this machine lacks: the workers use the GPUs."""
         from bundlemage.training.devices import present
 
         return "cpu" if device.startswith("cuda") and not present(device) else device
@@ -78,21 +79,21 @@ class RayEngine(Engine):
         import ray
         from ray.exceptions import RayError
 
-        mine = not ray.is_initialized()
-        if mine:
+        joined_before = ray.is_initialized()
+        if not joined_before:
             self._join()
         try:
             yield
         except BundleMageError:
             raise
         except Exception as error:
-            if ours := _ours(error):
-                raise ours from None
+            if cause := _cause(error):
+                raise cause from None
             if isinstance(error, RayError):
                 raise ClusterError(f"{needed_for} failed: {str(error).splitlines()[0]}") from error
             raise
         finally:
-            if mine:
+            if not joined_before:
                 ray.shutdown()
 
     def _join(self) -> None:
@@ -105,7 +106,7 @@ class RayEngine(Engine):
                 cpus = max(os.cpu_count() or 1, self.workers or 1)
                 ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
             else:
-                _answers(self.address)
+                _check_listening(self.address)
                 ray.init(address=self.address, **options)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             where = f"at {self.address}" if self.address else "on this machine"
@@ -116,7 +117,7 @@ class RayEngine(Engine):
             ) from error
 
 
-def _ours(error: BaseException | None) -> BundleMageError | None:
+def _cause(error: BaseException | None) -> BundleMageError | None:
     """Returns the BundleMageError inside an error of Ray, or None."""
     while error is not None:
         if isinstance(error, BundleMageError):
@@ -125,7 +126,7 @@ def _ours(error: BaseException | None) -> BundleMageError | None:
     return None
 
 
-def _answers(address: str) -> None:
+def _check_listening(address: str) -> None:
     """Raises an error if nothing listens at the address. Ray itself would retry for many minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon:

@@ -1,6 +1,6 @@
 """Processes on a cluster. Each loads the job once, for example its model, and does many pieces of work.
 
-Each gets so many processors and GPUs that all processes fit into the cluster. Otherwise Ray would wait
+Processors and GPUs are divided so that all processes fit into the cluster. Otherwise Ray would wait
 forever without a message.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError
 
-from bundlemage.engines.base import AnyJob, Piece, Result, Workers, written_out
+from bundlemage.engines.base import AnyJob, Piece, Result, Workers, with_absolute_paths
 from bundlemage.errors import ClusterError, DeviceError
 from bundlemage.training.pool import Died, Pool, Task, Work
 
@@ -25,7 +25,7 @@ AHEAD = 2
 """Number of pieces that are given to a process in advance, so it need not wait for the next one."""
 LOST_AT_MOST = 3
 """Maximum number of times that a process may die at the same piece. After that, the job fails."""
-SMALLEST = 10_000
+GPU_UNITS = 10_000
 """Ray counts GPUs in units of 1/10,000. Shares are rounded down, so their sum is at most one GPU."""
 
 
@@ -52,9 +52,9 @@ class Machine(NamedTuple):
 
 
 def resources(workers: int | None, device: str, *, whole_gpus: bool = False) -> Resources:
-    """For the number of workers that the user chose, or else one for each GPU, or else for each processor.
+    """Returns the resources of the cluster, divided among workers. None is one for each GPU or processor.
 
-    `whole_gpus`: no two processes share a GPU. The processes of one training must not.
+    `whole_gpus`: processes do not share a GPU, because they train one model together.
     """
     alive = (node["Resources"] for node in ray.nodes() if node["Alive"])
     machines = [Machine(int(has.get("CPU", 0)), int(has.get("GPU", 0))) for has in alive]
@@ -64,7 +64,7 @@ def resources(workers: int | None, device: str, *, whole_gpus: bool = False) -> 
 def divided(
     machines: Sequence[Machine], chosen: int | None, device: str, *, whole_gpus: bool = False
 ) -> Resources:
-    """Divide machines among the chosen number of workers. Raises `ClusterError` if they do not fit."""
+    """See `resources`. `chosen` is the number of workers. Raises `ClusterError` if they do not fit."""
     cpus, gpus = (sum(column) for column in zip(*machines, strict=True))
     on_gpus = device == "auto" or device.startswith("cuda")
     if device.startswith("cuda") and not gpus:
@@ -76,7 +76,7 @@ def divided(
     most = 1 if whole_gpus else workers  # all workers on one GPU, if its machine has enough processors
     sharing = next((n for n in range(fewest, most) if _room(machines, 1, n) >= workers), most)
     workers, each = _fitting(machines, chosen, sharing, f"{gpus} GPUs and {cpus} processors")
-    return Resources(workers, each, gpus=math.floor(SMALLEST / sharing) / SMALLEST)
+    return Resources(workers, each, gpus=math.floor(GPU_UNITS / sharing) / GPU_UNITS)
 
 
 def _fitting(machines: Sequence[Machine], chosen: int | None, sharing: int, has: str) -> tuple[int, int]:
@@ -86,8 +86,8 @@ def _fitting(machines: Sequence[Machine], chosen: int | None, sharing: int, has:
     if workers > room:
         each = "a GPU and a processor" if sharing else "a processor"
         raise ClusterError(
-            f"{workers} workers want {each} each, and the cluster, with {has}, has room for {room}: ask "
-            "for fewer workers"
+            f"{workers} workers need {each} each, but the cluster, with {has}, has room for {room}: use "
+            "fewer workers"
         )
     most = max(machine.cpus for machine in machines)
     return workers, next(n for n in range(most, 0, -1) if _room(machines, n, sharing) >= workers)
@@ -118,7 +118,7 @@ class RayWorkers(Workers):
         Results are computed in advance, but only enough to keep the processes busy. A process that dies is
         replaced, and its pieces are done again.
         """
-        crew: _Crew[Piece] = _Crew(self.resources, partial(make, written_out(job)))
+        crew: _Crew[Piece] = _Crew(self.resources, partial(make, with_absolute_paths(job)))
         waiting: deque[Any] = deque()
         try:
             for piece in pieces:
@@ -198,7 +198,9 @@ class _Mailbox:
         return await self.questions.get()
 
     async def reply(self, number: int, answer: Any) -> None:
-        if not self.answers[number].done():  # a process that died may have asked it before
+        if not self.answers[
+            number
+        ].done():  # it is done if a process asked, died, and its successor asked again
             self.answers[number].set_result(answer)
 
 
@@ -234,19 +236,19 @@ class _Crew(Generic[Piece]):
         self.under_way[reference] = number
         return reference
 
-    def free(self, line: int) -> int | None:
-        """Returns the process with the least work if it has fewer than `line` pieces, otherwise None. Starts
-        another process if there are too few."""
+    def free(self, limit: int) -> int | None:
+        """Returns the number of the process with the least work, or None if it has `limit` pieces or more.
+        Starts another process if there are too few."""
         if len(self.workers) < self.most:
             worker = self.actor.remote(self.make)
             self.starting[worker.started.remote()] = len(self.workers)
             self.workers.append(worker)
         self._wait(0)
-        busy, late = Counter(self.under_way.values()), set(self.starting.values())
-        started = [number for number in range(len(self.workers)) if number not in late]
+        busy, starting = Counter(self.under_way.values()), set(self.starting.values())
+        started = [number for number in range(len(self.workers)) if number not in starting]
         # While processes are still starting, no piece waits behind another: a new process could do it.
-        line = 1 if late else line
-        return min((number for number in started if busy[number] < line), key=busy.__getitem__, default=None)
+        limit = 1 if starting else limit
+        return min((number for number in started if busy[number] < limit), key=busy.__getitem__, default=None)
 
     def _wait(self, seconds: float | None) -> None:
         references = [*self.starting, *self.under_way]

@@ -1,4 +1,4 @@
-"""Training on a cluster: Ray Train starts the processes, connects PyTorch, and replaces those that die."""
+"""Training on a cluster: Ray Train starts the processes, connects PyTorch, and replaces dead ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ray.train.torch import TorchConfig, TorchTrainer, get_device
 from ray.util.queue import Queue
 
 from bundlemage.engines.ray.pool import resources
-from bundlemage.engines.training import GO_ON, TrainingJob, train_part
+from bundlemage.engines.training import RESUME_HINT, TrainingJob, train_part
 from bundlemage.errors import BundleMageError, ClusterError
 from bundlemage.models.base import Model
 from bundlemage.training.history import Forwarder, Observer, show
@@ -32,10 +32,10 @@ def train(
     share = resources(workers, job.device, whole_gpus=True)
     job = job.begin()
     scratch = job.folder.with_name(f"{job.folder.name}.ray")  # for Ray Train itself, on shared storage
-    events, refusals = (Queue(actor_options={"num_cpus": 0}) for _ in range(2))
+    events, errors = (Queue(actor_options={"num_cpus": 0}) for _ in range(2))
     trainer = TorchTrainer(
         _worker,
-        train_loop_config={"job": job, "events": events, "refusals": refusals},
+        train_loop_config={"job": job, "events": events, "errors": errors},
         torch_config=TorchConfig(backend="nccl" if share.gpus else "gloo"),
         scaling_config=ScalingConfig(
             num_workers=share.workers,
@@ -73,23 +73,24 @@ def train(
     for observer in observers:
         observer.on_end()
     shutil.rmtree(scratch, ignore_errors=True)
-    if not refusals.empty():
-        raise refusals.get()
+    if not errors.empty():
+        raise errors.get()
     if failure is not None:
         why = (str(failure).splitlines() or [type(failure).__name__])[0]
         raise ClusterError(
-            f"training on Ray failed ({why}); workers that die are replaced {REPLACED_AT_MOST} times. {GO_ON}"
+            f"training on Ray failed ({why}); workers that die are replaced {REPLACED_AT_MOST} times. "
+            f"{RESUME_HINT}"
         ) from failure
-    took, where = time.perf_counter() - started, f"{share.workers} × {'cuda' if share.gpus else 'cpu'}"
-    return job.finish(model, took, where, interrupted=interrupted)
+    seconds, where = time.perf_counter() - started, f"{share.workers} × {'cuda' if share.gpus else 'cpu'}"
+    return job.finish(model, seconds, where, interrupted=interrupted)
 
 
 def _worker(config: dict[str, Any]) -> None:
-    refusals = config["refusals"]
-    if not refusals.empty():
+    errors = config["errors"]
+    if not errors.empty():
         return  # another worker has failed, and this one would fail in the same way
     try:
         train_part(config["job"], str(get_device()), [Forwarder(config["events"].put)])
     except BundleMageError as error:
-        refusals.put(error)
+        errors.put(error)
         raise  # otherwise the other processes would wait for this one
