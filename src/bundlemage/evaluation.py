@@ -1,5 +1,5 @@
-"""Evaluates models on the cases of a split, with ranking metrics. If scores are equal, a metric is its mean
-over all orders of the ties. A model with equal scores for all candidates has the metrics of a random ranking.
+"""Evaluates models on the cases of a split, with ranking metrics. If candidates have equal scores, a metric
+is the mean over all their orders. A model that scores all candidates equally is rated like a random ranking.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ def ranking_metrics(scores: Tensor, positives: Ragged, ks: Sequence[int] = DEFAU
 
     Recall is the share of a case's positives that are among the first k candidates. For nDCG, the ideal
     ranking has all positives first. The value of a case without positives is nan. `scores` is [cases,
-    candidates]; a score of −∞ means that there is no candidate.
+    candidates]; a score of −∞ marks a column without a candidate.
     """
     if torch.isnan(scores).any() or torch.isposinf(scores).any():
-        raise ValueError("a score is not a number or infinite, so there is no ranking")
+        raise ValueError("a score is nan or infinite, so there is no ranking")
     row, counts = positives.row_of_entry(), positives.lengths
-    own = scores[row, positives.values]  # [positives]
+    own_scores = scores[row, positives.values]  # [positives]
     # For each positive, the number of candidates with a higher score, and with the same score (also itself).
     higher, equal = torch.empty_like(row), torch.empty_like(row)
     step = cases_at_a_time(scores.shape[1])
     for start in range(0, len(row), step):
         chunk = slice(start, start + step)
-        others, mine = scores[row[chunk]], own[chunk, None]
-        higher[chunk] = (others > mine).sum(1)
-        equal[chunk] = (others == mine).sum(1)
+        others, own = scores[row[chunk]], own_scores[chunk, None]
+        higher[chunk] = (others > own).sum(1)
+        equal[chunk] = (others == own).sum(1)
     device, cases = scores.device, len(positives)
     width = max(1, scores.shape[1], *ks)
     # MPS has no float64.
@@ -64,7 +64,7 @@ def ranking_metrics(scores: Tensor, positives: Ragged, ks: Sequence[int] = DEFAU
 
 
 class Evaluator(ABC):
-    """Cases on the data's device. Several models, or one model during training, are evaluated on them."""
+    """Keeps the cases on the data's device, to evaluate several models, or one model after each epoch."""
 
     def __init__(self, cases: int, width: int, data: Interactions, ks: Sequence[int]) -> None:
         """`width` is the number of candidates that a model scores for a case; `ks` are list lengths."""
@@ -81,7 +81,7 @@ class Evaluator(ABC):
         model.eval()
         chunks = torch.split(torch.arange(self.cases, device=self.device), cases_at_a_time(self.width))
         with torch.inference_mode():
-            parts = [ranking_metrics(*self.score(model, some), self.ks) for some in chunks if len(some)]
+            parts = [ranking_metrics(*self.score(model, chunk), self.ks) for chunk in chunks if len(chunk)]
         model.train(was_training)
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
@@ -94,8 +94,7 @@ class MatchingEvaluator(Evaluator):
     """Cases of matching: users, and the bundles that they took. Histories come from the training data.
 
     If the cases have no candidates, all bundles are ranked except those that the user has in training. `new`
-    are the bundles that nobody has in training: a model that scores by sales scores them with
-    `score_new_bundles`.
+    are the bundles that nobody has in training. A `SalesScorer` scores them with `score_new_bundles`.
     """
 
     def __init__(
@@ -173,17 +172,17 @@ def _columns(positives: Ragged, candidates: Tensor) -> Ragged:
     columns = torch.empty_like(row)
     step = cases_at_a_time(candidates.shape[1])
     for start in range(0, len(row), step):
-        some = slice(start, start + step)
-        same = candidates[row[some]] == positives.values[some, None]  # [positives, width]
+        chunk = slice(start, start + step)
+        same = candidates[row[chunk]] == positives.values[chunk, None]  # [positives, width]
         if not bool(same.any(1).all()):
             raise ValueError("a positive is not among its case's candidates")
-        columns[some] = same.int().argmax(1)
+        columns[chunk] = same.int().argmax(1)
     return Ragged(columns, positives.offsets)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One model's results on the test cases of a split. A task without cases, or not learned, is None."""
+    """One model's results on the test cases of a split. They are None for a task without cases or scores."""
 
     model: str
     dataset: str
@@ -216,7 +215,7 @@ def evaluation_of(model: Model, split: Split, by_case: Mapping[str, PerCase]) ->
 def case_metrics(
     model: Model, split: Split, data: Interactions, ks: Sequence[int] = DEFAULT_KS
 ) -> dict[str, PerCase]:
-    """Returns for each task that both the split and the model have, the metrics of each test case."""
+    """Returns the metrics of each test case, for every task that both the split and the model have."""
     tasks = {}
     if split.test and can(model, Matcher):
         tasks["matching"] = MatchingEvaluator(split.test, data, ks, split.new_bundles).metrics(model)
@@ -228,5 +227,5 @@ def case_metrics(
 def tasks_not_learned(rows: Sequence[Evaluation]) -> list[str]:
     """Returns the tasks in which a model (the first row) is not better than popularity (the second row)."""
     pairs = {task: [getattr(row, task) for row in rows] for task in ("matching", "generation")}
-    learned = {task: pair for task, pair in pairs.items() if len(pair) == 2 and all(pair)}
-    return [task for task, (ours, rival) in learned.items() if ours["ndcg@5"] <= rival["ndcg@5"]]
+    both = {task: pair for task, pair in pairs.items() if len(pair) == 2 and all(pair)}
+    return [task for task, (model, popularity) in both.items() if model["ndcg@5"] <= popularity["ndcg@5"]]

@@ -1,4 +1,4 @@
-"""A model in a shop that is open: the catalogue and the users' histories as they are now.
+"""A model together with the current catalogue of a live shop. Each question brings the user's history.
 
 The objects here never change: a change of the catalogue makes a new `Stock` and a new `Live`.
 """
@@ -42,7 +42,7 @@ UNPUBLISHED = ModelRecord("", "", "", {})
 
 @dataclass(frozen=True)
 class Stock:
-    """All items and bundles that the shop ever had."""
+    """All items and bundles that the shop ever had, also withdrawn ones."""
 
     version: int
     items: Mapping[str, Item]
@@ -52,22 +52,22 @@ class Stock:
 
     def after(self, change: CatalogueChange) -> Stock:
         """Returns the stock with the changed items and bundles."""
-        moved: dict[str, list[str]] = {}
+        new_holders: dict[str, list[str]] = {}
         for bundle in change.bundles:
-            before = self.bundles.get(bundle.id)
-            for name in before.items if before else ():
-                moved.setdefault(name, list(self.holders[name])).remove(bundle.id)
+            old = self.bundles.get(bundle.id)
+            for name in old.items if old else ():
+                new_holders.setdefault(name, list(self.holders[name])).remove(bundle.id)
             for name in bundle.items:
-                moved.setdefault(name, list(self.holders.get(name, ()))).append(bundle.id)
+                new_holders.setdefault(name, list(self.holders.get(name, ()))).append(bundle.id)
         return Stock(
             change.version,
             {**self.items, **{item.id: item for item in change.items}},
             {**self.bundles, **{bundle.id: bundle for bundle in change.bundles}},
-            {**self.holders, **{name: tuple(holders) for name, holders in moved.items()}},
+            {**self.holders, **{name: tuple(holders) for name, holders in new_holders.items()}},
         )
 
     def affected(self, change: CatalogueChange) -> set[str]:
-        """The ids of bundles that a change may have put on sale or off sale. `self` is the stock after it."""
+        """The ids of bundles that a change may have put on sale or off sale. `self` already includes it."""
         held = (self.holders.get(item.id, ()) for item in change.items)
         return {bundle.id for bundle in change.bundles}.union(*held)
 
@@ -77,7 +77,7 @@ class Stock:
         return not bundle.withdrawn and all(item is not None and not item.withdrawn for item in items)
 
     def in_stock(self, bundle: Bundle) -> bool:
-        """Whether all items of a bundle are in stock, also items that are newer than the model."""
+        """Whether all items of a bundle are in stock, also items newer than the model."""
         return bool(bundle.items) and all(
             self.items[name].stock for name in bundle.items if name in self.items
         )
@@ -92,7 +92,7 @@ class RecordShelf(Shelf):
     the catalogue is cheap. Items and bundles that only the model knows have no title, price or tag."""
 
     def __init__(self, ids: Vocabulary, stock: Stock, in_stock: Mask | None = None) -> None:
-        """`in_stock` marks the bundles in stock. It is None on the shelf of items, whose records have it."""
+        """`in_stock` marks the bundles in stock. It is None for items: their records hold the stock."""
         super().__init__(ids, None)
         self._stock, self._in_stock = stock, in_stock
         self._records: Mapping[str, Item | Bundle] = stock.items if in_stock is None else stock.bundles
@@ -104,7 +104,7 @@ class RecordShelf(Shelf):
             if name == "tags":
                 values = [tags or None for tags in values]
             elif name == "stock" and self._in_stock is not None:
-                # Items that are newer than the model count, too.
+                # Stock is known if any item has one, even an item that is newer than the model.
                 is_known = any(item.stock is not None for item in self._stock.items.values())
                 values = self._in_stock.astype(np.int64) if is_known else None
             self._columns[name] = None if values is None else pa.array(values, _TYPES[name])
@@ -125,8 +125,8 @@ class RecordShelf(Shelf):
 class BundleRows:
     """The bundles of training in the model's order, followed by later bundles in the order of their arrival.
 
-    Bundles have the items that they contain in the shop now, also the bundles of training. The dataset has no
-    users: each question comes with the user's current history.
+    Every bundle has its current items, which may differ from its items in training. The dataset has no users:
+    each question comes with the user's current history.
     """
 
     dataset: BundleDataset
@@ -134,8 +134,8 @@ class BundleRows:
     sales: Tensor | None = None  # [bundles of training]
     """The sales of the bundles of training. None if the model's scores do not depend on sales."""
     expected: Mapping[str, float | str | None] = field(default_factory=dict)
-    """For a bundle, its expected sales as a number, or the id of another bundle that sells as often. They are
-    used only for bundles that came after training."""
+    """Bundle id → its expected sales: a number, or the id of another bundle that sells as often. Only entries
+    of bundles that were added after training are used."""
 
     @classmethod
     def of(cls, trained: BundleDataset, device: torch.device, sales: Tensor | None = None) -> BundleRows:
@@ -172,7 +172,7 @@ class BundleRows:
 
     @cached_property
     def interactions(self) -> Interactions:
-        """The rows as a model takes them. It is cached: a model embeds the same object only once."""
+        """The rows as input of a model. They are cached, because a model embeds the same object only once."""
         plain = Interactions.of(self.dataset, self.device)
         if self.sales is None:
             return plain
@@ -187,7 +187,7 @@ class BundleRows:
         return replace(plain, bundle_item=Contents.of(plain.bundle_item, expected))
 
     def _sales_of(self, name: str, sales: Tensor) -> float:
-        """Follows `sells_like` from bundle to bundle until it finds a number. Returns nan if none."""
+        """Follows `sells_like` from bundle to bundle until it finds a number. Without one it returns nan."""
         places = self.dataset.bundles.known_positions
         passed: set[str] = set()
         while name not in passed:
@@ -215,6 +215,7 @@ class BundleRows:
 def _dataset(
     trained: BundleDataset, names: Sequence[str], owners: Positions, members: Positions
 ) -> BundleDataset:
+    """Makes a dataset without users. The bundle at position `owners[n]` contains the item `members[n]`."""
     items = len(trained.items)
     return BundleDataset(
         sparse.csr_matrix((0, items), dtype=np.float32),
@@ -240,7 +241,7 @@ class Question:
 
 
 class LiveShop(Shop):
-    """A shop that skips items and bundles of a history if they are newer than the model."""
+    """A shop that ignores the items and bundles of a history that the model does not know."""
 
     def __init__(self, rows: BundleRows, trade: Trade, stock: Stock, in_stock: npt.NDArray[np.bool_]) -> None:
         dataset = rows.dataset
@@ -281,7 +282,7 @@ class LiveShop(Shop):
 
 
 class Live(Asker):
-    """A model and a catalogue, ready for questions."""
+    """A model and a catalogue, ready to answer questions."""
 
     def __init__(
         self,
@@ -302,7 +303,8 @@ class Live(Asker):
         self.stock, self.sales = stock, sales
         known = model.known_sales().cpu() if can(model, SalesScorer) else None
         self._rows = BundleRows.of(recommender.dataset, recommender.shop.device, known)
-        trade = Trade.of(self._rows.dataset)  # the dataset has no users, so there are no sales yet
+        trade = Trade.of(self._rows.dataset)
+        # Nothing is on sale until `_apply` reads the catalogue.
         self._trade = replace(trade, items_gone=~trade.items_gone, bundles_gone=~trade.bundles_gone)
         self._in_stock = np.zeros_like(trade.bundles_gone)
         in_order = sorted(stock.bundles.values(), key=lambda bundle: bundle.id)
@@ -319,14 +321,14 @@ class Live(Asker):
     def _apply(self, change: CatalogueChange, sales: Sales | None) -> None:
         """Apply a change to the rows and arrays of this snapshot. `stock` already includes the change.
 
-        `sales` is None if the sales have not changed. Arrays are replaced: other snapshots share them.
+        `sales` is None if the sales have not changed. Arrays are copied first: other snapshots share them.
         """
         before, stock = len(self._rows.dataset.bundles), self.stock
         self._rows = self._rows.after(change.bundles)
         dataset = self._rows.dataset
-        more = len(dataset.bundles) - before
-        trade = self._trade.with_more_bundles(more)
-        self._in_stock = np.concatenate([self._in_stock, np.zeros(more, bool)])
+        added = len(dataset.bundles) - before
+        trade = self._trade.with_more_bundles(added)
+        self._in_stock = np.concatenate([self._in_stock, np.zeros(added, bool)])
         items, bundles = dataset.items.known_positions, dataset.bundles.known_positions
         if sales is not None:
             trade = replace(
@@ -353,7 +355,7 @@ class Live(Asker):
         return self.stock.sellable(bundle) and any(map(self.in_model, bundle.items))
 
     def known_of(self, history: History) -> Known:
-        """The number of items and bundles of a history that the model uses, and that it does not know."""
+        """Counts the items and bundles of a history that the model uses, and those that it does not know."""
         known_items = self.dataset.items.known_positions
         items = sum(name in known_items for name in history.items)
         bundles = sum(name in self._rows.filled for name in history.bundles)
@@ -361,15 +363,15 @@ class Live(Asker):
         return Known(items=items, bundles=bundles, not_in_model=newer)
 
     def answer(self, questions: Sequence[Question]) -> list[list[Recommendation] | Exception]:
-        """Returns for each question its answer or an exception. `user` must be a history in each question.
+        """Returns an answer or an exception for each question. Every question's `user` must be a history.
 
         Questions of the same kind with the same filter are answered together by the model.
         """
-        alike: dict[Any, list[int]] = defaultdict(list)
+        groups: dict[Any, list[int]] = defaultdict(list)
         for number, question in enumerate(questions):
-            alike[question.partial is None, question.where, question.include_owned].append(number)
+            groups[question.partial is None, question.where, question.include_owned].append(number)
         outcomes: dict[int, list[Recommendation] | Exception] = {}
-        for numbers in alike.values():
+        for numbers in groups.values():
             try:
                 answers = self._answer_alike([questions[number] for number in numbers])
                 outcomes.update(zip(numbers, answers, strict=True))
@@ -378,13 +380,13 @@ class Live(Asker):
         return [outcomes[number] for number in range(len(questions))]
 
     def _answer_alike(self, questions: Sequence[Question]) -> list[list[Recommendation]]:
-        first, most = questions[0], max(question.k for question in questions)
+        first, largest_k = questions[0], max(question.k for question in questions)
         options: dict[str, Any] = {"where": first.where, "include_owned": first.include_owned}
         if first.partial is None:
-            answers = self.recommend_many([question.user for question in questions], most, **options)
+            answers = self.recommend_many([question.user for question in questions], largest_k, **options)
         else:
             cases = [(question.user, question.partial or ()) for question in questions]
-            answers = self.complete_many(cases, most, **options)
+            answers = self.complete_many(cases, largest_k, **options)
         return [best[: question.k] for question, best in zip(questions, answers, strict=True)]
 
     def warm(self) -> Live:
@@ -403,7 +405,7 @@ def record_of(path: Path) -> ModelRecord:
 
 
 def load_published(record: ModelRecord, device: str = "auto") -> Recommender:
-    """Read a registered model. Raises ArtifactError if its folder now holds another model."""
+    """Load a published model. Raises ArtifactError if its folder now holds another model."""
     path = Path(record.path)
     version = artifact_version(path)
     if version != record.version:

@@ -76,7 +76,7 @@ def test_without_its_package_the_name_is_unknown(tmp_path: Path) -> None:
     [
         ("two-towers", "import nothing_of_the_kind\n", "cannot be loaded: ModuleNotFoundError"),
         ("two-towers", "TwoTowers = 3\n", "is not a subclass of bundlemage.models.base.Model"),
-        ("three-towers", None, "calls itself 'two-towers'"),
+        ("three-towers", None, "has the name 'two-towers'"),
     ],
     ids=["does-not-import", "no-model", "another-name"],
 )

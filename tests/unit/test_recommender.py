@@ -498,7 +498,7 @@ class TestWhatAModelGives:
 
     @pytest.mark.parametrize("wrong", [torch.zeros(1, 4), torch.zeros(3), [[0.0, 0.0, 0.0]]])
     def test_another_shape_is_refused(self, ask: Any, wrong: Any) -> None:
-        with pytest.raises(UnsupportedError, match=r"a tensor of the shape \[1, 3\] is wanted"):
+        with pytest.raises(UnsupportedError, match=r"expected a tensor of shape \[1, 3\]"):
             ask(scripted(wrong))
 
     def test_large_scores_are_taken_though_their_sum_is_beyond_all_numbers(self, ask: Any) -> None:

@@ -121,14 +121,14 @@ class Client:
     def similar(
         self, bundle: Id, k: int = 10, *, where: Conditions = None, details: bool = False
     ) -> SimilarBundles:
-        """Return the `k` bundles that are most similar to one. `where` must not contain `among`."""
+        """Return the `k` bundles that are most similar to a bundle. `where` must not contain `among`."""
         query = {**_where(where)["where"], "k": k, "details": details}
         if "among" in query:
             raise ConfigError("'among' does not work for similar bundles; leave it out")
         return self._ask(SimilarBundles, "GET", f"{_path('bundles', bundle)}/similar", query=query)
 
     def gate(self, user: Id) -> Gate:
-        """Return how much the model weighs a user's items, and how much the user's bundles."""
+        """Return the weights that the model gives to a user's items and to the user's bundles."""
         return self._ask(Gate, "GET", f"{_path('users', user)}/gate")
 
     # ── Designs ──────────────────────────────────────────────────────────────────────────────────
@@ -152,7 +152,7 @@ class Client:
         item: Id | None = None,
         items: Sequence[Id] = (),
     ) -> ExplanationsFor:
-        """Explain why bundles fit a user; or why an item does, as an addition to `items`."""
+        """Explain why bundles fit a user, or why `item` fits the user as an addition to `items`."""
         body = {**_user(user), "bundles": bundles, "item": item, "items": items}
         return self._post(ExplanationsFor, "/v1/explain", body, work=SERVED_SECONDS)
 
@@ -161,7 +161,7 @@ class Client:
     ) -> ForecastOut:
         """Forecast which users would take a bundle that does not exist yet, and which item would improve it.
 
-        The model ignores prices: a price, or a discount on the items' prices, turns buyers into takings.
+        The model ignores prices. A price, or a discount on the items' prices, is only used for the takings.
         """
         body = {"items": items, "price": price, "discount": discount, "k": k}
         return self._post(ForecastOut, "/v1/bundles:score", body, work=SERVED_SECONDS)
@@ -178,11 +178,11 @@ class Client:
         request_id: str | None = None,
         idempotency_key: str | None = None,
     ) -> Written:
-        """Record that a user took an item or a bundle. It is on disk when this returns, and counts at once.
+        """Record that a user took an item or a bundle. It is stored on disk, and the next answer uses it.
 
-        `request_id` is that of the answer that recommended it. With the same `idempotency_key`, such as an
-        order number, a later call is known to be a repetition; without one, each call gets a new key, which
-        all its retries share.
+        `request_id` is the id of the answer that recommended it. Calls with the same `idempotency_key`, such
+        as an order number, are recorded only once. Without a key, each call gets a new one, which its
+        retries share.
         """
         interaction = Interaction(user, item, bundle, at, request_id)
         return self.record_many([interaction], idempotency_key=idempotency_key)
@@ -193,7 +193,9 @@ class Client:
         """Record up to 10,000 interactions: either all of them or none."""
         key = uuid4().hex if idempotency_key is None else idempotency_key
         if not (key.isascii() and key.isprintable() and key.strip() == key != ""):
-            raise ConfigError(f"an idempotency key has only printable ASCII characters; found {key[:40]!r}")
+            raise ConfigError(
+                f"an idempotency key is printable ASCII without outer spaces; found {key[:40]!r}"
+            )
         body = {"interactions": [_interaction(interaction) for interaction in interactions]}
         return self._post(Written, "/v1/interactions", body, headers={"Idempotency-Key": key})
 
@@ -202,7 +204,8 @@ class Client:
         return self._ask(UserOut, "GET", _path("users", user, "/bundles", "/gate"))
 
     def users(self, search: str = "", *, limit: int = 50, after: str = "") -> UserPage:
-        """Return the users who have a history and whose ids begin with `search`, ordered by id."""
+        """Return the users who have a history and whose ids begin with `search`, ordered by id. For the next
+        page, set `after` to the `next` of this page."""
         query = {"search": search, "limit": limit, "after": after}
         return self._ask(UserPage, "GET", "/v1/users", query=query)
 
@@ -289,11 +292,11 @@ class Client:
         return self._ask(Insights, "GET", "/v1/insights")
 
     def healthy(self) -> bool:
-        """Return whether the service is running. This is not retried."""
+        """Return whether the service is running. The request is not retried."""
         return self._is_ok("/healthz")
 
     def ready(self) -> bool:
-        """Return whether the store answers and a model serves. This is not retried."""
+        """Return whether the service's store responds and a model is loaded. The request is not retried."""
         return self._is_ok("/readyz")
 
     def _is_ok(self, path: str) -> bool:
@@ -336,7 +339,7 @@ def _path(kind: str, name: Id, *routes: str) -> str:
     An id that ends with one of `routes` is refused, because its URL would be that of another request.
     """
     text = str(name)
-    if text.endswith(routes):  # with an empty tuple: never
+    if text.endswith(routes):  # never true for an empty tuple
         raise ConfigError(
             f"the service cannot be asked for {text!r}: an id must not end with {' or '.join(routes)}"
         )
@@ -349,7 +352,7 @@ def _path(kind: str, name: Id, *routes: str) -> str:
 
 
 def _user(user: User) -> dict[str, Any]:
-    """The part of a request that says whom the answer is for: a user id or a history."""
+    """The field of a request that identifies the user: a user id or a history."""
     if isinstance(user, str | int):
         return {"user_id": user}
     return {"history": _fields(user, "a user is an id or {'items': […], 'bundles': […]}")}
@@ -362,7 +365,7 @@ def _where(where: Conditions) -> dict[str, Any]:
 
 
 def _fields(part: object, expected: str) -> dict[str, Any]:
-    """The fields of a part of a request, which may be a dict or a model."""
+    """The fields of `part`, a dict or a pydantic model. `expected` begins the error message for others."""
     if isinstance(part, Body):
         part = part.model_dump(exclude_unset=True)
     if not isinstance(part, Mapping):
@@ -371,7 +374,7 @@ def _fields(part: object, expected: str) -> dict[str, Any]:
 
 
 def _to_json(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields as JSON has them: ids are texts, and sequences are lists."""
+    """Converts fields to JSON values: ids to strings, sequences to lists, times to ISO 8601."""
     return {name: _value(name, value) for name, value in fields.items()}
 
 
@@ -382,7 +385,7 @@ def _value(name: str, value: Any) -> Any:
         return str(value)
     if name not in _LISTS or value is None or isinstance(value, Mapping):
         return value
-    if isinstance(value, str):  # it would be taken for a list of letters
+    if isinstance(value, str):  # otherwise it would become a list of letters
         raise ConfigError(f"{name} is a list, not a string: write [{value!r}]")
     return [str(entry) for entry in value]
 

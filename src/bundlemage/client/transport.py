@@ -22,11 +22,11 @@ from bundlemage.wire.design import Change, Rule
 
 _FIRST_WAIT: Final = 0.5
 _LONGEST_WAIT: Final = 5.0
-_LONGEST_WAIT_ASKED_FOR: Final = 60.0
-"""If Retry-After is longer than this many seconds, the request fails at once. The caller may try again."""
+_LONGEST_RETRY_AFTER: Final = 60.0
+"""If the service's Retry-After is longer than this many seconds, the request fails without a retry."""
 _TRY_AGAIN: Final = {429, 502, 503}
 """Statuses after which a request is repeated: too many requests, bad gateway, service unavailable."""
-_MOST_IDLE: Final = 64
+_MOST_IDLE: Final = 64  # connections
 _KEY = re.compile(r"[\x21-\x7e]+")
 # Errors that mean a lost connection. The service may or may not have carried out the request.
 _LOST = (ConnectionError, http.client.HTTPException, ssl.SSLEOFError, ssl.SSLZeroReturnError)
@@ -50,7 +50,7 @@ class ServiceError(BundleMageError):
         self.title = problem.title if problem else title
         """The kind of problem, in a few words."""
         self.detail = problem.detail if problem else None
-        """What was found, what is expected, what to do."""
+        """What is wrong, what is expected, and what to do."""
         self.request_id = problem.request_id if problem else request_id
         """The id of the request, which is also in the service's log."""
         self.errors: tuple[FieldError, ...] = problem.errors if problem else ()
@@ -82,10 +82,10 @@ class Transport:
             )
         if parts.username is not None or parts.password is not None:
             raise ConfigError(
-                "the address of a service has no user name and no password in it; pass the key as key='bm_…'"
+                "the address must not contain a user name or a password; pass the key as key='bm_…'"
             )
         if key is not None and not _KEY.fullmatch(key):
-            raise ConfigError("a space, a line break or another character is not allowed in a key")
+            raise ConfigError("a key has only printable ASCII characters and no spaces")
         if timeout <= 0 or retries < 0:
             raise ConfigError(
                 f"timeout={timeout} and retries={retries}: timeout must be above 0 s, and retries 0 or more"
@@ -151,7 +151,7 @@ class Transport:
             try:
                 response = self._once(request, timeout)
             except TimeoutError as error:  # no retry: the caller expects a result within the timeout
-                raise self._silence(f"no answer within {timeout:g} s", request[0]) from error
+                raise self._no_answer(f"no answer within {timeout:g} s", request[0]) from error
             except ssl.SSLCertVerificationError as error:
                 raise ServiceError(
                     f"{self.address}: its certificate is not trusted ({error.verify_message}). If your own "
@@ -160,11 +160,11 @@ class Transport:
             except (*_LOST, OSError) as error:
                 if last:
                     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                    raise self._silence(reason, request[0], tries=retry + 1) from error
+                    raise self._no_answer(reason, request[0], tries=retry + 1) from error
             else:
                 pause = response[0].headers.get("retry-after", "")
                 seconds = float(pause) if pause.isdecimal() else None  # the service never sends a date
-                if response[0].status not in _TRY_AGAIN or last or (seconds or 0) > _LONGEST_WAIT_ASKED_FOR:
+                if response[0].status not in _TRY_AGAIN or last or (seconds or 0) > _LONGEST_RETRY_AFTER:
                     return response
                 wait = wait if seconds is None else seconds + random.uniform(0, 0.25)
             time.sleep(wait)
@@ -202,7 +202,7 @@ class Transport:
             connection.close()
         return answer, content
 
-    def _silence(self, reason: str, method: str, tries: int = 1) -> ServiceError:
+    def _no_answer(self, reason: str, method: str, tries: int = 1) -> ServiceError:
         tried = f" ({tries} tries)" if tries > 1 else ""
         unsure = (
             "" if method == "GET" else " It is unknown whether this was carried out; it is safe to repeat."

@@ -1,1 +1,1 @@
-"""Models: what they compute and how they are configured. No file is opened, no optimiser stepped."""
+"""Models, their losses and their settings. Nothing here reads a file or runs an optimiser."""

@@ -38,7 +38,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Histories:
-    """The items and bundles of a batch of users. A bundle is given by its row in the table of contents."""
+    """The items and bundles of a batch of users. Bundles are row numbers of `contents`: bundle → items."""
 
     items: Ragged
     bundles: Ragged
@@ -114,7 +114,7 @@ class Interactions:
 
 @dataclass(frozen=True)
 class Factors:
-    """The bundles' part of scores of the form user vector · bundle vector + bias."""
+    """Vectors and biases of bundles. A score is user vector · bundle vector + bias."""
 
     vectors: Tensor  # [bundles, d]
     bias: Tensor  # [bundles]
@@ -134,7 +134,7 @@ class Phase:
     index among the entries of that matrix (`Ragged.entries` returns the pair). `completions`: pairs of a user
     and a bundle, and bundles without a buyer (`Interactions.completion`)."""
     at_most: int | None = None
-    """For pairs: the maximum number of pairs per right-hand node in an epoch, drawn at random. None: all."""
+    """For pairs: an epoch draws at most this many of the pairs with the same second member. None: all."""
     learns_contents: bool = False
     """Whether the phase learns the contents of bundles. If so, it skips held-out bundles."""
 
@@ -177,26 +177,26 @@ class Model(nn.Module, ABC):
         return tensor
 
     def does(self, kind: type[Model]) -> bool:
-        """Whether the model's settings leave this part of its class switched on."""
+        """Whether the settings enable this part of the model's class."""
         return True
 
     def observe(self, data: Interactions) -> None:
         """Computes from the training data what gradients do not learn: counts, closed-form solutions."""
 
-    def encoded(self, people: Histories, contents: Ragged) -> Any:
-        """Encodes users once, for several calls of `bundle_fit` and `item_fit`. Returns their `people`."""
-        return people
+    def encoded(self, histories: Histories, contents: Ragged) -> Any:
+        """Encodes users once. The result is the argument `users` of `bundle_fit` and `item_fit`."""
+        return histories
 
     def checked(self, method: str, scores: Tensor, rows: int, columns: int) -> Tensor:
         """Returns the scores. Raises UnsupportedError if their shape is wrong or one is not finite."""
         where = f"{type(self).__name__}.{method}"
         if not isinstance(scores, Tensor) or tuple(scores.shape) != (rows, columns):
             kind = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-            raise UnsupportedError(f"{where} gave {kind}; a tensor of the shape {[rows, columns]} is wanted")
+            raise UnsupportedError(f"{where} returned {kind}; expected a tensor of shape {[rows, columns]}")
         # The sum is a quick test. Large finite scores can add up to infinity, hence the second test.
         if not bool(torch.isfinite(scores.sum())) and not bool(torch.isfinite(scores).all()):
             raise UnsupportedError(
-                f"{where} gave a score that is not a finite number; a ranking needs finite scores"
+                f"{where} returned a score that is not a finite number; a ranking needs finite scores"
             )
         return scores
 
@@ -212,7 +212,7 @@ Part = TypeVar("Part", bound=Model)
 
 
 def can(model: Model, kind: type[Part]) -> TypeGuard[Part]:
-    """Whether a model has a part, such as `Matcher`, and its settings leave the part switched on."""
+    """Whether a model has a part, such as `Matcher`, and its settings enable the part."""
     return isinstance(model, kind) and model.does(kind)
 
 
@@ -257,12 +257,12 @@ class Matcher(Model):
         scores = self.score_bundles(histories, contents)
         return self.checked("score_bundles", scores, len(histories), len(contents))
 
-    def bundle_fit(self, people: Any, which: Tensor, bundles: Tensor, contents: Ragged, among: int) -> Tensor:
+    def bundle_fit(self, users: Any, which: Tensor, bundles: Tensor, contents: Ragged, among: int) -> Tensor:
         """Returns each bundle's score minus the mean score of the first `among` bundles.
 
-        Entry n is for bundle `bundles[n]` and user `which[n]` of `people`, the result of `encoded`.
+        Entry n is for bundle `bundles[n]` and user `which[n]` of `users`, the result of `encoded`.
         """
-        scores = self.bundle_scores(people, contents)
+        scores = self.bundle_scores(users, contents)
         return scores[which, bundles] - scores[:, :among].mean(1)[which]  # [rows]
 
     def known_users(self, histories: Histories) -> Tensor:
@@ -304,12 +304,10 @@ class Completer(Model):
         scores = self.score_items(histories, partial, contents)
         return self.checked("score_items", scores, len(histories), self.sizes.items)
 
-    def item_fit(
-        self, people: Any, which: Tensor, partial: Ragged, items: Tensor, contents: Ragged
-    ) -> Tensor:
+    def item_fit(self, users: Any, which: Tensor, partial: Ragged, items: Tensor, contents: Ragged) -> Tensor:
         """Returns the score for adding `items[n]` to row n of `partial`, minus the mean score of all items.
-        User n is row `which[n]` of `people`, the result of `encoded`."""  # [rows]
-        scores = self.item_scores(people.rows(which), partial, contents)
+        The user is row `which[n]` of `users`, the result of `encoded`."""  # [rows]
+        scores = self.item_scores(users.rows(which), partial, contents)
         return scores.gather(1, items[:, None])[:, 0] - scores.mean(1)
 
 
@@ -330,13 +328,13 @@ class Learner(Model):
     def settle(self, data: Interactions) -> None:
         """Computes the buffers for scoring from the weights and the training data.
 
-        Training calls it without gradients at the end of each epoch. A graph model propagates here.
+        Training calls it without gradients after each epoch. A graph model propagates its vectors here.
         """
 
     @property
     def fixed_shapes(self) -> bool:
         """Whether the batch size determines the shape of every tensor in `loss`, and `loss` never waits for
-        the device. If so, the loop records a step once on a GPU and replays it."""
+        the device. If so, training on a GPU records a step once and replays it."""
         return False
 
     @property
@@ -389,7 +387,7 @@ class Indexable(Matcher):
 class Embedder(Model):
     """Has vectors of items and of bundles that show which of them are similar."""
 
-    lacks = "{title} has no vectors of items and bundles, so it cannot say which are alike"
+    lacks = "{title} has no vectors of items and bundles, so it cannot tell which are similar"
 
     @abstractmethod
     def vectors_of_items(self) -> Tensor:

@@ -90,7 +90,7 @@ class VectorTable:
 
     @cached_property
     def columns(self) -> Tensor:
-        """`factors`, transposed. Products with one vector take a third of the time on a CPU."""
+        """`factors`, transposed. A product with one vector then takes a third of the time on a CPU."""
         return self.factors.T.contiguous()  # [d, rows]
 
     @cached_property
@@ -244,7 +244,9 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
     def check_divisible(self) -> None:
         for setting in ("sampled_softmax", "propagation"):
             if getattr(self.config, setting):
-                raise UnsupportedError(f"{setting} is for one process: set {setting}=0, or use one worker")
+                raise UnsupportedError(
+                    f"{setting} needs a single process: set {setting}=0, or use one worker"
+                )
 
     def observe(self, data: Interactions) -> None:
         own = self.division.own_contents(data.bundle_item)
@@ -263,7 +265,7 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
         assumed = self.config.new_bundle_credit
         if not isinstance(assumed, str):
             self.assume_sales(assumed)
-        elif len(self.sales):  # until it is fitted
+        elif len(self.sales):  # the median, until a number is fitted
             self.assume_sales(float(self.sales.median()))
         if self.config.sampled_softmax:
             self._of_sample = SampledLosses(self.config.sampled_softmax, self.sizes, data)
@@ -306,7 +308,7 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
         return self.division.loss_over("items", rows, self.factors(table), self.item_prior)
 
     def row_weights(self, users: Tensor, data: Interactions, targets: Tensor | None = None) -> Tensor:
-        """The weight of each row of a loss. A row is a user, in generation a user and a target."""
+        """The weight of each row of a loss. A row is a user; in generation, a user and a target bundle."""
         weight = 1.0 if targets is None else self.config.generation_weight
         weights = torch.full_like(users, weight, dtype=self.item_shared.dtype)
         if self.config.loss_weighting == "mean":
@@ -352,16 +354,16 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
         return table
 
     def _item_table(self) -> VectorTable:
-        """E¹."""
+        """E¹, the item vectors used in matching."""
         rows = (lambda: self.spread_items) if self.config.propagation else self.matching_embeddings
         return self._table("items", None, rows)
 
     def _completing_table(self) -> VectorTable:
-        """E²."""
+        """E², the item vectors used in generation."""
         return self._table("completing", None, self.generation_embeddings)
 
     def _bundle_table(self, contents: Ragged) -> VectorTable:
-        """E¹XD⁻¹."""
+        """E¹XD⁻¹, the bundle vectors used in matching."""
         rows = self.bundle_embeddings
         return self._table("bundles", contents, lambda: rows(self._item_table().rows, contents))
 
@@ -439,14 +441,14 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
         bias = self._bias(contents.append(new), len(contents))
         return scores if bias is None else scores + bias
 
-    def encoded(self, people: Histories, contents: Ragged) -> Tensor:
-        """Returns z_u for each user."""  # [people, d]
-        return self.user_vectors(*self._means(people, contents))
+    def encoded(self, histories: Histories, contents: Ragged) -> Tensor:
+        """Returns z_u for each user."""  # [rows, d]
+        return self.user_vectors(*self._means(histories, contents))
 
     def bundle_fit(
-        self, people: Tensor, which: Tensor, bundles: Tensor, contents: Ragged, among: int
+        self, users: Tensor, which: Tensor, bundles: Tensor, contents: Ragged, among: int
     ) -> Tensor:
-        z, table = self.query(people[which], "matching"), self._bundle_table(contents)
+        z, table = self.query(users[which], "matching"), self._bundle_table(contents)
         mean = table.mean if among == len(table.rows) else table.factors[:among].mean(0)
         fit, bias = (z * (table.factors[bundles] - mean)).sum(1), self._bias(contents)  # [rows]
         return fit if bias is None else fit + bias[bundles] - bias[:among].mean()
@@ -462,15 +464,15 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
     ) -> Tensor:
         return self.division.scores_of(candidates, self.score_items(histories, partial, contents))
 
-    def _pair_query(self, people: Tensor, partial: Ragged) -> Tensor:
+    def _pair_query(self, users: Tensor, partial: Ragged) -> Tensor:
         inside = self.division.mean_of_partial(partial, self._completing_table().rows)
-        return self.query(self.pair_vectors(people, inside), "generation")
+        return self.query(self.pair_vectors(users, inside), "generation")
 
     def item_fit(
-        self, people: Tensor, which: Tensor, partial: Ragged, items: Tensor, contents: Ragged
+        self, users: Tensor, which: Tensor, partial: Ragged, items: Tensor, contents: Ragged
     ) -> Tensor:
         table, bias = self._completing_table(), self._item_bias()
-        fit = (self._pair_query(people[which], partial) * (table.factors[items] - table.mean)).sum(1)
+        fit = (self._pair_query(users[which], partial) * (table.factors[items] - table.mean)).sum(1)
         return fit if bias is None else fit + bias[items] - bias.mean()  # [rows]
 
     def vectors_of_items(self) -> Tensor:

@@ -20,7 +20,7 @@ Choice = str | int | float | bool
 
 @dataclass(frozen=True)
 class Between:
-    """Any number from `low` to `high`, both included. If both are whole, whole numbers only."""
+    """Any number from `low` to `high`, both included. If both are ints, only whole numbers."""
 
     low: float
     high: float
@@ -137,7 +137,7 @@ class LearnedConfig(ModelConfig):
     weight_decay: float = Field(0.00001, ge=0)
     """weight_decay × weight is added to the gradient."""
     weight_average: float = Field(0.0, ge=0, lt=1)
-    """Decay of an exponential moving average of the weights, which replaces the weights; 0 for no average."""
+    """Decay of the exponential moving average that replaces the trained weights; 0 for no average."""
 
 
 class BundleMageConfig(LearnedConfig):
@@ -163,8 +163,8 @@ class BundleMageConfig(LearnedConfig):
     patience: int = Field(12, ge=1)
     select_by: SelectBy = "both"
     """The score that selects the best epoch: nDCG@5 on the validation cases of `matching` or `generation`.
-    `both` uses the mean of the two, each divided by that of popularity. For generation, some bundles are
-    held out."""
+    `both` uses the mean of the two, each divided by the nDCG@5 of popularity. For generation, some training
+    bundles are held out as validation cases."""
     batch_size: int = Field(1024, ge=1)
     min_steps: int = Field(8, ge=1)
     learning_rate: float = Field(0.004, gt=0)
@@ -175,8 +175,8 @@ class BundleMageConfig(LearnedConfig):
     embedding_dim: int = Field(400, ge=2, multiple_of=2)
     """d, the length of every vector. It must be even, because some layers halve it. The paper's is 200."""
     shared_fraction: float = Field(0.7, ge=0, le=1)
-    """An item has one embedding for each task. They share this part of their numbers; 0 is the ablation -Sep,
-    1 is -Sha. The paper's is 0.5."""
+    """The fraction of an item's vector that both tasks share; each task has its own rest. 0 is the ablation
+    -Sep, 1 is -Sha. The paper's is 0.5."""
     mixer: Mixer = "gate"
     """How a user's item and bundle history are mixed; `average` is the ablation -Avg."""
     tasks: Literal["both", "matching", "generation"] = "both"
@@ -188,14 +188,14 @@ class BundleMageConfig(LearnedConfig):
     mask_items: float = Field(0.5, ge=0, le=1)
     """ψ, the share of a bundle's items that are hidden and then predicted."""
     masking: Literal["row", "batch"] = "batch"
-    """`row` hides these two shares in each user and bundle, as in the paper; `batch` hides them among all
-    entries of a batch, as in the program that made the paper's tables."""
+    """`row` hides the shares ρ of each user's bundles and ψ of each bundle's items, as in the paper. `batch`
+    hides each entry with these probabilities, as in the authors' program."""
     loss_weighting: Literal["sum", "mean"] = "sum"
     """`mean` divides a loss by the number of a user's bundles and a bundle's items, as in the paper's
-    equations. `sum` does not, as in the program that made the paper's tables; it is more accurate."""
+    equations. `sum` does not, as in the authors' program; it is more accurate."""
     hide_target: bool = True
-    """Whether a bundle is removed from the user's history while it is completed. A new bundle is in no
-    history either. The program that made the paper's tables did not remove it; removing is more accurate."""
+    """Whether a bundle is removed from the user's history while it is completed, because a new bundle is in
+    no history. The authors' program does not remove it; removing is more accurate."""
 
     # ── How scores are formed ──
     scores: Literal["cosine", "dot"] = "cosine"
@@ -223,7 +223,7 @@ class BundleMageConfig(LearnedConfig):
     finds the number that ranks new bundles best at little cost to known bundles. `median` is the median of
     all bundles' sales."""
     initial_spread: float = Field(0.06, ge=0)
-    """Standard deviation of the initial item vectors; 0 for Xavier's, as the paper's program did."""
+    """Standard deviation of the initial item vectors; 0 for Xavier's value, as in the authors' program."""
     propagation: int = Field(0, ge=0)
     """Number of steps that average items' matching vectors over the items of their bundles; 0 for none."""
 

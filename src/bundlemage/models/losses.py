@@ -1,5 +1,5 @@
-"""The losses that models share. One is the multinomial loss over a whole catalogue: it needs no target matrix
-and bounded memory. The other is the pairwise loss of BPR, with a sampler of negatives."""
+"""The losses that models share. One is the multinomial loss over a whole catalogue, in bounded memory and
+without a target matrix. The other is the pairwise loss of BPR, with a sampler of negatives."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from bundlemage.models.division import Processes
 
 BLOCK_ENTRIES = {"cpu": 2**25, "cuda": 2**28}
-"""The approximate number of logits in memory at a time: 128 MiB of float32. It is 1 GiB on a GPU, because
-products with few rows leave a GPU mostly idle."""
+"""The approximate number of logits in memory at a time: 128 MiB of float32 on a CPU. A GPU takes 1 GiB,
+because products with few rows leave it mostly idle."""
 FEWEST_ROWS = 256
 """On a CPU, the number of rows in a block is a multiple of this. With 16 instead, products over a million
 items take more than twice as long."""
@@ -57,8 +57,8 @@ def multinomial_loss(
 class Prior(Unchanging):
     """A term of the score of each item or bundle that is the same for every user.
 
-    For a row's positives, `shift` is added to the bias. The sum is the prior as computed without this
-    purchase, because counts never include a purchase that is still to be predicted.
+    For a row's positives, `shift` is added to the bias. This removes the positive itself from the count: when
+    a trained model predicts a purchase, the counts do not include that purchase yet.
     """
 
     bias: Tensor  # [catalogue]
@@ -132,9 +132,9 @@ def _by_blocks(
     """Σ_r weight_r · (positives_r · log Σ_n exp(z_r · e_n + prior_n) − Σ_p (z_r · e_p + prior_p)), and its
     gradients. A group of processes adds up the sums over their parts of the catalogue."""
     positives, counts, weights, group = rows
-    row, first, counts = positives.row_of_entry(), positives.offsets.tolist(), counts.to(z.dtype)
+    row, starts, counts = positives.row_of_entry(), positives.offsets.tolist(), counts.to(z.dtype)
     total, grad_z, grad_table = z.new_zeros(()), torch.zeros_like(z), torch.zeros_like(table)
-    right = total if group is None else torch.zeros_like(total)
+    positive_total = total if group is None else torch.zeros_like(total)
     largest, shifted, kind = len(table), True, z.dtype
     if group is not None:
         # The block size depends on the largest part: all processes must have the same number of blocks.
@@ -155,14 +155,14 @@ def _by_blocks(
         cells = _product(narrow_table, block.to(kind).T, memory[: len(table) * len(block)])
         if bias is not None:
             cells += bias[:, None]
-        mine = slice(first[start], first[start + len(block)])
-        here = row[mine] - start
-        at = positives.values[mine] * len(block) + here
+        entries = slice(starts[start], starts[start + len(block)])
+        entry_row = row[entries] - start
+        cell = positives.values[entries] * len(block) + entry_row
         flat = cells.view(-1)
         if shift is not None:
-            flat[at] += shift[positives.values[mine]]
+            flat[cell] += shift[positives.values[entries]]
         weight, count = weights[some], counts[some]
-        right -= (flat[at] * weight[here]).sum()
+        positive_total -= (flat[cell] * weight[entry_row]).sum()
         highest = torch.zeros_like(weight)
         if shifted:
             highest = cells.amax(0) if len(cells) else highest - torch.inf
@@ -172,7 +172,7 @@ def _by_blocks(
         total += (weight * count * (sums.log() + highest)).sum()
         # The gradient of the logits is weight · (count · softmax − 1 at each positive). Its factor
         # weight · count / sum is applied to the smaller matrix of each product.
-        flat[at] -= (sums / count.clamp(min=1))[here]
+        flat[cell] -= (sums / count.clamp(min=1))[entry_row]
         factor = (weight * count / sums)[:, None]
         slopes = cells.to(kind)
         grad_z[some] = _product(slopes.T, narrow_table).mul_(factor)
@@ -181,7 +181,7 @@ def _by_blocks(
         else:
             grad_table += _product(slopes, (block * factor).to(kind))
     if group is not None:
-        total += group.add_(right)
+        total += group.add_(positive_total)
         group.add_(grad_z)
     return total, grad_z, grad_table
 
@@ -217,22 +217,22 @@ def choice_loss(scores: Tensor) -> Tensor:
 
 
 class Negatives:
-    """Draws numbers below `columns` uniformly, except those in the row of `owned`."""
+    """Draws negatives for a row: uniform numbers below `columns` that its row of `owned` does not contain."""
 
     def __init__(self, owned: Ragged, columns: int) -> None:
         self.columns = columns
         self.keys = (owned.row_of_entry() * columns + owned.values).sort().values  # [entries]
 
     def owns(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Returns elementwise whether the row of `owned` holds the column."""
+        """Returns whether the row of `owned` contains the column, elementwise."""
         if not len(self.keys):
             return torch.zeros_like(rows + columns, dtype=torch.bool)
-        wanted = rows * self.columns + columns
-        place = torch.searchsorted(self.keys, wanted).clamp(max=len(self.keys) - 1)
-        return self.keys[place] == wanted
+        key = rows * self.columns + columns
+        place = torch.searchsorted(self.keys, key).clamp(max=len(self.keys) - 1)
+        return self.keys[place] == key
 
     def draw(self, rows: Tensor, count: int = 1) -> Tensor:
-        """Draws `count` numbers for each row, without waiting for the device."""  # [rows, count]
+        """Draws `count` negatives for each row, without waiting for the device."""  # [rows, count]
         shape = (len(rows), count)
         drawn = torch.randint(self.columns, shape, device=rows.device)
         for _ in range(ROUNDS):

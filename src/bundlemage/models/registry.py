@@ -1,5 +1,5 @@
-"""The registry of models by name, the models of this package and of other packages, and ensembles of several
-models of the same kind."""
+"""Finds models by name, in this package and in other packages. Builds models, and ensembles of several models
+of the same kind."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ ENTRY_POINTS = "bundlemage.models"
 
 
 def _others() -> dict[str, EntryPoint]:
+    """The entry points of other packages' models, by name."""
     return {point.name: point for point in entry_points(group=ENTRY_POINTS)}
 
 
@@ -76,6 +77,7 @@ def model_class(name: str) -> type[Model]:
 
 
 def _loaded(point: EntryPoint) -> type[Model]:
+    """Loads the class of another package's model, and checks it."""
     where = f"the model {point.name!r} of {point.value}"
     try:
         kind = point.load()
@@ -88,7 +90,7 @@ def _loaded(point: EntryPoint) -> type[Model]:
     if not isinstance(getattr(kind, "title", None), str):
         raise ConfigError(f"{where} has no title: give the class one")
     if getattr(kind, "name", None) != point.name:
-        raise ConfigError(f"{where} calls itself {getattr(kind, 'name', None)!r}: the two must be the same")
+        raise ConfigError(f"{where} has the name {getattr(kind, 'name', None)!r}: both must be the same")
     if missing := sorted(kind.__abstractmethods__):
         raise ConfigError(f"{where} has no method {', '.join(map(repr, missing))}")
     return kind
@@ -106,7 +108,7 @@ def make_config(name: str, settings: Mapping[str, Any]) -> ModelConfig:
 
 
 def build(name: str, config: ModelConfig, sizes: Sizes) -> Model:
-    """Builds an untrained model. Its initial weights depend only on the seed and the sizes."""
+    """Builds an untrained model. Its initial weights depend only on the config and the sizes."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(config.seed)  # initial weights are drawn on the CPU
         return model_class(name)(config, sizes)
@@ -182,9 +184,9 @@ class Ensemble(Completer, Indexable, SalesScorer, Embedder, Gated):
     score_item_candidates = _mean(Completer, "score_item_candidates")
     item_share = _mean(Gated, "item_share")
 
-    def encoded(self, people: Histories, contents: Ragged) -> list[Any]:
+    def encoded(self, histories: Histories, contents: Ragged) -> list[Any]:
         """The encoded users of each member. The ensemble's fit is the mean of its members' fits."""
-        return [member.encoded(people, contents) for member in self._each(Model)]
+        return [member.encoded(histories, contents) for member in self._each(Model)]
 
     bundle_fit = _mean(Matcher, "bundle_fit", encoded=True)
     item_fit = _mean(Completer, "item_fit", encoded=True)
@@ -223,7 +225,7 @@ def check_ensemble(members: int, model: str) -> None:
 
 
 def member_configs(model: str, config: ModelConfig, members: int) -> list[ModelConfig]:
-    """The settings of each member. Only the seeds differ: seed, seed + 1, seed + 2 and so on."""
+    """The config of each member. Only the seeds differ: seed, seed + 1, seed + 2 and so on."""
     if members == 1:
         return [config]
     return [make_config(model, {**config.model_dump(), "seed": config.seed + k}) for k in range(members)]
@@ -231,7 +233,7 @@ def member_configs(model: str, config: ModelConfig, members: int) -> list[ModelC
 
 def build_ensemble(model: str, config: ModelConfig, sizes: Sizes, members: int) -> Model:
     """Builds an untrained model: a single model, or an ensemble of several members."""
-    return joined([build(model, one, sizes) for one in member_configs(model, config, members)])
+    return joined([build(model, member, sizes) for member in member_configs(model, config, members)])
 
 
 def joined(members: Sequence[Model]) -> Model:

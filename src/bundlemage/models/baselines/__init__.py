@@ -1,1 +1,1 @@
-"""Rivals, one file for each family of models."""
+"""Baseline models for comparison, one file for each family of models."""
