@@ -1,4 +1,4 @@
-"""Progress of long work: the callback that the work calls, and a display for it."""
+"""Progress of long operations: the callback that they call, and a display for it."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Shown:
         self._bars.update(state.bar, completed=done, **shown)
 
 
-def for_people() -> Shown:
+def stderr_display() -> Shown:
     """Returns a display on stderr. It shows nothing outside a terminal or a notebook."""
     from rich.console import Console
 

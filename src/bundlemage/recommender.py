@@ -27,7 +27,7 @@ from bundlemage.evaluation import Evaluation, case_metrics, evaluation_of
 from bundlemage.models.base import Interactions, Matcher, Model, SalesScorer, Sizes, can, require
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.registry import build_ensemble, check_ensemble, make_config, members_of
-from bundlemage.progress import Progress, for_people, in_silence
+from bundlemage.progress import Progress, in_silence, stderr_display
 from bundlemage.training.assumed_sales import AssumedSales, find_assumed_sales
 from bundlemage.training.devices import resolve_device
 from bundlemage.training.history import EpochProgress, EpochRecord, Observer
@@ -84,7 +84,7 @@ class Recommender(Asker):
         compared. A model trained on all data has no validation cases; give it another model's `calibration`.
         """
         split = _split(data, plan)
-        with for_people() as shown:
+        with stderr_display() as shown:
             model, training = train_members(
                 self.model_name,
                 self.config,

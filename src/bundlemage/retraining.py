@@ -37,7 +37,7 @@ from bundlemage.training.history import EpochProgress, Observer
 from bundlemage.training.loop import TrainingResult
 
 MIN_CASES = 30
-"""The default for the fewest test cases with which models are compared."""
+"""Default minimum number of test cases for a comparison."""
 _STAMP = re.compile(r"-\d{8}T\d{6}(-\d+)?\Z")
 DECISIVE = "ndcg@10"
 """The metric that decides which model is better."""
@@ -78,7 +78,7 @@ class Retrained:
     comparison: ModelComparison | None = None
     """None if the models were not compared."""
     test: tuple[Evaluation, ...] = ()
-    """The metrics of the new model and of popularity, with sampled negatives as candidates."""
+    """The metrics of the new model and of the popularity baseline, with sampled negatives as candidates."""
     training: TrainingResult | None = None
 
 
@@ -97,14 +97,14 @@ def retrain(
 ) -> Retrained:
     """Train the serving model again on the store's data, and publish it if it is not worse.
 
-    The new model has the settings and the ensemble size of the serving model; `settings` and `seed` replace
-    some. It is saved in the folder `models`, by default beside the serving model. Its `DECISIVE` metric may
-    be lower by `tolerance`. If fewer than `min_cases` users have a new bundle, nothing is trained. `force`
-    trains and publishes in any case. Raises `BusyError` if another retraining is running.
-    `on_split` is called before training, with the split and the version of the serving model.
+    The new model has the ensemble size and the settings of the serving model, except for `settings` and
+    `seed`. It is saved in the folder `models`, by default the folder that holds the serving model. Its
+    `DECISIVE` metric may be lower by at most `tolerance`. If fewer than `min_cases` users have a new bundle,
+    nothing is trained. `force` trains and publishes in any case. Raises `BusyError` if another retraining is
+    running. `on_split` is called before training, with the split and the version of the serving model.
     """
     if not tolerance >= 0:
-        raise ConfigError(f"the tolerance is {tolerance!r}; it must be a number from 0 up")
+        raise ConfigError(f"the tolerance is {tolerance!r}; it must be 0 or more")
     changed = {**(settings or {}), **({} if seed is None else {"seed": seed})}
     with store.alone("retrain"):
         # Wrong arguments are reported here, before hours of training.
@@ -120,8 +120,8 @@ def retrain(
         comparable = can(serving.model, Matcher) and can(model, Matcher)
         if not comparable and not force:
             raise UnsupportedError(
-                "a model that learned generation alone recommends no bundles, so there is nothing to compare "
-                "it by: use --force to publish it without comparing"
+                "a model that was trained only for generation recommends no bundles, so the models cannot be "
+                "compared: use --force to publish without comparing"
             )
         dataset = replace(store.dataset(), name=serving.dataset.name)
         stock = EMPTY.after(store.catalogue())
@@ -166,12 +166,12 @@ def _verdict(
         return False, _meanwhile(serving)
     if comparison is None:
         return False, "it was not compared"
-    ours, theirs = comparison.candidate[DECISIVE], comparison.serving[DECISIVE]
-    how = "not lower" if ours >= theirs else "lower"
+    new, old = comparison.candidate[DECISIVE], comparison.serving[DECISIVE]
+    how = "not lower" if new >= old else "lower"
     allowed = f" ({tolerance:g} less is allowed)" if tolerance else ""
     return (
-        ours >= theirs - tolerance,
-        f"its {DECISIVE} of {ours:.4f} is {how} than the serving model's {theirs:.4f}{allowed}",
+        new >= old - tolerance,
+        f"its {DECISIVE} of {new:.4f} is {how} than the serving model's {old:.4f}{allowed}",
     )
 
 
@@ -238,22 +238,22 @@ def _new_folder(folder: Path, name: str) -> Path:
 
 
 def fresh_cases(dataset: BundleDataset, serving: Recommender, stock: Stock, random: Random) -> Pairs:
-    """Returns at most one pair of each user for the comparison. Users without a suitable pair have none.
+    """Returns the test cases for the comparison: one random suitable pair of each user who has any.
 
     A pair is suitable if it was in neither the training nor the validation data of the serving model, if the
-    bundle can be sold now, and if the user has something else: all models show a user without history what
-    sells most.
+    bundle can be sold now, and if the user has another item or bundle. All models recommend the bestsellers
+    to a user without a history.
     """
     users, bundles = dataset.user_bundle.nonzero()
-    known = (stock.bundles.get(name) for name in dataset.bundles)
-    for_sale = np.array([bool(one and one.items and stock.sellable(one)) for one in known], bool)
+    entries = (stock.bundles.get(name) for name in dataset.bundles)
+    for_sale = np.array([bool(entry and entry.items and stock.sellable(entry)) for entry in entries], bool)
     owns = np.diff(dataset.user_item.indptr) + np.diff(dataset.user_bundle.indptr)
     usable = _unseen(dataset, serving) & for_sale[bundles] & (owns[users] > 1)
     return _one_each(users, np.flatnonzero(usable), random)
 
 
 def hold_out(dataset: BundleDataset, cases: Pairs, plan: SplitPlan, random: Random) -> Split:
-    """Returns a split. `cases` are its test cases; one pair of each user with several is for validation."""
+    """Returns a split. `cases` are the test cases. Users with several other pairs have one for validation."""
     users, bundles = dataset.user_bundle.nonzero()
     rest = np.setdiff1d(np.arange(len(users)), cases)
     count = np.bincount(users[rest], minlength=len(dataset.users))
@@ -292,32 +292,32 @@ def _unseen(dataset: BundleDataset, serving: Recommender) -> npt.NDArray[np.bool
         case, bundle = split.validation.positives.nonzero()
         seen.append((split.validation.users[case], bundle))
     seen_users, seen_bundles = (np.concatenate(part) for part in zip(*seen, strict=True))
-    users = _places(known.users, dataset.users)[seen_users]
-    bundles = _places(known.bundles, dataset.bundles)[seen_bundles]
+    users = _positions(known.users, dataset.users)[seen_users]
+    bundles = _positions(known.bundles, dataset.bundles)[seen_bundles]
     present = (users >= 0) & (bundles >= 0)
     row, column = dataset.user_bundle.nonzero()
     width = len(dataset.bundles)
     return ~np.isin(row.astype(np.int64) * width + column, users[present] * width + bundles[present])
 
 
-def _places(here: Vocabulary, there: Vocabulary) -> npt.NDArray[np.int64]:
-    """Returns for each id of `here` its position in `there`, or -1 if it is not there."""
-    return np.array([there.known_positions.get(name, -1) for name in here], np.int64)
+def _positions(ids: Vocabulary, vocabulary: Vocabulary) -> npt.NDArray[np.int64]:
+    """Returns for each of `ids` its position in `vocabulary`, or -1 if it has none."""
+    return np.array([vocabulary.known_positions.get(name, -1) for name in ids], np.int64)
 
 
 def compare(
     serving: Recommender, candidate: Recommender, split: Split, stock: Stock, progress: Progress = in_silence
 ) -> ModelComparison:
-    """Returns both models' metrics on the test cases. A history lacks only the held-out bundle."""
+    """Returns both models' metrics on the test cases. Each user's history lacks only the held-out bundle."""
     assert split.test is not None
     data, held_out = split.dataset, split.test.positives.indices
-    wanted = [data.bundles[bundle] for bundle in held_out]
+    held_out_ids = [data.bundles[bundle] for bundle in held_out]
     histories = []
-    for user, bundle in zip(split.test.users.tolist(), wanted, strict=True):
+    for user, bundle in zip(split.test.users.tolist(), held_out_ids, strict=True):
         bundles = tuple(name for name in _names(data.user_bundle, user, data.bundles) if name != bundle)
         histories.append(Owned(tuple(_names(data.user_item, user, data.items)), bundles))
     items_sold, sold = (matrix.getnnz(axis=0) for matrix in (data.user_item, data.user_bundle))
-    sold = sold - np.bincount(held_out, minlength=len(data.bundles))  # the held-out pairs are not sold yet
+    sold = sold - np.bincount(held_out, minlength=len(data.bundles))  # held-out pairs are no sales
     sales = Sales(
         dict(zip(data.items, items_sold.tolist(), strict=True)),
         dict(zip(data.bundles, sold.tolist(), strict=True)),
@@ -328,12 +328,12 @@ def compare(
         ranks: list[list[int]] = []
         step = rows_at_a_time(len(live.dataset.bundles), live.shop.device)
         for start in range(0, len(histories), step):
-            some = slice(start, start + step)
-            recommended = live.recommend_many(histories[some], LONGEST)
-            for answers, bundle in zip(recommended, wanted[some], strict=True):
+            batch = slice(start, start + step)
+            recommended = live.recommend_many(histories[batch], LONGEST)
+            for answers, bundle in zip(recommended, held_out_ids[batch], strict=True):
                 shown = [answer.id for answer in answers]
                 ranks.append([shown.index(bundle) if bundle in shown else LONGEST])
-            progress(f"cases of the {name} model", len(ranks), len(wanted))
+            progress(f"cases of the {name} model", len(ranks), len(held_out_ids))
         # One column for each rank. The last column means that the bundle is not in the list.
         scores = -torch.arange(LONGEST + 1, dtype=torch.float32).expand(len(ranks), -1)
         return ranking_metrics(scores, Ragged.from_lists(ranks))
@@ -341,13 +341,13 @@ def compare(
     old, new = metrics("serving", serving), metrics("new", candidate)
     difference = new[DECISIVE] - old[DECISIVE]
     return ModelComparison(
-        cases=len(wanted),
+        cases=len(held_out_ids),
         serving=means(old),
         candidate=means(new),
         difference=float(difference.mean()),
-        standard_error=float(difference.std() / len(wanted) ** 0.5),
+        standard_error=float(difference.std() / len(held_out_ids) ** 0.5),
     )
 
 
 def _names(matrix: Any, row: int, vocabulary: Vocabulary) -> list[str]:
-    return [vocabulary[place] for place in row_of(matrix, row)]
+    return [vocabulary[position] for position in row_of(matrix, row)]

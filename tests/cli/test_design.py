@@ -138,7 +138,7 @@ def test_an_impossible_design_ends_with_2_and_says_why_and_what_would_help(
     ("arguments", "words"),
     [
         (["--size", "some"], "--size 'some': write it as 4, as 3-5"),
-        (["--size", "5-3"], "the least comes first"),
+        (["--size", "5-3"], "the minimum must come first"),
         (["--budget", "cheap"], "--budget 'cheap': write it as 4, as 3-5, or as 3-"),
         (["--at-least", "Horror"], "--at-least 'Horror': write it as NAME=VALUE"),
         (["--at-most", "Horror=few"], "--at-most 'Horror=few': a number comes after the '='"),

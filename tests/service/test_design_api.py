@@ -160,7 +160,7 @@ def test_an_impossible_design_says_what_cannot_hold_and_what_would_help(client: 
         ({"include_owned": True}, "include_owned"),
         ({"size": 3}, "size"),
         ({"size": {"least": 3}}, "size.most"),
-        ({"size": {"least": 5, "most": 3}}, "the least comes first"),
+        ({"size": {"least": 5, "most": 3}}, "the minimum must come first"),
         ({"budget": {"most": "40"}}, "budget.most"),
         ({"n": 21}, "n:"),
         ({"n": True}, "n:"),

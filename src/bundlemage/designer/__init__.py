@@ -1,1 +1,1 @@
-"""Bundles that a shop can really sell: designed, explained, and with an audience foretold."""
+"""Designs bundles that satisfy the rules of a request, and explains answers."""

@@ -1,12 +1,12 @@
-"""Decides whether any bundle keeps all rules. If not, finds the smallest conflict and changes to resolve it.
+"""Decides whether any bundle satisfies all rules. If none does, finds the smallest conflict and changes.
 
-A conflict is a set of rules that no bundle keeps. The search uses the whole catalogue, and no scores.
+A conflict is a set of rules that no bundle satisfies. The search uses the whole catalogue, and no scores.
 
-The smallest conflict is a minimum hitting set. Take any set of rules that some bundle keeps, and add rules as
-long as this stays possible. Every conflict has at least one of the rules that are left out. The search tries
-the smallest set that has a rule of each known left-out set. If no bundle keeps these rules, they are the
-smallest conflict. Otherwise they are extended, which gives another left-out set. The smallest sets of rules
-to drop, so that some bundle keeps the others, are found in the same way.
+The smallest conflict is a minimum hitting set. Take a set of rules that some bundle satisfies, and add rules
+as long as some bundle satisfies them all. Every conflict contains at least one of the rules left out. The
+search tries the smallest set that contains a rule of each known left-out set. If no bundle satisfies these
+rules, they are the smallest conflict. Otherwise they are extended, which gives another left-out set. The
+smallest sets of rules to drop, so that some bundle satisfies the others, are computed in the same way.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ MOST_CHANGES = 5
 MANY = 500
 """If there are more kinds of items than this, two easier problems are solved first."""
 LARGEST = 6
-"""The number of the largest groups that the first easier problem keeps, besides those that rules need."""
+"""The first easier problem keeps this number of the largest groups, and the groups that rules need."""
 SOME = 60
-"""The number of kinds of each sort in the second easier problem: random, cheapest, most expensive."""
+"""The second easier problem has this number of random, of cheapest and of most expensive kinds."""
 
 
 def refuse_impossible(rules: Rules, deadline: Deadline) -> None:
-    """Raises `ImpossibleDesignError`, with the conflict and possible changes, if no bundle keeps all rules.
+    """Raises `ImpossibleDesignError`, with the conflict and changes, if no bundle satisfies all rules.
 
-    It may use the time that is left, but at least `SECONDS`, even if the deadline is earlier.
+    It may take the time that is left, or `SECONDS` if less is left.
     """
     possible = Possible(rules, Deadline(max(SECONDS, deadline.left)))
     everything = frozenset(range(len(rules.rules)))
@@ -51,7 +51,7 @@ def refuse_impossible(rules: Rules, deadline: Deadline) -> None:
         raise ConfigError("there is nothing to add: the bundle already has every item that the shop sells")
     conflict = next(_smallest_sets(everything, lambda some: not possible.together(some)))
     changes: list[tuple[float, Change]] = []
-    with suppress(OutOfTimeError):  # the changes that were found before that are kept
+    with suppress(OutOfTimeError):  # the changes computed so far are reported
         # The dropped rules must include a rule of each conflict.
         ways = _smallest_sets(everything, lambda drop: possible.together(everything - drop), [conflict])
         changes.extend(_change(possible, everything, sorted(drop)) for drop in islice(ways, MOST_TRIED))
@@ -64,13 +64,13 @@ def _smallest_sets(
     enough: Callable[[frozenset[int]], bool],
     left_out: Iterable[frozenset[int]] = (),
 ) -> Iterator[frozenset[int]]:
-    """Yields all smallest sets of rules that are `enough`. If a set is enough, every larger set is, too.
+    """Yields all smallest sets of rules that are `enough`. If a set is enough, every set that contains it is.
 
-    A set that is not enough is extended as long as it is not. Every set that is enough has at least one of
-    the rules that are then left out. `left_out` are such rules that are known already.
+    A set that is not enough is extended until any further rule would make it enough. Every set that is enough
+    contains at least one of the rules left out. `left_out` are such sets of rules that are already known.
     """
-    wanted, smallest = list(left_out), list[frozenset[int]]()
-    while (tried := _fewest_that_touch(wanted, smallest)) is not None:
+    to_hit, smallest = list(left_out), list[frozenset[int]]()
+    while (tried := _minimum_hitting_set(to_hit, smallest)) is not None:
         if smallest and len(tried) > len(smallest[0]):
             return
         if enough(tried):
@@ -80,21 +80,21 @@ def _smallest_sets(
         for number in sorted(everything - tried):
             if not enough(tried | {number}):
                 tried |= {number}
-        wanted.append(everything - tried)
+        to_hit.append(everything - tried)
 
 
-def _fewest_that_touch(
+def _minimum_hitting_set(
     sets: Iterable[frozenset[int]], other_than: Iterable[frozenset[int]] = ()
 ) -> frozenset[int] | None:
-    """Returns the smallest set that has a number of each of `sets` and includes none of `other_than`.
+    """Returns the smallest set that has a number of each of `sets` and contains no set of `other_than`.
 
     Returns None if no such set exists.
     """
-    wanted = list(sets)
-    numbers = sorted(frozenset().union(*wanted))
+    to_hit = list(sets)
+    numbers = sorted(frozenset().union(*to_hit))
     model = cp().CpModel()
     chosen = {number: model.new_bool_var("") for number in numbers}
-    for each in wanted:
+    for each in to_hit:
         model.add_bool_or([chosen[number] for number in sorted(each)])
     for each in other_than:
         model.add_bool_or([~chosen[number] for number in sorted(each)])
@@ -104,7 +104,7 @@ def _fewest_that_touch(
     if status == cp().INFEASIBLE:
         return None
     if status != cp().OPTIMAL:
-        raise OutOfTimeError("the conflicting rules were not found in time: give fewer rules")
+        raise OutOfTimeError("the search for conflicting rules did not finish in time: give fewer rules")
     return frozenset(number for number in numbers if solver.boolean_value(chosen[number]))
 
 
@@ -112,6 +112,7 @@ def _fewest_that_touch(
 
 
 def _change(possible: Possible, everything: frozenset[int], numbers: Sequence[int]) -> tuple[float, Change]:
+    """Returns a change of the rules `numbers`: new values, or else removal. The float is its size."""
     rules, values = possible.rules, dict[int, int]()
     steps, texts, weight = [], [], 0.0
     active = everything - set(numbers)
@@ -127,12 +128,12 @@ def _change(possible: Possible, everything: frozenset[int], numbers: Sequence[in
         active |= {place}
         new = number.of_sum(value)
         steps.append(Step(rule.kind, rule.key, new))
-        texts.append(f"with {number.said(new)} instead of {number.form.format(number.value)}")
+        texts.append(f"with {number.in_words(new)} instead of {number.form.format(number.value)}")
         weight += abs(new - number.value) / max(1.0, abs(number.value))
     return weight, Change(tuple(steps), " and ".join(texts))
 
 
-# ── Whether rules can hold together ──────────────────────────────────────────────────────────────
+# ── Whether some bundle satisfies rules ──────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -160,8 +161,8 @@ class _Kinds:
         random, items = np.random.default_rng(0), self.items
         free, members = rules.allowed[items], rules.inside(items)
         chosen = [np.flatnonzero(np.isin(items, rules.must))]
-        wanted = (members[group] for group in np.flatnonzero(rules.least).tolist())
-        for inside in (np.arange(len(items)), *wanted):
+        required = (members[group] for group in np.flatnonzero(rules.least).tolist())
+        for inside in (np.arange(len(items)), *required):
             order = random.permutation(inside[free[inside]])
             chosen.append(order[:SOME])
             for each in rules.sums:
@@ -172,7 +173,7 @@ class _Kinds:
 
 
 class Possible:
-    """Decides whether some bundle keeps a set of rules.
+    """Decides whether some bundle satisfies a set of rules.
 
     A large shop may have nearly as many kinds as items. Two easier problems are then solved first. If a
     bundle is possible with a few kinds, the answer is yes. If none is possible without the limits of most
@@ -196,14 +197,14 @@ class Possible:
         sizes = np.diff(rules.membership.edges)
         counted = set(np.argsort(-sizes, kind="stable")[:LARGEST].tolist())
         counted |= set(np.flatnonzero((rules.least > 0) | (rules.counts(rules.fixed) > 0)).tolist())
-        # Groups that have over half of the items of a wanted group are kept, too.
+        # Groups that have over half of the items of a group with a minimum are kept, too.
         for number in np.flatnonzero(rules.least).tolist():
             members = rules.membership[number]
             counted |= set(np.flatnonzero(2 * rules.counts(members.tolist()) > len(members)).tolist())
         return _Kinds.of(rules, counted), self.all.some(rules)
 
     def together(self, active: frozenset[int]) -> bool:
-        """Whether some bundle keeps these rules. Earlier answers for more or fewer rules are used."""
+        """Whether some bundle satisfies these rules. Earlier answers for more or fewer rules are used."""
         if self.deadline.passed:
             raise _out_of_time()
         for known, answer in self._known.items():
@@ -217,19 +218,19 @@ class Possible:
         return possible
 
     def extreme(self, number: int, others: frozenset[int], values: Mapping[int, int]) -> int | None:
-        """Returns the value for a rule, nearest to its own, with which some bundle keeps `others`, too.
+        """Returns the value nearest to the rule's own with which some bundle satisfies it and `others`.
 
         Returns None if no value is enough: for example, an item without a price fits into no budget.
         """
         active = others | {number}
-        ends = [self._solve(kinds, active, values, free=number) for kinds in self.easier or ()]
-        if ends and ends[0] == ends[1]:
-            return ends[0]
+        nearest = [self._solve(kinds, active, values, free=number) for kinds in self.easier or ()]
+        if nearest and nearest[0] == nearest[1]:
+            return nearest[0]
         try:
             return self._solve(self.all, active, values, free=number)
         except OutOfTimeError:
-            if ends and ends[1] is not None:
-                return ends[1]  # a possible value, but not proven to be the nearest
+            if nearest and nearest[1] is not None:
+                return nearest[1]  # a possible value, but not proven to be the nearest
             raise
 
     def _solve(
@@ -239,9 +240,9 @@ class Possible:
         values: Mapping[int, int] | None = None,
         free: int | None = None,
     ) -> int | None:
-        """Returns None if no bundle keeps the active rules, else 0. `values` replace some rules' numbers.
+        """Returns None if no bundle satisfies the active rules, else 0. `values` replace some rules' numbers.
 
-        The rule `free` need not be kept. If it is given, returns the possible amount nearest to its number.
+        The limit of the rule `free` is ignored. If set, returns the possible amount nearest to this limit.
         """
         rules = self.rules
         banned = np.zeros(rules.items, bool)
@@ -251,18 +252,18 @@ class Possible:
         if banned[list(rules.start)].any():
             return None  # the items in `start` cannot be removed
         most = np.where(banned[kinds.items], 0, kinds.counts)
-        holding = active - {free}
-        question = BundleModel(rules, rules.start, kinds.items, most, holding, kinds.counted, values)
+        required = active - {free}
+        problem = BundleModel(rules, rules.start, kinds.items, most, required, kinds.counted, values)
         for item, number in rules.must_rules.items():
             if number in active:
                 (place,) = np.flatnonzero(kinds.items == item)
-                question.model.add(question.counts[place] == 1)
-        amount = None if free is None else question.amount(free)
+                problem.model.add(problem.counts[place] == 1)
+        amount = None if free is None else problem.amount(free)
         if free is not None:
             upper = rules.numbers[free].upper
-            question.model.minimize(amount) if upper else question.model.maximize(amount)
+            problem.model.minimize(amount) if upper else problem.model.maximize(amount)
         solver = new_solver(0, self.deadline.left)
-        status = solver.solve(question.model)
+        status = solver.solve(problem.model)
         if status == cp().INFEASIBLE:
             return None
         if status != cp().OPTIMAL:
@@ -272,6 +273,5 @@ class Possible:
 
 def _out_of_time() -> OutOfTimeError:
     return OutOfTimeError(
-        "the search did not find out in time which of these rules conflict: give a longer time limit, "
-        "or fewer rules"
+        "the search for conflicting rules did not finish in time: give a longer time limit, or fewer rules"
     )

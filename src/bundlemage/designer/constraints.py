@@ -1,4 +1,4 @@
-"""The rules of a design request as arrays, the check whether a bundle keeps them, and the time limit."""
+"""The rules of a design request as arrays, the check of a bundle against them, and the time limit."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ class Deadline:
 
 
 def to_pay(units: int, discount: float) -> float:
-    """A list price minus the discount, in whole cents; half a cent is rounded up."""
+    """Returns a list price, given in `units`, minus the discount. It is rounded to cents, half a cent up."""
     return round(units / UNITS * (1 - discount) + 1e-9, 2)
 
 
 def price_of(prices: Iterable[float | None], discount: float = 0.0) -> float | None:
-    """What items with these prices cost together, less the discount; None if a price is unknown."""
+    """Returns the sum of the prices minus the discount; None if a price is unknown."""
     units = [None if price is None else round(price * UNITS) for price in prices]
     return None if None in units else to_pay(sum(filter(None, units)), discount)
 
 
 @dataclass(frozen=True)
 class Lists:
-    """Several lists of whole numbers in one array. A list is found faster than a row of a sparse matrix."""
+    """Several lists of whole numbers in one array. This is faster than the rows of a sparse matrix."""
 
     values: Integers
     edges: Integers
@@ -78,11 +78,11 @@ class Lists:
         return self.values[self.edges[number] : self.edges[number + 1]]
 
     def all_of(self, numbers: Iterable[int]) -> Integers:
-        """Several lists as one."""
+        """Returns several lists as one."""
         return np.concatenate([*(self[number] for number in numbers), np.zeros(0, np.int64)])
 
-    def turned(self, count: int) -> Lists:
-        """For each value below `count`, the lists that it is in."""
+    def inverse(self, count: int) -> Lists:
+        """Returns for each value below `count` the numbers of the lists that contain it."""
         order = np.argsort(self.values, kind="stable")
         lists = np.repeat(np.arange(len(self.edges) - 1), np.diff(self.edges))
         sizes = np.bincount(self.values, minlength=count)
@@ -122,17 +122,18 @@ class Number:
     upper: bool = False
     """Whether the rule says "at most"."""
 
-    def said(self, value: float) -> str:
+    def in_words(self, value: float) -> str:
+        """Returns the rule in words, with this number."""
         text = self.words.format(self.form.format(value))
         return text.replace(" items", " item") if value == 1 else text
 
 
 class Rules:
-    """All conditions of one request. Items are positions; `start` is what is in the bundle already.
+    """All conditions of one request. Items are positions; `start` are the items already in the bundle.
 
-    A rule either keeps items out (`bans`), or limits a sum over a bundle's items (`size` and `sums`), or
+    A rule either excludes items (`bans`), or limits a sum over a bundle's items (`size` and `sums`), or
     limits how many items have a tag (`groups`). The searches know only these three kinds, so a new condition
-    of one of the kinds is added here alone.
+    of one of the kinds is added only in this class. `gone` are the withdrawn items, `owned` the user's items.
     """
 
     def __init__(self, request: DesignRequest, shelf: Shelf, gone: Mask, owned: Integers) -> None:
@@ -141,7 +142,7 @@ class Rules:
         self.numbers: dict[int, Number] = {}
         """The number in a rule, such as its budget, by the position of the rule. Some rules have none."""
         self.bans: dict[int, Mask] = {}
-        """The items that a rule keeps out, by the number of the rule."""
+        """The items that a rule excludes, by the number of the rule."""
         self.earlier: list[frozenset[int]] = []
         """The chosen items of bundles that are designed already. A bundle must differ enough from each."""
         self.start: Items = tuple(shelf.ids.positions(request.start).tolist())
@@ -161,32 +162,32 @@ class Rules:
         self.size = self._sum("size", np.ones(self.items, np.int64), limits, Number("{} {{}} items"))
         self.sums = self._sums(shelf)
         self.must_rules = {
-            place: self._rule("must", name, f"the item {name!r} in it")
+            place: self._rule("must", name, f"the item {name!r} in the bundle")
             for name, place in zip(must, self.must, strict=True)
         }
         if request.forbid:
             named = ", ".join(map(repr, request.forbid[:3])) + (", …" if len(request.forbid) > 3 else "")
-            rule = self._rule("forbid", None, f"nothing that is forbidden ({named})")
+            rule = self._rule("forbid", None, f"no forbidden item ({named})")
             self.bans[rule] = self.mask(shelf.ids.positions(shelf.ids.known(request.forbid)))
         groups = list(self._groups(shelf))
         self.groups = [limit for limit, _ in groups]
         """Limits of the number of items that are in a group, such as those with a tag."""
         self.membership = Lists.of([members for _, members in groups])
         """The items of each group."""
-        # What is in the bundle already need be neither in stock nor new to the user.
+        # Items that are already in the bundle may be out of stock, and the user may have them.
         if shelf.stock_known if request.in_stock is None else request.in_stock:
-            rule = self._rule("in_stock", None, "only what is in stock")
+            rule = self._rule("in_stock", None, "only items in stock")
             self.bans[rule] = ~shelf.in_stock & ~self.mask(self.start)
         if request.not_owned and len(owned):
-            rule = self._rule("not_owned", None, "only what the user does not have")
+            rule = self._rule("not_owned", None, "only items that the user does not have")
             self.bans[rule] = self.mask(owned) & ~self.mask(self.start)
         self.allowed = self.sold.copy()
         """The items that no rule excludes."""
         for mask in self.bans.values():
             self.allowed &= ~mask
-        self.allowed[list(self.must)] = False  # they are in from the beginning
+        self.allowed[list(self.must)] = False  # they are always in the bundle
         self.fixed: Items = self.start + self.must
-        self.groups_of = self.membership.turned(self.items)
+        self.groups_of = self.membership.inverse(self.items)
         """The groups that each item counts in."""
         self.least = np.array([group.least for group in self.groups], np.int64)
         self.most = np.array([group.most for group in self.groups], np.int64)
@@ -200,7 +201,7 @@ class Rules:
         return len(self.rules) - 1
 
     def mask(self, places: npt.ArrayLike) -> Mask:
-        """True for the items at these places."""
+        """Returns a mask that is true for the items at these places."""
         mask = np.zeros(self.items, bool)
         mask[np.asarray(places, np.int64)] = True
         return mask
@@ -208,16 +209,16 @@ class Rules:
     def _sum(
         self, name: str, weights: Integers, limits: tuple[float | None, float | None], number: Number
     ) -> Sum:
-        """A sum with the rules `NAME_min` and `NAME_max`, where the request has them.
+        """Returns a sum with the rules `NAME_min` and `NAME_max`, if the request has these limits.
 
         `number` is the number of both rules, without a value. Its words have {} for "at least" or "at most",
         and {{}} for the value. Its `of_sum` must not decrease.
         """
         rules: list[int | None] = [None, None]
-        for end, (limit, says) in enumerate(zip(limits, ("at least", "at most"), strict=True)):
+        for end, (limit, phrase) in enumerate(zip(limits, ("at least", "at most"), strict=True)):
             if limit is not None:
-                own = replace(number, value=limit, upper=end == 1, words=number.words.format(says))
-                rules[end] = self._rule(f"{name}_{('min', 'max')[end]}", None, own.said(limit), own)
+                own = replace(number, value=limit, upper=end == 1, words=number.words.format(phrase))
+                rules[end] = self._rule(f"{name}_{('min', 'max')[end]}", None, own.in_words(limit), own)
         least, most = limits
         return Sum(
             (rules[0], rules[1]),
@@ -227,7 +228,7 @@ class Rules:
         )
 
     def _sums(self, shelf: Shelf) -> list[Sum]:
-        """The sums that the request limits, besides the size."""
+        """Returns the sums that the request limits, besides the size."""
         sums = []
         budget = self.request.budget or PriceRange()
         if budget != PriceRange():
@@ -247,31 +248,31 @@ class Rules:
                 escaped = repr(tag).replace("{", "{{").replace("}", "}}")
                 words = f"{kind.replace('_', ' ')} {{}} items with the tag {escaped}"
                 number = Number(words, value=count, upper=upper)
-                text = f"nothing with the tag {tag!r}" if upper and not count else number.said(count)
+                text = f"no item with the tag {tag!r}" if upper and not count else number.in_words(count)
                 rule = self._rule(kind, tag, text, number)
                 limit = Limit((None, rule), 0, count) if upper else Limit((rule, None), count, NO_LIMIT)
                 yield limit, _tagged(shelf, tag)
         for name in self.request.one_per:
             rule = self._rule("one_per", name, f"at most one item for each tag {name!r}")
-            beginning, star = name[:-1], name.endswith("*")
-            each = [tag for tag in shelf.tagged if tag.startswith(beginning)] if star else [name]
-            if not each:
-                raise ConfigError(f"'one_per' is {name!r}, but no tag of an item begins with {beginning!r}")
-            yield from ((Limit((None, rule), 0, 1), _tagged(shelf, tag)) for tag in each)
+            prefix, star = name[:-1], name.endswith("*")
+            matching = [tag for tag in shelf.tagged if tag.startswith(prefix)] if star else [name]
+            if not matching:
+                raise ConfigError(f"'one_per' is {name!r}, but no tag of an item begins with {prefix!r}")
+            yield from ((Limit((None, rule), 0, 1), _tagged(shelf, tag)) for tag in matching)
 
     # ── Checking ─────────────────────────────────────────────────────────────────────────────────
 
     def counts(self, items: Sequence[int]) -> Integers:
-        """How many of some items are in each group."""
+        """Returns the number of these items in each group."""
         return np.bincount(self.groups_of.all_of(items), minlength=len(self.groups))
 
     def inside(self, places: Integers) -> Lists:
-        """For each group, the indices in `places` of the items that are in it."""
+        """Returns for each group the indices in `places` of the items that are in it."""
         here = Lists.of([self.groups_of[place] for place in places.tolist()])
-        return here.turned(len(self.groups))
+        return here.inverse(len(self.groups))
 
     def hold(self, added: Items) -> bool:
-        """Whether a bundle keeps every rule, and differs enough from earlier ones."""
+        """Whether a bundle satisfies every rule, and differs enough from earlier bundles."""
         items, chosen = self.start + added, self.chosen(added)
         if not added or len(set(items)) < len(items):
             return False
@@ -290,11 +291,11 @@ class Rules:
         )
 
     def most_common(self, smaller: int) -> int:
-        """How many chosen items two bundles may share, if the smaller one has `smaller` chosen items."""
+        """Returns how many chosen items two bundles may share, if the smaller one has `smaller` of them."""
         return min(int((1 - self.request.apart) * smaller + 1e-9), smaller - 1)
 
     def chosen(self, added: Items) -> Items:
-        """The items that the search was free to choose. Only these count when bundles are compared."""
+        """Returns the items that the search was free to choose. Only these are compared between bundles."""
         return tuple(item for item in added if item not in self.must)
 
 

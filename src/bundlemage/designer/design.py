@@ -40,7 +40,7 @@ LIKELIEST = 256
 def design(
     model: Model, shop: Shop, histories: Histories, contents: Ragged, request: DesignRequest
 ) -> Designs:
-    """Designs bundles for one user. `histories` has one row; `contents` are those of its bundles."""
+    """Designs bundles for one user, the only row of `histories`. `contents` has the items of each bundle."""
     cp()  # raises at once if OR-Tools is missing
     deadline = Deadline(request.time_limit)
     # A user who has a bundle has its items.
@@ -69,7 +69,7 @@ def design(
 
 
 class _Search:
-    """Searches one bundle after another, each the best that differs enough from those before."""
+    """Searches for one bundle after another. Each is the best that differs enough from those before it."""
 
     def __init__(self, objective: Objective, rules: Rules, deadline: Deadline) -> None:
         self.objective, self.rules, self.deadline = objective, rules, deadline
@@ -95,21 +95,21 @@ class _Search:
         return sorted(chosen, key=lambda worth: -worth.value)
 
     def _best(self, bundles: Sequence[Items], *others: Worth) -> Worth:
-        """The best of these; of equal values always the same one."""
+        """Returns the best of these. If values are equal, the items decide, so the result is repeatable."""
         worths = [*others, *self.objective.worth(bundles)]
         return max(worths, key=lambda worth: (worth.value, tuple(-item for item in sorted(worth.added))))
 
     def _grown(self) -> list[Items]:
-        """Bundles that grow item by item."""
+        """Returns bundles that greedy or beam search has grown item by item."""
         method, bundles = self.rules.request.method, dict[Items, Items]()
-        for width in (1,) if method == "greedy" else (1, WIDTH):  # a wide beam may lose what one path finds
+        for width in (1,) if method == "greedy" else (1, WIDTH):  # a beam may miss what greedy search finds
             grown = grow(self.objective, self.rules, self.deadline, width)
             self.complete &= not self.deadline.passed
             bundles |= {tuple(sorted(added)): added for added in grown[:LOOKED_AT]}
         return list(bundles.values())
 
     def _anything(self) -> list[Items]:
-        """Any bundle that keeps the rules, if there is one."""
+        """Returns a list with any bundle that satisfies the rules; an empty list if none was found."""
         if not self.rules.earlier:
             refuse_impossible(self.rules, self.deadline)
         try:
@@ -122,11 +122,11 @@ class _Search:
         return [some] if some else []
 
     def _exact(self, best: Worth, known: Sequence[Items], deadline: Deadline) -> Worth:
-        """The best bundle by pairs of items, improved as long as the model prefers a neighbour."""
-        few = every_bundle(self.rules, deadline)
-        if few is not None:
+        """Returns the best bundle by pairs of items, improved as long as a neighbour has a higher value."""
+        all_bundles = every_bundle(self.rules, deadline)
+        if all_bundles is not None:
             self.proven = self.proven or not self.rules.earlier
-            return self._best(few, best)
+            return self._best(all_bundles, best)
         fits = Fits.of(self.objective, self.rules, known)
         bundles, finished = shortlist(fits, self.rules, known, Deadline(deadline.left * 0.8))
         self.complete &= finished
@@ -197,21 +197,22 @@ class _State:
 
 
 class Lookahead:
-    """Decides which items may be added next, so that the rules can still be kept.
+    """Decides which items may be added next, so that the bundle can still satisfy the rules.
 
-    An item that it refuses leads to no bundle. An item that it allows may still lead to none.
+    An item that it refuses leads to no valid bundle. An item that it allows may also lead to none.
     """
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
-        self._wanted = [number for number, least in enumerate(rules.least) if least > 0]
-        self._members = np.zeros((len(self._wanted), rules.items), bool)  # [wanted, items]
-        for row, number in enumerate(self._wanted):
+        # The groups with a minimum
+        self._required = [number for number, least in enumerate(rules.least) if least > 0]
+        self._members = np.zeros((len(self._required), rules.items), bool)  # [required, items]
+        for row, number in enumerate(self._required):
             self._members[row, rules.membership[number]] = True
         inside = self._members[:, rules.allowed]
-        self._at_once = max(1, int(inside.sum(0).max(initial=0)))  # most wanted groups of one item
+        self._at_once = max(1, int(inside.sum(0).max(initial=0)))  # most required groups with the same item
         self._reach = []
-        """For each sum, the lowest and the highest sums of 0, 1, 2, … further items, and for each wanted
+        """For each sum, the lowest and the highest sums of 0, 1, 2, … further items, and for each required
         group the lowest sums of only its items."""
         for each in rules.sums:
             ordered = np.sort(each.weights[rules.allowed])
@@ -228,8 +229,8 @@ class Lookahead:
         if (key := full.tobytes()) not in self._blocked:
             self._blocked[key] = rules.mask(rules.membership.all_of(full))
         mask = rules.allowed[items] & ~self._blocked[key][items] & ~np.isin(items, state.added)
-        missing = rules.least[self._wanted] - state.counts[self._wanted]  # [wanted]
-        after = np.maximum(missing[:, None] - self._members[:, items], 0)  # [wanted, items]
+        missing = rules.least[self._required] - state.counts[self._required]  # [required]
+        after = np.maximum(missing[:, None] - self._members[:, items], 0)  # [required, items]
         needed = np.maximum(after.max(0, initial=0), -(-after.sum(0) // self._at_once))  # [items]
         mask &= needed <= room
         further = np.maximum(needed, rules.size.least - size - 1)  # minimum after the next one
@@ -261,25 +262,25 @@ def _least(sums: Integers, count: Integers) -> Integers:
 
 
 def grow(objective: Objective, rules: Rules, deadline: Deadline, width: int) -> list[Items]:
-    """Returns bundles that keep every rule, as tuples of the added items; the best by estimated value first.
+    """Returns bundles that satisfy every rule, as tuples of added items; the best by estimated value first.
 
-    `width` is the beam width; 1 is greedy search. After the deadline, the first bundle is enough.
+    `width` is the beam width; 1 is greedy search. After the deadline, the search stops at the first bundle.
     """
     ahead, first = Lookahead(rules), rules.fixed
     sums = np.array([each.of(first) for each in rules.sums], np.int64)
     variety = objective.variety(first)
     states = [_State(rules.must, variety, 0.0, variety * math.comb(len(first), 2), rules.counts(first), sums)]
-    whole: dict[Items, _State] = {}
+    complete: dict[Items, _State] = {}
     while True:
-        whole |= {each.key: each for each in states if each.key not in whole and rules.hold(each.added)}
+        complete |= {each.key: each for each in states if each.key not in complete and rules.hold(each.added)}
         if not states or len(rules.start) + len(states[0].added) >= rules.size.most:
             break
         if deadline.passed:
-            if whole:
+            if complete:
                 break
             width = 1  # the fastest way to a bundle
         states = _step(objective, rules, ahead, states[:width], width)
-    return [state.added for state in sorted(whole.values(), key=lambda each: (-each.value, each.added))]
+    return [state.added for state in sorted(complete.values(), key=lambda each: (-each.value, each.added))]
 
 
 def _step(

@@ -1,4 +1,4 @@
-"""Explanations: the model scores again without each item and bundle of a user in turn."""
+"""Explains answers: the model scores an answer again without each item and bundle of the user in turn."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ Kind = Literal["item", "bundle", "partial"]
 
 
 class Explainer:
-    """Explains answers to one user, whose history is the only row of `one`.
+    """Explains answers to one user, the only row of `history`. `contents` has the items of each bundle.
 
-    The first row has the whole history. Each further row lacks one item or bundle. If the model knows users
-    only by id, there is only the first row.
+    The first row of `users` has the whole history. Each further row lacks one item or bundle. If the model
+    knows users only by id, there is only the first row.
     """
 
-    def __init__(self, model: Model, shop: Shop, one: Histories, contents: Ragged) -> None:
+    def __init__(self, model: Model, shop: Shop, history: Histories, contents: Ragged) -> None:
         self.model, self.shop, self.contents = model, shop, contents
         most = MOST_LEFT_OUT if model.knows_new_users else 0
-        items, bundles = one.items.values.tolist(), one.bundles.values.tolist()
-        self.what: list[tuple[Kind, int]] = [("item", item) for item in items[:most]]
-        middle = 1 + len(self.what)
-        self.what += [("bundle", bundle) for bundle in bundles[:most]]
-        self.rows = 1 + len(self.what)
-        self.not_asked = len(items) + len(bundles) - len(self.what)
-        again = one.rows(torch.zeros(self.rows, dtype=torch.int64, device=one.items.device))
+        items, bundles = history.items.values.tolist(), history.bundles.values.tolist()
+        self.left_out: list[tuple[Kind, int]] = [("item", item) for item in items[:most]]
+        middle = 1 + len(self.left_out)
+        self.left_out += [("bundle", bundle) for bundle in bundles[:most]]
+        self.rows = 1 + len(self.left_out)
+        self.not_asked = len(items) + len(bundles) - len(self.left_out)
+        again = history.rows(torch.zeros(self.rows, dtype=torch.int64, device=history.items.device))
         users = Histories(
             _without_one(again.items, len(items), range(1, middle)),
             _without_one(again.bundles, len(bundles), range(middle, self.rows)),
@@ -47,7 +47,7 @@ class Explainer:
         )
         with torch.inference_mode():
             self.users = model.encoded(users, contents)
-            self.gate = float(model.item_share(one, contents)[0]) if can(model, Gated) else None
+            self.gate = float(model.item_share(history, contents)[0]) if can(model, Gated) else None
 
     def bundles(self, bundles: Sequence[int]) -> list[Explanation]:
         """Explains why the user is recommended each of these bundles."""
@@ -69,7 +69,7 @@ class Explainer:
         """Explains why an item completes a partial bundle for the user."""
         if item in partial:
             name = self.shop.dataset.items[item]
-            raise ConfigError(f"the item {name!r} is in the partial bundle already: leave it out there")
+            raise ConfigError(f"the item {name!r} is already in the partial bundle: remove it from there")
         return next(self._items([(item, partial)]))
 
     def added(
@@ -86,8 +86,8 @@ class Explainer:
             explanations.append(explanation)
             if deadline.passed:
                 break
-        each = chain(explanations, repeat(None))
-        return [[next(each) for _ in added] for added in bundles]
+        in_order = chain(explanations, repeat(None))
+        return [[next(in_order) for _ in added] for added in bundles]
 
     def _items(self, cases: Sequence[tuple[int, Items]]) -> Iterator[Explanation]:
         """Explains items, given the other items of their bundles, in batches."""
@@ -115,10 +115,10 @@ class Explainer:
 
     def _explained(self, fits: list[float], partial: Items = ()) -> Explanation:
         whole, *without = fits
-        what = [*self.what, *(("partial", item) for item in partial)]
+        left_out = [*self.left_out, *(("partial", item) for item in partial)]
         reasons = [
             Reason(kind=kind, **self._named(kind, place), effect=whole - fit, without=fit)
-            for (kind, place), fit in zip(what, without, strict=True)
+            for (kind, place), fit in zip(left_out, without, strict=True)
         ]
         reasons.sort(key=lambda reason: (-reason.effect, reason.kind, reason.id))
         return Explanation(
@@ -130,7 +130,7 @@ class Explainer:
         )
 
     def _named(self, kind: Kind, place: int) -> dict[str, Any]:
-        """The id and the title. A bundle without an id is named by its number in the history."""
+        """Returns the id and the title. A bundle without an id is named by its number in the history."""
         shelf = self.shop.bundle_shelf if kind == "bundle" else self.shop.item_shelf
         if place >= len(shelf.ids):
             return {"id": f"bundle {place - len(shelf.ids) + 1} of the history", "title": None}

@@ -85,12 +85,12 @@ class Objective:
             yield slice(first, first + len(some)), logs
 
     def chances_after(self, bundles: Sequence[Items]) -> Floats:
-        """All rows of `log_chances`, for a few bundles."""
+        """Returns all rows of `log_chances` in one array. Use it only for a few bundles."""
         return np.concatenate([rows.cpu().numpy() for _, rows in self.log_chances(bundles)])
 
     def likeliest(self, bundles: Sequence[Items], most: int) -> list[tuple[Integers, Floats]]:
-        """For each bundle, the allowed items that raise its value most, and their log-probabilities. Variety
-        is ignored. Results are cached."""
+        """Returns for each bundle the allowed items that raise its value most, and their log-probabilities.
+        Variety is ignored. Results are cached."""
         keys = [tuple(sorted(bundle)) for bundle in bundles]
         new = [key for key in dict.fromkeys(keys) if key not in self._seen]
         for where, rows in self.log_chances(new):
@@ -103,7 +103,7 @@ class Objective:
     # ── Whole bundles ────────────────────────────────────────────────────────────────────────────
 
     def worth(self, bundles: Sequence[Items]) -> list[Worth]:
-        """The value of each set of items when it is added to `start`."""
+        """Returns the value of each set of items when it is added to `start`."""
         orders: list[list[int]] = [[] for _ in bundles]
         logs: list[list[float]] = [[] for _ in bundles]
 
@@ -114,10 +114,10 @@ class Objective:
                 orders[number].append(best)
                 logs[number].append(float(log_chances[best]))
 
-        while going := [number for number, added in enumerate(bundles) if len(orders[number]) < len(added)]:
+        while growing := [number for number, added in enumerate(bundles) if len(orders[number]) < len(added)]:
             # Each distinct context is scored once, unless the search has already scored it.
             contexts: dict[Items, list[int]] = {}
-            for number in going:
+            for number in growing:
                 contexts.setdefault(tuple(sorted((*self.start, *orders[number]))), []).append(number)
             unseen = []
             for context, numbers in contexts.items():
@@ -141,14 +141,14 @@ class Objective:
     # ── Margin and variety ───────────────────────────────────────────────────────────────────────
 
     def variety(self, items: Items) -> float:
-        """The weighted mean distance between the items of a bundle."""
+        """Returns the weighted mean distance between the items of a bundle."""
         if not self._weight or len(items) < 2:
             return 0.0
         between = self.apart(items, items)
         return float(between[np.triu_indices(len(items), 1)].mean())
 
     def apart(self, some: Sequence[int] | Integers, others: Sequence[int] | Integers) -> Floats:
-        """The weighted distances (1 - cosine) of some items from others."""  # [some, others]
+        """Returns the weighted distances (1 - cosine) of some items from others."""  # [some, others]
         with torch.inference_mode():
             vectors = require(self.model, Embedder).vectors_of_items()
             first, second = (

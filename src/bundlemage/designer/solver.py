@@ -1,4 +1,4 @@
-"""States the rules for the CP-SAT solver: finds any bundle that keeps them, all, or the best by pairs.
+"""Searches with the CP-SAT solver: for any bundle that satisfies the rules, for all, or the best by pairs.
 
 A solver cannot maximise the likelihood of a whole bundle, because the model computes it anew for each
 bundle. It can maximise a sum over pairs: how likely each item is next to each other item. CP-SAT finds the
@@ -34,7 +34,7 @@ LISTED = 3000
 POOL = 200
 """The number of the model's best items that the exact search chooses from; more if the rules need others."""
 FINE = 20
-"""Whole numbers per unit of log-probability, because CP-SAT counts in whole numbers."""
+"""Log-probabilities are multiplied by this number and rounded: CP-SAT computes with whole numbers."""
 
 
 def cp() -> Any:
@@ -55,11 +55,11 @@ def new_solver(seed: int, seconds: float) -> cp_model.CpSolver:
     return solver
 
 
-# ── What there is to choose from ─────────────────────────────────────────────────────────────────
+# ── The items to choose from ─────────────────────────────────────────────────────────────────────
 
 
 def representatives(rules: Rules, scores: Floats) -> Integers:
-    """Returns items that are enough: if any bundle keeps the rules, a bundle of these items does.
+    """Returns items that are enough: if any bundle satisfies the rules, a bundle of these items does.
 
     Items are of one kind if all rules treat them alike, except for sums such as the price. Of each kind the
     items with the best scores are kept. If one sum has one limit, the cheapest items (for a minimum, the most
@@ -129,11 +129,11 @@ class BundleModel:
         self.model: cp_model.CpModel = cp().CpModel()
         self.counts = [self.model.new_int_var(0, count, "") for count in most.tolist()]
         self._members, self._so_far = rules.inside(kinds), rules.counts(inside)
-        holding = range(len(rules.rules)) if active is None else active
+        active_rules = range(len(rules.rules)) if active is None else active
         new = values or {}
 
         def bounds(limit: Limit) -> tuple[int, int]:
-            lower, upper = (rule if rule in holding else None for rule in limit.rules)
+            lower, upper = (rule if rule in active_rules else None for rule in limit.rules)
             return (
                 0 if lower is None else new.get(lower, limit.least),
                 NO_LIMIT if upper is None else new.get(upper, limit.most),
@@ -141,14 +141,14 @@ class BundleModel:
 
         least, largest = bounds(rules.size)
         sizes = max(least, len(rules.start) + 1), min(largest, MOST_ITEMS)
-        self._keep(self.total(rules.size), *sizes)
+        self._limit(self.total(rules.size), *sizes)
         for each in rules.sums:
-            self._keep(self.total(each), *bounds(each))
+            self._limit(self.total(each), *bounds(each))
         group_of_entry = np.repeat(np.arange(len(rules.groups)), np.diff(self._members.edges))
         reach = self._so_far + np.bincount(group_of_entry, most[self._members.values], len(rules.groups))
         binding = np.flatnonzero((rules.least > self._so_far) | (rules.most < reach)).tolist()
         for number in binding if counted is None else sorted(set(binding) & set(counted)):
-            self._keep(self.in_group(number), *bounds(rules.groups[number]))
+            self._limit(self.in_group(number), *bounds(rules.groups[number]))
         if rules.earlier:
             self._keep_apart(*sizes)
 
@@ -173,7 +173,7 @@ class BundleModel:
         """Returns the expression for the sum of the added items' weights."""
         return cp().LinearExpr.weighted_sum(self.counts, weights.tolist())
 
-    def _keep(self, total: Any, least: int, most: int) -> None:
+    def _limit(self, total: Any, least: int, most: int) -> None:
         if least > 0 or most < NO_LIMIT:
             self.model.add_linear_constraint(total, least, most)
 
@@ -202,7 +202,7 @@ class BundleModel:
 
 
 def any_bundle(rules: Rules, scores: Floats, deadline: Deadline) -> Items | None:
-    """Returns a bundle of likely items that keeps the rules (its added items), or None if none exists."""
+    """Returns the added items of a likely bundle that satisfies the rules, or None if there is none."""
     if any(mask[list(rules.fixed)].any() for mask in rules.bans.values()):
         return None
     places = representatives(rules, scores)
@@ -228,8 +228,8 @@ def _any_of(rules: Rules, scores: Floats, places: Integers, deadline: Deadline) 
         return None
     if status not in (cp().OPTIMAL, cp().FEASIBLE):
         raise OutOfTimeError(
-            "the search found no bundle that keeps these rules in time: give a longer time limit, or fewer "
-            "rules"
+            "the search found no bundle that satisfies these rules in time: give a longer time limit, or "
+            "fewer rules"
         )
     return choice.items(solver.value)
 
@@ -240,7 +240,7 @@ def sizes(rules: Rules) -> range:
 
 
 def every_bundle(rules: Rules, deadline: Deadline) -> list[Items] | None:
-    """Returns all bundles that keep the rules, or None if they are too many or time runs out."""
+    """Returns all bundles that satisfy the rules, or None if they are too many or time runs out."""
     free = np.flatnonzero(rules.allowed)
     if sum(comb(len(free), size - len(rules.fixed)) for size in sizes(rules)) > 20 * LISTED:
         return None
@@ -278,7 +278,7 @@ def _callback() -> Any:
 def shortlist(
     fits: Fits, rules: Rules, known: Sequence[Items], deadline: Deadline
 ) -> tuple[list[Items], bool]:
-    """The best bundle of each size by pairs, starting from `known` ones, and whether the search finished."""
+    """Returns each size's best bundle by pairs, starting from `known`, and whether the search finished."""
     all_sizes = sizes(rules)
     bundles: list[Items] = []
     finished = True
@@ -323,11 +323,11 @@ class Fits:
 
 
 class TwoByTwo:
-    """The problem for one size, in whole numbers from 0 up. A constant is added to all items and to all
-    pairs. The number of items is fixed, so this does not change which bundle is best.
+    """The values of items and pairs for bundles of one size, as whole numbers. A constant is added to all
+    items, and one to all pairs, so that none is negative. The size is fixed: the best bundle is the same.
 
-    The likelihood of an item after all others is approximated by a mean: of its likelihoods as the first item
-    and after each other item alone.
+    The likelihood of an item after all others is approximated by the mean of its likelihoods as the first
+    item and after each other item alone.
     """
 
     def __init__(self, fits: Fits, rules: Rules, size: int) -> None:
@@ -340,6 +340,7 @@ class TwoByTwo:
         others = ~np.eye(len(alone), dtype=bool)
         lowest = together[others].min() if len(alone) > 1 else 0.0
         self.together = np.where(others, np.rint(fine * (together - lowest)), 0).astype(np.int64)
+        # For each sum with a maximum: the items' weights, and how much the chosen items may add.
         self.rooms = [
             (each.weights[self.places], each.most - each.of(rules.fixed))
             for each in rules.sums
@@ -355,12 +356,12 @@ class TwoByTwo:
         """An upper bound of what each item adds: its own value and its pairs with the best allowed others."""
 
     def value(self, chosen: Items) -> int:
-        """The value of a choice as the solver computes it: twice each item, and twice each pair."""
+        """Returns the value of a choice as the solver computes it: twice each item, and twice each pair."""
         index = np.searchsorted(self.places, chosen)
         return int(self.alone[index].sum() + self.together[np.ix_(index, index)].sum())
 
     def _penalties(self) -> Iterator[tuple[Floats, float]]:
-        """For each Lagrange multiplier to try: the cost of each item, and the value of the whole room."""
+        """Yields for each Lagrange multiplier to try the cost of each item, and the constant to add."""
         yield np.zeros(len(self.places)), 0.0
         for weights, room in self.rooms:
             gain, cost = self.together.max(initial=1) * self.free, weights.max(initial=1)
@@ -369,7 +370,7 @@ class TwoByTwo:
                 yield price * weights, price * room
 
     def promising(self, at_least: int) -> Integers:
-        """The items that a bundle of at least this value can contain. The solver does not need the others."""
+        """Returns the items that a bundle of at least this value can contain. The solver needs no others."""
         limits = self.limits.astype(np.float64)
         highest = np.full(len(limits), np.inf)
         for costs, worth in self._penalties():
@@ -383,7 +384,7 @@ class TwoByTwo:
 def _best_of_size(
     fits: Fits, rules: Rules, size: int, known: Sequence[Items], seconds: float
 ) -> tuple[Items | None, bool]:
-    """The best bundle of one size by pairs of items, and whether that is proven."""
+    """Returns the best bundle of one size by pairs of items, and whether that is proven."""
     if size == len(rules.fixed):
         return (rules.must if rules.hold(rules.must) else None), True
     if len(fits.places) < size - len(rules.fixed):
@@ -412,7 +413,7 @@ def _best_of_size(
 
 
 def neighbours(fits: Fits, rules: Rules, added: Items, most: int) -> list[Items]:
-    """Bundles with one item exchanged, the best by pairs first."""
+    """Returns at most `most` bundles with one item exchanged, the best by pairs first."""
     chosen = rules.chosen(added)
     if not chosen:
         return []

@@ -40,7 +40,7 @@ class DownloadError(BundleMageError):
 
 
 class _TemporaryError(Exception):
-    """A failure that another attempt may not have."""
+    """A failure after which another attempt may succeed."""
 
     def __init__(self, reason: str, wait: float = 0.0, *, unreachable: bool = False) -> None:
         """`wait`: seconds to wait, as the server asks. `unreachable`: no connection could be made."""
@@ -63,12 +63,12 @@ class Download:
 
     @property
     def part(self) -> Path:
-        """Holds the bytes received so far."""
+        """The file with the bytes received so far."""
         return self.target.with_name(self.target.name + ".part")
 
     @property
     def part_info(self) -> Path:
-        """Records the URL and the version of the file that `part` belongs to."""
+        """The file that records the URL and the version of the bytes in `part`."""
         return self.target.with_name(self.target.name + ".part.json")
 
     def forget(self) -> None:
@@ -116,7 +116,7 @@ def _receive_all(file: Download, progress: Progress, pauses: Sequence[float]) ->
         try:
             _receive(file, progress)
         except _TemporaryError as failure:
-            # If the first attempt does not reach the host, give up. Later on, the host may come back.
+            # If the first attempt does not reach the host, give up. In later attempts, it may come back.
             if failure.unreachable and attempt == 1:
                 raise DownloadError(
                     f"no network: {urlsplit(file.url).hostname} could not be reached ({failure}); "

@@ -80,13 +80,13 @@ def public_data(name: str) -> PublicData:
     """Returns the data set with that name. Raises `ConfigError` with the known names if none has it."""
     if name not in PUBLIC_DATA:
         known = ", ".join(PUBLIC_DATA)
-        raise ConfigError(f"no public data is called {name!r}; there is: {known} ('list' describes them)")
+        raise ConfigError(f"unknown public data {name!r}; the names are: {known} ('list' describes them)")
     return PUBLIC_DATA[name]
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A file of a data set that exists in the folder."""
+    """A file of a data set that is now in the folder."""
 
     file: str
     """The path."""
@@ -151,11 +151,11 @@ def fetch(
 def _existing(
     file: PublicFile, url: str, target: Path, recorded: dict[str, Any] | None
 ) -> tuple[Fetched | None, str | None]:
-    """Returns the existing file and None, or None and why it is wrong; (None, None) if no file exists."""
+    """Returns the existing file, or the reason why it is wrong; (None, None) if no file exists."""
     if not target.exists():
         return None, None
     if not target.is_file():
-        raise DownloadError(f"{target}: this is not a file, but a file belongs here; move it away")
+        raise DownloadError(f"{target}: this is not a file, and a file is needed here; move it away")
     checksum = sha256_of(target)
     if file.sha256 and checksum != file.sha256:
         return None, f"this is not the published file: its SHA-256 is {checksum}, expected {file.sha256}"

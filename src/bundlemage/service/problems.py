@@ -224,8 +224,8 @@ def impossible_design() -> dict[str, Any]:
     """The refusal (status 422) for an impossible design, for the OpenAPI document."""
     # These rules have keys, because the document omits null from examples.
     rules = [
-        Rule("must", "g0022", "the item 'g0022' in it"),
-        Rule("at_most", "Seafaring", "nothing with the tag 'Seafaring'"),
+        Rule("must", "g0022", "the item 'g0022' in the bundle"),
+        Rule("at_most", "Seafaring", "no item with the tag 'Seafaring'"),
     ]
     text = "with at most 1 instead of 0 items with the tag 'Seafaring'"
     example = _from_ours(ImpossibleDesignError(rules, [Change((Step("at_most", "Seafaring", 1.0),), text)]))

@@ -16,7 +16,7 @@ from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.data.statistics import dataset_table, popularity_bias, preference_similarity
 from bundlemage.downloads.public_data import public_data
 from bundlemage.errors import ArtifactError, ConfigError, DataError
-from bundlemage.progress import for_people
+from bundlemage.progress import stderr_display
 from bundlemage.readers import pathak
 from bundlemage.readers.load import SAMPLE, read
 from bundlemage.recipe import recipe_names
@@ -429,7 +429,7 @@ def _case(split: Split, recipes: str, options: ReproduceOptions, cache: Cache) -
         return CaseResult(split.dataset.name, None, NOT_RUN)
     if recommender is None:
         with cache.working(f"case-{cell.key}") as run:
-            with for_people() as shown:
+            with stderr_display() as shown:
                 recommender = fitted(cell, options.device, run, [EpochProgress(shown)])
             recommender.save(folder, overwrite=folder.exists())
             RunFolder(run).discard()

@@ -260,7 +260,7 @@ class ServedOut(Out):
     since: datetime
     answers: int
     taken: int
-    """The number of recommended bundles that users took afterwards."""
+    """The number of recommended bundles that users took after the recommendation."""
 
 
 class Insights(Out):
@@ -295,7 +295,7 @@ class ProblemOut(Out):
     type: str
     """The kind of problem, for programs: `urn:bundlemage:problem:…`."""
     title: str
-    """The kind of problem, for people."""
+    """The kind of problem, in words."""
     status: int = Field(ge=400, le=599)
     """The HTTP status."""
     detail: str

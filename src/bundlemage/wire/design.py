@@ -98,7 +98,7 @@ class _Range(Body):
     def _in_order(self) -> Self:
         least, most = getattr(self, "least", None), getattr(self, "most", None)
         if least is not None and most is not None and least > most:
-            raise ValueError(f"from {least:g} to {most:g}: the least comes first")
+            raise ValueError(f"from {least:g} to {most:g}: the minimum must come first")
         return self
 
 
@@ -126,7 +126,7 @@ class TagCounts(Body):
 
 
 class DesignRequest(Body):
-    """The conditions and preferences for designed bundles. Every field may be left out."""
+    """The conditions and preferences for designed bundles. All fields are optional."""
 
     start: Ids = Field(default=(), max_length=MOST_ITEMS)
     """Items that are already in the bundle. Its size, price and tags include them."""
@@ -157,7 +157,7 @@ class DesignRequest(Body):
     n: Annotated[int, Field(ge=1, le=100), Number] = 5
     """Maximum number of bundles."""
     apart: Share = 0.5
-    """Minimum share of the chosen items in which any two bundles differ. They always differ in one item."""
+    """Minimum share of the chosen items in which any two bundles differ. They differ in at least one."""
     method: Method = "beam"
     """Search method: beam, greedy or exact (CP-SAT)."""
     seed: Annotated[int, Field(ge=0, lt=2**31), Number] = 0
@@ -245,5 +245,5 @@ class ImpossibleDesignError(BundleMageError):
         reason = "These conditions exclude each other" if several else "This condition cannot be met"
         lines = [f"no bundle is possible. {reason}:", *(f"  {rule}" for rule in self.conflict)]
         if self.changes:
-            lines.append("Each of these changes would make one possible:")
+            lines.append("Each of these changes would make a bundle possible:")
         super().__init__("\n".join([*lines, *(f"  {change}" for change in self.changes)]))

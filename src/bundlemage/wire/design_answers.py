@@ -10,14 +10,14 @@ from bundlemage.wire.answers import Answered, EntryOut, ForUser, Listing, Out
 
 _NOTICEABLE = 0.05
 """The smallest effect that is put into words: 5% more likely."""
-_SAID = {"item": "they have", "bundle": "they have the bundle", "partial": "the bundle has"}
+_PHRASES = {"item": "they have", "bundle": "they have the bundle", "partial": "the bundle has"}
 
 
 # ── Explanations ─────────────────────────────────────────────────────────────────────────────────
 
 
 class Reason(Out):
-    """One thing that makes an answer more likely, or less likely."""
+    """An item or bundle that makes an answer more likely, or less likely."""
 
     kind: Literal["item", "bundle", "partial"]
     """'item' or 'bundle': something that the user has; 'partial': an item that is already in the bundle."""
@@ -26,22 +26,22 @@ class Reason(Out):
     effect: float
     """How much lower the fit is without it: 'fit' minus 'without'."""
     without: float
-    """The fit when only this is left out."""
+    """The fit without this item or bundle."""
 
 
 def in_words(reasons: Sequence[Reason], most: int = 2) -> str:
-    """The strongest reasons, at most `most`, in a sentence."""
+    """Returns a sentence with the strongest reasons, at most `most`."""
     if not any(abs(reason.effect) > 1e-6 for reason in reasons):
         return "Nothing that they have, or that is in the bundle, makes a difference."
     strongest = [reason for reason in reasons if reason.effect >= _NOTICEABLE][:most]
     if not strongest:
-        return "No single thing makes it much likelier."
-    said = []
+        return "No single item or bundle makes it much likelier."
+    phrases = []
     for reason in strongest:
         times = exp(reason.effect)
         by = f"{times:.1f} times" if times >= 2 else f"by {times - 1:.0%}"
-        said.append(f"{_SAID[reason.kind]} {reason.title or reason.id} ({by})")
-    return f"Likelier because {' and '.join(said)}."
+        phrases.append(f"{_PHRASES[reason.kind]} {reason.title or reason.id} ({by})")
+    return f"Likelier because {' and '.join(phrases)}."
 
 
 class Explanation(Out):
@@ -61,7 +61,7 @@ class Explanation(Out):
     """The number of items and bundles of a very long history whose effect was not measured."""
 
     def shortened(self, most: int) -> Explanation:
-        """The same with at most `most` reasons."""
+        """Returns a copy with only the `most` strongest reasons."""
         more = max(0, len(self.reasons) - most)
         return self.model_copy(update={"reasons": self.reasons[:most], "more": more})
 
@@ -128,7 +128,7 @@ class Designs(Listing[Design]):
     method: str
     seconds: float
     complete: bool
-    """False: time ran out, and these are the best bundles that the search found."""
+    """False: time ran out. The bundles are the best so far, and some reasons may be missing."""
     proven: bool
     """True: no possible bundle has a higher value than the first."""
 
@@ -160,7 +160,7 @@ class ForecastNeighbour(ForecastItem):
     """A similar bundle of the shop."""
 
     score: float
-    """The cosine between the two bundles."""
+    """The cosine similarity of the two bundles."""
 
 
 class ForecastWeakest(Out):
@@ -180,8 +180,8 @@ class ForecastReplacement(ForecastItem):
 
 
 class BundleForecast(Out):
-    """The forecast for a bundle that does not exist yet. The model ignores prices: a price turns the number
-    of buyers into takings, and does not change who buys."""
+    """The forecast for a bundle that does not exist yet. The model ignores prices: a price only turns
+    the expected number of buyers into expected takings."""
 
     items: tuple[ForecastItem, ...]
     price: float | None
@@ -204,7 +204,7 @@ class BundleForecast(Out):
     weakest: ForecastWeakest | None
     """The item that contributes least. Null for a bundle of one item."""
     replacement: ForecastReplacement | None
-    """An item that would do better than the weakest one; null if no item that was tried does."""
+    """An item that would do better than the weakest one; null if none of the tried items would."""
     note: str | None = None
     """What could not be forecast, and why."""
 

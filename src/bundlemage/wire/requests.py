@@ -53,7 +53,7 @@ def _checked_id(name: str, info: ValidationInfo) -> str:
 
 
 def _checked_number(value: Any) -> Any:
-    """Refuse texts and booleans as numbers: a stock of `false` must not become 0. Only for bodies."""
+    """Refuse texts and booleans as numbers: a stock of `false` must not become 0. Used for bodies only."""
     if isinstance(value, bool | str):
         raise ValueError("should be a number")  # noqa: TRY004  (pydantic passes a TypeError on)
     return value
@@ -101,12 +101,12 @@ class Body(BaseModel):
     )
 
 
-def _exactly_one(one: str, other: str) -> Any:
-    """A validator of a body that has either the field `one` or the field `other`."""
+def _exactly_one(first: str, second: str) -> Any:
+    """Returns a validator: a body must have either the field `first` or the field `second`."""
 
     def check(body: Body) -> Body:
-        if (getattr(body, one) is None) == (getattr(body, other) is None):
-            raise ValueError(f"give either {one!r} or {other!r}, and not both")
+        if (getattr(body, first) is None) == (getattr(body, second) is None):
+            raise ValueError(f"give either {first!r} or {second!r}, and not both")
         return body
 
     return model_validator(mode="after")(check)
