@@ -33,6 +33,7 @@ class Processes(Unchanging):
 
     @property
     def leads(self) -> bool:
+        """Whether this is the first process."""
         return self.rank == 0
 
     def share(self, count: int, rank: int | None = None) -> range:
@@ -69,8 +70,8 @@ class Processes(Unchanging):
 
 
 class _AddUp(torch.autograd.Function):
-    """Returns the sum of all processes' parts, which every process must use in the same way. With `back`, it
-    returns the same tensor, of which each process uses a part, and adds up the gradients."""
+    """Adds up a tensor over all processes. Every process must use the sum in the same way. With `back`, the
+    tensor stays as it is and its gradient is added up, because each process uses a part of the tensor."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, processes: Processes, back: bool) -> Tensor:
@@ -87,7 +88,7 @@ class _AddUp(torch.autograd.Function):
 class LossRows(NamedTuple):
     """The rows of a batch for which a loss is computed."""
 
-    z: Tensor
+    z: Tensor  # [rows, d]; products with the table are the logits
     users: Tensor
     weights: Tensor
     positives: Ragged
@@ -122,9 +123,9 @@ class Division(Unchanging):
         """The number of users, over all processes, who have each item."""  # [items]
         return data.user_item.counts(data.items)
 
-    def mean_of_histories(self, people: Histories, table: Tensor) -> Tensor:
-        """The mean of each user's items."""  # [people, d]
-        return people.items.mean_of(table)
+    def mean_of_histories(self, histories: Histories, table: Tensor) -> Tensor:
+        """The mean of each user's items."""  # [rows, d]
+        return histories.items.mean_of(table)
 
     def mean_of_items(self, data: Interactions, users: Tensor, table: Tensor, hidden: Hidden) -> Tensor:
         """As `mean_of_histories`, for users of the training data, with some items hidden."""  # [users, d]
@@ -158,7 +159,7 @@ class Division(Unchanging):
         """Adds up the gradients of all processes, each of which computed a part of the loss."""
 
     def keep_alike(self, *models: Divisible) -> None:
-        """Copies the first process's replicated weights to all: processors may round differently."""
+        """Copies the first process's replicated weights to all processes, which may round differently."""
         if self.group is None:
             return
         for model in models:
@@ -184,16 +185,17 @@ class DividedUsers(Division):
         # The user without a history ("nobody") has the number after the last user. The last process has it.
         self._stop = users + 1 if group.rank == group.size - 1 else self.users.stop
 
-    def _mine(self, users: Tensor) -> Tensor:
+    def _own(self, users: Tensor) -> Tensor:
+        """Returns the positions in `users` of this process's users."""
         return ((users >= self.users.start) & (users < self._stop)).nonzero()[:, 0]
 
     def part_of(self, data: Interactions) -> Interactions:
         row = data.user_item.row_of_entry()
-        mine = (row >= self.users.start) & (row < self.users.stop)
-        return replace(data, user_item=data.user_item.keep(mine))
+        own = (row >= self.users.start) & (row < self.users.stop)
+        return replace(data, user_item=data.user_item.keep(own))
 
     def cases_of(self, users: Tensor) -> Tensor:
-        return self._mine(users)
+        return self._own(users)
 
     def item_sales(self, data: Interactions) -> Tensor:
         return self._group.add_(super().item_sales(data))
@@ -202,9 +204,9 @@ class DividedUsers(Division):
     # a single process. The vectors of other processes' users are wrong. The loss leaves them out.
 
     def loss_over(self, catalogue: Catalogue, rows: LossRows, table: Tensor, prior: Prior | None) -> Tensor:
-        mine = self._mine(rows.users)
-        z, weights, places = rows.z[mine], rows.weights[mine], rows.places[mine]
-        return multinomial_loss(z, table, rows.positives, weights, places, prior) * (len(mine) / len(rows.z))
+        own = self._own(rows.users)
+        z, weights, places = rows.z[own], rows.weights[own], rows.places[own]
+        return multinomial_loss(z, table, rows.positives, weights, places, prior) * (len(own) / len(rows.z))
 
     def add_gradients(self, model: torch.nn.Module) -> None:
         for parameter in model.parameters():
@@ -216,8 +218,8 @@ class DividedUsers(Division):
 
 
 class DividedItems(Division):
-    """Divides the rows of item tables. A process holds a part of the items, and of each user only these
-    items. It computes every row of a batch over its part of the catalogue. Sums of the softmax are added."""
+    """Divides the rows of item tables. A process holds a part of the items, and only these items of each
+    user. It computes all rows of a batch, over its part of the catalogue. The softmax's sums are added up."""
 
     divides_tables = True
 
@@ -249,9 +251,9 @@ class DividedItems(Division):
         sales[self.items.start : self.items.stop] = data.user_item.counts(len(self.items))
         return self._group.add_(sales)
 
-    def mean_of_histories(self, people: Histories, table: Tensor) -> Tensor:
-        assert people.users is not None
-        return self._of_all(people.items.mean_of(table), people.users)
+    def mean_of_histories(self, histories: Histories, table: Tensor) -> Tensor:
+        assert histories.users is not None
+        return self._of_all(histories.items.mean_of(table), histories.users)
 
     def mean_of_items(self, data: Interactions, users: Tensor, table: Tensor, hidden: Hidden) -> Tensor:
         if not hidden.ratio:
@@ -285,7 +287,7 @@ class DividedItems(Division):
         return self.total(means * self.history_shares[users][:, None])
 
     def mean_of_contents(self, data: Interactions, bundles: Tensor, table: Tensor, hidden: Hidden) -> Tensor:
-        # Items of other processes point to a row of zeros: masks are drawn and counted over all items.
+        # Items of other processes point to a row of zeros. So masks are drawn and counted over all items.
         if self._contents is None or self._contents[0] is not data.bundle_item:
             values = data.bundle_item.values - self.items.start
             foreign = (values < 0) | (values >= len(self.items))
@@ -306,9 +308,9 @@ class DividedItems(Division):
             table = _AddUp.apply(table, self._group, True)[own]  # type: ignore[no-untyped-call]
             prior = None if prior is None else prior.part(own)
         positives = rows.positives.rows(rows.places)
-        mine, counts = _within(positives, here), positives.lengths
+        own_positives, counts = _within(positives, here), positives.lengths
         return multinomial_loss(
-            rows.z, table, mine, rows.weights, prior=prior, group=self._group, counts=counts
+            rows.z, table, own_positives, rows.weights, prior=prior, group=self._group, counts=counts
         )
 
     def add_losses(self, losses: Tensor) -> Tensor:

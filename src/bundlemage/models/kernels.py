@@ -16,7 +16,7 @@ from torch import Tensor
 from bundlemage.models import ragged as plain
 
 TILE = 4
-"""The number of a row's entries that a program reads together. Near the best for 200 and 400 columns."""
+"""The number of a row's entries that a program reads together. 4 is near the best for 200 and 400 columns."""
 UNIT = float(2**44)
 """Gradients are added up as integers in units of 1 / UNIT. The range is ± half a million."""
 _BY_KEY, _BY_ROW, _BY_SEED = map(tl.constexpr, (plain.BY_KEY, plain.BY_ROW, plain.BY_SEED))
@@ -81,8 +81,8 @@ def _spread_kernel(  # type: ignore[no-untyped-def]
     begin, end = tl.load(offsets + node), tl.load(offsets + node + 1)
     columns = tl.program_id(1) * width + tl.arange(0, width)
     inside = columns < dim
-    mine = tl.load(upstream + row.to(tl.int64) * dim + columns, mask=inside, other=0.0)
-    share = (mine * (unit / tl.maximum(tl.load(counts + row), 1).to(tl.float32))).to(tl.int64)
+    own = tl.load(upstream + row.to(tl.int64) * dim + columns, mask=inside, other=0.0)
+    share = (own * (unit / tl.maximum(tl.load(counts + row), 1).to(tl.float32))).to(tl.int64)
     shares = tl.broadcast_to(share[None, :], (tile, width))
     left_out = tl.where(leaves_out > 0, tl.load(without + row), -1)
     chosen_seed = tl.load(seed)
@@ -103,24 +103,24 @@ def _softmax_kernel(  # type: ignore[no-untyped-def]
     logits, slopes, losses, bias, values, offsets, index, weights, columns, stride, biased,
     chunk: tl.constexpr,
 ):  # fmt: skip
-    """Computes a row's loss and its gradient from the logits. `_positives_kernel` does the positives."""
+    """Computes a row's loss, and its gradient without the positives' part: `_positives_kernel` does that."""
     row = tl.program_id(0).to(tl.int64)
     node = tl.load(index + row)
     begin, end = tl.load(offsets + node), tl.load(offsets + node + 1)
     weight = tl.load(weights + row)
-    mine = logits + row * stride
+    own = logits + row * stride
     positive = tl.zeros((chunk,), tl.float32)
     for first in range(begin, end, chunk):
         entry = first + tl.arange(0, chunk)
         value = tl.load(values + entry, mask=entry < end, other=0)
-        positive += tl.load(mine + value, mask=entry < end, other=0.0)
+        positive += tl.load(own + value, mask=entry < end, other=0.0)
         if biased:
             positive += tl.load(bias + value, mask=entry < end, other=0.0)
     highest = tl.full((chunk,), -float("inf"), tl.float32)
     total = tl.zeros((chunk,), tl.float32)
     for first in range(0, columns, chunk):
         column = first + tl.arange(0, chunk)
-        logit = tl.load(mine + column, mask=column < columns, other=-float("inf"))
+        logit = tl.load(own + column, mask=column < columns, other=-float("inf"))
         if biased:
             logit += tl.load(bias + column, mask=column < columns, other=0.0)
         higher = tl.maximum(highest, logit)
@@ -134,7 +134,7 @@ def _softmax_kernel(  # type: ignore[no-untyped-def]
     tl.store(losses + row, weight * (count * normaliser - tl.sum(positive, 0)))
     for first in range(0, stride, chunk):
         column = first + tl.arange(0, chunk)
-        logit = tl.load(mine + column, mask=column < columns, other=-float("inf"))
+        logit = tl.load(own + column, mask=column < columns, other=-float("inf"))
         if biased:
             logit += tl.load(bias + column, mask=column < columns, other=0.0)
         slope = weight * count * tl.exp(logit - normaliser)
@@ -184,6 +184,7 @@ def sum_of_rows(
     table: Tensor, values: Tensor, offsets: Tensor, index: Tensor, without: Tensor | None,
     keys: Tensor | None, seed: Tensor | None, hidden: float, mean: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Returns the sum or the mean of each row's vectors, and the number of entries that were not hidden."""
     table = table.contiguous()
     dim = table.shape[1]
     out = table.new_empty(len(index), dim)
@@ -202,6 +203,7 @@ def spread_of_rows(
     upstream: Tensor, counts: Tensor, values: Tensor, offsets: Tensor, index: Tensor, without: Tensor | None,
     keys: Tensor | None, seed: Tensor | None, hidden: float, table_rows: int,
 ) -> Tensor:  # fmt: skip
+    """Returns the gradient of the table of `sum_of_rows`, from the gradient `upstream` of the means."""
     dim = upstream.shape[1]
     grid = torch.zeros(table_rows, dim, dtype=torch.int64, device=upstream.device)
     if upstream.numel():

@@ -1,4 +1,4 @@
-"""Sums over the neighbours of nodes in a graph, and attention over them, with gradients by hand."""
+"""Sums over the neighbours of nodes in a graph, and attention over them, with hand-written gradients."""
 
 from __future__ import annotations
 
@@ -54,13 +54,12 @@ class Bipartite(Unchanging):
         return to_left, to_right
 
     def connected(self, left_table: Tensor, right_table: Tensor) -> tuple[Tensor, Tensor]:
-        """The tables, with zeros for nodes without an edge. This graph cannot train their vectors: they would
-        stay random."""
+        """Returns both tables, with zeros for nodes without an edge: this graph could not train them."""
         by_left, by_right = ((side.lengths > 0)[:, None] for side in (self.left, self.right))
         return left_table * by_left, right_table * by_right
 
     def layers(self, left_table: Tensor, right_table: Tensor, steps: int) -> list[tuple[Tensor, Tensor]]:
-        """The result of `connected`, followed by the tables after each of `steps` calls of `spread`."""
+        """Returns the result of `connected`, and then both tables after each of `steps` calls of `spread`."""
         layers = [self.connected(left_table, right_table)]
         for _ in range(steps):
             layers.append(self.spread(*layers[-1]))
@@ -93,8 +92,8 @@ def _sum_of_all(table: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
     kernels = kernels_for(table)
     if kernels is None:
         return Ragged(values, offsets).sum_of(table)
-    everyone = torch.arange(len(offsets) - 1, device=table.device)
-    sums: Tensor = kernels.sum_of_rows(table, values, offsets, everyone, None, None, None, 0.0, False)[0]
+    all_rows = torch.arange(len(offsets) - 1, device=table.device)
+    sums: Tensor = kernels.sum_of_rows(table, values, offsets, all_rows, None, None, None, 0.0, False)[0]
     return sums
 
 

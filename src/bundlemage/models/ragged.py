@@ -1,7 +1,7 @@
 """Rows of different lengths on a device, and means of vectors over the rows of a batch.
 
-On a GPU, Triton kernels (`kernels.py`) compute the means. Elsewhere the plain PyTorch below does; it also
-defines what the kernels compute. The size of a result is known in advance, so the CPU never waits for a GPU.
+On a GPU, Triton kernels (`kernels.py`) compute the means. Elsewhere the PyTorch code below does. It is also
+the reference for the kernels. The size of a mean is known in advance, so the CPU never waits for a GPU.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def operator(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def kernels_for(tensor: Tensor) -> ModuleType | None:
-    """Returns the Triton kernels for a float32 tensor on an NVIDIA GPU, else None: use plain PyTorch."""
+    """Returns the Triton kernels for a float32 tensor on an NVIDIA GPU. None: use plain PyTorch."""
     return _kernels() if tensor.is_cuda and tensor.dtype == torch.float32 else None
 
 
@@ -75,7 +75,7 @@ class Ragged(Unchanging):
 
     @classmethod
     def from_lists(cls, rows: Sequence[Iterable[int]], device: torch.device | None = None) -> Ragged:
-        """A row for each list of positions."""
+        """Makes one row from each list of positions."""
         lists = [list(row) for row in rows]
         offsets = np.cumsum([0, *map(len, lists)])
         values = np.array([value for row in lists for value in row], dtype=np.int64)
@@ -277,13 +277,15 @@ def mean_of_rows(
     which `chances` draws the hidden entries. The default is the entry's value.
     """  # [index, d], [index]
     seed = torch.randint(2**31, (1,), device=table.device) if hidden.ratio else None
-    look = _Look(rows.values, rows.offsets, index, without, keys, seed, hidden.ratio, hidden.each_row)
-    means, counts = _MeanOfRows.apply(table, *look)  # type: ignore[no-untyped-call]
+    selection = _Selection(
+        rows.values, rows.offsets, index, without, keys, seed, hidden.ratio, hidden.each_row
+    )
+    means, counts = _MeanOfRows.apply(table, *selection)  # type: ignore[no-untyped-call]
     return means, counts
 
 
-class _Look(NamedTuple):
-    """The rows of a mean, as the arguments of operators and kernels."""
+class _Selection(NamedTuple):
+    """The rows and entries that a mean uses, in the order of the operators' arguments."""
 
     values: Tensor
     offsets: Tensor
@@ -302,10 +304,10 @@ class _Look(NamedTuple):
         if self.without is not None:
             counted &= rows.values != self.without[row]
         if self.seed is not None and not self.each_row:
-            by = (
+            keys = (
                 rows.values if self.keys is None else Ragged(self.keys, self.offsets).rows(self.chosen).values
             )
-            counted &= chances(self.seed, row, by) >= self.ratio
+            counted &= chances(self.seed, row, keys) >= self.ratio
         rows = rows.keep(counted)
         if self.seed is None or not self.each_row:
             return rows
@@ -326,38 +328,38 @@ class _MeanOfRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        counts, *look = ctx.saved_tensors
-        back = _mean_of_rows_back(upstream.contiguous(), counts, *look, *ctx.hidden, ctx.table_rows)
-        return back, *[None] * len(_Look._fields)
+        counts, *selection = ctx.saved_tensors
+        back = _mean_of_rows_back(upstream.contiguous(), counts, *selection, *ctx.hidden, ctx.table_rows)
+        return back, *[None] * len(_Selection._fields)
 
 
-_LOOK = (
+_SELECTION = (
     "Tensor values, Tensor offsets, Tensor index, Tensor? without, Tensor? keys, Tensor? seed, float ratio,"
     " bool each_row"
 )
 
 
-@operator(f"mean_of_rows(Tensor table, {_LOOK}) -> (Tensor, Tensor)")
+@operator(f"mean_of_rows(Tensor table, {_SELECTION}) -> (Tensor, Tensor)")
 def _mean_of_rows(table: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    kernels, look = kernels_for(table), _Look(*arguments)
-    if kernels is None or look.each_row:
-        rows = look.rows()
+    kernels, selection = kernels_for(table), _Selection(*arguments)
+    if kernels is None or selection.each_row:
+        rows = selection.rows()
         return rows.mean_of(table), rows.lengths.int()
-    means: tuple[Tensor, Tensor] = kernels.sum_of_rows(table, *look[:-1], True)
+    means: tuple[Tensor, Tensor] = kernels.sum_of_rows(table, *selection[:-1], True)
     return means
 
 
-@operator(f"mean_of_rows_back(Tensor upstream, Tensor counts, {_LOOK}, int table_rows) -> Tensor")
+@operator(f"mean_of_rows_back(Tensor upstream, Tensor counts, {_SELECTION}, int table_rows) -> Tensor")
 def _mean_of_rows_back(upstream: Tensor, counts: Tensor, *arguments: Any) -> Tensor:
-    kernels, look, table_rows = kernels_for(upstream), _Look(*arguments[:-1]), arguments[-1]
-    if kernels is None or look.each_row:
-        rows = look.rows()
+    kernels, selection, table_rows = kernels_for(upstream), _Selection(*arguments[:-1]), arguments[-1]
+    if kernels is None or selection.each_row:
+        rows = selection.rows()
         shares = upstream / counts.clamp(min=1)[:, None]
-        # Only the rows that occur are summed: with all rows of a large table it would take much longer.
+        # Only rows that occur are summed: summing all rows of a large table would take much longer.
         values, order = rows.values.sort(stable=True)
         touched, times = torch.unique_consecutive(values, return_counts=True)
         back = shares.new_zeros(table_rows, shares.shape[1])
         back[touched] = Ragged(rows.row_of_entry()[order], offsets_of(times)).sum_of(shares)
         return back
-    gradient: Tensor = kernels.spread_of_rows(upstream, counts, *look[:-1], table_rows)
+    gradient: Tensor = kernels.spread_of_rows(upstream, counts, *selection[:-1], table_rows)
     return gradient

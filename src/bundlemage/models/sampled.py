@@ -1,8 +1,8 @@
 """Sampled softmax, for a catalogue that is too large to use in every step, and BundleMage's losses with it.
 
 The positives are compared with a sample of the catalogue. A sampled member is weighted by its number of draws
-over the expected number (Bengio and Senécal, Adaptive Importance Sampling to Accelerate Training of a Neural
-Probabilistic Language Model, IEEE TNN 2008). The equations are those of `bundlemage.py`."""
+divided by the expected number (Bengio and Senécal, Adaptive Importance Sampling to Accelerate Training of a
+Neural Probabilistic Language Model, IEEE TNN 2008). The equations are those of `bundlemage.py`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from bundlemage.models.ragged import Ragged, Unchanging, mask_each_row, mask_who
 if TYPE_CHECKING:
     from bundlemage.models.bundlemage import BundleMage
 
-EVENLY = 0.1
-"""The share of a sample that is drawn uniformly, so that it also has members that nobody bought."""
+UNIFORM_SHARE = 0.1
+"""The share of a sample that is drawn uniformly, so that it also contains members that nobody bought."""
 
 
 class Drawn(NamedTuple):
-    """Distinct members of a catalogue. A member's weight in the sum of the softmax is exp(-log_expected)."""
+    """The distinct drawn items or bundles. The softmax's sum weights each of them by exp(-log_expected)."""
 
     ids: Tensor  # [drawn]
     log_expected: Tensor  # [drawn]
@@ -39,20 +39,22 @@ class Sampler:
         self.device = popularity.device
         if self.members > size:
             share = popularity.double() / popularity.sum().clamp(min=1)
-            self.evenly = max(1, round(size * EVENLY)) if bool(popularity.any()) else size
-            chance = (share * (size - self.evenly) + self.evenly / self.members) / size
+            self.uniform_draws = max(1, round(size * UNIFORM_SHARE)) if bool(popularity.any()) else size
+            chance = (share * (size - self.uniform_draws) + self.uniform_draws / self.members) / size
             self.log_expected = (chance * size).log().float()
-            self.up_to = share.cumsum(0)
+            self.cumulative = share.cumsum(0)
 
     def draw(self) -> Drawn:
         """Draws a sample."""
         if self.members <= self.size:
-            everyone = torch.arange(self.members, device=self.device)
-            return Drawn(everyone, torch.zeros(self.members, device=self.device))
-        spots = torch.rand(self.size - self.evenly, device=self.device, dtype=torch.float64)
-        popular = torch.searchsorted(self.up_to, spots * self.up_to[-1]).clamp(max=self.members - 1)
-        even = torch.randint(self.members, (self.evenly,), device=self.device)
-        ids, times = torch.unique(torch.cat([popular, even]), return_counts=True)
+            all_members = torch.arange(self.members, device=self.device)
+            return Drawn(all_members, torch.zeros(self.members, device=self.device))
+        points = torch.rand(self.size - self.uniform_draws, device=self.device, dtype=torch.float64)
+        popular = torch.searchsorted(self.cumulative, points * self.cumulative[-1]).clamp(
+            max=self.members - 1
+        )
+        uniform = torch.randint(self.members, (self.uniform_draws,), device=self.device)
+        ids, times = torch.unique(torch.cat([popular, uniform]), return_counts=True)
         return Drawn(ids, self.log_expected[ids] - times.log())
 
 
@@ -93,7 +95,7 @@ def sampled_loss(
 def touched(*ids: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Returns the sorted distinct ids of several tensors, and each tensor's positions in them."""
     distinct, inverse = torch.unique(torch.cat(ids), return_inverse=True)
-    return distinct, inverse.split([len(some) for some in ids])
+    return distinct, inverse.split([len(tensor) for tensor in ids])
 
 
 class SampledLosses(Unchanging):
@@ -102,12 +104,12 @@ class SampledLosses(Unchanging):
     def __init__(self, size: int, sizes: Sizes, data: Interactions) -> None:
         sales = data.user_bundle.counts(sizes.bundles)
         # An item is a positive once for each sale of each bundle that contains it.
-        seen = torch.zeros(sizes.items, dtype=torch.float64, device=sales.device)
-        seen.index_add_(0, data.bundle_item.values, sales.double()[data.bundle_item.row_of_entry()])
-        self.bundles, self.items = Sampler(sales, size), Sampler(seen, size)
+        counts = torch.zeros(sizes.items, dtype=torch.float64, device=sales.device)
+        counts.index_add_(0, data.bundle_item.values, sales.double()[data.bundle_item.row_of_entry()])
+        self.bundles, self.items = Sampler(sales, size), Sampler(counts, size)
 
     def loss(self, model: BundleMage, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
-        """The loss of a batch of a phase."""
+        """Returns the loss of one batch. `rows` are the batch's rows of `phase.over`."""
         of_phase = self._matching if phase.name == "matching" else self._generation
         return of_phase(model, rows, data)
 

@@ -16,7 +16,7 @@ from bundlemage.models.config import Between, ModelConfig, OneOf
 from bundlemage.models.ragged import Ragged
 
 TIE_BREAK = 1e-6
-"""The weight of log-popularity in a score. It only orders candidates that are equal otherwise."""
+"""The weight of log-popularity in a score. It only orders candidates whose scores are otherwise equal."""
 WALKS = 2**22
 """The maximum number of pairs of entries that a product of two sparse matrices holds at a time."""
 CELLS = 2**24
@@ -37,7 +37,7 @@ def blocks(rows: int, width: int) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class SparseRows:
-    """A sparse matrix. `rows` holds the columns of each row's entries. Entries of one cell are added up."""
+    """A sparse matrix. `rows` holds the columns of each row's entries. The entries of a cell add up."""
 
     rows: Ragged
     weights: Tensor  # [entries]

@@ -1,4 +1,4 @@
-"""Models that count what occurs together: item co-occurrence, ItemKNN and PPMI-SVD."""
+"""Models that count co-occurrences: item co-occurrence, ItemKNN and PPMI-SVD."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bundlemage.models.config import Between, ModelConfig, OneOf
 from bundlemage.models.ragged import Ragged
 
 MOST_ADDED = {"count": 0.1, "cosine": 1e-4}
-"""Maximum score for popularity. It is less than the score of one more shared bundle."""
+"""The maximum of the popularity term in a score. It is less than one more shared bundle adds."""
 
 
 class CoOccurrenceConfig(ModelConfig):
@@ -31,7 +31,7 @@ class CoOccurrenceConfig(ModelConfig):
 
 
 class CoOccurrence(Completer):
-    """An item's score is the number of bundles that it shares with the partial bundle's items, summed up.
+    """An item's score: the sum, over the partial bundle's items, of the number of bundles that hold both.
 
     The items × items matrix is never built. Scoring goes from the items of the partial bundle to the bundles
     that contain them, and from those bundles to their other items.
@@ -54,7 +54,7 @@ class CoOccurrence(Completer):
         holders = data.bundle_item.transposed(self.sizes.items)
         self.holders, self.holder_offsets = holders.values, holders.offsets
         in_users = data.user_item.counts(self.sizes.items).float()
-        # Ordered by number of bundles; users, a term between 0 and 1, decide among equals.
+        # The number of bundles decides. The term of users is below 1: it decides only if these are equal.
         popularity = holders.lengths + in_users / (1 + in_users.amax())
         self.tie_break.copy_(popularity / (1 + popularity.amax()) * MOST_ADDED[self.config.normalise])
 
@@ -89,7 +89,7 @@ class ItemKnnConfig(ModelConfig):
     """Added to the denominator of the cosine. It lowers similarities that rest on few shared users."""
     item_weight: float = Field(0.0, ge=0)
     """The weight of an item in the user's history; a bundle has weight 1. With 0, users without bundles get
-    popular bundles, which is better on Youshu. With more, their items decide."""
+    popular bundles, which is better on Youshu. Otherwise their items decide."""
 
 
 class ItemKnn(Matcher):
@@ -126,13 +126,13 @@ class ItemKnn(Matcher):
             self._find("item", users_of_item, taken)
 
     def _find(self, kind: str, users_of: SparseRows, taken: SparseRows) -> None:
-        """Finds the nearest bundles, and their similarities, of each row: a bundle or an item."""
+        """Stores the nearest bundles of each bundle (or item, by `kind`), and their similarities."""
         neighbours, weights = self.get_buffer(f"{kind}_neighbours"), self.get_buffer(f"{kind}_weights")
-        mine = users_of.rows.lengths.float().sqrt()
-        theirs = taken.rows.counts(taken.columns).float().sqrt()
+        row_norms = users_of.rows.lengths.float().sqrt()
+        bundle_norms = taken.rows.counts(taken.columns).float().sqrt()
         for which in blocks(len(users_of), taken.columns):
             shared = users_of.block(which).times(taken)  # users of both [block, bundles]
-            lengths = mine[which, None] * theirs + self.config.shrinkage
+            lengths = row_norms[which, None] * bundle_norms + self.config.shrinkage
             similarity = shared / lengths.clamp(min=1)  # 0 / 1 if there are no users
             if kind == "bundle":  # a bundle is not its own neighbour
                 similarity.diagonal(which.start).zero_()
@@ -155,7 +155,7 @@ class ItemKnn(Matcher):
 
 
 TOLERANCE = 1e-4
-"""The relative error allowed in a singular value. The effect on scores is smaller than the digits shown."""
+"""The relative error allowed in a singular value. The effect on scores is below the digits shown."""
 
 SMALL = 512
 """For at most this many items, the full SVD is computed: it always converges."""
@@ -207,8 +207,7 @@ class PpmiSvd(Completer):
 
 
 def pair_counts(rows: Ragged, columns: int, longest: int) -> Any:
-    """For each pair of columns, the number of rows that hold both, 0 on the
-    diagonal."""  # sparse [columns, columns]
+    """For each pair of different columns, the number of rows with both. Rows above `longest` are split."""
     values, row = rows.values.cpu().numpy(), rows.row_of_entry().cpu().numpy()
     within = np.arange(len(values)) - rows.offsets.cpu().numpy()[row]
     _, piece = np.unique(np.column_stack([row, within // longest]), axis=0, return_inverse=True)

@@ -1,4 +1,4 @@
-"""Models with factors of users, learned from pairs of a user and an item or bundle: BPR, BR and EFM."""
+"""Models with a vector for each user, learned from pairs of a user and an item or bundle: BPR, BR and EFM."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PairsModel(Matcher, Learner):
         }
 
     def choices(self, phase: Phase, pairs: Tensor, data: Interactions) -> tuple[Tensor, Tensor]:
-        """Returns the users of pairs, and for each the item or bundle taken, then its negatives."""
+        """Returns each pair's user, and its choices: first the item or bundle taken, then the negatives."""
         matrix = data.user_item if phase.over == "user_item" else data.user_bundle
         users, taken = matrix.entries(pairs)
         drawn = self.negatives[phase.over].draw(users, self.config.negatives)
@@ -70,7 +70,7 @@ def random_vectors(count: int, dim: int, spread: float) -> nn.Parameter:
 
 
 def factor_loss(user: Tensor, choices: Tensor, table: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The BPR loss of `choices` (PairsModel), with the scores user · row of `table` + bias."""
+    """The BPR loss of the result of `PairsModel.choices`. A score is user · row of `table` + bias."""
     scores = torch.einsum("rd,rcd->rc", user, F.embedding(choices, table))
     return choice_loss(scores if bias is None else scores + pick(bias, choices))
 
@@ -207,8 +207,8 @@ class BR(PairsModel, Indexable, Completer):
         total, squares, bias = self._parts(sums)
         vectors = (total / lengths.clamp(min=1)[:, None]) @ self.turn_item.T  # [bundles, d]
         # Σ_{i≠j} γ_ik γ_jk = (Σ_i γ_ik)² − Σ_i γ_ik²
-        company = (total.square() - squares) @ self.compatibility / (lengths * (lengths - 1)).clamp(min=1)
-        constants = bias / lengths.clamp(min=1) + self._size_bias(lengths) + company
+        pair_term = (total.square() - squares) @ self.compatibility / (lengths * (lengths - 1)).clamp(min=1)
+        constants = bias / lengths.clamp(min=1) + self._size_bias(lengths) + pair_term
         if self.bundle_bias is not None:
             # A bundle added after training has no bias.
             constants = constants + F.pad(self.bundle_bias, (0, len(constants) - len(self.bundle_bias)))
@@ -239,9 +239,9 @@ class BR(PairsModel, Indexable, Completer):
         scores = user @ self.turn_item @ table.T + self.item_bias + inside[:, None]
         # With j added, Σ_{i≠j} γ_i γ_j grows by 2 γ_j Σ_i γ_i.
         inside = (total.square() - squares) @ self.compatibility
-        company = inside[:, None] + 2 * (total * self.compatibility) @ table.T
+        pair_term = inside[:, None] + 2 * (total * self.compatibility) @ table.T
         pairs = (lengths * (lengths + 1)).clamp(min=1)
-        return scores / (lengths + 1) + company / pairs + self._size_bias(lengths + 1)  # [rows, items]
+        return scores / (lengths + 1) + pair_term / pairs + self._size_bias(lengths + 1)  # [rows, items]
 
 
 def _columns(item_table: Tensor, item_bias: Tensor) -> Tensor:
@@ -314,10 +314,10 @@ class EFM(PairsModel):
         return factor_loss(user, choices, self.bundle_factors, self.bundle_bias)
 
     def companions(self, pairs: Tensor, contents: Ragged) -> Tensor:
-        """Returns another item of the bundle for each bundle-item pair; the same item if it is alone."""
+        """Draws another item of the bundle for each bundle-item pair; the same item if it is the only one."""
         bundles, _ = contents.entries(pairs)
         starts, lengths = contents.offsets[bundles], contents.lengths[bundles]
-        # Go 1 to n - 1 places onwards in the row, and continue at its start.
+        # Move 1 to n - 1 places forward in the row. After its end, continue at its start.
         step = 1 + (torch.rand(len(pairs), device=pairs.device) * (lengths - 1)).long()
         return contents.values[starts + (pairs - starts + step) % lengths]
 

@@ -35,10 +35,10 @@ class GramSmotConfig(LearnedConfig):
     layers: int = Field(1, ge=1)
     """The number of attention layers."""
     heads: int = Field(1, ge=1)
-    """The number of attention heads. Each has its part of the dimensions."""
+    """The number of attention heads. Each head uses its own part of the dimensions."""
     user_embedding: bool = True
-    """Whether users have learned vectors. If not, a user's vector is computed only from the neighbours,
-    and neighbours do not attend to users in the first layer (ours)."""
+    """Whether users have learned vectors. If not, the first layer computes a user's vector only from the
+    user's neighbours, and no node attends to users in that layer (ours)."""
     residual: bool = True
     """Whether a node's vector is added to the result of attention (ours)."""
     dropout: float = Field(0.5, ge=0, lt=1)
@@ -127,19 +127,19 @@ class AttentionLayer(nn.Module):
                 nn.init.xavier_uniform_(part)
 
     def forward(
-        self, tables: list[Tensor], graph: Graph, kept: Tensor | None, wanted: tuple[int, ...]
+        self, tables: list[Tensor], graph: Graph, kept: Tensor | None, kinds: tuple[int, ...]
     ) -> list[Tensor]:
-        """Returns new vectors of the wanted kinds, and the other kinds unchanged."""
-        moved = list(tables)
-        for kind in wanted:
+        """Returns new vectors of nodes of `kinds`. The vectors of other nodes stay unchanged."""
+        updated = list(tables)
+        for kind in kinds:
             parts = [table @ self.project[kind, other] for other, table in enumerate(tables)]  # W h_j
             offered = [self._scores(part, self.offer[kind]) for part in parts]
             offered = [score + self.offer_bias[kind, other] for other, score in enumerate(offered)]
             query = self._scores(parts[kind], self.ask[kind])
             near = graph.near[kind]
             seen = None if kept is None else kept[near.pair]
-            moved[kind] = attend(torch.cat(parts), query, torch.cat(offered), near, seen)
-        return moved
+            updated[kind] = attend(torch.cat(parts), query, torch.cat(offered), near, seen)
+        return updated
 
     def _scores(self, table: Tensor, direction: Tensor) -> Tensor:
         return torch.einsum("nhd,hd->nh", table.view(len(table), self.heads, -1), direction)
@@ -201,10 +201,10 @@ class GramSmot(Matcher, Completer, Learner):
         if config.bundle_bias:
             self.log_sales.copy_(data.user_bundle.counts(self.sizes.bundles).log1p())
 
-    def places(self, wanted: tuple[int, ...] = (USERS, ITEMS, BUNDLES)) -> list[Tensor]:
+    def places(self, kinds: tuple[int, ...] = (USERS, ITEMS, BUNDLES)) -> list[Tensor]:
         """Returns the places of users, items and bundles with the current weights.
 
-        The last layer computes only the kinds that are `wanted`.
+        The last layer computes only the places of `kinds`.
         """
         config = self.config
         if self.user_vectors is None:
@@ -216,12 +216,14 @@ class GramSmot(Matcher, Completer, Learner):
         kept = self.graphs[0].hide(config.hide_bundles, config.edge_dropout) if self.training else None
         for number, layer in enumerate(self.attention):
             last = number + 1 == len(self.attention)
-            moved = layer(tables, self.graphs[number], kept, wanted if last else (USERS, ITEMS, BUNDLES))
+            updated = layer(tables, self.graphs[number], kept, kinds if last else (USERS, ITEMS, BUNDLES))
             if not last:
-                moved = [F.elu(table) for table in moved]
+                updated = [F.elu(table) for table in updated]
             if config.residual:
-                moved = [new + old if new is not old else old for new, old in zip(moved, tables, strict=True)]
-            tables = moved
+                updated = [
+                    new + old if new is not old else old for new, old in zip(updated, tables, strict=True)
+                ]
+            tables = updated
         if config.unit_ball:
             tables = [table / table.norm(dim=1, keepdim=True).clamp(min=1) for table in tables]
         return tables
@@ -232,16 +234,16 @@ class GramSmot(Matcher, Completer, Learner):
 
     def loss(self, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
         completes = self.does(Completer)
-        wanted = (USERS, ITEMS, BUNDLES) if completes else (USERS, BUNDLES)
-        users, items, bundles = self.places(wanted)
+        kinds = (USERS, ITEMS, BUNDLES) if completes else (USERS, BUNDLES)
+        users, items, bundles = self.places(kinds)
         users = self.dropout(users.index_select(0, rows))
         total = self._ranking(
             users, rows, bundles, self.biases(), data.user_bundle.rows(rows), self.not_owned
         )
         if completes:
             taken = data.user_item.rows(rows)
-            level = items.new_zeros(len(items))
-            by_items = self._ranking(users, rows, items, level, taken, self.items_not_owned)
+            no_bias = items.new_zeros(len(items))
+            by_items = self._ranking(users, rows, items, no_bias, taken, self.items_not_owned)
             total = total + self.config.item_weight * by_items
         return total
 
@@ -283,8 +285,8 @@ class GramSmot(Matcher, Completer, Learner):
 
 def nearness(places: Tensor, table: Tensor) -> Tensor:
     """Returns −‖u − v‖² for every place u and every row v of the table."""  # [places, rows]
-    apart = places.square().sum(1)[:, None] + table.square().sum(1)
-    return 2 * places @ table.T - apart
+    squares = places.square().sum(1)[:, None] + table.square().sum(1)
+    return 2 * places @ table.T - squares
 
 
 def softmax_loss(places: Tensor, table: Tensor, bias: Tensor, taken: Ragged, sharpness: float) -> Tensor:
@@ -304,8 +306,8 @@ def hinge_loss(
     w is log(1 + rank). The rank is estimated from the share of negatives that are too near (Hsieh et al.,
     Collaborative Metric Learning, WWW 2017). Without `rank_weights` w is 1.
     """
-    short = F.relu(margin + wrong - right[:, None])  # [positives, negatives]
+    violation = F.relu(margin + wrong - right[:, None])  # [positives, negatives]
     if not rank_weights:
-        return short.mean(1).sum()
-    rank = (short.detach() > 0).to(short.dtype).mean(1) * catalogue
-    return (rank.log1p() * short.mean(1)).sum()
+        return violation.mean(1).sum()
+    rank = (violation.detach() > 0).to(violation.dtype).mean(1) * catalogue
+    return (rank.log1p() * violation.mean(1)).sum()

@@ -34,7 +34,7 @@ class GraphConfig(LearnedConfig):
     weight_decay: float = Field(0.0, ge=0)
     """weight_decay × weight is added to the gradient, for every weight in every step."""
     ego_penalty: float = Field(0.0001, ge=0)
-    """L2 penalty on the batch's vectors before propagation: its weight, per pair, on ½ length²."""
+    """The weight of the L2 penalty, ½ length² per pair, on the batch's vectors before propagation."""
     negatives: int = Field(1, ge=1)
     """The number of negatives per pair. They are drawn among the bundles that the user does not have."""
     bundle_bias: bool = False
@@ -75,7 +75,7 @@ class GraphModel(Matcher, Learner):
         return (self.users,), (self.bundles,)
 
     def observe(self, data: Interactions) -> None:
-        self.drawn = Negatives(data.user_bundle, self.sizes.bundles)
+        self.not_owned = Negatives(data.user_bundle, self.sizes.bundles)
         if self.bias is not None:
             sales = data.user_bundle.counts(self.sizes.bundles)
             with torch.no_grad():
@@ -93,7 +93,7 @@ class GraphModel(Matcher, Learner):
 
     def draw(self, users: Tensor) -> Tensor:
         """Draws bundles that the users do not have."""  # [pairs, negatives]
-        return self.drawn.draw(users, self.config.negatives)
+        return self.not_owned.draw(users, self.config.negatives)
 
     def compare(self, tables: tuple[Tensor, Tensor], users: Tensor, bundles: Tensor) -> Tensor:
         """The BPR loss of the pairs against drawn negatives, plus the penalty."""
@@ -103,8 +103,8 @@ class GraphModel(Matcher, Learner):
         wrong_score = torch.einsum("pd,pnd->pn", user, F.embedding(wrong, tables[1]))
         of_users, of_bundles = self.ego_tables()
         chosen = torch.cat([bundles[:, None], wrong], dim=1)
-        named = [(users, table) for table in of_users] + [(chosen, table) for table in of_bundles]
-        squares = torch.stack([F.embedding(rows, table).square().sum() for rows, table in named]).sum()
+        penalised = [(users, table) for table in of_users] + [(chosen, table) for table in of_bundles]
+        squares = torch.stack([F.embedding(rows, table).square().sum() for rows, table in penalised]).sum()
         penalty = self.config.ego_penalty * squares / (2 * max(1, len(users)))
         return pairwise_loss(right_score, wrong_score) + penalty
 
@@ -219,8 +219,8 @@ class BGCN(GraphModel):
         rows = users[:, None].expand_as(drawn)
         item, has_item = any_of(self.user_item.left, rows)
         hard, has_bundle = any_of(self.bundle_item.right, item)
-        fit = has_item & has_bundle & ~self.drawn.owns(rows, hard)
-        return torch.where(fit & (torch.rand(fit.shape, device=fit.device) < chance), hard, drawn)
+        usable = has_item & has_bundle & ~self.not_owned.owns(rows, hard)
+        return torch.where(usable & (torch.rand(usable.shape, device=usable.device) < chance), hard, drawn)
 
     def propagate(self) -> tuple[Tensor, Tensor]:
         users_by_items, items = self._level(self.user_item, self.item_level, self.items)
@@ -230,7 +230,8 @@ class BGCN(GraphModel):
 
     def _level(self, graph: Bipartite, layers: nn.ModuleList, things: Tensor) -> tuple[Tensor, Tensor]:
         """Propagates vectors on the user-item or the user-bundle graph. Bundles also receive vectors from
-        bundles that share items with them. Returns all layers, concatenated."""
+        bundles that share items with them. `things` are the vectors of items or bundles. Returns all layers
+        of users and of things, concatenated."""
         users, things = graph.connected(self.users, things)
         of_users, of_things = [users], [things]
         for layer in layers:

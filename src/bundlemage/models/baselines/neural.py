@@ -22,8 +22,8 @@ NCF_SPREAD = 0.01
 DAM_SPREAD = 0.1
 """Standard deviation of DAM's initial vectors. The mean of a bundle's items must not become too small."""
 HIDDEN_AT_A_TIME = 2**22
-"""NCF: maximum number of values of the first hidden layer in scoring: 16 MiB of float32. More does not fit
-into a CPU's caches, and is slower."""
+"""NCF: maximum number of values of the first hidden layer in scoring: 16 MiB of float32. More values
+would not fit into a CPU's caches, which is slower."""
 NUMBERS_AT_A_TIME = 2**27
 """DAM: maximum number of temporary values in scoring: 512 MiB of float32."""
 USERS = Phase("users", over="users")
@@ -40,7 +40,7 @@ class NCFConfig(PairsConfig):
     embedding_dim: int = Field(200, ge=1)
     """The length of vectors. Users and bundles have two vectors each: one for GMF, one for the MLP."""
     layers: int = Field(3, ge=1)
-    """The number of hidden layers. The first has `embedding_dim` units, each next one half as many."""
+    """The number of hidden layers. The first has `embedding_dim` units, each further layer half as many."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """The dropout rate on all vectors and hidden layers. The publication uses no dropout."""
     negatives: int = Field(4, ge=1)
@@ -80,9 +80,9 @@ class NCF(PairsModel):
                 nn.init.xavier_uniform_(layer.weight)
                 if layer.bias is not None:
                     nn.init.zeros_(layer.bias)
-        reach = (3 / (len(self.join_factors) + len(self.join_hidden))) ** 0.5
-        nn.init.uniform_(self.join_factors, -reach, reach)
-        nn.init.uniform_(self.join_hidden, -reach, reach)
+        bound = (3 / (len(self.join_factors) + len(self.join_hidden))) ** 0.5
+        nn.init.uniform_(self.join_factors, -bound, bound)
+        nn.init.uniform_(self.join_hidden, -bound, bound)
 
     def observe(self, data: Interactions) -> None:
         super().observe(data)
@@ -97,9 +97,9 @@ class NCF(PairsModel):
         """The log loss: the target is 1 for bundles that the user took, and 0 for drawn negatives."""
         users, bundles = self.choices(phase, rows, data)  # [rows], [rows, 1 + negatives]
         logits = self.pair_logits(users, bundles)
-        answers = torch.zeros_like(logits)
-        answers[:, 0] = 1
-        return F.binary_cross_entropy_with_logits(logits, answers)
+        targets = torch.zeros_like(logits)
+        targets[:, 0] = 1
+        return F.binary_cross_entropy_with_logits(logits, targets)
 
     def pair_logits(self, users: Tensor, bundles: Tensor) -> Tensor:
         """Returns the logit of ŷ for each user and each bundle in the user's row."""  # [rows, count]
@@ -227,10 +227,10 @@ class DAM(PairsModel):
         return self.config.item_weight * choice_loss(scores)
 
     def _score_some(self, users: Tensor, choices: Tensor, contents: Ragged) -> Tensor:
-        """Returns the scores of bundles, `choices[n]` for user `users[n]`."""  # [rows, choices]
-        each = users.repeat_interleave(choices.shape[1], output_size=choices.numel())
+        """Returns the scores of the bundles `choices[n]` for each user `users[n]`."""  # [rows, choices]
+        repeated = users.repeat_interleave(choices.shape[1], output_size=choices.numel())
         bundles = contents.rows(choices.flatten())
-        scores = self.pair_scores(F.embedding(each, self.user_factors), bundles).view_as(choices)
+        scores = self.pair_scores(F.embedding(repeated, self.user_factors), bundles).view_as(choices)
         if self.bundle_bias is None:
             return scores
         bias = F.pad(self.bundle_bias, (0, len(contents) - len(self.bundle_bias)))
@@ -238,8 +238,8 @@ class DAM(PairsModel):
 
     def score_candidates(self, histories: Histories, candidates: Tensor, contents: Ragged) -> Tensor:
         typical = len(contents.values) // max(1, len(contents)) + 1  # items in a bundle
-        each = candidates.shape[1] * self.user_factors.shape[1] * (2 * typical + 4)
-        step = max(1, NUMBERS_AT_A_TIME // max(1, each))
+        per_user = candidates.shape[1] * self.user_factors.shape[1] * (2 * typical + 4)
+        step = max(1, NUMBERS_AT_A_TIME // max(1, per_user))
         blocks = zip(
             torch.split(self.known_users(histories), step), torch.split(candidates, step), strict=True
         )
@@ -249,9 +249,9 @@ class DAM(PairsModel):
         """Scores a few users at a time, because the bundles' vectors differ for every user."""
         users = self.user_factors[self.known_users(histories)]  # [rows, d]
         # Temporary values per user: vectors and a layer per bundle, attention per entry, scores per item.
-        wide = 2 * users.shape[1] + 2 * max(self.config.hidden_dims)
-        each = len(contents) * wide + 8 * len(contents.values) + self.sizes.items
-        at_a_time = max(1, NUMBERS_AT_A_TIME // max(1, each))
+        width = 2 * users.shape[1] + 2 * max(self.config.hidden_dims)
+        per_user = len(contents) * width + 8 * len(contents.values) + self.sizes.items
+        at_a_time = max(1, NUMBERS_AT_A_TIME // max(1, per_user))
         blocks = [self._score_all(block, contents) for block in torch.split(users, at_a_time)]
         scores = torch.cat(blocks) if blocks else users.new_zeros(0, len(contents))
         if self.bundle_bias is not None:
@@ -275,7 +275,7 @@ class DAM(PairsModel):
         return scores[:, :, 0]  # [users, bundles]
 
     def _first_layer(self, users: Tensor, vectors: Tensor) -> Tensor:
-        """Uses A[p ⊙ f] + Bp + Cf = (A diag(p) + C)f + Bp: a third of the work if a user has many bundles."""
+        """Uses A[p ⊙ f] + Bp + Cf = (A diag(p) + C)f + Bp: a third of the work for many bundles."""
         first = self.layers[0]
         assert isinstance(first, nn.Linear)
         of_product, *of_each = first.weight.tensor_split(first.in_features // users.shape[1], dim=1)
@@ -347,13 +347,12 @@ class VAECF(Matcher, Learner):
                 self.decoder_bias.copy_(data.user_bundle.counts(self.sizes.bundles).log1p())
 
     def encode(self, bundles: Ragged) -> tuple[Tensor, Tensor]:
-        """Returns μ and log σ² of each user's latent vector. The input has length 1 before
-        dropout."""  # [rows, K]
+        """Returns μ and log σ² of each user's latent vector. Before dropout, the input has length 1."""
         share = bundles.lengths.to(self.encoder_table.dtype).clamp(min=1).rsqrt()
         entries = F.dropout(share[bundles.row_of_entry()], self.config.dropout, self.training)
         hidden = torch.tanh(bundles.weighted_sum_of(self.encoder_table, entries) + self.encoder_bias)
         mean, log_variance = self.latent(hidden).chunk(2, dim=1)
-        return mean, log_variance
+        return mean, log_variance  # [rows, K] each
 
     def decode(self, z: Tensor) -> Tensor:  # [rows, hidden]
         return torch.tanh(self.decoder(z))

@@ -93,8 +93,8 @@ class OwnedShare(Matcher):
 
 
 class Random(Matcher, Completer):
-    """Scores by a hash of the seed, the user's history, and the bundle or item. Each user gets another order,
-    which is the same in every call."""
+    """Scores by a hash of the seed, the user's history, and the bundle or item. Users with different
+    histories get different orders. Every call gives the same order."""
 
     name = "random"
     title = "Random"
@@ -136,9 +136,9 @@ def _set_hash(rows: Ragged, kind: int) -> Tensor:
 
 def _scores(user: Tensor, columns: int) -> Tensor:
     """Returns scores between 0 and 1, evenly distributed, from each user's hash."""  # [rows, columns]
-    thing = _mix(torch.arange(columns, device=user.device))
+    candidate = _mix(torch.arange(columns, device=user.device))
     scores = torch.empty(len(user), columns, device=user.device)
     for which in blocks(len(user), columns * _FINER):
-        mixed = _mix(user[which, None] + thing)
+        mixed = _mix(user[which, None] + candidate)
         scores[which] = _shifted(mixed, 64 - _BITS).float() / 2**_BITS
     return scores

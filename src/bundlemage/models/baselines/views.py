@@ -1,5 +1,5 @@
-"""Models with several views of users and bundles, made from three graphs: CrossCBR, MultiCBR, CoHeat and
-BundleGT."""
+"""Models that compute several vectors (views) of each user and bundle, from three graphs: CrossCBR, MultiCBR,
+CoHeat and BundleGT."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bundlemage.models.ragged import Ragged
 
 
 class ViewsConfig(GraphConfig):
-    """The settings of models that see users and bundles in several graphs."""
+    """The settings of models with several views of users and bundles."""
 
     space = GraphConfig.space | {
         "weight_decay": OneOf(0.0, 0.00001, 0.00004, 0.0001),
@@ -32,14 +32,14 @@ class ViewsConfig(GraphConfig):
     layers: int = Field(1, ge=1)
     """The number of propagation steps on each graph."""
     augmentation: Literal["none", "edges", "messages", "noise"] = "none"
-    """The random change in training. `edges` drops edges, `messages` drops numbers of the propagated vectors,
-    and `noise` is added to the propagated vectors."""
+    """The random change in training. `edges` drops edges, `messages` sets some numbers of the propagated
+    vectors to zero, and `noise` adds noise to these vectors."""
     disturbance: float = Field(0.2, ge=0, lt=1)
     """The probability that an edge or a number is dropped, or the length of the noise."""
 
 
 class ViewsModel(GraphModel):
-    """A model with several views of users and bundles, made from three graphs. A subclass defines them."""
+    """A model with several views of users and bundles, from three graphs. A subclass defines the views."""
 
     config: ViewsConfig
 
@@ -47,9 +47,9 @@ class ViewsModel(GraphModel):
         """Returns the first vectors plus the vectors of all later LightGCN layers, scaled to length one."""
         left, right = graph.connected(left, right)
         layers = self.disturbed(graph).layers(left, right, self.config.layers)
-        for one, other in layers[1:]:
-            left = left + F.normalize(self.shaken(one))
-            right = right + F.normalize(self.shaken(other))
+        for left_layer, right_layer in layers[1:]:
+            left = left + F.normalize(self.shaken(left_layer))
+            right = right + F.normalize(self.shaken(right_layer))
         return left, right
 
     def disturbed(self, graph: Bipartite) -> Bipartite:
@@ -108,19 +108,19 @@ class CrossCBR(ViewsModel):
     config: CrossCBRConfig
 
     def propagate(self) -> tuple[Tensor, Tensor]:
-        users, items = self.spread(self.user_item, self.users, self.items)
+        users_by_items, items = self.spread(self.user_item, self.users, self.items)
         by_items = self.disturbed(self.bundle_item).mean_to_left(items)
-        users_too, by_bundles = self.spread(self.user_bundle, self.users, self.bundles)
+        users_by_bundles, by_bundles = self.spread(self.user_bundle, self.users, self.bundles)
         # The product of the joined vectors is the sum of the two views' products.
-        return torch.cat([users, users_too], dim=1), torch.cat([by_items, by_bundles], dim=1)
+        return torch.cat([users_by_items, users_by_bundles], dim=1), torch.cat([by_items, by_bundles], dim=1)
 
     def loss(self, phase: Phase, rows: Tensor, data: Interactions) -> Tensor:
         users, bundles = data.user_bundle.entries(rows)
         tables = self.propagate()
         loss = self.compare(self.biased(*tables), users, bundles)
         if self.config.contrast:
-            for one, other in self.contrasted(tables, (users, bundles)):
-                agreement = contrastive_loss(one, other, self.config.temperature)
+            for first, second in self.contrasted(tables, (users, bundles)):
+                agreement = contrastive_loss(first, second, self.config.temperature)
                 loss = loss + self.config.contrast * agreement / 2
         return loss
 
@@ -196,13 +196,13 @@ class MultiCBR(CrossCBR):
         ]
 
 
-def contrastive_loss(one: Tensor, other: Tensor, temperature: float) -> Tensor:
-    """InfoNCE: a cross-entropy loss. Each row of `one` must find the same row among all rows of `other`, with
-    cosine / τ as logits. Returns the mean over rows."""
-    rows = torch.arange(len(one) + 1, device=one.device)
+def contrastive_loss(first: Tensor, second: Tensor, temperature: float) -> Tensor:
+    """InfoNCE: a cross-entropy loss. Each row of `first` must find the same row among all rows of `second`.
+    The logits are cosine / τ. Returns the mean over rows."""
+    rows = torch.arange(len(first) + 1, device=first.device)
     itself = Ragged(rows[:-1], rows)
     return multinomial_loss(
-        F.normalize(one) / temperature, F.normalize(other), itself, torch.ones_like(one[:, 0])
+        F.normalize(first) / temperature, F.normalize(second), itself, torch.ones_like(first[:, 0])
     )
 
 
@@ -294,8 +294,10 @@ class CoHeat(ViewsModel):
         loss = self.compare(self.biased(*self.joined(*views)), users, bundles)
         if self.config.agreement:
             for by_history, by_affiliation, chosen in zip(*views, (users, bundles), strict=True):
-                one, other = (F.normalize(F.embedding(chosen, view)) for view in (by_history, by_affiliation))
-                loss = loss + self.config.agreement * agreement_loss(one, other)
+                first, second = (
+                    F.normalize(F.embedding(chosen, view)) for view in (by_history, by_affiliation)
+                )
+                loss = loss + self.config.agreement * agreement_loss(first, second)
         if self.training:
             with torch.no_grad():
                 self.epochs_done.add_(1 / self.steps_per_epoch)
@@ -320,11 +322,11 @@ class CoHeat(ViewsModel):
         return torch.cat([scores, by_items], dim=1)
 
 
-def agreement_loss(one: Tensor, other: Tensor) -> Tensor:
+def agreement_loss(first: Tensor, second: Tensor) -> Tensor:
     """Alignment plus uniformity of two views with rows of length one (Wang and Isola, ICML 2020).
     Alignment: mean ‖x − y‖² of a row in both. Uniformity of a view: log mean exp(−2 ‖x − x′‖²)."""
-    alignment = (one - other).square().sum(1).mean()
-    return alignment + (_uniformity(one) + _uniformity(other)) / 2
+    alignment = (first - second).square().sum(1).mean()
+    return alignment + (_uniformity(first) + _uniformity(second)) / 2
 
 
 def _uniformity(rows: Tensor) -> Tensor:
