@@ -112,7 +112,7 @@ def test_chosen_columns(shop: Path, where: Path) -> None:
         (["--set", "epochs=-3"], "bundlemage: setting 'epochs' is -3"),
         (["--seeds", "a,b"], "--seeds 'a,b'"),
         (["--seeds", "1,1"], "the seed 1 is given twice"),
-        (["--metric", "ndcg@6"], "kept case by case"),
+        (["--metric", "ndcg@6"], "stored for each case"),
         (["--metrics", "ndcg@6"], "unknown metric 'ndcg@6'"),
         (["--protocol", "half"], "unknown protocol 'half'"),
         (["--protocol", "none"], "nothing is held out"),

@@ -63,7 +63,7 @@ def test_a_folder_with_nothing_in_it_exits_with_2_and_still_has_a_page(tmp_path:
     ("arguments", "message"),
     [
         (["yoosho", "--data", "."], "unknown data set 'yoosho'"),
-        (["youshu"], "--data: no folder is named"),
+        (["youshu"], "--data: no folder is given"),
         (["youshu", "--data", "nowhere"], "nowhere is not a folder"),
         (["sample", "--data", "."], "built in"),
         (["youshu", "--data", ".", "--seeds", "a"], "--seeds"),

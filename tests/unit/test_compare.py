@@ -431,7 +431,7 @@ def test_what_cannot_be_asked_is_not_trained(cache: Cache) -> None:
         ({"seeds": [1, 1]}, "given twice"),
         ({"contenders": []}, "at least one model"),
         ({"contenders": [SMALL.with_settings({"epochs": 0})]}, "small: setting 'epochs'"),
-        ({"metric": "ndcg@7"}, "kept case by case"),
+        ({"metric": "ndcg@7"}, "stored for each case"),
         ({"splits": [SplitPlan("none").divide(small_shop())]}, "nothing is held out"),
     ],
 )

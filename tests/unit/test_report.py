@@ -280,7 +280,7 @@ def test_a_part_that_is_missing_is_named_with_its_place(tmp_path: Path, cache: P
 def test_with_nothing_the_papers_numbers_are_shown(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "netease").mkdir()
     found = gather(ReproduceOptions("netease", tmp_path / "netease", (0,), cache))
-    assert found.nothing
+    assert found.no_data
     assert found.cases == ()
     text = markdown(found)
     assert ".4281" in text

@@ -366,7 +366,7 @@ def reproduce(
             files = f"index.html, report.md, results.json and {len(drawn)} figure{'s' * (len(drawn) != 1)}"
             end = f"Written to [bold]{show.plain(output)}[/]: {files}."
         show.say(end)
-    if findings.nothing:
+    if findings.no_data:
         raise ConfigError(
             f"{data} has no files of {dataset}: a report shows only the paper's figures and what is missing"
         )

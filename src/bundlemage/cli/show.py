@@ -120,7 +120,7 @@ def comparison_table(results: ResultTable, columns: Sequence[str]) -> Renderable
     for head in (*columns, "fit", "memory"):
         shown.add_column(head, justify="right", no_wrap=True)
     for row in results.rows:
-        name = plain(row.label) + f" {render.LIKE}" * (not row.distinguishable)
+        name = plain(row.label) + f" {render.NOT_DIFFERENT}" * (not row.distinguishable)
         if row.metrics is None:
             shown.add_row(name, "[red]failed[/]")
             continue

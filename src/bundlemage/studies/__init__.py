@@ -1,1 +1,1 @@
-"""Studies: many models on the same data and the same questions, with the paper's tables built on top."""
+"""Studies compare many models on the same data and test cases, and reproduce the paper's tables."""

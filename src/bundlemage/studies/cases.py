@@ -1,7 +1,7 @@
 """Case studies: answers of a fitted model for single users. A rule chooses the cases, never a person.
 
 The first study completes one incomplete bundle for users with different tastes (the paper's Fig. 1b). In the
-second, the model is right with an unpopular item, and the most popular item is wrong (its Fig. "case2").
+second, the model is right with an unpopular item, and the most popular item is wrong (Fig. "case2").
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class CaseStudy:
 
 
 def fair_split(split: Split) -> Split:
-    """Returns the split. If its user-item pairs are reconstructed, only items of training bundles stay."""
+    """Returns the split. If its user-item pairs are reconstructed, keeps only items of training bundles."""
     if split.dataset.name != pathak.PARTIAL_NAME:
         return split
     train = split.train
@@ -170,7 +170,7 @@ class _Chooser:
         )
 
     def shares(self, user: int) -> npt.NDArray[np.float64]:
-        """For each tag, its share among the user's tagged items; zeros if the user has no tagged items."""
+        """Returns the share of each tag among the user's tagged items; zeros if the user has none."""
         rows = self.has_tag[self.owned(user)]
         shares: npt.NDArray[np.float64] = rows.sum(0) / max(1, int(rows.any(1).sum()))
         return shares
@@ -185,7 +185,7 @@ class _Chooser:
         )
 
     def bundle_name(self, row: int) -> str:
-        """The name of the bundle with these items. If not exactly one bundle has them, a number."""
+        """Returns the name of the bundle with these items; a number unless exactly one bundle has them."""
         whole = sorted({*self.shown(row), *self.hidden(row)})
         contents = self.dataset.bundle_item
         overlap = np.asarray(contents[:, whole].sum(1)).ravel()
@@ -195,31 +195,31 @@ class _Chooser:
         return self.data.bundle_title(int(same[0])) or f"bundle {self.data.bundles[int(same[0])]}"
 
     def scores(self, users: npt.NDArray[Any], rows: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """The score of every item, for each pair of a user and a row of the incomplete bundles."""
+        """Returns the scores of all items for each pair of a user and a row of the incomplete bundles."""
         self.model.eval()
         with torch.inference_mode():
-            who, which = (torch.from_numpy(part.astype(np.int64)).to(self.device) for part in (users, rows))
+            user, row = (torch.from_numpy(part.astype(np.int64)).to(self.device) for part in (users, rows))
             answers = require(self.model, Completer).score_items(
-                self.interactions.histories(who), self.partial.rows(which), self.interactions.bundle_item
+                self.interactions.histories(user), self.partial.rows(row), self.interactions.bundle_item
             )
         scores: npt.NDArray[np.float64] = answers.double().cpu().numpy()
         return scores
 
     def scores_of_others(self, users: npt.NDArray[Any], row: int) -> npt.NDArray[np.float64]:
-        """Each user's scores of all items for one bundle; -∞ for the items in the bundle."""
+        """Returns each user's scores of all items for one bundle; -∞ for the items in the bundle."""
         scores = self.scores(users, np.full(len(users), row))
         scores[:, self.shown(row)] = -np.inf
         return scores
 
     def different_firsts(self, users: npt.NDArray[Any], row: int) -> int:
-        """Number of different first items among these users, owned items included."""
+        """Returns the number of different first items of these users. Owned items may be first."""
         firsts: set[int] = set()
         for start in range(0, len(users), _ROWS):
             firsts.update(self.scores_of_others(users[start : start + _ROWS], row).argmax(1).tolist())
         return len(firsts)
 
     def taste_case(self) -> TasteCase | None:
-        """The case that `taste_rule` in `report.j2` describes; None if no case fits."""
+        """Returns the case that `taste_rule` in `report.j2` describes; None if no case fits."""
         cases = self.cases
         users_of = np.bincount(cases.bundles, minlength=cases.partial.shape[0])
         firsts = {
@@ -249,33 +249,33 @@ class _Chooser:
         )
 
     def leaning_users(self, users: Sequence[int], row: int) -> dict[int, list[int]]:
-        """Returns user → answers for up to USERS users. Each is chosen for a different tag, the one furthest
-        above its usual share, and if possible has a different first answer."""
+        """Returns user → answers for up to USERS users. Each is the user with the strongest preference for a
+        different tag and, if possible, has a different first answer."""
         known = [user for user in users if self.has_tag[self.owned(user)].any(1).sum() >= LEAST_ITEMS]
         if not known or not self.tag_names:
             return {}
         scores = self.scores_of_others(np.array(known), row)
-        for user, own in zip(known, scores, strict=True):
-            own[self.owned(user)] = -np.inf
+        for user, user_scores in zip(known, scores, strict=True):
+            user_scores[self.owned(user)] = -np.inf
         order = np.argsort(-scores, axis=1, kind="stable")[:, :ANSWERS]
         leanings = np.stack([self.shares(user) - self.usual for user in known])  # [users, tags]
         chosen: list[int] = []
         for _ in range(min(USERS, len(known))):
-            another = ~np.isin(order[:, 0], order[chosen, 0])
-            fresh = np.where(another[:, None], leanings, -np.inf)
-            wanted = fresh if fresh.max() > 0 else leanings
-            best = np.unravel_index(int(wanted.argmax()), leanings.shape)
+            new_first = ~np.isin(order[:, 0], order[chosen, 0])
+            fresh = np.where(new_first[:, None], leanings, -np.inf)
+            allowed = fresh if fresh.max() > 0 else leanings
+            best = np.unravel_index(int(allowed.argmax()), leanings.shape)
             if leanings[best] <= 0:
                 break
             chosen.append(int(best[0]))
             leanings[best[0], :], leanings[:, best[1]] = -np.inf, -np.inf
         return {
-            known[one]: [item for item in order[one].tolist() if np.isfinite(scores[one, item])]
-            for one in chosen
+            known[place]: [item for item in order[place].tolist() if np.isfinite(scores[place, item])]
+            for place in chosen
         }
 
     def unpopular_case(self) -> UnpopularCase | None:
-        """The case that `unpopular_rule` in `report.j2` describes; None if no case fits."""
+        """Returns the case that `unpopular_rule` in `report.j2` describes; None if no case fits."""
         cases, sales = self.cases, self.sales
         best: tuple[float, int, int] | None = None
         alike = opposite = 0
@@ -283,16 +283,16 @@ class _Chooser:
             numbers = np.arange(start, min(start + _ROWS, len(cases)))
             rows = cases.bundles[numbers]
             scores = self.scores(cases.users[numbers], rows)
-            for number, row, own in zip(numbers.tolist(), rows.tolist(), scores, strict=True):
+            for number, row, values in zip(numbers.tolist(), rows.tolist(), scores, strict=True):
                 right, wrong = self.candidates(row)
                 if not len(right) or not len(wrong):
                     continue
                 # The right item must be above every wrong one: a tie does not count.
-                model_right = own[right].max() > own[wrong].max()
+                model_right = values[right].max() > values[wrong].max()
                 opposite += bool(sales[right].max() > sales[wrong].max() and not model_right)
                 if model_right and sales[right].max() < sales[wrong].max():
                     alike += 1
-                    item = int(right[own[right].argmax()])
+                    item = int(right[values[right].argmax()])
                     if best is None or self.top[item] > best[0]:
                         best = (float(self.top[item]), number, item)
         if best is None:

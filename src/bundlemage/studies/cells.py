@@ -1,6 +1,6 @@
 """A cell of a study: one contender on one split with one seed. Its outcome is kept in the cache.
 
-What a model can do may depend on its settings, so a tiny instance of the model is examined.
+The tasks of a model may depend on its settings, so they are read from a tiny instance of the model.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Contender:
         return set(model_class(self.model).config_class.model_fields)
 
     def with_settings(self, settings: Mapping[str, Any]) -> Contender:
-        """The same contender with some settings changed."""
+        """Returns the same contender with some settings changed."""
         return replace(self, settings={**self.settings, **settings})
 
     def config(self, seed: int = 0, device: str = "auto") -> ModelConfig:
@@ -95,7 +95,7 @@ class Contender:
         return make_config(self.model, {**self.settings, "seed": first, "device": device})
 
     def abilities(self) -> Abilities:
-        """The tasks that the model can do, and whether it learns and depends on the seed."""
+        """Returns the tasks that the model can do, and whether it learns and depends on the seed."""
         return abilities(self.model, {**self.settings, "seed": 0, "device": "cpu"})
 
 
@@ -321,15 +321,16 @@ def every_model() -> list[ModelFacts]:
 
 
 def _seed_matters(name: str, settings: Mapping[str, Any]) -> bool:
-    """Whether two seeds give different weights or different answers on a tiny shop."""
+    """Returns whether two seeds give different weights or different scores on a tiny shop."""
     try:
         first, second = (_observed(name, {**settings, "seed": seed}) for seed in (1, 2))
-        return not all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+        return not all(torch.equal(*pair) for pair in zip(first, second, strict=True))
     except Exception:  # it may fail on such a small shop: running every seed is always correct
         return True
 
 
 def _observed(name: str, settings: Mapping[str, Any]) -> list[Tensor]:
+    """Returns the weights and the scores of an untrained model on a tiny shop."""
     config = make_config(name, {**settings, "device": "cpu"})
     model: Model = build(name, config, _TINY).eval()
     rows = Ragged.from_lists([[row, (row + 1) % 8, (row + 3) % 8] for row in range(8)], torch.device("cpu"))
@@ -353,10 +354,10 @@ def device_in_words(device: torch.device) -> str:
     """Returns the name of the GPU, or the name of the processor and its number of cores."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    named = None
+    match = None
     with suppress(OSError):
-        named = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    name = named[1].strip() if named else platform.processor() or platform.machine() or "CPU"
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    name = match[1].strip() if match else platform.processor() or platform.machine() or "CPU"
     kind = "" if device.type == "cpu" else f"{device.type}, "
     return f"{kind}{name}, {os.cpu_count() or 1} cores"
 
@@ -380,7 +381,7 @@ def _peak_memory(device: torch.device) -> Callable[[], int | None]:
 
 
 def _peak(*, reset: bool = False) -> int | None:
-    """The peak memory of this process in bytes. `reset` first sets the peak to the memory in use now."""
+    """Returns the peak memory of this process in bytes. `reset` sets the peak to the memory in use first."""
     try:
         if reset:
             Path("/proc/self/clear_refs").write_text("5")  # Linux

@@ -103,7 +103,8 @@ def check_metric(metric: str) -> None:
     """Raise ConfigError unless the metric is stored for each case. Significance tests need these values."""
     if metric not in CASE_METRICS:
         raise ConfigError(
-            f"models cannot be compared by {metric!r}: only {', '.join(CASE_METRICS)} are kept case by case"
+            f"models cannot be compared by {metric!r}: only {', '.join(CASE_METRICS)} "
+            "are stored for each case"
         )
 
 
@@ -136,8 +137,8 @@ def _check(contenders: Sequence[Contender], splits: Sequence[Split], seeds: Sequ
     if not contenders or not splits or not seeds:
         raise ConfigError("a comparison needs at least one model, one dataset and one seed")
     for what, values in (("seed", list(seeds)), ("model", [contender.label for contender in contenders])):
-        if twice := [value for place, value in enumerate(values) if value in values[:place]]:
-            raise ConfigError(f"the {what} {twice[0]!r} is given twice; name it once")
+        if repeated := [value for place, value in enumerate(values) if value in values[:place]]:
+            raise ConfigError(f"the {what} {repeated[0]!r} is given twice; name it once")
     for contender in contenders:
         for seed in seeds:
             try:
@@ -150,9 +151,7 @@ def _check(contenders: Sequence[Contender], splits: Sequence[Split], seeds: Sequ
         if (other := keys.setdefault(split.key, name)) is not name:
             raise ConfigError(f"the same split of the same data is given twice: {other}; {name}")
         if not split.test and not split.generation:
-            raise ConfigError(
-                f"{name}: nothing is held out to test on; choose another protocol, or bring more data"
-            )
+            raise ConfigError(f"{name}: nothing is held out to test on; choose another protocol, or add data")
 
 
 def run_cells(
@@ -172,7 +171,7 @@ def run_cells(
     check_jobs(jobs)
     watch = observer or CompareObserver()
     ended: dict[int, Outcome | Missing] = {}
-    watching: dict[int, Sequence[Observer]] = {}
+    observers: dict[int, Sequence[Observer]] = {}
 
     def done(place: int, outcome: Outcome, from_cache: bool) -> None:
         ended[place] = outcome
@@ -191,9 +190,9 @@ def run_cells(
         """Create the observers of a training, and return whether there are any; later pass events to them."""
         place = task[0]
         if question == _BEGIN:
-            watching[place] = watch.on_begin(cells[place])
-            return bool(watching[place])
-        return show(question, watching[place])
+            observers[place] = watch.on_begin(cells[place])
+            return bool(observers[place])
+        return show(question, observers[place])
 
     watch.on_plan(cells)
     try:
@@ -211,7 +210,7 @@ def run_cells(
                 done(place, known, True)
         jobs = max(1, min(jobs, len(unknown)))
         splits = {id(cells[place].split): cells[place].split for place in unknown}
-        numbers = {known: number for number, known in enumerate(splits)}
+        numbers = {key: number for number, key in enumerate(splits)}
         tasks = (
             (place, cells[place].contender, numbers[id(cells[place].split)], cells[place].seed)
             for place in unknown
@@ -235,7 +234,7 @@ def run_cells(
 
 
 _Task = tuple[int, Contender, int, int]
-"""A cell without its large split: the cell's place, its contender, the number of its split, its seed."""
+"""A cell without its large split: the cell's number, its contender, the number of its split, its seed."""
 _BEGIN = "begin"
 
 
@@ -259,14 +258,14 @@ def _run_task(
 
 
 def _missing(cell: Cell, message: str) -> Missing:
-    """The entry for a cell without a result. `message` is the reason."""
+    """Returns the entry for a cell without a result. `message` is the reason."""
     split, contender = cell.split, cell.contender
     name, protocol = split.dataset.name, split.protocol
     return Missing(contender.label, contender.model, name, protocol, split.key, message)
 
 
 def _explained(error: Exception, cell: Cell, cache: Cache, jobs: int) -> str:
-    """The reason of a failure, as the table shows it."""
+    """Returns the reason of a failure, as the table shows it."""
     if isinstance(error, BundleMageError):
         return str(error)
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):

@@ -91,15 +91,18 @@ def colour_variables(dark: bool = False) -> str:
 
 def drawn_figures(findings: Findings) -> list[tuple[Figure, str]]:
     """Returns the figures of a report, each with its caption."""
-    if findings.nothing:
+    if findings.no_data:
         return []
     name = pathak.PARTIAL_NAME if findings.partial else DATASET_TITLES[findings.options.dataset]
-    tables = [one for one in findings.tables if one.plan.section in ("matching", "generation") and one.table]
+    sections = ("matching", "generation")
+    tables = [result for result in findings.tables if result.plan.section in sections and result.table]
     pictures = []
     if tables:
         bars = {
-            one.plan.title: [bar for bar in _plotted(one, findings) if bar.paper or bar.value is not None]
-            for one in tables
+            result.plan.title: [
+                bar for bar in _plotted(result, findings) if bar.paper or bar.value is not None
+            ]
+            for result in tables
         }
         drawn = accuracy_bars("ndcg", f"nDCG@5 of every model on {name}", bars)
         caption = "Test nDCG@5 of every model (the paper's Fig. 1a). Whiskers: deviation over seeds."
@@ -108,7 +111,7 @@ def drawn_figures(findings: Findings) -> list[tuple[Figure, str]]:
         drawn = similarity("similarity", f"Item and bundle preference on {name}", findings.cosines)
         caption = "Cosine similarity of each user's item and bundle preference"
         pictures.append((drawn, f"{caption} (the paper's Fig. “dissimilarity”)."))
-    matching = next((one for one in tables if one.plan.task == "matching"), None)
+    matching = next((result for result in tables if result.plan.task == "matching"), None)
     if matching is None or matching.table is None:
         return pictures
     models = [model for model in _plotted(matching, findings) if model.value is not None]
@@ -118,15 +121,16 @@ def drawn_figures(findings: Findings) -> list[tuple[Figure, str]]:
         pictures.append((drawn, caption))
     if len(models) > 1 and len(findings.machines("matching")) == 1:
         drawn = time_and_accuracy("time", f"Training time and accuracy on {name}", models)
-        beside = matching.table.measured_beside
+        note = matching.table.timing_note
         caption = "Training time and test nDCG@5 of matching."
-        pictures.append((drawn, caption + (f" The time was {beside}." if beside else "")))
+        pictures.append((drawn, caption + (f" The time was {note}." if note else "")))
     return pictures
 
 
 def _plotted(result: TableResult, findings: Findings) -> list[Plotted]:
     split, seed = result.table.split if result.table else "", findings.options.seeds[0]
-    outcomes = {one.label: one for one in findings.outcomes if (one.split, one.seed) == (split, seed)}
+    same = (run for run in findings.outcomes if (run.split, run.seed) == (split, seed))
+    outcomes = {run.label: run for run in same}
     models = []
     for entry in result.plan.entries:
         row = result.row(entry.name)
@@ -148,7 +152,7 @@ def _plotted(result: TableResult, findings: Findings) -> list[Plotted]:
 
 
 def accuracy_bars(name: str, title: str, panels: Mapping[str, Sequence[Plotted]]) -> Figure:
-    """One panel for each task, with a bar for each model and a mark for the paper's value (its Fig. 1a)."""
+    """Draws a panel for each task, with a bar for each model and a mark for the paper's value (Fig. 1a)."""
     rows = max(len(bars) for bars in panels.values())
     figure, axes = _canvas(1, len(panels), 1.1 + 0.29 * rows)
     for axis, (heading, bars) in zip(axes, panels.items(), strict=True):
@@ -162,7 +166,7 @@ def accuracy_bars(name: str, title: str, panels: Mapping[str, Sequence[Plotted]]
         axis.set_title(heading, **_HEADING)
         axis.grid(axis="x")
     every = [bar for bars in panels.values() for bar in bars]
-    figure.legend(handles=_signs(every), loc="outside upper center", ncols=4, frameon=False)
+    figure.legend(handles=_legend_entries(every), loc="outside upper center", ncols=4, frameon=False)
     parts = []
     for heading, bars in panels.items():
         measured = sorted((bar for bar in bars if bar.value is not None), key=lambda bar: -(bar.value or 0))
@@ -171,8 +175,8 @@ def accuracy_bars(name: str, title: str, panels: Mapping[str, Sequence[Plotted]]
     return _finished(figure, name, title, f"Bar chart of nDCG@5. {'. '.join(parts)}.")
 
 
-def _signs(bars: Sequence[Plotted]) -> list[Any]:
-    """The entries of a legend of bars."""
+def _legend_entries(bars: Sequence[Plotted]) -> list[Any]:
+    """Returns the entries of the legend of a bar chart."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -203,7 +207,7 @@ def _draw_bar(axis: Any, row: int, bar: Plotted) -> None:
 
 
 def similarity(name: str, title: str, cosines: npt.NDArray[np.float64]) -> Figure:
-    """Histogram and sorted curve of the similarity of users' items and bundles (Fig. "dissimilarity")."""
+    """Draws how similar each user's items and bundles are: a histogram and a sorted curve."""
     known = np.sort(cosines[~np.isnan(cosines)])[::-1]
     figure, (left, right) = _canvas(1, 2, 3.3)
     left.hist(known, bins=np.linspace(0, 1, 21), color=_LIGHT["ours"], rwidth=0.92)
@@ -228,11 +232,11 @@ def similarity(name: str, title: str, cosines: npt.NDArray[np.float64]) -> Figur
 
 
 def training_curves(name: str, title: str, curves: Sequence[Plotted]) -> Figure:
-    """Validation nDCG@5 over the epochs. Each model has a small panel; the other models are faint in it."""
+    """Draws validation nDCG@5 over the epochs: a panel for each model, with the other models in grey."""
     columns = min(4, len(curves))
     rows = -(-len(curves) // columns)
     figure, axes = _canvas(rows, columns, 0.5 + 1.65 * rows, share=True)
-    highest = max(max(one.curve) for one in curves)
+    highest = max(max(model.curve) for model in curves)
     for number, axis in enumerate(axes):
         if number >= len(curves):
             axis.set_visible(False)
@@ -252,12 +256,12 @@ def training_curves(name: str, title: str, curves: Sequence[Plotted]) -> Figure:
     axes[0].xaxis.get_major_locator().set_params(integer=True)
     figure.supxlabel("epoch", fontsize=9)
     figure.supylabel("validation nDCG@5", fontsize=9)
-    values = "; ".join(f"{one.label} best {max(one.curve):.4f} at {one.best_epoch}" for one in curves)
+    values = "; ".join(f"{model.label} best {max(model.curve):.4f} at {model.best_epoch}" for model in curves)
     return _finished(figure, name, title, f"Validation nDCG@5 by epoch, one panel a model. {values}.")
 
 
 def time_and_accuracy(name: str, title: str, points: Sequence[Plotted]) -> Figure:
-    """Training time and test nDCG@5 of each model, as points."""
+    """Draws training time and test nDCG@5 of each model, as points."""
     figure, (axis,) = _canvas(1, 1, 4.6)
     for group, (colour, label) in _GROUPS.items():
         chosen = [point for point in points if point.group == group]

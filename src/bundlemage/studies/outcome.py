@@ -152,7 +152,7 @@ class Cache:
             content = json.loads(file.read_bytes())
             cases = (self.folder / f"{key}.npz").read_bytes()
             if content["key"] != key or content["cases"] != hashlib.sha256(cases).hexdigest():
-                raise ValueError("its two files do not belong together")
+                raise ValueError("its two files do not match")
             with np.load(io.BytesIO(cases), allow_pickle=False) as stored:
                 return Outcome(**content["outcome"], cases=dict(stored))
         except FileNotFoundError as error:

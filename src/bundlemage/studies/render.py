@@ -21,7 +21,7 @@ from bundlemage.studies.standings import LEVEL, DataFacts, ResultTable, Row, Spr
 
 Form = Literal["html", "markdown"]
 COLUMNS = ("ndcg@5", "ndcg@10", "ndcg@20", "recall@5", "recall@10", "recall@20")
-LIKE = "†"
+NOT_DIFFERENT = "†"
 """Marks a row that is not significantly different from the best one."""
 
 
@@ -86,11 +86,11 @@ def legend(table: ResultTable, *, times: bool = True) -> str:
         together = ", cases of one bundle grouped" if table.task == "generation" else ""
         averaged = ", values averaged over the seeds" if seeds > 1 else ""
         parts.append(
-            f"{LIKE}: not significantly different from the best by {table.metric} "
+            f"{NOT_DIFFERENT}: not significantly different from the best by {table.metric} "
             f"(paired t-test over {table.cases:,} cases{together}{averaged}; Holm-corrected, p ≥ {level})."
         )
-    if times and (beside := table.measured_beside):
-        parts.append(f"fit: {beside}.")
+    if times and (note := table.timing_note):
+        parts.append(f"fit: {note}.")
     return " ".join(parts)
 
 
@@ -196,13 +196,13 @@ def comparison_grid(key: str, table: ResultTable, columns: Sequence[str] = COLUM
     tops = {}
     for column in columns:
         spreads = [row.metrics[column] for row in table.rows if row.metrics]
-        tops[column] = max((one.mean + (one.sd or 0.0) for one in spreads), default=0.0) or 1.0
+        tops[column] = max((spread.mean + (spread.sd or 0.0) for spread in spreads), default=0.0) or 1.0
     rows: list[tuple[GridCell, ...]] = []
     for row in table.rows:
         name = GridCell(row.label)
         if not row.distinguishable:
             why = f"not significantly different from the best by {table.metric}: p = {row.p:.3f}"
-            name = GridCell(f"{row.label} {LIKE}", hint=why)
+            name = GridCell(f"{row.label} {NOT_DIFFERENT}", hint=why)
         if row.metrics is None:
             rows.append((name, GridCell(f"failed: {row.failure}")))
             continue

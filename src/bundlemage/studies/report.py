@@ -19,7 +19,7 @@ from bundlemage.readers.load import SAMPLE
 from bundlemage.studies import cases, paper
 from bundlemage.studies.figures import drawn_figures
 from bundlemage.studies.render import (
-    LIKE,
+    NOT_DIFFERENT,
     Grid,
     GridCell,
     dates,
@@ -50,10 +50,10 @@ def check_writable(folder: Path) -> None:
         return
     if folder.exists() or folder.is_symlink():
         try:
-            ours = json.loads((folder / RESULTS).read_text(encoding="utf-8"))["format"] == FORMAT
+            is_report = json.loads((folder / RESULTS).read_text(encoding="utf-8"))["format"] == FORMAT
         except (OSError, ValueError, KeyError, TypeError):
-            ours = False
-        if not ours:
+            is_report = False
+        if not is_report:
             raise ConfigError(
                 f"{folder} exists and is not a report, so it is not overwritten; name another folder"
             )
@@ -71,7 +71,8 @@ def content(findings: Findings) -> dict[str, Any]:
     what = "BundleMage and its rivals on" if dataset == SAMPLE else "BundleMage rebuilt on"
     data = findings.options.shown_part(findings.statistics_part) if findings.statistics else ""
     settings = {
-        f"[{one.label} on {one.dataset}, {one.protocol}]": one.settings_text() for one in findings.outcomes
+        f"[{outcome.label} on {outcome.dataset}, {outcome.protocol}]": outcome.settings_text()
+        for outcome in findings.outcomes
     }
     return {
         "title": f"{what} {DATASET_TITLES[dataset]}",
@@ -138,24 +139,24 @@ def results_of(findings: Findings) -> dict[str, Any]:
 
 
 def _table(result: TableResult, findings: Findings) -> dict[str, Any]:
-    one = result.plan
+    plan = result.plan
     rows = []
-    for entry in one.entries:
+    for entry in plan.entries:
         row = result.row(entry.name)
-        ours = {name: asdict(row.metrics[name]) for name in one.metrics} if row and row.metrics else None
+        ours = {name: asdict(row.metrics[name]) for name in plan.metrics} if row and row.metrics else None
         rows.append(
             {
                 "name": entry.name,
                 "title": entry.title,
                 "ours": ours,
-                "paper": {name: entry.paper.get(name) for name in one.metrics},
+                "paper": {name: entry.paper.get(name) for name in plan.metrics},
                 "seeds": row.seeds if row else [],
                 "p": row and row.p,
                 "failure": row and row.failure,
             }
         )
     return {
-        **{name: getattr(one, name) for name in ("key", "title", "part", "task")},
+        **{name: getattr(plan, name) for name in ("key", "title", "part", "task")},
         "reason": result.reason,
         "cases": result.table.cases if result.table else None,
         "command": compare_command(result, findings) if result.table else None,
@@ -181,7 +182,7 @@ def banners(findings: Findings) -> tuple[str, ...]:
             f"The data is {pathak.PARTIAL_NAME}, not the paper's Steam: it is reconstructed which user owns "
             "which game. So the results are not compared with the paper's."
         )
-    if findings.nothing:
+    if findings.no_data:
         lines.append(
             "The data's folder has no data that can be read: this report shows only the paper's figures."
         )
@@ -189,20 +190,20 @@ def banners(findings: Findings) -> tuple[str, ...]:
 
 
 def summary(findings: Findings) -> tuple[str, ...]:
-    """Returns some sentences on the best models, the distance to the paper's figures and missing files."""
-    lines = [_of_table(result) for result in findings.tables if result.table]
+    """Returns sentences about the best models, the distance to the paper's figures and missing files."""
+    lines = [_table_summary(result) for result in findings.tables if result.table]
     pairs = [
-        (f"{title} in {result.plan.title.lower()}", ours, theirs)
+        (f"{title} in {result.plan.title.lower()}", ours, published)
         for result in findings.tables
         if result.plan.beside == "the paper"
-        for title, ours, theirs in _beside(result)
+        for title, ours, published in _compared_rows(result)
     ]
     far = [pair for pair in pairs if tone_of(*pair[1:]) != "near"]
     far.sort(key=lambda pair: -abs(pair[1] - pair[2]))
     if far:
         rows = [
-            f"{title} ({figure(ours)} against {figure(theirs)}, {signed(ours - theirs)})"
-            for title, ours, theirs in far[:3]
+            f"{title} ({figure(ours)} against {figure(published)}, {signed(ours - published)})"
+            for title, ours, published in far[:3]
         ]
         lines.append(f"Furthest from the paper: {words(rows)}.")
     elif pairs:
@@ -217,27 +218,27 @@ def summary(findings: Findings) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _of_table(result: TableResult) -> str:
-    one = result.plan
+def _table_summary(result: TableResult) -> str:
+    plan = result.plan
     values = {
-        entry.title: row.metrics[one.metric].mean
-        for entry in one.entries
+        entry.title: row.metrics[plan.metric].mean
+        for entry in plan.entries
         if (row := result.row(entry.name)) and row.metrics
     }
     best = max(values, key=lambda title: values[title])
-    line = f"{one.title}: {best} is best with {metric_title(one.metric)} {figure(values[best])}"
+    line = f"{plan.title}: {best} is best with {metric_title(plan.metric)} {figure(values[best])}"
     line += f" of {len(values)} models run"
-    if missing := len(one.entries) - len(values):
+    if missing := len(plan.entries) - len(values):
         line += f" ({missing} not run)"
-    if tones := [tone_of(ours, theirs) for _, ours, theirs in _beside(result)]:
+    if tones := [tone_of(ours, published) for _, ours, published in _compared_rows(result)]:
         near, above, below = (tones.count(tone) for tone in ("near", "above", "below"))
-        whose = "the paper's" if one.beside == "the paper" else "the published"
+        whose = "the paper's" if plan.beside == "the paper" else "the published"
         line += f". Rows with {whose} figure: {near} near it, {above} above, {below} below"
     return line + "."
 
 
-def _beside(result: TableResult) -> list[tuple[str, float, float]]:
-    """Rows that have a published figure: title, our figure, published figure."""
+def _compared_rows(result: TableResult) -> list[tuple[str, float, float]]:
+    """Returns the title, our figure and the published figure of each row that has both."""
     metric = result.plan.metric
     return [
         (entry.title, row.metrics[metric].mean, entry.paper[metric])
@@ -252,10 +253,10 @@ def signed(value: float) -> str:
     return size if size == figure(0.0) else f"{'−' if value < 0 else '+'}{size}"
 
 
-def tone_of(ours: float, theirs: float) -> str:
+def tone_of(ours: float, published: float) -> str:
     """Returns `near`, `above` or `below`: how our figure compares with the paper's."""
-    difference = ours - theirs
-    if abs(difference) <= max(NEAR_FIGURE, NEAR_SHARE * theirs):
+    difference = ours - published
+    if abs(difference) <= max(NEAR_FIGURE, NEAR_SHARE * published):
         return "near"
     return "above" if difference > 0 else "below"
 
@@ -268,14 +269,14 @@ def statistics_grid(findings: Findings) -> Grid:
     printed = paper.STATISTICS.get(findings.options.dataset, {})
     rows = []
     for name, title in paper.STATISTICS_TITLES.items():
-        ours, theirs = findings.statistics.get(name), printed.get(name)
-        difference = _difference(name, ours, theirs)
-        rows.append((title, _statistic(name, ours), _statistic(name, theirs), difference))
+        ours, published = findings.statistics.get(name), printed.get(name)
+        difference = _difference(name, ours, published)
+        rows.append((title, _statistic(name, ours), _statistic(name, published), difference))
     return _beside_the_paper("statistics", rows, bool(printed))
 
 
 def _beside_the_paper(key: str, rows: Sequence[Sequence[str]], printed: bool) -> Grid:
-    """A grid of our figures. If `printed`, it also has the paper's figures and the differences."""
+    """Returns a grid of our figures. If `printed`, it also has the paper's figures and the differences."""
     width = 4 if printed else 2
     cells = tuple(tuple(GridCell(text) for text in row[:width]) for row in rows)
     return Grid(key, _STATISTICS_HEAD[:width], cells)
@@ -289,11 +290,11 @@ def _statistic(name: str, value: float | None) -> str:
     return f"{value:.2f}" if name == "items_per_bundle" else f"{value:,.0f}"
 
 
-def _difference(name: str, ours: float | None, theirs: float | None) -> str:
-    if ours is None or theirs is None:
+def _difference(name: str, ours: float | None, published: float | None) -> str:
+    if ours is None or published is None:
         return NONE
     digits = 4 if name.endswith("density") else 2
-    difference = round(ours, digits) - round(theirs, digits)
+    difference = round(ours, digits) - round(published, digits)
     if abs(difference) < 10**-digits / 2:
         return "none"
     return ("−" if difference < 0 else "+") + _statistic(name, abs(difference))
@@ -315,7 +316,7 @@ def bias_grid(findings: Findings) -> Grid:
 
 def table_part(result: TableResult, findings: Findings) -> dict[str, Any]:
     """Returns the values that the report shows for a table: grid, sources, remarks and command."""
-    one, entries, dataset = result.plan, result.plan.entries, findings.options.dataset
+    plan, entries, dataset = result.plan, result.plan.entries, findings.options.dataset
     if result.reason is not None:  # only the paper's figures are known
         own = ("bundlemage", ENSEMBLE)
         entries = tuple(entry for entry in entries if entry.group != "beyond" and entry.name not in own)
@@ -323,26 +324,26 @@ def table_part(result: TableResult, findings: Findings) -> dict[str, Any]:
     if result.reason is None or any(entry.paper for entry in entries):
         rows = [_row(entry, result, NONE if result.reason else "not run") for entry in entries]
         groups: list[str] = [entry.group for entry in entries]
-        for published in paper.TABLES[one.key] if one.key == "full-ranking" else ():
+        for published in paper.TABLES[plan.key] if plan.key == "full-ranking" else ():
             printed = {name: figure(value) for name, value in published.figures(dataset).items()}
             if printed:
                 sources.append(f"{published.title}: {published.remark}")
             if printed and not published.contender:
-                cells = (GridCell(NONE, beside=printed.get(name, NONE)) for name in one.metrics)
+                cells = (GridCell(NONE, beside=printed.get(name, NONE)) for name in plan.metrics)
                 rows.append((GridCell(published.title, hint=published.remark), *cells, GridCell(NONE)))
                 groups.append("published")
-        head = ("model", *map(metric_title, one.metrics), "fit")
-        times = len(findings.machines(one.task)) <= 1  # seconds from different machines cannot be compared
+        head = ("model", *map(metric_title, plan.metrics), "fit")
+        times = len(findings.machines(plan.task)) <= 1  # seconds from different machines cannot be compared
         if not times:
             head, rows = head[:-1], [row[:-1] for row in rows]
         legends = [legend(result.table, times=times)] if result.table else []
-        if one.beside:
-            whose = "the paper's" if one.beside == "the paper" else "the published"
+        if plan.beside:
+            whose = "the paper's" if plan.beside == "the paper" else "the published"
             legends.append(
                 f"Beside our figure: {whose} figure ({NONE}: none) and the difference (≈ within "
                 f"{NEAR_SHARE:.0%} or {figure(NEAR_FIGURE)}, ▲ above, ▼ below)."
             )
-        grid = Grid(one.key, head, tuple(rows), tuple(groups), " ".join(legends))
+        grid = Grid(plan.key, head, tuple(rows), tuple(groups), " ".join(legends))
     return {
         "result": result,
         "grid": grid,
@@ -358,10 +359,10 @@ def metric_title(metric: str) -> str:
 
 
 def _row(entry: Entry, result: TableResult, without: str) -> tuple[GridCell, ...]:
-    """A row of a table. If there is no result, its cells show `without`."""
+    """Returns a row of a table. If there is no result, its cells show `without`."""
     row = result.row(entry.name)
     recipe = recipe_of(entry.name, result.plan.recipes)
-    mark = f" {LIKE}" if row is not None and row.metrics and not row.distinguishable else ""
+    mark = f" {NOT_DIFFERENT}" if row is not None and row.metrics and not row.distinguishable else ""
     hint = f"recipe {recipe}" if recipe else "the model's default settings"
     name = GridCell(entry.title + mark, code=recipe or entry.name, hint=hint)
     seconds = row.fit_seconds if row else None
@@ -370,40 +371,40 @@ def _row(entry: Entry, result: TableResult, without: str) -> tuple[GridCell, ...
 
 
 def _figure_cell(row: Row | None, metric: str, entry: Entry, beside: str, without: str) -> GridCell:
-    theirs = entry.paper.get(metric)
-    shown = NONE * bool(beside) if theirs is None else figure(theirs)
+    published = entry.paper.get(metric)
+    shown = NONE * bool(beside) if published is None else figure(published)
     if row is None:
         return GridCell(without, beside=shown)
     if row.metrics is None:
         return GridCell("failed", beside=shown, hint=row.failure or "")
-    if theirs is None:
+    if published is None:
         return metric_cell(row, metric, beside=shown)
     ours = row.metrics[metric].mean
-    tone = tone_of(ours, theirs)
-    difference = f"{_SIGNS[tone]} {signed(ours - theirs)}"
+    tone = tone_of(ours, published)
+    difference = f"{_SIGNS[tone]} {signed(ours - published)}"
     return metric_cell(row, metric, beside=shown, difference=difference, tone=tone)
 
 
 def compare_command(result: TableResult, findings: Findings) -> str:
     """Returns the command that computes the numbers of one table."""
-    one, options = result.plan, findings.options
-    names = [recipe_of(entry.name, one.recipes) or entry.name for entry in one.entries]
-    parts = [f"bundlemage compare {options.shown_part(one.part)} --seeds {options.shown_seeds}"]
+    plan, options = result.plan, findings.options
+    names = [recipe_of(entry.name, plan.recipes) or entry.name for entry in plan.entries]
+    parts = [f"bundlemage compare {options.shown_part(plan.part)} --seeds {options.shown_seeds}"]
     if options.epochs is not None:
         parts[0] += f" --epochs {options.epochs}"
-    if one.metric != "ndcg@5":
-        parts.append(f"--metric {one.metric} --metrics {','.join(one.metrics)}")
+    if plan.metric != "ndcg@5":
+        parts.append(f"--metric {plan.metric} --metrics {','.join(plan.metrics)}")
     parts += [f"-m {','.join(names[start : start + 5])}" for start in range(0, len(names), 5)]
     return " \\\n    ".join(parts)
 
 
 def how_it_was_made(findings: Findings) -> list[str]:
     """Returns sentences on the machines, the seeds, the data and the failures of a report."""
-    lines = [f"Ran on {machine}." for machine in sorted({one.machine for one in findings.outcomes})]
+    lines = [f"Ran on {machine}." for machine in sorted({outcome.machine for outcome in findings.outcomes})]
     if findings.options.note:
         lines.append(findings.options.note)
     if findings.outcomes:
-        lines.append(f"Measured {dates([one.date for one in findings.outcomes])}.")
+        lines.append(f"Measured {dates([outcome.date for outcome in findings.outcomes])}.")
     lines.append(f"Seeds of the training: {findings.options.shown_seeds}. The splits are always the same.")
     lines += [f"{facts.name}, {facts.protocol}: {described(facts)}" for facts in findings.facts]
     notes = dict.fromkeys(note for facts in findings.facts for note in facts.notes)

@@ -188,8 +188,8 @@ def read_parts(dataset: str, folder: Path | None) -> dict[str, DataPart]:
         return {SAMPLE: DataPart(SAMPLE, SplitPlan("paper").divide(read(SAMPLE).dataset))}
     names = (MATCHING_PART, GENERATION_PART, NAMES_PART if dataset == "steam" else FULL_PART)
     if folder is None or not folder.is_dir():
-        problem = "no folder is named" if folder is None else f"{folder} is not a folder"
-        raise ConfigError(f"--data: {problem}; give the one that holds {', '.join(names)} of {dataset}")
+        problem = "no folder is given" if folder is None else f"{folder} is not a folder"
+        raise ConfigError(f"--data: {problem}; give the folder with {', '.join(names)} of {dataset}")
     return {name: _read_part(name, folder / name) for name in names}
 
 
@@ -218,8 +218,8 @@ def missing_files(dataset: str, parts: Mapping[str, DataPart], folder: str) -> t
         problems = part.problems
         where = _published(dataset, name, folder)
         if part.partial and name in (MATCHING_PART, GENERATION_PART):
-            problems = (f"{name}/user_item.pkl is missing: who owns which item",)
-            where += "; whether this file is among those is not known"
+            problems = (f"{name}/user_item.pkl is missing: which user owns which item",)
+            where += "; it is not known whether this file is published there"
         if problems:
             missing.append(MissingFiles(name, problems, where))
     return tuple(missing)
@@ -330,8 +330,8 @@ class Findings:
         return any(facts.name == pathak.PARTIAL_NAME for facts in self.facts)
 
     @property
-    def nothing(self) -> bool:
-        """Whether the folder has no data that could be read."""
+    def no_data(self) -> bool:
+        """Whether no data could be read."""
         return not self.facts and not self.statistics
 
     def machines(self, task: str) -> set[str]:
@@ -343,25 +343,25 @@ def gather(options: ReproduceOptions, observer: CompareObserver | None = None) -
     """Read the data, train and test the models that are not in the cache, and return all findings."""
     plans = without(table_plans(options.dataset), options.skip)
     contenders = {  # an unknown model fails before anything is read
-        one.key: [contender(entry.name, one.recipes, options.epochs) for entry in one.entries]
-        for one in plans
+        plan.key: [contender(entry.name, plan.recipes, options.epochs) for entry in plan.entries]
+        for plan in plans
     }
     parts = read_parts(options.dataset, options.folder)
     cache = Cache(options.cache)
-    reasons = {one.key: why_not(one, parts[one.part]) for one in plans}
+    reasons = {plan.key: why_not(plan, parts[plan.part]) for plan in plans}
     cells: list[Cell] = []
     for name, part in parts.items():
         possible = {
             contender.label: contender
-            for one in plans
-            if one.part == name and reasons[one.key] is None
-            for contender in contenders[one.key]
+            for plan in plans
+            if plan.part == name and reasons[plan.key] is None
+            for contender in contenders[plan.key]
         }
         if part.split is not None and possible:
             planned, _ = plan_cells([*possible.values()], [part.split], options.seeds)
             if options.only_cached:  # a contender is shown if all its seeds are in the cache
-                unknown = {one.contender.label for one in planned if not cache.load(one.key, quiet=True)}
-                planned = [one for one in planned if one.contender.label not in unknown]
+                unknown = {cell.contender.label for cell in planned if not cache.load(cell.key, quiet=True)}
+                planned = [cell for cell in planned if cell.contender.label not in unknown]
             cells += planned
     outcomes: tuple[Outcome, ...] = ()
     failures: tuple[Missing, ...] = ()
@@ -369,38 +369,38 @@ def gather(options: ReproduceOptions, observer: CompareObserver | None = None) -
         outcomes, failures = run_cells(cells, cache, options.device, observer, jobs=options.jobs)
     facts = {name: DataFacts.of(part.split) for name, part in parts.items() if part.split}
     tables = []
-    for one in plans:
-        split, table = parts[one.part].split, None
-        if split is not None and reasons[one.key] is None:
-            rows, groups = contenders[one.key], case_groups(split, one.task)
-            table = make_table(facts[one.part], one.task, one.metric, rows, outcomes, failures, groups)
-        tables.append(TableResult(one, table, reasons[one.key]))
+    for plan in plans:
+        split, table = parts[plan.part].split, None
+        if split is not None and reasons[plan.key] is None:
+            rows, groups = contenders[plan.key], case_groups(split, plan.task)
+            table = make_table(facts[plan.part], plan.task, plan.metric, rows, outcomes, failures, groups)
+        tables.append(TableResult(plan, table, reasons[plan.key]))
     # The statistics are those of real data if there is any.
     readable = ((part.partial, name, part.split.dataset) for name, part in parts.items() if part.split)
     partial, source, dataset = min(readable, key=lambda part: part[0], default=(True, "", None))
     statistics = {} if dataset is None else dataset_table(dataset)
     if partial:  # a reconstructed matrix does not describe the data
-        statistics = {name: one for name, one in statistics.items() if not name.startswith("user_item")}
-    whole = None if partial else dataset
+        statistics = {name: value for name, value in statistics.items() if not name.startswith("user_item")}
+    real = None if partial else dataset
     return Findings(
         options=options,
         statistics=statistics,
         statistics_part=source,
-        bias=popularity_bias(whole) if whole else None,
-        cosines=preference_similarity(whole) if whole else None,
+        bias=popularity_bias(real) if real else None,
+        cosines=preference_similarity(real) if real else None,
         tables=tuple(tables),
         cases=() if dataset is None or "cases" in options.skip else _case_studies(options, parts, cache),
         missing=missing_files(options.dataset, parts, options.shown_folder),
         outcomes=outcomes,
         facts=tuple(facts.values()),
-        failures={one.name: one.message for one in failures},
+        failures={missing.name: missing.message for missing in failures},
     )
 
 
 def _case_studies(
     options: ReproduceOptions, parts: Mapping[str, DataPart], cache: Cache
 ) -> tuple[CaseResult, ...]:
-    """Case studies on the sample shop, and on Steam's named games if they are present."""
+    """Returns case studies on the sample shop, and on Steam's named games if they are present."""
     sample = parts[SAMPLE].split if SAMPLE in parts else None
     studies = [_case(sample or SplitPlan("paper").divide(read(SAMPLE).dataset), SAMPLE, options, cache)]
     beside = options.folder.resolve().parent / "steam" / NAMES_PART if options.folder else None

@@ -49,7 +49,7 @@ class Row:
     fit_seconds: float | None = None
     """Training time, mean over the seeds."""
     jobs: tuple[int, ...] = ()
-    """How many cells ran at a time when the seconds were measured: each number that occurs."""
+    """The numbers of cells that ran at a time while the training time was measured, sorted."""
     memory: int | None = None
     """Peak memory in bytes, maximum over the seeds."""
     failure: str | None = None
@@ -74,8 +74,8 @@ class ResultTable:
         return next(row for row in self.rows if row.label == label)
 
     @property
-    def measured_beside(self) -> str:
-        """A warning if runs were timed beside each other; empty if each had the machine to itself."""
+    def timing_note(self) -> str:
+        """A warning if several runs were timed at the same time; otherwise empty."""
         jobs = sorted({count for row in self.rows for count in row.jobs})
         if not jobs or jobs == [1]:
             return ""
@@ -152,14 +152,16 @@ def make_table(
             for outcome in outcomes
             if (outcome.label, outcome.split) == (contender.label, facts.split) and getattr(outcome, task)
         ]
-        if (missing := failed.get(contender.label)) and _does(contender, task):
+        if (missing := failed.get(contender.label)) and _can_do(contender, task):
             rows.append(Row(contender.label, contender.model, failure=missing.message))
         elif runs:
             rows.append(_over_seeds(runs, task))
             key = f"{task}.{metric}"
             if stored := [outcome.cases[key] for outcome in runs if key in outcome.cases]:
                 cases[contender.label] = np.mean(stored, axis=0, dtype=np.float64)
-    means = {row.label: {name: one.mean for name, one in row.metrics.items()} for row in rows if row.metrics}
+    means = {
+        row.label: {name: value.mean for name, value in row.metrics.items()} for row in rows if row.metrics
+    }
     count = facts.matching_cases if task == "matching" else facts.generation_cases
     if not count or not means:
         return None
@@ -188,12 +190,12 @@ def make_table(
 
 
 def _over_seeds(runs: Sequence[Outcome], task: str) -> Row:
-    """The row of a contender, from its outcomes with different seeds."""
-    alone = None if runs[0].seeded else 0.0
+    """Returns the row of a contender, from its outcomes with different seeds."""
+    single_sd = None if runs[0].seeded else 0.0
     metrics = {}
     for metric in METRICS:
         values = [getattr(outcome, task)[metric] for outcome in runs]
-        metrics[metric] = Spread(fmean(values), stdev(values) if len(values) > 1 else alone)
+        metrics[metric] = Spread(fmean(values), stdev(values) if len(values) > 1 else single_sd)
     memory = [outcome.memory for outcome in runs if outcome.memory is not None]
     return Row(
         label=runs[0].label,
@@ -206,8 +208,8 @@ def _over_seeds(runs: Sequence[Outcome], task: str) -> Row:
     )
 
 
-def _does(contender: Contender, task: str) -> bool:
-    """Whether a contender can do a task. One that cannot be built counts as able: its failure is shown."""
+def _can_do(contender: Contender, task: str) -> bool:
+    """Whether a contender can do a task; True if it cannot be built, so that its failure is shown."""
     try:
         able = contender.abilities()
     except Exception:
@@ -244,7 +246,8 @@ def paired_p(leading: Values, other: Values, groups: npt.NDArray[np.integer] | N
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Holm's correction: multiplies the smallest of n p by n, the next by n - 1, ...; never decreasing."""
+    """Returns p-values with Holm's correction. The smallest of n is multiplied by n, the next by n - 1, ...
+    A corrected value is at least as large as the one before it."""
     order, factors = np.argsort(ps, kind="stable"), np.arange(len(ps), 0, -1)
     corrected = np.empty(len(ps))
     corrected[order] = np.maximum.accumulate(np.minimum(1.0, np.asarray(ps)[order] * factors))

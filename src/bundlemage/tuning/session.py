@@ -27,15 +27,16 @@ Task: TypeAlias = tuple[int, dict[str, Any]]
 """The number of a trial, and the settings that were chosen for it."""
 Shared: TypeAlias = tuple[str, dict[str, Any], Split]
 """The model's name, the fixed settings and the data. All trials share them."""
-WHERE = frozenset({"device"})
+WITHOUT_EFFECT = frozenset({"device"})
 """Settings that do not change the result of a trial. A study may continue on another device."""
 
 NEVER = {
-    "seed": "a seed that scores best is luck, not a better setting",
+    "seed": "the best seed is luck, not a better setting",
     "device": "the device does not change how good a model is",
 }
+"""Settings that cannot be searched for, each with the reason."""
 MOST_CHECKED = 10_000
-"""The maximum number of values of a range of whole numbers that are checked as settings."""
+"""Maximum number of values to check in a range of whole numbers."""
 
 
 def blind(split: Split) -> Split:
@@ -48,12 +49,12 @@ def check_matches(model: Model) -> None:
     if not can(model, Matcher):
         raise ConfigError(
             f"{model.title}, with these settings, completes bundles and recommends none, so it has no "
-            f"validation {SELECTION_METRIC} and cannot be tuned. 'bundlemage models' lists those that match"
+            f"validation {SELECTION_METRIC} and cannot be tuned. 'bundlemage models' lists models and tasks"
         )
 
 
 class Session:
-    """A search. The whole request is checked here, before the first training."""
+    """The state of a search. The constructor checks the whole request before the first training."""
 
     def __init__(self, search: Search, progress: Progress) -> None:
         try:
@@ -62,7 +63,7 @@ class Session:
             raise MissingExtraError("tune", "tuning") from None
         self.started = time.monotonic()
         self.search, self.progress = search, progress
-        smallest = self._settle()
+        tiny = self._prepare()
         self.folder = StudyFolder(search.output)
         self.folder.check(resume=search.resume)
         progress("reading the data", 0, 0)
@@ -74,12 +75,12 @@ class Session:
                 f"the protocol {self.split.protocol} leaves no validation cases in this data, so trials "
                 "cannot be compared: choose another protocol with --protocol, or add data"
             )
-        self.metric = ValidationCases.of(smallest, make_config(search.model, self.fixed), self.split).metric
+        self.metric = ValidationCases.of(tiny, make_config(search.model, self.fixed), self.split).metric
         # Defaults are part of the identity: a new version may change them.
         first = make_config(search.model, {**self.fixed, **self.first})
         identity = {
             "model": search.model,
-            "settings": first.model_dump(mode="json", exclude={*self.space, *WHERE}),
+            "settings": first.model_dump(mode="json", exclude={*self.space, *WITHOUT_EFFECT}),
             "space": {name: domain.to_json() for name, domain in self.space.items()},
             "split": asdict(search.plan),
             "metric": self.metric,
@@ -90,22 +91,24 @@ class Session:
         warm_up = max(2, getattr(first, "epochs", 0) // 10)
         self.adviser = Adviser(self.space, self.first, search.seed, warm_up, [*self.trials.values()])
         self._keep_best()  # the program may have been killed before it wrote best.toml
-        self._tell()
+        self._show_progress()
 
-    def _settle(self) -> Model:
-        """Checks the request, works out the space and the fixed settings, and returns a tiny model."""
+    def _prepare(self) -> Model:
+        """Checks the request, and sets `space`, `fixed` and `first`. Returns a tiny model."""
         search = self.search
         if "seed" in {**search.start, **search.settings}:
-            raise ConfigError("in a search, 'seed' is no setting of the model: set the search's seed")
+            raise ConfigError(
+                "'seed' cannot be among the model's settings: set the seed of the search instead"
+            )
         config_class = model_class(search.model).config_class
-        usual = make_config(search.model, {**search.start, **search.settings})
-        smallest = build(search.model, usual, Sizes(1, 1, 1))
-        check_matches(smallest)
+        config = make_config(search.model, {**search.start, **search.settings})
+        tiny = build(search.model, config, Sizes(1, 1, 1))
+        check_matches(tiny)
         self.space = chosen_space(config_class, search.space, search.settings)
         if not self.space:
             raise ConfigError(
-                f"there is nothing to search for: {search.model} has no space of its own, or all of it is "
-                "fixed. Name settings with --space; 'bundlemage models NAME' lists the settings"
+                f"there is nothing to search for: {search.model} has no space of its own, or all its "
+                "settings are fixed. Name settings with --space; 'bundlemage models NAME' lists the settings"
             )
         start = {name: value for name, value in search.start.items() if name not in search.settings}
         self.fixed: dict[str, Any] = {
@@ -114,7 +117,7 @@ class Session:
             "seed": search.seed,
         }
         self.first = first_point(config_class, self.space, {**start, **self.fixed})
-        return smallest
+        return tiny
 
     @property
     def missing(self) -> list[int]:
@@ -127,7 +130,7 @@ class Session:
         return self.study(importance=False).best
 
     def run(self, pool: Pool[Task, Trial]) -> None:
-        """Run the trials that are missing, until the time is up. At least one runs in any case."""
+        """Run the missing trials until the time is up. At least one trial always runs."""
         most_seconds = self.search.timeout or math.inf
         running: dict[int, tuple[float, dict[int, float]]] = {}  # number → start, values by epoch
 
@@ -150,8 +153,8 @@ class Session:
             self.keep(trial)
 
     def stops(self, number: int, epoch: int, value: float) -> bool:
-        """Note the value of an epoch of a trial. Return whether the trial must stop."""
-        self._tell(f"trial {number + 1}, epoch {epoch}")
+        """Record the value of an epoch of a trial. Return whether the trial must stop."""
+        self._show_progress(f"trial {number + 1}, epoch {epoch}")
         return self.adviser.stops(number, epoch, value)
 
     def keep(self, trial: Trial) -> None:
@@ -164,15 +167,15 @@ class Session:
         self.adviser.tell(trial)
         name = f"trial {trial.number + 1} of {self.search.trials}"
         self.progress(name, 1, 1, self._with_best(trial.described(self.metric)))
-        self._tell()
+        self._show_progress()
 
     def _keep_best(self) -> None:
         if self.best is not None:
             settings = {**self.fixed, **self.best.settings}
-            kept = {name: value for name, value in settings.items() if name not in WHERE}
+            kept = {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT}
             self.folder.keep_best(self.search.model, kept, asdict(self.search.plan))
 
-    def _tell(self, note: str = "") -> None:
+    def _show_progress(self, note: str = "") -> None:
         self.progress("trials", len(self.trials), self.search.trials, note and self._with_best(note))
 
     def _with_best(self, note: str) -> str:
@@ -194,9 +197,9 @@ class Session:
 
 
 def make_trial(shared: Shared, task: Task, ask: Ask) -> Trial:
-    """Train once and return the trial. `ask(epoch and value)` returns whether to stop early.
+    """Train once and return the trial. `ask((epoch, value))` returns whether to stop early.
 
-    After an error the trial has failed, and the search goes on: other settings may work.
+    If training fails, a failed trial is returned and the search continues: other settings may work.
     """
     (name, fixed, split), (number, chosen) = shared, task
     started, curve = time.perf_counter(), list[float]()
@@ -214,7 +217,7 @@ def make_trial(shared: Shared, task: Task, ask: Ask) -> Trial:
             value = means(MatchingEvaluator(split.validation, data).metrics(model))[SELECTION_METRIC]
     except _Stop:
         value, stopped = max(curve), True
-    except NoModelYetError:  # the user interrupted
+    except NoModelYetError:  # the user pressed Ctrl-C
         raise KeyboardInterrupt from None
     except Exception as error:
         reason = str(error) if isinstance(error, BundleMageError) else f"{type(error).__name__}: {error}"
@@ -224,7 +227,7 @@ def make_trial(shared: Shared, task: Task, ask: Ask) -> Trial:
 
 
 class _Stop(Exception):  # noqa: N818 - no error
-    """Leaves the training loop."""
+    """Raised to leave the training loop."""
 
 
 class _Curve(Observer):
@@ -241,9 +244,9 @@ class _Curve(Observer):
 def tune(
     search: Search, progress: Progress, jobs: int = 1, pool: Callable[..., Pool[Task, Trial]] = Pool
 ) -> Study:
-    """Run the trials that are missing, `jobs` at a time, in the processes of a `pool`.
+    """Run the missing trials, `jobs` at a time, in the processes of a `pool`. Returns all results.
 
-    With one job, the same seed gives the same trials, also if the search is interrupted and resumed. With
+    With one job, the same seed gives the same trials, even if the search is interrupted and resumed. With
     more jobs, the settings of a trial depend on the trials that have finished by then, so the order in which
     trials finish matters. Ctrl-C ends the search early and keeps the finished trials.
     """
@@ -271,8 +274,8 @@ def chosen_space(config_class: type[ModelConfig], changes: Space, fixed: Mapping
                 f"{name!r} is both fixed to {fixed[name]!r} and in the space to search: choose one of the two"
             )
     declared = config_class.space
-    wanted = {**declared, **{name: _fitted(config_class, name, domain) for name, domain in changes.items()}}
-    space = {name: domain for name, domain in wanted.items() if name not in fixed}
+    combined = {**declared, **{name: _fitted(config_class, name, domain) for name, domain in changes.items()}}
+    space = {name: domain for name, domain in combined.items() if name not in fixed}
     for name, domain in space.items():
         for value in _values(domain):
             try:
@@ -286,29 +289,32 @@ def chosen_space(config_class: type[ModelConfig], changes: Space, fixed: Mapping
 
 
 def first_point(config_class: type[ModelConfig], space: Space, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the first trial: the defaults and `settings`. So the best trial is at least as good.
+    """Returns the settings of the first trial: `settings`, or else the defaults. So the best trial is at
+    least as good as these.
 
     A value that is not in the space is replaced by the middle of the space.
     """
-    usual = parse_config(config_class, settings)
+    config = parse_config(config_class, settings)
     return {
-        name: value if (value := getattr(usual, name)) in domain else domain.middle
+        name: value if (value := getattr(config, name)) in domain else domain.middle
         for name, domain in space.items()
     }
 
 
 def _fitted(config_class: type[ModelConfig], name: str, domain: Domain) -> Domain:
-    """Converts a domain to the setting's type. The scale is logarithmic if that of the config class is."""
+    """Returns a domain with the setting's type, and with a logarithmic scale if the config class has one."""
     field, declared = config_class.model_fields.get(name), config_class.space.get(name)
-    in_fractions = field is not None and field.annotation is float
+    is_float = field is not None and field.annotation is float
     if isinstance(domain, OneOf):
-        return OneOf(*(float(one) if in_fractions and type(one) is int else one for one in domain.choices))
-    low, high = (float(end) if in_fractions else end for end in (domain.low, domain.high))
+        return OneOf(
+            *(float(choice) if is_float and type(choice) is int else choice for choice in domain.choices)
+        )
+    low, high = (float(end) if is_float else end for end in (domain.low, domain.high))
     return Between(low, high, domain.log or (isinstance(declared, Between) and declared.log))
 
 
 def _values(domain: Domain) -> Iterable[Any]:
-    """The values to check as settings: all choices, the ends of a range, or many whole numbers of it."""
+    """Returns the values to check as settings: all choices, the whole numbers of a range, or its ends."""
     if isinstance(domain, OneOf):
         return domain.choices
     if domain.whole:

@@ -1,4 +1,4 @@
-"""A search, its results, and the folder that stores them. The values can be sent to other processes."""
+"""A search, its results, and the folder that stores them. Searches and results can be sent to processes."""
 
 from __future__ import annotations
 
@@ -87,14 +87,15 @@ class Trial:
         stopped: bool = False,
         reason: str | None = None,
     ) -> Trial:
-        """Makes a trial that ends now. `started` is a `time.perf_counter`. Without `value` it has failed."""
+        """Returns a trial that ends now. `started` is its start by `time.perf_counter`. It has failed if
+        `value` is None."""
         state: State = "failed" if value is None else "pruned" if stopped else "complete"
         best = 0 if value is None or not curve else curve.index(max(curve)) + 1
         seconds = round(time.perf_counter() - started, 4)
         return cls(number, settings, state, value, len(curve), best, seconds, tuple(curve), reason)
 
     def described(self, metric: str) -> str:
-        """The result in a few words, for progress messages."""
+        """Returns the result in a few words, for progress messages."""
         if self.value is None:
             return f"failed, {self.reason}"
         after = f" after {self.epochs} epochs" if self.epochs else ""
@@ -109,7 +110,7 @@ class Study:
     folder: Path
     model: str
     trials: tuple[Trial, ...]
-    """All trials, also those of earlier commands, ordered by number."""
+    """All trials, including those of earlier commands, ordered by number."""
     asked: int
     """The number of trials that the user requested."""
     seconds: float
@@ -121,13 +122,13 @@ class Study:
     warnings: tuple[Problem, ...] = ()
     """Warnings about the data."""
     metric: str = SELECTION_METRIC
-    """The metric of a trial's value: nDCG@5, or for models of both tasks its ratio to that of popularity."""
+    """The name of a trial's value: nDCG@5, or for models of both tasks its ratio to popularity's nDCG@5."""
 
     @property
     def ranked(self) -> list[Trial]:
         """The trials that did not fail, best first. Among equal values, earlier trials come first."""
-        judged = [trial for trial in self.trials if trial.value is not None]
-        return sorted(judged, key=lambda trial: (-(trial.value or 0.0), trial.number))
+        successful = [trial for trial in self.trials if trial.value is not None]
+        return sorted(successful, key=lambda trial: (-(trial.value or 0.0), trial.number))
 
     @property
     def best(self) -> Trial | None:
