@@ -1,4 +1,4 @@
-"""BundleMage: match bundles to users, and complete bundles for them.
+"""BundleMage recommends bundles to users, completes partial bundles and designs new ones.
 
 >>> import bundlemage
 >>> shop = bundlemage.read("sample").dataset
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# The public names. Each is loaded on first use, so that `import bundlemage` is quick and needs no torch.
-_HOME = {
+# The public names and their modules. A module is imported when its name is first used, so that
+# `import bundlemage` is quick and needs no torch.
+_MODULES = {
     "BundleDataset": "bundlemage.data.dataset",
     "BundleMageError": "bundlemage.errors",
     "Catalogue": "bundlemage.data.dataset",
@@ -49,13 +50,13 @@ _HOME = {
     "sample_shop": "bundlemage.sample.generate",
 }
 
-__all__ = list(_HOME)
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'bundlemage' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -105,8 +105,11 @@ def test_chosen_columns(shop: Path, where: Path) -> None:
         (["-m", "missing.toml"], "recipe missing.toml cannot be read"),
         (["-o", "table.pdf"], "must end in one of .md, .html, .json"),
         (["-o", "nowhere/table.md"], "there is no folder nowhere"),
-        (["--set", "embeding_dim=3"], "--set embeding_dim: not a setting that any of these models has"),
-        (["--set", "popularity.epochs=3"], "not a setting that popularity has"),
+        (
+            ["--set", "embeding_dim=3"],
+            "--set embeding_dim: none of these models has a setting 'embeding_dim'",
+        ),
+        (["--set", "popularity.epochs=3"], "popularity has no setting 'epochs'"),
         (["--set", "bpr2.epochs=3"], "there is no model 'bpr2' in this comparison"),
         (["--set", "seed=3"], "use --seeds"),
         (["--set", "epochs=-3"], "bundlemage: setting 'epochs' is -3"),

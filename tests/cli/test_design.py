@@ -141,7 +141,7 @@ def test_an_impossible_design_ends_with_2_and_says_why_and_what_would_help(
         (["--size", "5-3"], "the minimum must come first"),
         (["--budget", "cheap"], "--budget 'cheap': write it as 4, as 3-5, or as 3-"),
         (["--at-least", "Horror"], "--at-least 'Horror': write it as NAME=VALUE"),
-        (["--at-most", "Horror=few"], "--at-most 'Horror=few': a number comes after the '='"),
+        (["--at-most", "Horror=few"], "--at-most 'Horror=few': write a number after the '='"),
         (["--discount", "1"], "'discount' is 1.0"),
         (["-n", "0"], "'n' is 0"),
         (["--method", "magic"], "'method' is 'magic'"),

@@ -145,7 +145,7 @@ def test_a_split_that_leaves_nothing_to_learn_from_is_named(tmp_path: Path) -> N
     ):
         (tmp_path / "shop" / f"{name}.csv").write_text(rows)
     warned = run("train", tmp_path / "shop", "-o", tmp_path / "m", *TINY)
-    assert "no user-bundle pair is left to learn from" in flat(warned.stderr)
+    assert "no user-bundle pair is left for training" in flat(warned.stderr)
     on_all = run("train", tmp_path / "shop", "-o", tmp_path / "all", *TINY, "--protocol", "none")
     assert "learning from 2 of 2" in flat(on_all.stderr)
     everything = run("recommend", tmp_path / "all", "--history-bundles", "x,y").stdout

@@ -79,7 +79,7 @@ def test_no_process_is_left_behind(how: signal.Signals, tmp_path: Path) -> None:
 @pytest.mark.parametrize("jobs", [0, -2])
 def test_less_than_one_job_is_refused_in_one_line(command: tuple[str, ...], jobs: int) -> None:
     refused = run(*command, "--jobs", jobs, code=2)
-    assert refused.stderr == f"error: --jobs {jobs}: at least one must run at a time\n"
+    assert refused.stderr == f"error: --jobs {jobs}: the number must be at least 1\n"
 
 
 def test_a_report_says_that_its_runs_were_side_by_side(tmp_path: Path) -> None:

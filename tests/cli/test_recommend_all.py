@@ -49,7 +49,7 @@ class TestEveryone:
     def test_nothing_left_is_said_in_words(self, model: Path, tmp_path: Path) -> None:
         said = run("recommend-all", model, "-o", tmp_path / "a.parquet", "--max-price", 0).stdout
         assert "0 answers for 800 users" in said
-        assert "no bundle left for them that the filters let through" in said
+        assert "no bundle left to recommend that the filters allow" in said
         assert len(pq.read_table(tmp_path / "a.parquet")) == 0
 
     def test_a_file_is_replaced_only_on_request(self, model: Path, tmp_path: Path) -> None:
@@ -124,9 +124,9 @@ class TestFilters:
 
     def test_nothing_left_is_said_in_words(self, model: Path) -> None:
         said = run("recommend", model, "--user", "u0007", "--max-price", 0).stdout
-        assert "There is no bundle left for them that the filters let through." in said
+        assert "There is no bundle left to recommend that the filters allow." in said
         said = run("complete", model, "--user", "u0007", "--tag", "no such tag").stdout
-        assert "There is no item left for them that the filters let through." in said
+        assert "There is no item left to recommend that the filters allow." in said
 
     def test_an_impossible_range_is_refused(self, model: Path) -> None:
         refused = run("recommend", model, "--user", "u0007", "--min-price", 9, "--max-price", 3, code=2)

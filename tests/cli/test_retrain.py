@@ -48,7 +48,7 @@ def test_what_a_published_model_prints_and_what_nothing_new_does(
     assert first["test"][0]["protocol"] == "retrain"
 
     nothing_new = run("retrain", *where)
-    assert f"Not published, {first['version']} goes on serving: 0 users have" in nothing_new.stdout
+    assert f"Not published, {first['version']} continues to serve: 0 users have" in nothing_new.stdout
     assert run_json("retrain", *where)["comparison"] is None
 
     store.publish(record_of(model))

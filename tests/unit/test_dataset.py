@@ -90,7 +90,7 @@ class TestMatrices:
         assert replace(tiny(), user_item=loaded).user_item.toarray().tolist() == [[1, 1, 0], [0, 0, 1]]
 
     def test_a_matrix_of_another_shape_than_the_vocabularies_is_refused(self) -> None:
-        with pytest.raises(ValueError, match=r"shape \(2, 4\) where the vocabularies say \(2, 3\)"):
+        with pytest.raises(ValueError, match=r"shape \(2, 4\), but the vocabularies need \(2, 3\)"):
             replace(tiny(), user_item=sparse.csr_matrix(np.ones((2, 4))))
 
 
@@ -114,7 +114,7 @@ class TestDataset:
         assert tiny().item_title(0) is None
 
     def test_a_catalogue_of_another_length_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="item ids are not those of the data"):
+        with pytest.raises(ValueError, match="item ids are not the ids of the data"):
             tiny(catalogue=titled(["i0", "i1"], ["Frost", "Ember"]))
 
     def test_a_catalogue_in_another_order_is_refused(self) -> None:

@@ -352,7 +352,7 @@ class TestArtifact:
         assert card.startswith("# BundleMage × 3 trained on")
         assert "Trained for 9 epochs; it is the mean of 3 members" in card
         for record in kept(three.history):
-            assert f"of member {record.member} epoch {record.epoch} (validation" in card
+            assert f"member {record.member}, epoch {record.epoch} (validation" in card
         single = model_card(
             "M", {"settings": {}, "protocol": "", "split": {"seed": 0}}, three.dataset, {}, []
         )
@@ -519,7 +519,7 @@ class TestCommands:
                 small_shop(), folder=tmp_path / "m.checkpoints", observers=[Epochs(2)], progress=False
             )
         said = run("train", "-o", tmp_path / "m", *TINY, "--ensemble", 2, code=2).stderr
-        assert "holds a run that was cut off" in said
+        assert "holds an interrupted run" in said
 
     def test_tune_tries_single_models(self, tmp_path: Path) -> None:
         recipe = tmp_path / "two.toml"

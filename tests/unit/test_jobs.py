@@ -31,7 +31,7 @@ from tests.small_shop import small_shop
 BPR = Contender("bpr", "bpr", {"embedding_dim": 8, "batch_size": 64, "epochs": 2})
 TOO_FAST = replace(BPR, label="too fast").with_settings({"learning_rate": 1e30})
 POPULARITY, EASE = (Contender(name, name) for name in ("popularity", "ease"))
-KILLED = "the process that ran it died (SIGKILL): out of memory? Fewer --jobs need less"
+KILLED = "the process that ran it died (SIGKILL): it may have run out of memory; use fewer --jobs"
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +87,9 @@ def test_a_process_does_many_tasks_and_one_that_dies_is_replaced() -> None:
 
 def test_less_than_one_job_is_refused(split: Split, tmp_path: Path) -> None:
     for jobs in (0, -1):
-        with pytest.raises(ConfigError, match=f"jobs is {jobs}; at least one"):
+        with pytest.raises(ConfigError, match=f"jobs is {jobs}; it must be at least 1"):
             compare([POPULARITY], [split], cache=Cache(tmp_path), device="cpu", jobs=jobs)
-        with pytest.raises(ConfigError, match=f"jobs is {jobs}; at least one"):
+        with pytest.raises(ConfigError, match=f"jobs is {jobs}; it must be at least 1"):
             tune(Search("sample", tmp_path / "study"), lambda *_: None, jobs)
     assert not (tmp_path / "study").exists()
 

@@ -48,12 +48,12 @@ FILES = (
     *(f"{table}.parquet" for table in ("users", "items", "bundles", *MATRICES)),
 )
 ROWS_IN_A_GROUP = 2**17
-"""Rows in a row group of the Parquet files. Groups are small, so reading a few users reads little else."""
+"""Rows in a row group of the Parquet files. Small groups allow reading a few users without the others."""
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """The contents of a folder."""
+    """The contents of a saved model's folder."""
 
     config: dict[str, Any]
     """`model`, `settings`, `split`, the name of the data and so on."""
@@ -66,7 +66,7 @@ class Artifact:
 
 
 def save_artifact(artifact: Artifact, path: Path, *, overwrite: bool = False) -> None:
-    """Write a model to a new folder; `overwrite` replaces a saved model there, and nothing else."""
+    """Write a model to a new folder. With `overwrite`, it may replace a saved model, but no other folder."""
     if path.exists() and not overwrite:
         raise ArtifactError(f"{path} exists already; choose another folder, or pass overwrite=True")
     check_replaceable(path)
@@ -75,7 +75,7 @@ def save_artifact(artifact: Artifact, path: Path, *, overwrite: bool = False) ->
 
 
 def artifact_version(path: Path) -> str:
-    """A short name for the contents of a folder: a checksum of its manifest, which lists all checksums."""
+    """The version of a saved model: a short checksum of its manifest, which lists the files' checksums."""
     try:
         return hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()[:12]
     except OSError:
@@ -99,10 +99,10 @@ def check_replaceable(path: Path) -> None:
     if not path.exists():
         return
     try:
-        ours = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["format"] == FORMAT
+        is_model = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["format"] == FORMAT
     except (OSError, ValueError, KeyError, TypeError):
-        ours = False
-    if not ours:
+        is_model = False
+    if not is_model:
         raise ArtifactError(f"{path} is not a saved model, so it is not overwritten; choose another folder")
 
 
@@ -203,7 +203,7 @@ def _artifact(files: dict[str, bytes]) -> Artifact:
 
 
 def verify_artifact(path: Path, progress: Progress = in_silence) -> str:
-    """Check every file without holding any in memory, and return the version of the model."""
+    """Check the checksum of every file, without reading a whole file into memory. Returns the version."""
     listed, done = _listed(path), 0
     total = sum(size for size, _ in listed.values())
     for name, saved in listed.items():
@@ -215,18 +215,18 @@ def verify_artifact(path: Path, progress: Progress = in_silence) -> str:
 
 
 def _listed(path: Path) -> dict[str, tuple[int, str]]:
-    """The size and the checksum of each file, by the manifest."""
+    """The size and the checksum of each file, as the manifest lists them."""
     if not path.is_dir():
         raise ArtifactError(f"no saved model at {path}: there is no such folder")
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        form, version, files = manifest["format"], manifest["version"], manifest["files"]
+        format_, version, files = manifest["format"], manifest["version"], manifest["files"]
         listed = {name: (files[name]["bytes"], files[name]["sha256"]) for name in FILES}
     except FileNotFoundError:
         raise ArtifactError(f"{path} is not a saved model: it has no {MANIFEST}") from None
     except (ValueError, KeyError, TypeError):
         raise ArtifactError(f"{path / MANIFEST} is damaged; save the model again") from None
-    if form != FORMAT:
+    if format_ != FORMAT:
         raise ArtifactError(f"{path} is not a saved model: its {MANIFEST} was written by another program")
     if version != FORMAT_VERSION:
         raise ArtifactError(
@@ -294,7 +294,7 @@ model = Recommender.load("this-folder")
 model.recommend({next(iter(dataset.users), "")!r}, k=5)
 ```
 
-This folder also contains the purchase histories of the training users: protect it as you protect those.
+This folder also contains the purchase histories of the training users: protect it like other personal data.
 """
 
 
@@ -320,8 +320,8 @@ def _training(history: Sequence[EpochRecord]) -> str:
     if len(records) == 1:
         chosen = f"the weights are those of epoch {_epoch(records[0])}"
     else:
-        each = "; ".join(f"of member {record.member} epoch {_epoch(record)}" for record in records)
-        chosen = f"it is the mean of {len(records)} members, and the weights are those {each}"
+        each = "; ".join(f"member {record.member}, epoch {_epoch(record)}" for record in records)
+        chosen = f"it is the mean of {len(records)} members, with the weights of {each}"
     return f"\nTrained for {len(history)} epochs; {chosen}.\n"
 
 

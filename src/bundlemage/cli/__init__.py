@@ -1,1 +1,1 @@
-"""The command line: one file a command. Nothing heavy is imported before a command needs it."""
+"""The command line. Modules that are slow to import are imported only by the commands that need them."""

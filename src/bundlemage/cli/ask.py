@@ -1,4 +1,4 @@
-"""The commands that ask a saved model: `bundlemage recommend`, `recommend-all`, `complete` and `campaign`."""
+"""Commands that use a saved model: `bundlemage recommend`, `recommend-all`, `complete` and `campaign`."""
 
 from __future__ import annotations
 
@@ -53,8 +53,9 @@ def recommend(
         -k, --k: The number of bundles.
         --include-owned: Also recommend bundles that the user already has.
 
-    Bundles that came after training:
-        --new-bundle NAME=ID,ID: A bundle that the model was not trained with: its name and items. Repeatable.
+    New bundles:
+        --new-bundle NAME=ID,ID: The name and the items of a bundle that is not in the training data.
+            Repeatable.
         --expected-sales NAME=NUMBER: The expected sales of a new bundle, for its rank. Repeatable.
         --sells-like NAME=ID: Rank a new bundle as if it sold as often as this bundle. Repeatable.
     """
@@ -199,11 +200,11 @@ def complete(
 
 
 def _none_left(kind: str, where: Filter | None) -> str:
-    return f"There is no {kind} left for them" + (" that the filters let through." if where else ".")
+    return f"There is no {kind} left to recommend" + (" that the filters allow." if where else ".")
 
 
 def known_id(user: User) -> str | None:
-    """The id of a user of the training data; None for a visitor without an id."""
+    """The id of a user in the training data, or None for a visitor, who has only a history."""
     return user if isinstance(user, str) else None
 
 
@@ -214,7 +215,7 @@ def describe(model: Recommender, user: User) -> None:
     items = [show.item_name(data, position) for position in histories.items.values.tolist()]
     owned = histories.bundles.values.tolist()
     bundles = [data.bundle_title(position) or data.bundles[position] for position in owned]
-    name = known_id(user) or "someone new"
+    name = known_id(user) or "the visitor"
     show.out.print(f"[bold]{show.plain(name)}[/] has {show.counted(items, 'item')}")
     show.out.print(f"and {show.counted(bundles, 'bundle')}")
 
@@ -242,13 +243,13 @@ def campaign(
 ) -> None:
     """Show every user the most valuable bundles, within limits that all users share.
 
-    FOLDER/parts gets files with user_id, rank, bundle_id, chance, value and price; FOLDER/campaign.json gets
-    the summary, with a bound that no plan within the limits exceeds. After an interruption at any time, the
-    same command with --resume continues and ends with the same files.
+    The files in FOLDER/parts have the columns user_id, rank, bundle_id, chance, value and price.
+    FOLDER/campaign.json holds the summary, with an upper bound on the value of any plan within the limits.
+    After an interruption, the same command with --resume continues and writes the same files.
 
     Options:
         -o, --output FOLDER: Folder for plan, parts and summary.
-        --users FILE: Only these users: a text file with one id a line.
+        --users FILE: Only these users: a text file with one id per line.
         --resume: Continue an interrupted campaign.
     """
     from bundlemage.engines.jobs import CampaignJob
@@ -257,7 +258,7 @@ def campaign(
         lines = [] if users is None else users.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{users} cannot be read: {error}. Give a text file with one user id a line"
+            f"{users} cannot be read: {error}. Give a text file with one user id per line"
         ) from None
     job = CampaignJob(
         Path(folder),
@@ -281,14 +282,14 @@ def campaign(
 
 
 def _sentences(summary: CampaignSummary) -> list[str]:
-    """The summary in words."""
-    what = summary.settings["value"]
+    """The summary as lines of text."""
+    quantity = summary.settings["value"]
     lines = [
-        f"{summary.users:,} users are shown {summary.shown:,} bundles, {summary.different:,} different ones; "
-        f"{summary.with_nothing:,} users get none",
-        f"expected {what}: [bold]{summary.value:,.2f}[/]"
+        f"{summary.users:,} users are shown {summary.shown:,} bundles ({summary.different:,} different ones)"
+        f"; {summary.with_nothing:,} users get none",
+        f"expected {quantity}: [bold]{summary.value:,.2f}[/]"
         + _share(summary.share_of_bound, "of the upper bound within the limits")
-        + _share(summary.share_of_unconstrained, "of what it would be without limits"),
+        + _share(summary.share_of_unconstrained, "of the value without limits"),
         *(f"{name.replace('_', ' ')}: {_used(name, use)}" for name, use in summary.limits.items()),
     ]
     if summary.chances == "softmax":

@@ -1,4 +1,4 @@
-"""Turns functions into commands: parameters become options, and the docstring describes them.
+"""Turns functions into commands. Parameters become options; the docstring describes them.
 
 The fields of a pydantic model can also become options, so that each setting is described in one place.
 """
@@ -60,8 +60,8 @@ def _command_class(function: Callable[..., None]) -> type[TyperCommand]:
 
 @dataclass(frozen=True)
 class FromFunction:
-    """Options that make one value, as in `where: Annotated[Filter, FromFunction(...)]`: the parameters of a
-    function. The value is what the function returns."""
+    """A group of options that give one value, as in `where: Annotated[Filter, FromFunction(...)]`. Each
+    parameter of the function is an option, and the value is the function's result."""
 
     function: Callable[..., Any]
 
@@ -131,21 +131,21 @@ def _described(parameter: inspect.Parameter, attributes: dict[str, Any]) -> insp
 
 @dataclass(frozen=True)
 class FromModel:
-    """The fields of a model as options. The value is a dict of the fields that were not left out."""
+    """The fields of a pydantic model as options. The value is a dict of the fields that the user has set."""
 
     model: str
-    """The path of the model. It is imported only when its command runs."""
+    """The import path of the pydantic model. It is imported only when its command runs."""
     panel: str | None = None
     """The panel of the help for fields that `panels` does not name."""
     panels: Mapping[str, str | None] = field(default_factory=dict)
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Names of options that differ from the name of the field."""
+    """The option names of a field, if they are not the field's own name."""
     metavars: Mapping[str, str] = field(default_factory=dict)
-    """Placeholders in the help for fields with several values that are not ids."""
+    """Placeholders in the help for fields that hold several values other than ids."""
     without: tuple[str, ...] = ()
     """Fields that do not become options."""
     only: tuple[str, ...] = ()
-    """If not empty: the fields that are options."""
+    """If not empty, only these fields become options."""
     environment: str = ""
     """Prefix of environment variables that may be used instead of the options."""
 
@@ -197,10 +197,10 @@ class FromModel:
         )
 
     def _read(self, name: str, info: FieldInfo, value: Any) -> Any:
-        """The text of an option as the value that Python code would pass."""
+        """Convert the text of an option to the value that Python code would pass."""
         kind, option = _plain(info.annotation), _flag(name)
         if get_origin(kind) is dict:
-            return numbers(value, option, "a number comes after the '=', as in NAME=2")
+            return numbers(value, option, "write a number after the '=', as in NAME=2")
         if get_origin(kind) is tuple:
             return value if name in self.metavars else ids(value)
         return _range(value, option) if _is_range(kind) else value

@@ -1,4 +1,4 @@
-"""`bundlemage compare`, `reproduce` and `models`: models side by side, the paper's results, all models."""
+"""`bundlemage compare`, `reproduce` and `models`: compare models, reproduce the paper, list models."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from bundlemage.studies.comparison import Comparison
 
 DEFAULT_MODELS = ("bundlemage", "ease", "co-occurrence", "popularity")
-"""The model, a strong simple rival for each task, and the baseline."""
+"""BundleMage, a strong simple model for each of the two tasks, and the popularity baseline."""
 TERMINAL_COLUMNS = ("ndcg@5", "ndcg@10", "ndcg@20", "recall@20")
-"""The metrics that fit into 100 columns of text."""
+"""The metrics that fit into a terminal of 100 columns."""
 OUTPUTS = (".md", ".html", ".json")
 
 
@@ -48,9 +48,9 @@ def compare(
 ) -> None:
     """Train and test models on PATH, and rank them.
 
-    Results are kept: a command that was killed continues where it stopped, and a model that is added later is
-    run alone. All models are tested on the same split; a recipe's own split is not used. Exits 1 if a model
-    failed; the others have their results.
+    Results are kept in a cache. After an interruption, the same command continues where it stopped. If you
+    add a model later, only this model runs. All models are tested on the same split; a recipe's own split is
+    not used. Exits 1 if a model failed; the results of the other models are still shown.
 
     Options:
         locations [PATH]...: Folders of data, database URLs, or 'sample' for the built-in shop (the
@@ -64,8 +64,8 @@ def compare(
         --set NAME=VALUE: A hyperparameter of all models that have it, or of one: MODEL.NAME=VALUE.
             Repeatable.
         --epochs: The maximum number of passes over the data.
-        --cache DIR: The folder where results are kept for the next time.
-        --fresh: Run everything anew.
+        --cache DIR: The folder where results are kept for later commands.
+        --fresh: Ignore kept results and run everything again.
         --metric: The metric that ranks the models: ndcg@5, ndcg@20 or recall@20.
         --metrics NAME@K,...: The columns to show; k is 5, 10, 20 or 40.
         -o, --output FILE: Also write the results to a .md, .html or .json file. Repeatable.
@@ -84,19 +84,19 @@ def compare(
     for file in output or []:
         _check_output(file)
     contenders = _contenders(model, set_, epochs)
-    numbers = seed_list(seeds)
+    seed_numbers = seed_list(seeds)
     splits = _splits(locations or ["sample"], key_values(table, "--table"), protocol, split_seed)
     for split in splits:
         show.note(f"{show.described(split.dataset)}; protocol {split.protocol}")
     resolve_device(device)
     options: dict[str, Any] = {"device": device, "metric": metric, "fresh": fresh, "jobs": jobs}
     with watching() as observer:
-        comparison = run(contenders, splits, numbers, cache=Cache(cache), observer=observer, **options)
+        comparison = run(contenders, splits, seed_numbers, cache=Cache(cache), observer=observer, **options)
     if as_json:
         show.print_json({"command": command_line(), **comparison.to_json()})
     else:
-        for one in comparison.tables:
-            show.out.print(show.comparison_table(one.ranked(), columns or TERMINAL_COLUMNS))
+        for results in comparison.tables:
+            show.out.print(show.comparison_table(results.ranked(), columns or TERMINAL_COLUMNS))
         for missing in comparison.skipped:
             where = f"{show.plain(missing.dataset)}, {missing.protocol}"
             show.out.print(f"{show.plain(missing.label)} is not compared on {where}: {missing.message}")
@@ -117,19 +117,19 @@ def _contenders(
 ) -> list[Contender]:
     from bundlemage.studies.cells import Contender, every_model
 
-    wanted = list(DEFAULT_MODELS) if names is None else ids(names)
-    if not wanted:
+    chosen = list(DEFAULT_MODELS) if names is None else ids(names)
+    if not chosen:
         raise ConfigError("--model: no model is named; 'bundlemage models' lists them")
-    if "all" in wanted:
+    if "all" in chosen:
         models = every_model()
         show.warn(*(f"left out: {facts.error}" for facts in models if facts.error is not None))
-        sound = (facts.name for facts in models if facts.error is None)
-        wanted = [name for name in (*sound, *wanted) if name != "all"]
-    contenders = [Contender.parse(name) for name in dict.fromkeys(wanted)]
+        usable = (facts.name for facts in models if facts.error is None)
+        chosen = [name for name in (*usable, *chosen) if name != "all"]
+    contenders = [Contender.parse(name) for name in dict.fromkeys(chosen)]
     if epochs is not None:
         contenders = [
-            one.with_settings({"epochs": epochs}) if "epochs" in one.known_settings else one
-            for one in contenders
+            each.with_settings({"epochs": epochs}) if "epochs" in each.known_settings else each
+            for each in contenders
         ]
     for name, value in settings(setting).items():
         contenders = _changed(contenders, name, value)
@@ -137,21 +137,21 @@ def _contenders(
 
 
 def _changed(contenders: Sequence[Contender], name: str, value: Any) -> list[Contender]:
-    """The contenders. A setting is changed in those that it applies to."""
+    """Returns all contenders, with the setting changed in those that it applies to."""
     owner, _, key = name.rpartition(".")
     if key in ("seed", "device"):
         raise ConfigError(f"--set {name}: use --{key}{'s' * (key == 'seed')}, which is for all models")
-    labelled = [one for one in contenders if owner in ("", one.label)]
-    named = labelled or [one for one in contenders if owner == one.model]
+    labelled = [each for each in contenders if owner in ("", each.label)]
+    named = labelled or [each for each in contenders if owner == each.model]
     if not named:
-        known = ", ".join(one.label for one in contenders)
+        known = ", ".join(each.label for each in contenders)
         raise ConfigError(f"--set {name}: there is no model {owner!r} in this comparison of {known}")
-    having = [one for one in named if key in one.known_settings]
-    if not having:
-        known = ", ".join(sorted(set().union(*(one.known_settings for one in named)) - {"seed", "device"}))
-        whose = f"{owner} has" if owner else "any of these models has"
-        raise ConfigError(f"--set {name}: not a setting that {whose}; they have: {known or 'none'}")
-    return [one.with_settings({key: value}) if one in having else one for one in contenders]
+    affected = [each for each in named if key in each.known_settings]
+    if not affected:
+        known = ", ".join(sorted(set().union(*(each.known_settings for each in named)) - {"seed", "device"}))
+        lacking = f"{owner} has no" if owner else "none of these models has a"
+        raise ConfigError(f"--set {name}: {lacking} setting {key!r}; the settings are: {known or 'none'}")
+    return [each.with_settings({key: value}) if each in affected else each for each in contenders]
 
 
 def _splits(
@@ -179,7 +179,7 @@ def _splits(
     ]
 
 
-# ── Writing the answer ───────────────────────────────────────────────────────────────────────────
+# ── Writing the results ───────────────────────────────────────────────────────────────────────────
 
 
 def _check_output(file: Path) -> None:
@@ -193,7 +193,7 @@ def _check_output(file: Path) -> None:
 
 
 def can_be_written(file: Path) -> None:
-    """Raise `ConfigError` if the file cannot be written: permissions do not tell on every file system."""
+    """Raise `ConfigError` if the file cannot be opened for writing. (Permissions alone are not reliable.)"""
     existed = file.exists()
     try:
         with file.open("ab"):
@@ -230,8 +230,8 @@ def command_line() -> str:
 def models(name: str | None = None, as_json: AsJson = False) -> None:
     """List all models, including those of other installed packages; or show the settings of one model.
 
-    "Learns" means by gradient steps; the other models count, or solve equations. A model that does not know
-    new users answers only for those it was trained on.
+    The column "learns" marks models that are trained by gradient steps; the other models count, or solve
+    equations. The column "new users" marks models that can also answer for users outside the training data.
 
     Options:
         name NAME: The model whose settings to show.
@@ -253,17 +253,17 @@ def models(name: str | None = None, as_json: AsJson = False) -> None:
     for facts in every:
         if facts.error is not None:
             continue
-        yes = (facts.matches, facts.generates, facts.learns, facts.knows_new_users)
-        # A plain rule has no publication; its title says what it is.
+        abilities = (facts.matches, facts.generates, facts.learns, facts.knows_new_users)
+        # A simple rule has no publication; its title is shown instead.
         shown = facts.publication if wide else facts.publication.rpartition(", ")[2]
         origin = show.plain(shown) or f"[dim]{show.plain(facts.title)}[/]"
-        table.add_row(show.plain(facts.name), *("✓" if one else "" for one in yes), origin)
+        table.add_row(show.plain(facts.name), *("✓" if able else "" for able in abilities), origin)
     show.out.print(table)
     for facts in every:
         if facts.error is not None:
             show.say(f"[red]{show.plain(facts.name)} is left out:[/] {show.plain(facts.error)}")
-    more = "" if wide else " --json, or a terminal of 140 columns, has the publications in full."
-    show.out.print(f"[dim]'bundlemage models NAME' shows the settings of one.{more}[/]")
+    more = "" if wide else " --json, or a terminal of 140 columns, shows the full publications."
+    show.out.print(f"[dim]'bundlemage models NAME' shows the settings of one model.{more}[/]")
 
 
 def _settings(name: str, as_json: bool) -> None:
@@ -285,7 +285,7 @@ def _settings(name: str, as_json: bool) -> None:
         table.add_row(setting, show.plain(field.default), show.plain(meaning))
     show.out.print(table)
     if space:
-        show.out.print("What 'bundlemage tune' searches by default:")
+        show.out.print("'bundlemage tune' searches these values by default:")
     for setting, domain in space.items():
         show.out.print(f"  {setting}={show.plain(domain)}")
 
@@ -309,9 +309,9 @@ def reproduce(
 ) -> None:
     """Rebuild the paper's tables, figures and case studies on a dataset, and write a report.
 
-    The folder REPORT gets index.html, report.md, figures/ and results.json. If files are missing, the
-    command says where they are published, and computes the rest. A command that was killed continues where it
-    stopped. Exits 2 if the data's folder has none of the files.
+    The folder REPORT gets index.html, report.md, figures/ and results.json. If data files are missing, the
+    command prints where they are published, and computes the rest. After an interruption, the same command
+    continues where it stopped. Exits 2 if the data's folder has none of the files.
 
     Options:
         dataset NAME: youshu, steam, netease, or sample, the built-in shop.
@@ -320,11 +320,11 @@ def reproduce(
         --data DIR: The data's folder with authors/mat, authors/gen, bgcn or pathak in it; any may be missing.
         --seeds N,...: Each model is trained once for each seed. Default: 0,1,2, or 0 for the sample.
         --cache DIR: Folder for results, shared with 'compare'.
-        --only-cached: Train nothing: what is not in the cache is shown as not run.
+        --only-cached: Train nothing. Results that are not in the cache are shown as not run.
         --epochs N: Maximum number of passes over the data, for every model; a low number is a quick trial.
         --skip NAME,...: Leave out a model, or a section: matching, generation, ablations, full-ranking,
             cases. Repeatable.
-        --note TEXT: A sentence for the report on how it was made.
+        --note TEXT: A sentence to add to the report, e.g. on how the results were measured.
     """
     from bundlemage.cli.compare_progress import watching
     from bundlemage.studies.figures import require_plots
@@ -353,7 +353,7 @@ def reproduce(
             show.note(f"[yellow]missing:[/] {show.plain(problem)}")
         where = missing.where.replace(options.shown_folder, str(data))
         show.note(f"  {show.plain(where)}")
-    drawn = [] if output is None else write_report(findings, output)
+    figures = [] if output is None else write_report(findings, output)
     if as_json:
         show.print_json({"report": None if output is None else str(output), **results_of(findings)})
     else:
@@ -363,7 +363,9 @@ def reproduce(
             show.say(f"• {show.plain(line)}")
         end = f"The results are in {show.plain(cache)}."
         if output is not None:
-            files = f"index.html, report.md, results.json and {len(drawn)} figure{'s' * (len(drawn) != 1)}"
+            files = (
+                f"index.html, report.md, results.json and {len(figures)} figure{'s' * (len(figures) != 1)}"
+            )
             end = f"Written to [bold]{show.plain(output)}[/]: {files}."
         show.say(end)
     if findings.no_data:

@@ -18,9 +18,9 @@ from bundlemage.training.history import SELECTION_METRIC, EpochProgress, Observe
 
 @contextmanager
 def watching() -> Iterator[CompareObserver]:
-    """An observer that shows a comparison, together with the warnings of its cache.
+    """Yields an observer that shows the progress of a comparison. Warnings of the cache are shown too.
 
-    After Ctrl-C a line says that results are kept.
+    After Ctrl-C, a note says that the finished results are kept.
     """
     with warnings.catch_warnings(), Shown(show.notes, together=True) as shown:
         usual = warnings.showwarning
@@ -40,15 +40,15 @@ def watching() -> Iterator[CompareObserver]:
 
 
 class ComparisonProgress(CompareObserver):
-    """Prints a line for each finished cell. In a terminal, each running cell has a bar, and so has the whole
-    comparison, without the cells from the cache."""
+    """Prints a line for each finished cell. In a terminal, each running cell has a progress bar. One more bar
+    counts all cells, except those from the cache."""
 
     def __init__(self, shown: Shown) -> None:
         self.shown = shown
 
     def on_plan(self, cells: Sequence[Cell]) -> None:
         self.total, self.finished, self.from_cache = len(cells), 0, 0
-        self._tell()
+        self._update()
 
     def on_begin(self, cell: Cell) -> Sequence[Observer]:
         return [EpochProgress(self.shown, _name(cell))] if self.shown.live else []
@@ -70,9 +70,9 @@ class ComparisonProgress(CompareObserver):
         self.finished += 1
         self.shown(_name(cell), 1, 1)
         self.shown.say(f"{self.finished} of {self.total}: {_name(cell)}: {result}")
-        self._tell()
+        self._update()
 
-    def _tell(self) -> None:
+    def _update(self) -> None:
         if self.shown.live:
             self.shown("comparing", self.finished - self.from_cache, self.total - self.from_cache)
 

@@ -23,7 +23,7 @@ app = typer.Typer(no_args_is_help=True, help="Check, describe, shard, generate a
 
 
 def check(location: Location = "sample", table: Tables = None, as_json: AsJson = False) -> None:
-    """Report each problem of the data at PATH: where it is, what is wrong and what to do. Exits 2 if any."""
+    """Report each problem of the data at PATH, with its place and a fix. Exits 2 if there is a problem."""
     from bundlemage.readers.ingest import ingest as read_in
 
     with Shown(show.notes, label(location)) as progress:
@@ -51,9 +51,10 @@ def ingest(
     table: Tables = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the data at PATH as shards. Every command can read them, and a worker can read only its part.
+    """Write the data at PATH as shards. Every command can read shards, and a worker can read only its part.
 
-    Tables may be larger than memory: half of the memory is used, and the rest goes to disk beside the output.
+    Tables may be larger than memory: half of it is used, and temporary files next to the output hold the
+    rest.
 
     Options:
         -o, --output DIR: Folder for the shards.
@@ -87,7 +88,7 @@ def ingest(
 
 
 def stats(location: Location = "sample", table: Tables = None, as_json: AsJson = False) -> None:
-    """Show the paper's dataset table, the popularity bias, and how similar item and bundle tastes are."""
+    """Show the paper's table of sizes, the popularity bias, and the similarity of item and bundle tastes."""
     import numpy as np
 
     from bundlemage.data.statistics import dataset_table, popularity_bias, preference_similarity
@@ -134,10 +135,10 @@ def sample(
     format_: str = "csv",
     as_json: AsJson = False,
 ) -> None:
-    """Write a generated game shop as tables, to try things on or to see what tables look like.
+    """Write the tables of a generated game shop, to try commands or as an example of tables.
 
     Options:
-        -o, --output DIR: Where the tables go.
+        -o, --output DIR: Folder for the tables.
         --users N: The number of users.
         --items N: The number of items.
         --bundles N: The number of bundles.
@@ -209,7 +210,7 @@ def get(
     if data.note:
         show.say(f"[yellow]note:[/] {show.plain(data.note)}")
     for entry in data.by_hand:
-        show.say(f"by hand: {entry.what}: {entry.page}")
+        show.say(f"to download by hand: {entry.what}: {entry.page}")
         show.say(f"  {show.plain(_place(entry, folder))}")
     show.say("next:")
     for step in next_steps:
@@ -250,7 +251,7 @@ def _list(as_json: bool) -> None:
         if data.note:
             show.say(f"  note: {data.note}")
         for entry in data.by_hand:
-            show.say(f"  by hand: {entry.what}: {entry.page}")
+            show.say(f"  to download by hand: {entry.what}: {entry.page}")
 
 
 add(app, check, ingest, stats, sample, get)

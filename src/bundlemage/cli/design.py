@@ -47,15 +47,15 @@ def design(
 ) -> None:
     """Design whole bundles for a user. Each meets all conditions and has a price, a score and reasons.
 
-    If no bundle is possible, the answer names the conditions that cannot hold together, and changes that
-    would make one possible.
+    If no bundle meets all conditions, the answer names the conditions that conflict, and changes that would
+    allow a bundle.
 
     If an id contains a comma, write it in double quotes inside the list: '"Tea, green",7'.
     """
     from bundlemage.recommender import Recommender
     from bundlemage.wire.design import DesignRequest
 
-    request = DesignRequest.of(**settings)  # a wrong wish is reported before a model is loaded
+    request = DesignRequest.of(**settings)  # an invalid request is reported before the model is loaded
     model = Recommender.load(folder, device=device)
     designs = model.design(user, request)
     if as_json:
@@ -82,7 +82,7 @@ def explain(
 ) -> None:
     """Explain why a bundle fits a user, or why an item fits a bundle.
 
-    The model scores it again without each item and bundle of the user in turn.
+    For this, the score is computed again without each of the user's items and bundles in turn.
 
     If an id contains a comma, write it in double quotes inside the list: '"Tea, green",7'.
 
@@ -90,7 +90,7 @@ def explain(
         --bundle ID: The bundle to explain.
         --item ID: Instead of --bundle: the item to explain.
         --items ID,ID: With --item: the items of the bundle.
-        --most N: Number of reasons that are shown.
+        --most N: Maximum number of reasons to show.
     """
     from bundlemage.recommender import Recommender
 
@@ -126,7 +126,7 @@ def score_bundle(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Forecast how many users would take a bundle that does not exist yet, and which; suggest a better item.
+    """Forecast which users, and how many, would take a bundle that does not exist yet. Suggest a better item.
 
     The model ignores prices: a price only turns the number of buyers into takings.
 
@@ -134,9 +134,9 @@ def score_bundle(
 
     Options:
         --items ID,ID: The items of the bundle.
-        --price: Price of the bundle. If left out: the sum of the items' prices.
+        --price: Price of the bundle. Default: the sum of the items' prices.
         --discount: Instead of --price: a fraction off, such as 0.2.
-        -k, --k: Number of users, and of similar bundles.
+        -k, --k: Number of users to list, and of similar bundles.
     """
     from bundlemage.recommender import Recommender
 
@@ -149,7 +149,7 @@ def score_bundle(
         show.out.print(f"[yellow]note:[/] {show.plain(forecast.note)}")
 
 
-# ── How it looks ─────────────────────────────────────────────────────────────────────────────────
+# ── Output ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def _card(design: Design) -> Panel:
@@ -183,16 +183,17 @@ def _reasons(explanation: Explanation, most: int) -> Table:
 def _forecast_card(forecast: BundleForecast) -> RenderableType:
     lines = [f"• {show.name(item.title, item.id)}{show.amount(item.price)}" for item in forecast.items]
     body = "\n".join([*lines, "", *_audience(forecast)])
-    people = Table("user", "chance" if forecast.expected is not None else "score", title="who would take it")
-    for person in forecast.people:
-        chance = person.score if person.chance is None else person.chance
-        people.add_row(show.plain(person.id), f"{chance:.2%}")
-    near = Table("bundle", "price", "likeness", title="bundles like it")
+    score = "chance" if forecast.expected is not None else "score"
+    buyers = Table("user", score, title="most likely buyers")
+    for user in forecast.people:
+        chance = user.score if user.chance is None else user.chance
+        buyers.add_row(show.plain(user.id), f"{chance:.2%}")
+    near = Table("bundle", "price", "similarity", title="similar bundles")
     for bundle in forecast.nearest:
         price = show.amount(bundle.price).strip()
         near.add_row(show.name(bundle.title, bundle.id), price, f"{bundle.score:.2f}")
     panel = Panel(body, title="a new bundle", title_align="left", width=76)
-    return Group(panel, Columns([table for table in (people, near) if table.row_count]))
+    return Group(panel, Columns([table for table in (buyers, near) if table.row_count]))
 
 
 def _audience(forecast: BundleForecast) -> list[str]:

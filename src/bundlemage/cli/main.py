@@ -22,9 +22,9 @@ from bundlemage.errors import BundleMageError, ConfigError
 MOVED = {
     "recommend --all": "'recommend' answers for one user. For all users, use 'bundlemage recommend-all DIR "
     "--output PATH'",
-    "data --engine": "data is checked and ingested on this machine, in bounded memory: leave --engine out",
+    "data --engine": "'bundlemage data' always runs on this machine, in bounded memory: leave --engine out",
 }
-"""For each option that has moved: what to use instead."""
+"""For each removed option, after its command: an error message that says what to use instead."""
 
 
 class _Commands(TyperGroup):
@@ -59,12 +59,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # joins the lines of a paragraph
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Match a shop's bundles to its users, and complete bundles for them.",
+    help="Recommend a shop's bundles to its users, complete partial bundles and design new ones.",
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         print(f"bundlemage {__version__}")
         raise typer.Exit
 

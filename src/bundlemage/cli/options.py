@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def _at_least_one(option: typer.CallbackParam, count: int | None) -> int | None:
-    """Refuse `--jobs 0` in one line, before anything is read."""
+    """Raise `ConfigError` for a number below one, such as `--jobs 0`. This happens before data is read."""
     if count is not None and count < 1:
-        raise ConfigError(f"{option.opts[-1]} {count}: at least one must run at a time")
+        raise ConfigError(f"{option.opts[-1]} {count}: the number must be at least 1")
     return count
 
 
@@ -29,12 +29,14 @@ LOCATION = (
     "A folder with tables, a public data set, or the output of 'data ingest'; a URI of Parquet tables, e.g. "
     "s3://bucket/prefix; a database URL; or 'sample', the built-in shop."
 )
-JOBS = "How many models are trained at a time, each in a process of its own on the same device."
-TABLES = "For a database: the table or query of user_item, user_bundle, bundle_item, items, bundles."
+JOBS = "Number of models to train at a time, each in its own process on the same device."
+TABLES = (
+    "For a database: a table or query for user_item, user_bundle, bundle_item, items or bundles. Repeatable."
+)
 
 Location = Annotated[str, typer.Argument(metavar="PATH", help=LOCATION)]
 Tables = Annotated[list[str] | None, typer.Option("--table", metavar="NAME=TABLE", help=TABLES)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text and tables.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 OtherDevice = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 ModelFolder = Annotated[
@@ -60,7 +62,7 @@ def _engine(
         --engine NAME: Where the work runs: 'local' is this machine, 'ray' is a Ray cluster.
         --address HOST:PORT: The address of the Ray cluster; 'auto' finds the one of this machine. Without
             it, Ray is started on this machine for the command.
-        --workers N: How many processes work at a time. The default on Ray is one for each GPU,
+        --workers N: Number of worker processes. The default on Ray is one for each GPU,
             or one for each processor if there is no GPU.
     """
     from bundlemage.engines.base import engine as engine_of
@@ -97,14 +99,14 @@ def _filter(
     max_price: float | None = None,
     in_stock: bool = False,
 ) -> Any:
-    """The filter of an answer, or None if no condition is given: then the data needs no catalogue.
+    """The filter of an answer, or None without a condition: only a filter may need a catalogue.
 
-    What may be shown:
+    Filters:
         --exclude ID,ID: Never show these.
         --among ID,ID: Show only these.
-        --tag TAG: Show only what has this tag. Repeatable: one matching tag is enough.
-        --min-price: Show only what costs at least this.
-        --max-price: Show only what costs at most this.
+        --tag TAG: Show only items or bundles with this tag. Repeatable: one matching tag is enough.
+        --min-price: Show only items or bundles that cost at least this.
+        --max-price: Show only items or bundles that cost at most this.
         --in-stock: Show only items with a stock above 0, and bundles of such items.
     """
     from bundlemage.core.filters import Filter
@@ -121,12 +123,12 @@ def _filter(
 
 
 def _recall(index: bool = False, least_recall: float | None = None) -> float | None:
-    """The share of an exact search's answers that an index must find. None searches without an index.
+    """The share of an exact search's answers that an index must find, or None for a search without an index.
 
     Options:
-        --index: Search millions of bundles by an index (FAISS) instead of one by one.
-        --least-recall SHARE: With --index: refuse an index that finds less than this share of what an exact
-            search finds (default 0.95).
+        --index: Search with an index (FAISS) instead of scoring every bundle; for millions of bundles.
+        --least-recall SHARE: With --index: fail if the index finds less than this share of the bundles that
+            an exact search finds (default 0.95).
     """
     if least_recall is not None and not index:
         raise ConfigError("--least-recall is for an index: add --index, or leave it out")

@@ -1,4 +1,4 @@
-"""`bundlemage serve`, `keys` and `retrain`: the live service, its API keys, and newer models for it."""
+"""`bundlemage serve`, `keys` and `retrain`: the live service, its API keys, and its retraining."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def serve(
 ) -> None:
     """Serve a model live: an HTTP API, and a web page.
 
-    At the first start the database imports the model's catalogue and histories. From then on
-    requests change the database, and every answer uses its current state. Without --db the database is a file
-    beside the model, MODEL.db.
+    At the first start the database imports the model's catalogue and histories. After that,
+    requests change the database, and every answer uses its current state. Without --db, the database is the
+    file MODEL.db in the same folder as MODEL.
 
     Options:
         model [MODEL]: A folder that 'bundlemage train' has written. If left out: the model that the database
@@ -101,7 +101,7 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
         f"  the page   http://{shown}:{port}/\n"
         f"  the API    http://{shown}:{port}/v1/users/USER/bundles?k=3   (all of it: /openapi.json)\n"
         f"  the store  {show.plain(store.url)}\n"
-        "Ctrl-C stops it. Everything that was acknowledged is on disk."
+        "Ctrl-C stops the service. Every change that it has confirmed is on disk."
     )
     logs.configure(debug=settings.debug)
     with suppress(ImportError, OSError, ValueError):
@@ -110,7 +110,7 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
         # Allow as many open files as the system permits: the usual limit is 1,024 connections.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    # These objects stay. Without this, a garbage collection would delay requests by 0.2 s.
+    # Exclude all objects so far from garbage collection, which would otherwise delay requests by 0.2 s.
     gc.collect()
     gc.freeze()
     config = uvicorn.Config(
@@ -119,7 +119,7 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        ws="none",  # not used, and log lines about them would contain paths
+        ws="none",  # web sockets are not used, and log lines about them would contain paths
         timeout_graceful_shutdown=10,
     )
     with suppress(KeyboardInterrupt):  # the server raises it again after it has stopped
@@ -144,7 +144,7 @@ def open_store(url: str, *, must_exist: bool = False) -> Store:
 
 
 def database_url(db: str | None, model: Path | None) -> str:
-    """The URL of the database. A plain path is a SQLite file; without --db it is beside the model."""
+    """The URL of the database. A plain path is a SQLite file. The default is MODEL.db next to the model."""
     if db is None:
         if model is None:
             raise ConfigError("name a database with --db")
@@ -153,7 +153,7 @@ def database_url(db: str | None, model: Path | None) -> str:
 
 
 def _sample_model() -> Path:
-    """The model of the sample shop, trained at the first start."""
+    """Returns the folder of the sample shop's model. The model is trained at the first start."""
     from bundlemage.artifact.files import artifact_version
     from bundlemage.cli.train import train
     from bundlemage.engines.base import engine
@@ -167,7 +167,7 @@ def _sample_model() -> Path:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Listen on an address. This comes first, so that an address in use is reported at once."""
+    """Returns a socket that listens. It is opened first, so that an address in use is reported at once."""
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -211,7 +211,7 @@ def create(role: str, db: Database = None, name: str = "", as_json: AsJson = Fal
         return
     print(text)  # alone on stdout, for a shell's $(…)
     show.note(
-        f"A key of role [bold]{role}[/]. It is shown only now: keep it where you keep secrets. It goes into "
+        f"A key of role [bold]{role}[/]. It is shown only now: keep it where you keep secrets. Send it in "
         f"the header 'Authorization: Bearer KEY'.\n'bundlemage keys revoke {key.id}' revokes it."
     )
 
@@ -224,9 +224,9 @@ def list_(db: Database = None, as_json: AsJson = False) -> None:
         show.print_json([_described(key) for key in records])
         return
     if not records:
-        show.out.print("no key yet: everybody who can reach the service may do everything")
+        show.out.print("no key yet: everyone who can reach the service has full access")
         return
-    table = Table("id", "role", "name", "made", "revoked")
+    table = Table("id", "role", "name", "created", "revoked")
     for key in records:
         revoked = f"{key.revoked_at:%Y-%m-%d %H:%M}" if key.revoked_at else ""
         table.add_row(key.id, key.role, show.plain(key.name), f"{key.created_at:%Y-%m-%d %H:%M}", revoked)
@@ -257,7 +257,7 @@ def revoke(key_id: str, db: Database = None) -> None:
 def _opened(db: str | None) -> Iterator[Store]:
     """The store. If it is new, a note says so, because a mistyped --db creates a new database.
 
-    That is no error: a service for other machines needs a key before its first start.
+    A new database is not an error: a service for other machines needs a key before its first start.
     """
     with closing(open_store(database_url(db, None))) as store:
         if store.is_empty() and not store.keys():
@@ -281,7 +281,7 @@ def _described(key: Key) -> dict[str, Any]:
 add(keys, create, list_, revoke)
 
 
-# ── Training again ───────────────────────────────────────────────────────────────────────────────
+# ── Retraining ───────────────────────────────────────────────────────────────────────────────────
 
 
 def retrain(
@@ -307,7 +307,7 @@ def retrain(
         --seed: Seed of the training, and of the choice of held-out cases.
         --models DIR: Folder for new models. Default: the folder of the serving model.
         --tolerance: How far the new model's nDCG@10 may be below the serving model's.
-        --force: Publish the new model whatever the comparison says, or if nothing can be compared.
+        --force: Publish the new model even if it is worse, or if nothing can be compared.
     """
     check_extra()
     from bundlemage import retraining
@@ -348,7 +348,7 @@ def retrain(
 
 
 def _announce(split: Split, serving: str) -> None:
-    """Print the size of the training data and of the comparison."""
+    """Print the size of the training data, and how many users the comparison covers."""
     show.note(show.described(split.dataset))
     cases = len(split.test) if split.test else 0
     compared = (
@@ -375,7 +375,7 @@ def _show(outcome: Retrained, decisive: str) -> None:
             f"{comparison.standard_error:.4f}."
         )
     if outcome.path is None:
-        show.say(f"[bold]Not published[/], {outcome.serving} goes on serving: {outcome.reason}.")
+        show.say(f"[bold]Not published[/], {outcome.serving} continues to serve: {outcome.reason}.")
         return
     here = Path.cwd()
     path = outcome.path.relative_to(here) if outcome.path.is_relative_to(here) else outcome.path

@@ -1,4 +1,4 @@
-"""How answers look in a terminal: tables, cards, curves."""
+"""Output in a terminal: tables, cards, curves."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def plain(value: object) -> str:
 
 
 def warn(*problems: object) -> None:
-    """Print warnings, such as problems of data, on stderr."""
+    """Print a warning on stderr for each problem."""
     for problem in problems:
         note(f"[yellow]warning:[/] {plain(problem)}")
 
@@ -76,13 +76,13 @@ def described(dataset: BundleDataset) -> str:
 
 
 def caveats(dataset: BundleDataset) -> None:
-    """Print the notes of the data, which a reader of figures must know."""
+    """Print the notes of a data set. A reader needs them to compare figures."""
     for each in dataset.notes:
         out.print(f"[yellow]note:[/] {plain(each)}")
 
 
 def evaluations(rows: Sequence[Evaluation]) -> RenderableType:
-    """Models side by side, a table for each task; the best of each column in bold."""
+    """A table for each task, with a row for each model. The best value of each column is bold."""
     tables: list[RenderableType] = []
     for task, question in (
         ("matching", "Which bundle did the user take next?"),
@@ -103,11 +103,11 @@ def evaluations(rows: Sequence[Evaluation]) -> RenderableType:
                 cells.append(f"[bold]{best:.4f}[/]" if values[metric] == best else f"{values[metric]:.4f}")
             shown.add_row(model, *cells)
         tables.append(shown)
-    return Group(*tables) if tables else Text("Nothing is held out to test on.")
+    return Group(*tables) if tables else Text("There are no held-out test cases.")
 
 
 def comparison_table(results: ResultTable, columns: Sequence[str]) -> RenderableType:
-    """A table of a comparison, with a line below that says what its marks mean."""
+    """A table of a comparison, with a line below that explains its marks."""
     from bundlemage.studies import render
 
     shown = table(f"{plain(render.heading(results))}  ({results.cases:,} cases)")
@@ -161,7 +161,7 @@ def _bars(name: str, values: Sequence[float]) -> Text:
 def bundle_cards(
     dataset: BundleDataset, answers: Sequence[Recommendation], new: Mapping[str, Sequence[str]] | None = None
 ) -> RenderableType:
-    """Recommended bundles as cards with what is in them; `new` ones are not in the data."""
+    """Recommended bundles as cards with their items. `new` has the items of bundles outside the data."""
     cards = [_bundle_card(dataset, answer, (new or {}).get(answer.id)) for answer in answers]
     return Columns(cards, equal=True)
 
@@ -195,7 +195,7 @@ def _bundle_card(dataset: BundleDataset, answer: Recommendation, new: Sequence[s
 
 
 def item_table(dataset: BundleDataset, answers: Sequence[Recommendation], title: str) -> Table:
-    """Suggested items, best first."""
+    """A table of recommended items, best first."""
     rows = table(title, ">rank", "item", "tags", ">price", ">score")
     for answer in answers:
         tags, price = "", None
@@ -203,8 +203,8 @@ def item_table(dataset: BundleDataset, answers: Sequence[Recommendation], title:
             row = dataset.items.position(answer.id)
             tags = ", ".join((dataset.catalogue.items["tags"][row].as_py() or [])[:3])
             price = dataset.catalogue.items["price"][row].as_py()
-        thing = name(answer.title, answer.id)
-        rows.add_row(str(answer.rank), thing, plain(tags), amount(price).strip(), f"{answer.score:.1%}")
+        label = name(answer.title, answer.id)
+        rows.add_row(str(answer.rank), label, plain(tags), amount(price).strip(), f"{answer.score:.1%}")
     return rows
 
 
@@ -213,7 +213,7 @@ def item_name(dataset: BundleDataset, position: int) -> str:
 
 
 def names(labels: Sequence[str], most: int = 6) -> str:
-    """A few names and how many more there are."""
+    """The first `most` names, and the number of the others."""
     shown = ", ".join(plain(label) for label in labels[:most])
     return f"{shown} and {len(labels) - most:,} more" if len(labels) > most else shown or "nothing yet"
 
@@ -224,9 +224,9 @@ def counted(labels: Sequence[str], noun: str) -> str:
     return f"{len(labels):,} {noun}{'s' * (len(labels) > 1)}: {names(labels)}"
 
 
-def name(title: str | None, known_as: str) -> str:
+def name(title: str | None, id_: str) -> str:
     """The title and the id of an item or a bundle, or only the id."""
-    return f"{plain(title)} [dim]{plain(known_as)}[/]" if title else plain(known_as)
+    return f"{plain(title)} [dim]{plain(id_)}[/]" if title else plain(id_)
 
 
 def amount(price: float | None) -> str:

@@ -22,7 +22,7 @@ def key_values(pairs: Sequence[str] | None, option: str) -> dict[str, str]:
 
 
 def numbers(pairs: Sequence[str] | None, option: str, expected: str) -> dict[str, float]:
-    """Texts such as `a=2` as a dict of numbers. `expected` is the end of the message if one is no number."""
+    """Texts such as `a=2` as a dict of numbers. `expected` ends the error message."""
     values = {}
     for name, text in key_values(pairs, option).items():
         try:
@@ -45,12 +45,12 @@ def _value(text: str) -> Any:
 
 
 def only_given(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that were not left out."""
+    """The options that the user has set."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def ids(texts: Sequence[str] | None) -> list[str]:
-    """A list of ids from texts with commas; an id that has a comma is in double quotes, as in CSV."""
+    """Split texts at commas into ids. An id that contains a comma is in double quotes, as in CSV."""
     try:
         rows = list(csv.reader(texts or (), strict=True))
     except csv.Error as error:

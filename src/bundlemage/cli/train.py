@@ -62,10 +62,10 @@ def train(
     Training can be killed at any time: the same command with --resume continues after the last checkpoint
     and ends with the same model. Ctrl-C stops early and keeps the best model so far.
 
-    Several workers train the same model as one process would, each with its part of the data.
+    Several workers give the same model as one process; each of them holds a part of the data.
 
     Options:
-        -o, --output DIR: Where the model goes.
+        -o, --output DIR: Folder for the model.
         --recipe: A TOML file with model, settings and split, or the name of a built-in one such as
             youshu/bundlemage; options override it.
         --model: bundlemage, or any other that 'bundlemage models' lists.
@@ -83,9 +83,9 @@ def train(
         --overwrite: Replace a model or run in DIR.
         --checkpoint-every N: Epochs between checkpoints; 0 for none. By default, checkpoints take about 5% of
             the time.
-        --tensorboard DIR: Also write logs for TensorBoard here.
-        --item-tables HOW: With several workers: 'replicated' gives each worker all items, 'sharded' a part of
-            them, and 'auto' a part only if all do not fit.
+        --tensorboard DIR: Also write logs for TensorBoard to this folder.
+        --item-tables HOW: With several workers: 'replicated' gives each worker all items, 'sharded' gives it
+            a part of them, and 'auto' shards only if all items do not fit.
     """
     from bundlemage.engines.training import TrainingJob
     from bundlemage.evaluation import tasks_not_learned
@@ -174,10 +174,10 @@ def evaluate(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Measure the model in DIR on what was held out of PATH when it was trained.
+    """Evaluate the model in DIR on the test cases of PATH, which were held out of its training.
 
     Options:
-        location PATH: The data that it was trained on.
+        location PATH: The data that the model was trained on.
     """
     from bundlemage.engines.jobs import EvaluationJob
 
@@ -205,7 +205,8 @@ def _summary(training: TrainingResult) -> dict[str, Any]:
 
     records = kept(training.history)
     members = [
-        {"member": one.member, "best_epoch": one.epoch, "validation": dict(one.validation)} for one in records
+        {"member": record.member, "best_epoch": record.epoch, "validation": dict(record.validation)}
+        for record in records
     ]
     return {
         "epochs": len(training.history),
@@ -219,7 +220,7 @@ def _summary(training: TrainingResult) -> dict[str, Any]:
 
 
 def _check_output(output: Path, checkpoints: Path, resume: bool, overwrite: bool) -> None:
-    """Raise an error, before the training, if it would replace stored files that should stay."""
+    """Raise an error before training if it would replace files without --resume or --overwrite."""
     from bundlemage.artifact.files import check_replaceable
     from bundlemage.errors import ArtifactError, CheckpointError
     from bundlemage.training.checkpoint import RunFolder
@@ -240,7 +241,7 @@ def _check_output(output: Path, checkpoints: Path, resume: bool, overwrite: bool
             show.note("nothing to resume: starting from the beginning")
     elif can_resume:
         raise CheckpointError(
-            f"{checkpoints} holds a run that was cut off: "
+            f"{checkpoints} holds an interrupted run: "
             "add --resume to continue it, or --overwrite to start over"
         )
     elif output.exists():
@@ -258,8 +259,8 @@ def _announce(split: Split, model: str) -> None:
     )
     if not learned:
         show.warn(
-            "no user-bundle pair is left to learn from, so the model cannot learn "
-            "which user takes which bundle: bring more data, or use --protocol none, which holds nothing out"
+            "no user-bundle pair is left for training, so the model cannot learn "
+            "which user takes which bundle: add more data, or use --protocol none, which holds nothing out"
         )
 
 
@@ -293,7 +294,7 @@ def tune(
     Options:
         -o, --output STUDY: The folder of the study.
         --model: bundlemage, or any other that 'bundlemage models' lists.
-        --recipe: As for 'train'. The search begins with its settings, and varies only those it searches.
+        --recipe: As for 'train'. The search begins with its settings, and varies only those in the space.
         --set NAME=VALUE: A setting that is not searched. Repeatable.
         --space NAME=LOW..HIGH|A,B,C: Values to try for a setting, instead of the default ones. Repeatable.
         --trials N: The total number of trials, including earlier ones.
@@ -302,9 +303,9 @@ def tune(
         --protocol: auto (the data's own split, else paper), paper, full, cold-bundles, new-bundles or
             new-bundles-known.
         --split-seed: The seed of the split, if it is random.
-        --workers, --jobs N: How many trials run at a time, each in its own process: by default one on this
-            machine, and on Ray one for each GPU, or one for each processor if there is no GPU. With more than
-            one, the next trial depends on which trial ends first, so two searches may differ.
+        --workers, --jobs N: Number of trials at a time, each in its own process. The default is one on this
+            machine. On Ray it is one for each GPU, or one for each processor if there is no GPU. With more
+            than one, the next trial depends on which trial ends first, so two searches may differ.
         --resume: Continue a study.
     """
     from bundlemage.recipe import Recipe
@@ -369,7 +370,7 @@ def _domain(name: str, text: str) -> Domain:
 
 
 def _study_lines(study: Study, location: str) -> Iterator[RenderableType]:
-    """The best trials, what mattered, and what to do next."""
+    """The best trials, the importance of the settings, and the next command."""
     states = [trial.state for trial in study.trials]
     counts = f"{len(states)} trials, {states.count('pruned')} stopped early, {states.count('failed')} failed"
     title = f"{show.plain(study.model)}: the best of {counts}"
@@ -385,13 +386,14 @@ def _study_lines(study: Study, location: str) -> Iterator[RenderableType]:
         yield f"[red]failed:[/] {show.plain(reason)}"
     if study.importance:
         parts = (f"{name} {part:.0%}" for name, part in study.importance.items())
-        yield f"What made the difference: {', '.join(parts)}"
+        yield f"Importance of the settings: {', '.join(parts)}"
     elif find_spec("sklearn") is None:
-        yield "[dim]Install scikit-learn to see here which settings made the difference.[/]"
+        yield "[dim]Install scikit-learn to see the importance of the settings here.[/]"
     if len(study.trials) < study.asked and not study.interrupted:
-        yield f"The time was up after {len(study.trials)} of {study.asked} trials; --resume continues."
+        done = f"{len(study.trials)} of {study.asked} trials"
+        yield f"The time limit ended the study after {done}; --resume continues."
     if study.best is not None:
         yield (
-            f"Train with the best: [bold]bundlemage train {show.plain(location)} "
+            f"Train with the best settings: [bold]bundlemage train {show.plain(location)} "
             f"--recipe {show.plain(study.recipe)} -o MODEL[/]"
         )

@@ -1,1 +1,1 @@
-"""Data in, checked and frozen. Nothing here imports torch."""
+"""Data sets, their splits, and folders that hold data. Nothing here imports torch."""

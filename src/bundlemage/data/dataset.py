@@ -109,18 +109,18 @@ class Vocabulary:
         return f"Vocabulary({self.kind!r}, {len(self):,} ids)"
 
     def position(self, name: str) -> int:
-        """Returns the position of an id; raises `UnknownIdError`."""
+        """Returns the position of an id; raises `UnknownIdError` if there is no such id."""
         position = self.known_positions.get(name)
         if position is None:
             raise UnknownIdError(self.kind, [name], self)
         return position
 
     def positions(self, names: Iterable[str]) -> Positions:
-        """Returns the positions of many ids; raises one `UnknownIdError` that counts every unknown id."""
-        wanted = list(names)
-        positions = [self.known_positions.get(name, -1) for name in wanted]
+        """Returns the positions of many ids; raises one `UnknownIdError` for all unknown ids."""
+        ids = list(names)
+        positions = [self.known_positions.get(name, -1) for name in ids]
         if -1 in positions:
-            unknown = [name for name, position in zip(wanted, positions, strict=True) if position < 0]
+            unknown = [name for name, position in zip(ids, positions, strict=True) if position < 0]
             raise UnknownIdError(self.kind, unknown, self)
         return np.array(positions, dtype=np.int32)
 
@@ -178,7 +178,7 @@ def as_binary(matrix: Any) -> sparse.csr_matrix:
 
 
 class PartDigest:
-    """Computes the digest of a vocabulary or of a binary matrix from pieces, in order."""
+    """Computes the digest of a vocabulary or of a binary matrix that is added piece by piece, in order."""
 
     def __init__(self, kind: str = "") -> None:
         """`kind` is that of a vocabulary, such as `user`; it is empty for a matrix."""
@@ -269,27 +269,27 @@ class BundleDataset:
         for attribute, shape in shapes.items():
             matrix = getattr(self, attribute)
             if matrix.shape != shape:
-                raise ValueError(f"matrix of shape {matrix.shape} where the vocabularies say {shape}")
-            already = (
+                raise ValueError(f"{attribute} has shape {matrix.shape}, but the vocabularies need {shape}")
+            is_binary = (
                 isinstance(matrix, sparse.csr_matrix)
                 and matrix.dtype == np.float32
                 and not matrix.data.flags.writeable
                 and matrix.has_canonical_format
                 and bool((matrix.data == 1).all())
             )
-            if not already:
+            if not is_binary:
                 object.__setattr__(self, attribute, as_binary(matrix))
         if self.catalogue is not None:
             catalogue = self.catalogue
             for table, ids in ((catalogue.items, self.items), (catalogue.bundles, self.bundles)):
                 if not table.column(0).combine_chunks().equals(ids.to_arrow()):
                     raise ValueError(
-                        f"the catalogue's {ids.kind} ids are not those of the data, in that order"
+                        f"the catalogue's {ids.kind} ids are not the ids of the data in the same order"
                     )
 
     @classmethod
     def numbered(cls, user_item: Any, user_bundle: Any, bundle_item: Any, **more: Any) -> BundleDataset:
-        """Returns a data set that has numbers instead of ids. `more` are the other fields."""
+        """Returns a data set whose ids are numbers. `more` holds the other fields."""
         sizes = {"user": user_item.shape[0], "item": user_item.shape[1], "bundle": user_bundle.shape[1]}
         users, items, bundles = (Vocabulary.numbered(kind, size) for kind, size in sizes.items())
         return cls(user_item, user_bundle, bundle_item, users, items, bundles, **more)
@@ -313,7 +313,7 @@ class BundleDataset:
         digests = {}
         for name in ("users", "items", "bundles", "user_item", "user_bundle", "bundle_item"):
             part = getattr(self, name)
-            # By identity: a part that was replaced, as in a split, has another digest.
+            # Compared by identity: a part that was replaced, as in a split, has another digest.
             known = next((digest for owner, digest in self.known_digests if owner is part), None)
             digests[name] = known or _digest(part)
         return digests

@@ -1,6 +1,6 @@
 """Files and folders that survive a kill at any moment.
 
-A file or folder is built beside its place and renamed at the end, so it is complete or absent. A
+A file or folder is written under a temporary name and renamed at the end, so it is complete or absent. A
 `ResumableFolder` holds long work in parts: after a kill, the work continues with the parts that are missing.
 """
 
@@ -59,14 +59,14 @@ def swap_in(building: Path, path: Path) -> None:
     shutil.rmtree(old)
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _exchange(first: Path, second: Path) -> bool:
     """Swap two names in one step, so that both exist at every moment; False if the system cannot do this."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError, TypeError):  # not Linux, or an old one
+    except (OSError, AttributeError, TypeError):  # not Linux, or an old version of it
         return False
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return bool(rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0)
+    return bool(rename(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0)
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 HOLDS = "holds"
-"""The key of a resumable folder's JSON file that says which kind of work it holds, in which version."""
+"""A key in the JSON file of a resumable folder. Its value names the kind of work and the version."""
 
 
 class ResumableFolder:
@@ -113,23 +113,23 @@ class ResumableFolder:
 
     Its JSON file is written first. It holds the work's identity: everything its results depend on, such as
     settings and checksums of the data. Every other file is written whole, so a part that exists is finished.
-    A subclass says what is special to its kind of work.
+    A subclass sets the class attributes for its kind of work.
     """
 
     kind: ClassVar[str]
-    """What the folder holds, in one or two words, such as `campaign`."""
+    """The kind of work in one or two words, such as `campaign`."""
     version: ClassVar[int] = 1
-    """The version of the files. Another version is not continued."""
+    """The version of the file format. Work of another version cannot be continued."""
     file: ClassVar[str]
     """The name of the JSON file."""
     part_name: str | None = None
-    """Where a part is, such as `parts/part-{:05d}.parquet`; None if the work has no numbered parts."""
+    """The path of a part, such as `parts/part-{:05d}.parquet`; None if the work has no numbered parts."""
     others: ClassVar[tuple[str, ...]] = ()
     """Patterns of the further files that belong to the work."""
     checksums: ClassVar[frozenset[str]] = frozenset()
     """Keys of the identity whose values are checksums, which messages do not show."""
     anew: ClassVar[str] = "begin anew in another folder"
-    """What to do if the work cannot be continued."""
+    """The advice in an error message if the work cannot be continued."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -141,11 +141,11 @@ class ResumableFolder:
 
     @property
     def file_path(self) -> Path:
-        """Where the JSON file is, or will be."""
+        """The path of the JSON file, which may not exist yet."""
         return self.path / self.file
 
     def check(self, *, resume: bool, overwrite: bool | None = None) -> None:
-        """Raise `CheckpointError` if the work must not go to this folder. Call it before the long work.
+        """Raise `CheckpointError` if the work must not use this folder. Call this before the work begins.
 
         `resume` or `overwrite` allows a folder that holds such work already. `overwrite` is None if this kind
         of work cannot be overwritten. A folder with other files is always refused.
@@ -161,16 +161,16 @@ class ResumableFolder:
                     "choose another folder"
                 )
             return
-        left = {*self._files(temporary=True)}
+        leftovers = {*self._files(temporary=True)}
         for file in self.path.rglob("*"):
-            if file.is_file() and file not in left:
+            if file.is_file() and file not in leftovers:
                 raise CheckpointError(
                     f"{self.path} holds other files, such as {file.name}; choose a new folder for the "
                     f"{self.kind}"
                 )
 
     def begin(self, identity: Mapping[str, Any], **more: Any) -> None:
-        """Make the folder and write its JSON file: the identity, and what else the work keeps there."""
+        """Create the folder and write its JSON file, which holds the identity and the values in `more`."""
         self.path.mkdir(parents=True, exist_ok=True)
         if self.part_name is not None:
             self.part(0).parent.mkdir(exist_ok=True)
@@ -193,10 +193,10 @@ class ResumableFolder:
 
     def differences(self, identity: Mapping[str, Any], but: Container[str] = ()) -> list[str]:
         """How the stored identity differs from `identity`, in words; keys in `but` are left out."""
-        as_read = json.loads(json_bytes(identity))  # tuples become lists
+        stored_form = json.loads(json_bytes(identity))  # tuples become lists
         was, now = (
             {key: value for key, value in side.items() if key != HOLDS and key not in but}
-            for side in (self.stored(), as_read)
+            for side in (self.stored(), stored_form)
         )
         return differences(was, now, self.checksums)
 
@@ -205,13 +205,13 @@ class ResumableFolder:
         content = self.read(self.file_path)
         if content.get(HOLDS) != self._holds:
             raise CheckpointError(
-                f"{self.path} holds {content.get(HOLDS, 'work of another program or version')}, and this "
-                f"program continues a {self._holds}; {self.anew}"
+                f"{self.path} holds {content.get(HOLDS, 'work of another program or version')}, but this "
+                f"program can only continue a {self._holds}; {self.anew}"
             )
         return content
 
     def part(self, number: int) -> Path:
-        """Where a part is, or will be."""
+        """The path of a part, which may not exist yet."""
         assert self.part_name is not None
         return self.path / self.part_name.format(number)
 
@@ -257,7 +257,7 @@ class ResumableFolder:
         return [*parts, *self.others, self.file]
 
     def _files(self, *, temporary: bool = False) -> list[Path]:
-        """The files of the work, or the temporary files of unfinished ones."""
+        """The finished files of the work, or the temporary files that are not finished."""
         files: list[Path] = []
         for pattern in self._patterns():
             folder, _, name = pattern.rpartition("/")

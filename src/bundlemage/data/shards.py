@@ -43,7 +43,7 @@ MATRICES = {
     "user_bundle": ("users", "bundles"),
     "bundle_item": ("bundles", "items"),
 }
-"""For each matrix: the kind of files that holds its rows, and their column with the positions."""
+"""For each matrix: the kind of files that hold its rows, and the column of these files with the positions."""
 _POSITIONS = pa.list_(pa.int32())
 SCHEMAS = {
     "users": pa.schema([("user_id", pa.string()), ("items", _POSITIONS), ("bundles", _POSITIONS)]),
@@ -102,7 +102,7 @@ def rows_of(column: pa.ChunkedArray) -> tuple[Counts, npt.NDArray[np.int32]]:
 
 @dataclass(frozen=True)
 class Layout:
-    """A folder of shards. The parts of a kind are numbered through: row n has the position n."""
+    """A folder of shards. Rows are counted over all parts of a kind: row n has position n."""
 
     folder: Path
     name: str
@@ -124,13 +124,13 @@ class Layout:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             checksum = content.pop("sha256")
-            form, version = content.pop("format"), content.pop("version")
+            format_, version = content.pop("format"), content.pop("version")
         except FileNotFoundError:
             raise _damaged(folder, f"this is not a layout: it has no {LAYOUT}") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise _damaged(path, "the file is damaged") from None
-        if form != FORMAT:
-            raise _damaged(path, "this is the file of another program", "Name a folder of 'data ingest'")
+        if format_ != FORMAT:
+            raise _damaged(path, "this file was written by another program", "Name a folder of 'data ingest'")
         if version != VERSION:
             fix = "Run 'bundlemage data ingest' again, or use the version that wrote it"
             raise _damaged(path, f"the format is {version}; this program reads format {VERSION}", fix)
@@ -152,15 +152,16 @@ class Layout:
     def dataset(
         self, users: range | None = None, ids: bool = True, items: range | None = None
     ) -> BundleDataset:
-        """Returns the data set. All bundles are read; the items of users may be limited.
+        """Returns the data set. Users may have only a part of their items; everything else is complete.
 
         If `users` is given, all other users have no items. If `items` is given, users have only these items.
         Without `ids`, the ids are numbers and the data set has no catalogue. The fingerprint is always that
         of the complete data.
         """
-        wanted = range(self.sizes["users"]) if users is None else users
-        if wanted.step != 1 or (len(wanted) and not 0 <= wanted.start <= wanted.stop <= self.sizes["users"]):
-            raise ValueError(f"{wanted} is not a range of the {self.sizes['users']:,} users")
+        selected = range(self.sizes["users"]) if users is None else users
+        ordered = 0 <= selected.start <= selected.stop <= self.sizes["users"]
+        if selected.step != 1 or (len(selected) and not ordered):
+            raise ValueError(f"{selected} is not a range of the {self.sizes['users']:,} users")
         tables: dict[str, pa.Table] = {}
         rows: dict[str, list[tuple[Counts, Positions]]] = {matrix: [] for matrix in MATRICES}
         for kind, schema in SCHEMAS.items():
@@ -170,8 +171,8 @@ class Layout:
             first = 0
             for part in self.parts(kind) if texts or matrices_of(kind) else []:
                 lists = matrices_of(kind)
-                here = range(max(wanted.start - first, 0), min(wanted.stop - first, part.rows))
-                if kind == "users" and not here:
+                in_part = range(max(selected.start - first, 0), min(selected.stop - first, part.rows))
+                if kind == "users" and not in_part:
                     del lists["user_item"]
                     rows["user_item"].append((np.zeros(part.rows, np.int32), np.empty(0, np.int32)))
                 table = read_part(self.folder, part, [*texts, *lists.values()])
@@ -180,7 +181,7 @@ class Layout:
                 for matrix, column in lists.items():
                     counts, positions = rows_of(table[column])
                     if matrix == "user_item" and (users is not None or items is not None):
-                        counts, positions = _kept(counts, positions, here, items)
+                        counts, positions = _kept(counts, positions, in_part, items)
                     rows[matrix].append((counts, positions))
                 first += part.rows
             tables[kind] = pa.concat_tables(described).combine_chunks()
@@ -216,7 +217,7 @@ def _kept(
 
 
 def _matrix(rows: list[tuple[Counts, Positions]], shape: tuple[int, int]) -> sparse.csr_matrix:
-    """Returns the matrix of rows that come in several pieces, the first rows first. Empties the list."""
+    """Returns a matrix from pieces of its rows, in order. Empties the list `rows`."""
     indices = np.concatenate([np.empty(0, np.int32), *(positions for _, positions in rows)])
     counts = np.concatenate([np.zeros(1, np.int32), *(counts for counts, _ in rows)])
     rows.clear()  # frees memory: the pieces are as large as the matrix

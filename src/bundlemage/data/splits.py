@@ -54,12 +54,12 @@ class GenerationCases:
     """
 
     users: Positions  # [cases]; the position after the last user means no history
-    bundles: Positions  # [cases], rows of the three below
+    bundles: Positions  # [cases], rows of the three matrices below
     partial: sparse.csr_matrix  # [held-out bundles, items]
     positives: sparse.csr_matrix  # [held-out bundles, items]
     candidates: Positions  # [held-out bundles, width], positives included, padded with PAD
     known_as: Positions | None = None  # [held-out bundles]; positions of bundles that training knows
-    """For cases made from training bundles: the bundles to leave out of the users' histories."""
+    """For cases from training bundles: the bundles, which are left out of the users' histories."""
 
     def __len__(self) -> int:
         return len(self.users)
@@ -84,9 +84,9 @@ def _sha256(shapes: tuple[Any, ...], arrays: Iterable[npt.NDArray[np.integer]]) 
 
 
 COLD_PROTOCOLS = ("cold-bundles", "new-bundles", "new-bundles-known")
-"""Protocols with new bundles in validation and test."""
+"""Protocols that treat some bundles as new: no user has them in training."""
 PROTOCOLS = ("auto", "paper", "full", *COLD_PROTOCOLS, "none")
-"""`auto` uses the split that the files define, otherwise `paper`."""
+"""`auto` uses the split that the files define; if there is none, it is `paper`."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ class SplitPlan:
     protocol: str = "auto"
     seed: int = 0
     negatives: int = 99
-    """Number of bundles, not taken by the user, that are ranked against the held-out one."""
+    """Number of bundles that the user does not have, and among which the held-out bundle is ranked."""
     positives: int | None = None
-    """n: number of hidden items of each held-out bundle; None: chosen by the mean size of bundles."""
+    """n: number of hidden items of each held-out bundle; None: n depends on the mean size of bundles."""
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
@@ -133,7 +133,7 @@ class Split:
     protocol: str
     """For example `paper`, `authors-mat`, `bgcn`, `cold-bundles`, `none`."""
     plan: SplitPlan = SplitPlan()
-    """Gives the same split again from the same data; `auto` uses the split that the files define."""
+    """With the same data, this plan gives the same split; `auto` uses the split that the files define."""
     new_bundles: Positions | None = None
     """Bundles that training knows only by their items, scored as if they had been added later."""
 
@@ -187,8 +187,8 @@ def _full_ranking(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Sp
     order = _rank_in_user(users, np.ones(len(users), bool), random)
     count = np.bincount(users, minlength=len(dataset.users))[users]
     to_test = np.maximum((count * 0.2).round(), count > 2)  # users with three bundles are tested on one
-    to_tune = np.maximum((count * 0.1).round(), count > 2)
-    test, tune = order < to_test, (order >= to_test) & (order < to_test + to_tune)
+    to_validate = np.maximum((count * 0.1).round(), count > 2)
+    test, tune = order < to_test, (order >= to_test) & (order < to_test + to_validate)
     validation, testing = (_all_bundles(dataset, part) for part in (tune, test))
     return Split(dataset, _training_part(dataset, ~(test | tune)), validation, testing, None, "full", plan)
 
@@ -200,15 +200,15 @@ def _new_bundles(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Spl
     `cold-bundles` ranks the bundles that are new at that time among themselves. `new-bundles` tests them
     among all bundles that the user does not have in training. `new-bundles-known` trains on the same data and
     tests one known bundle of each user who has three or more: it measures how much accuracy on known bundles
-    the sales assumed for new bundles cost. Validation always ranks new bundles only, because they are found
-    after the epoch is chosen.
+    is lost because the model assumes sales for new bundles. Validation always ranks only new bundles, because
+    it chooses the epoch before the assumed sales are computed.
     """
     users, bundles = pairs_of(dataset.user_bundle)
     draw = random.permutation(len(dataset.bundles))
     tenth = max(1, len(draw) // 10)
-    is_test, is_tune = (_mask(len(draw), draw[start : start + tenth]) for start in (0, tenth))
-    known = ~(is_test | is_tune)[bundles]
-    validation = _all_bundles(dataset, is_tune[bundles], np.flatnonzero(is_tune))
+    is_test, is_validation = (_mask(len(draw), draw[start : start + tenth]) for start in (0, tenth))
+    known = ~(is_test | is_validation)[bundles]
+    validation = _all_bundles(dataset, is_validation[bundles], np.flatnonzero(is_validation))
     if plan.protocol == "cold-bundles":
         test = _all_bundles(dataset, is_test[bundles], np.flatnonzero(is_test))
         return Split(dataset, _training_part(dataset, known), validation, test, None, plan.protocol, plan)
@@ -216,21 +216,21 @@ def _new_bundles(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Spl
     held_out = known & (count > 2) & (_rank_in_user(users, known, random) == 0)
     train = _training_part(dataset, known & ~held_out)
     test = _all_bundles(dataset, held_out if plan.protocol == "new-bundles-known" else is_test[bundles])
-    new = np.flatnonzero(is_test | is_tune).astype(np.int32)
+    new = np.flatnonzero(is_test | is_validation).astype(np.int32)
     return Split(dataset, train, validation, test, None, plan.protocol, plan, new)
 
 
 VALIDATION_SHARE, MOST_HELD_OUT, USERS_PER_BUNDLE = 0.05, 300, 4
-"""Share and maximum number of training bundles that are held out to judge generation; users for each."""
+"""The share and the maximum number of training bundles held out to judge generation, and users per bundle."""
 LEAST_BUNDLES = 40
-"""Minimum number of bundles with two items or more: in a smaller shop none is held out."""
+"""If fewer bundles have at least two items, no bundle is held out."""
 
 
 def completion_cases(train: BundleDataset, plan: SplitPlan) -> tuple[Mask, GenerationCases] | None:
     """Returns a mask of training bundles that are held out to judge generation, and their cases.
 
-    Returns None for a tiny shop. Matching still learns from these bundles. A bundle without buyers is
-    completed for a user without a history.
+    Returns None if the shop has too few bundles. Matching still learns from the held-out bundles. A bundle
+    without buyers is completed for a user without a history.
     """
     random = np.random.default_rng([plan.seed, 0xB0D1E])
     usable = np.flatnonzero(np.diff(train.bundle_item.indptr) > 1)
@@ -254,7 +254,7 @@ def _mask(size: int, chosen: npt.NDArray[np.integer]) -> Mask:
 
 
 def _rank_in_user(users: Positions, counted: Mask, random: Random) -> Positions:
-    """A random rank of each counted pair among those of its user; the other pairs rank last."""
+    """A random rank of each pair among the pairs of its user. Pairs outside the mask `counted` rank last."""
     key = np.where(counted, random.random(len(users)), 2.0)
     order = np.lexsort((key, users))
     starts = np.searchsorted(users, users)  # users are in order
@@ -282,7 +282,7 @@ def leave_one_out(
     negatives: int,
     random: Random,
 ) -> MatchingCases:
-    """Returns a case for each pair, among `negatives` bundles that the user does not have.
+    """Returns a case for each user-bundle pair: the bundle, among `negatives` that the user does not have.
 
     Bundles in the mask `held_out` are not drawn.
     """
@@ -299,7 +299,8 @@ def leave_one_out(
 def _all_bundles(
     dataset: BundleDataset, pairs: Mask, among: npt.NDArray[np.intp] | None = None
 ) -> MatchingCases:
-    """One case for each user with pairs in the mask, which are the positives; candidates: all, or `among`."""
+    """One case for each user with pairs in the mask `pairs`. These pairs are the positives. The candidates
+    are all bundles, or those in `among`."""
     users, bundles = (positions[pairs] for positions in pairs_of(dataset.user_bundle))
     unique, case = np.unique(users, return_inverse=True)
     positives = binary_matrix(case, bundles, (len(unique), len(dataset.bundles)))
@@ -322,9 +323,9 @@ def _completions(
     plan: SplitPlan,
     random: Random,
 ) -> GenerationCases:
-    """Cases with n hidden items of each held-out bundle among 99 n items that are not in it.
+    """Cases with n hidden items of each held-out bundle, among 99 n items that are not in the bundle.
 
-    `users` are those of the cases; `rows` count the held-out bundles, which several users may share.
+    `users` and `rows` have an entry for each case: its user, and the row of its held-out bundle.
     """
     positives = plan.positives or positives_by_size(dataset)
     hidden, shown, candidates = [], [], []
@@ -335,7 +336,7 @@ def _completions(
         hidden.append(items[:positives])
         shown.append(items[positives:])
         candidates.append(np.concatenate([items[:positives], _draw(others, 99 * positives, random)]))
-    partial, right = (
+    partial, answers = (
         binary_matrix(
             np.repeat(np.arange(len(part)), [len(row) for row in part]),
             np.concatenate(part),
@@ -343,7 +344,9 @@ def _completions(
         )
         for part in (shown, hidden)
     )
-    return GenerationCases(users.astype(np.int32), rows.astype(np.int32), partial, right, padded(candidates))
+    return GenerationCases(
+        users.astype(np.int32), rows.astype(np.int32), partial, answers, padded(candidates)
+    )
 
 
 def _draw(pool: npt.NDArray[np.integer], count: int, random: Random) -> npt.NDArray[np.integer]:

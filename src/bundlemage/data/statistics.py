@@ -36,7 +36,7 @@ def popularity_bias(dataset: BundleDataset) -> float:
     The paper: "the average of every bundle's ranking score which is evaluated as the average of rankings of
     included items", here as a fraction of the number of items. An item's popularity is its number of users.
     Rank 1 is the most popular item; equally popular items share their mean rank, so that the order of items
-    does not matter. Bundles without items are left out. If no others exist, the result is nan.
+    does not matter. Bundles without items are left out. If all bundles are empty, the result is nan.
     """
     from scipy.stats import rankdata  # slow to import
 
@@ -56,7 +56,7 @@ def preference_similarity(dataset: BundleDataset) -> Floats:
 
     c_i is the multi-hot vector of item i's users. A user's item preference is the mean c_i over the
     user's items; the bundle preference is the mean over all items of the user's bundles, each item once.
-    It is nan if either is missing (no items, no bundles, or only items that no user has).
+    The similarity is nan without one of them (no items, no bundles, or only items that no user has).
     """
     item_users = dataset.user_item.T.tocsr().astype(np.float64)  # [items, users], row i is c_i
     cosines = np.full(len(dataset.users), np.nan)

@@ -1,1 +1,1 @@
-"""Training: the one loop, its batches, checkpoints and history."""
+"""Training: the loop, its batches, checkpoints and history."""

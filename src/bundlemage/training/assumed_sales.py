@@ -53,7 +53,7 @@ class AssumedSales:
     held_out: int = 0
     """The number of bundles that were treated as new."""
     cases: int = 0
-    """The number of users for whom new bundles were ranked. Known bundles were ranked for no more users."""
+    """The number of users for whom new bundles were ranked. Known bundles were ranked for at most as many."""
     at_credit: Mapping[str, float] | None = None
     """The metrics with `sales`: `new_ndcg`, `new_recall`, `known_ndcg` and `known_recall`."""
     at_median: Mapping[str, float] | None = None
@@ -70,16 +70,16 @@ class AssumedSales:
         """A paragraph for the model card."""
         text = f"A new bundle is ranked as if it had sold {self.sales:,.4g} times: {self.reason}."
         if self.at_credit is not None and self.at_median is not None:
-            here, there = (
-                {name: f"{value:.4f}" for name, value in one.items()}
-                for one in (self.at_credit, self.at_median)
+            chosen, median = (
+                {name: f"{value:.4f}" for name, value in metrics.items()}
+                for metrics in (self.at_credit, self.at_median)
             )
             text += (
                 f" On {self.held_out:,} bundles held out of training, nDCG@{K} of new bundles is "
-                f"{here['new_ndcg']} (Recall@{K} {here['new_recall']}) and of known ones "
-                f"{here['known_ndcg']} ({here['known_recall']}); with the median of all bundles' "
-                f"sales, {self.median:,.4g}, they are {there['new_ndcg']} ({there['new_recall']}) and "
-                f"{there['known_ndcg']} ({there['known_recall']})."
+                f"{chosen['new_ndcg']} (Recall@{K} {chosen['new_recall']}) and of known ones "
+                f"{chosen['known_ndcg']} ({chosen['known_recall']}); with the median of all bundles' "
+                f"sales, {self.median:,.4g}, they are {median['new_ndcg']} ({median['new_recall']}) and "
+                f"{median['known_ndcg']} ({median['known_recall']})."
             )
         return text
 
@@ -109,17 +109,17 @@ def find_assumed_sales(
     settings |= {"tasks": "matching", "new_bundle_credit": "median", "device": str(device)}
     if isinstance(config, LearnedConfig):
         settings["epochs"] = max(FEWEST_EPOCHS, epochs)
-    simpler = make_config(name, settings)
-    probe = build(name, simpler, Sizes.of(train_data))
-    if train(probe, simpler, SplitPlan("none").divide(train_data)).interrupted:
+    probe_config = make_config(name, settings)
+    probe = build(name, probe_config, Sizes.of(train_data))
+    if train(probe, probe_config, SplitPlan("none").divide(train_data)).interrupted:
         raise KeyboardInterrupt
     new, absent = held_out.copy(), np.zeros_like(held_out)
     if split.new_bundles is not None:
-        # The split has bundles that are new to the model too. In total, as many new bundles compete here
-        # as there are in the split. The other ones are hidden.
+        # The split itself has new bundles. Some of them are added, so that as many new bundles are ranked
+        # here as in the split. The rest are hidden.
         others = random.permutation(split.new_bundles)
-        beside = max(0, len(others) - int(held_out.sum()))
-        new[others[:beside]], absent[others[beside:]] = True, True
+        added = max(0, len(others) - int(held_out.sum()))
+        new[others[:added]], absent[others[added:]] = True, True
     grid = np.expm1(np.linspace(np.log1p(median), np.log1p(sales.max()), TRIED))
     data = Interactions.of(train_data, device)
     of_new, of_known = (
@@ -161,9 +161,9 @@ def best_sales(of_new: npt.NDArray[np.float64], of_known: npt.NDArray[np.float64
 def _hold_out(
     train: BundleDataset, random: np.random.Generator
 ) -> tuple[BundleDataset, Flags, MatchingCases, MatchingCases] | str:
-    """Holds bundles and some other purchases out. Returns the training data that is left, a flag for each
-    bundle that is treated as new, and cases that ask for the purchases of new and of known bundles. Returns
-    the reason in words if this is not possible."""
+    """Holds out some bundles, and some purchases of other bundles. Returns the remaining training data, a
+    mask of the bundles that are treated as new, the cases with new bundles, and the cases with known bundles.
+    If this is not possible, returns the reason in words."""
     matrix = train.user_bundle
     users = np.repeat(np.arange(matrix.shape[0], dtype=np.int32), np.diff(matrix.indptr))
     bought = matrix.indices
@@ -176,7 +176,7 @@ def _hold_out(
     chosen[random.permutation(usable)[:count]] = True
     is_new = chosen[bought]
     buyers = random.permutation(np.unique(users[is_new]))[:MOST_CASES]
-    # Hold out one known purchase of users who have another: the probe still learns from the other.
+    # Hold out one known bundle of users who have at least two: the probe still learns from the others.
     order = np.lexsort((random.random(len(users)), is_new, users))
     first = order[np.searchsorted(users, np.unique(users))]
     others = np.bincount(users[~is_new], minlength=matrix.shape[0])
@@ -225,9 +225,9 @@ def _metrics(
             histories = data.histories(users[rows])
             scores = probe.bundle_scores(histories, data.bundle_item)
             scores = scores.masked_fill(histories.bundles.as_mask(len(new)) | hidden, -torch.inf)
-            without = scores[:, places] - probe.popularity_bias(probe.known_sales()[places])
+            base_scores = scores[:, places] - probe.popularity_bias(probe.known_sales()[places])
             for number, weight in enumerate(weights):
-                scores[:, places] = without + weight
+                scores[:, places] = base_scores + weight
                 for name, values in ranking_metrics(scores, positives.rows(rows), (K,)).items():
                     total = totals.setdefault(name, values.new_zeros(len(grid)))
                     total[number] += values.sum()

@@ -38,7 +38,7 @@ class RunFolder(ResumableFolder):
     """The folder of a run. `last.safetensors` holds the state after the last stored epoch.
 
     `best-N.safetensors` holds the weights of the best epoch, N. Each member of an ensemble has its own folder
-    `member-N`. `history.jsonl` is for people and plots; resuming does not read it.
+    `member-N`. `history.jsonl` is for readers and plots; a resumed run does not read it.
     """
 
     kind = "training run"

@@ -12,8 +12,8 @@ import torch
 
 from bundlemage.errors import DeviceError
 
-# From glibc's malloc.h. The last is its default.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _USUAL = -1, -3, 128 * 1024
+# The first two are from glibc's malloc.h. The third is the default value of both thresholds, in bytes.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _DEFAULT = -1, -3, 128 * 1024
 _settings: Any = torch.utils.deterministic
 
 
@@ -42,7 +42,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def present(name: str) -> bool:
-    """Whether this machine has a device with that name."""
+    """Whether this machine has a device with this name."""
     try:
         resolve_device(name)
     except DeviceError:
@@ -63,9 +63,9 @@ def repeatable(device: torch.device) -> Iterator[None]:
     precision = torch.get_float32_matmul_precision()
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        # `use_deterministic_algorithms` does the same, but first imports a compiler for seconds.
+        # `use_deterministic_algorithms` does the same, but first imports a compiler, which takes seconds.
         torch.set_deterministic_debug_mode("error" if device.type == "cuda" else "default")
-        # Filling costs a pass over each tensor, and this code never reads uninitialised memory.
+        # Filling takes a pass over each new tensor, and this code never reads uninitialised memory.
         _settings.fill_uninitialized_memory = False
         if device.type == "cuda":
             torch.set_float32_matmul_precision("high")
@@ -79,10 +79,10 @@ def repeatable(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def memory_kept(device: torch.device) -> Iterator[None]:
-    """On a CPU, the process keeps memory that a step frees, for the next step.
+    """Within this context, a CPU training keeps the memory that one step frees, and uses it for the next.
 
-    By default the C library requests memory for each large array from the system again, and the first access
-    to new memory is slow: this takes 6% of an epoch on Youshu. Has an effect only with glibc.
+    By default, the C library requests new memory from the system for each large array. The first access to
+    new memory is slow: this takes 6% of an epoch on Youshu. The context has an effect only with glibc.
     """
     library: Any = ctypes.CDLL(None) if device.type == "cpu" and os.name == "posix" else None
     if not hasattr(library, "mallopt") or not hasattr(library, "malloc_trim"):
@@ -94,5 +94,5 @@ def memory_kept(device: torch.device) -> Iterator[None]:
         yield
     finally:
         for setting in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
-            library.mallopt(setting, _USUAL)
+            library.mallopt(setting, _DEFAULT)
         library.malloc_trim(0)

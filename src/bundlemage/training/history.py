@@ -33,8 +33,8 @@ class EpochRecord:
     generation: Mapping[str, float] = field(default_factory=dict)
     """Generation metrics on held-out training bundles; empty if no bundles are held out."""
     value: float | None = None
-    """The epoch with the highest value is used. It is nDCG@5 of one task, or for both tasks the mean ratio to
-    the model `popularity`. None without validation cases."""
+    """The epoch with the highest value is used. For one task, the value is nDCG@5. For both tasks, it is the
+    mean ratio of nDCG@5 to that of the model `popularity`. None without validation cases."""
     member: int = 1
     """The member of the ensemble that was trained, counted from 1; 1 for a single model."""
 
@@ -52,7 +52,7 @@ class EpochRecord:
 
 
 def kept(history: Sequence[EpochRecord]) -> list[EpochRecord]:
-    """Returns the best epoch of each member: its weights are used. Empty for a model without epochs."""
+    """Returns the best epoch of each member, whose weights are used. Empty for a model without epochs."""
     return [*{record.member: record for record in history if record.improved}.values()]
 
 
@@ -74,7 +74,7 @@ class Observer:
     """Its methods are called during training. A subclass overrides the methods that it needs."""
 
     def on_member(self, number: int, of: int) -> None:
-        """Called before `on_start` of an ensemble's member, counted from 1; never for a single model."""
+        """Called before `on_start` for member `number` of `of` (counted from 1); never for a single model."""
 
     def on_start(self, *, epochs: int, steps_per_epoch: int, done: Sequence[EpochRecord]) -> None:
         """Called before the first epoch. `done` holds the earlier epochs of a resumed run."""
@@ -90,10 +90,11 @@ class Observer:
 
 
 class Forwarder(Observer):
-    """Sends each call as an event. `show` passes an event to observers, in this process or in another one.
+    """Sends each call as an event. `show` passes events to observers, in this process or in another one.
 
-    Steps are sent together, one event in `pause` seconds. With a pause of 0, each step is sent, and the end
-    of training too. For an ensemble of `of` members, the number of the `member` is added to each record.
+    An event may count several steps, and at most one such event is sent in `pause` seconds. With a pause of
+    0, each step and the end of training are sent. For an ensemble of `of` members, each record gets the
+    number of the `member`.
     """
 
     def __init__(
@@ -158,20 +159,20 @@ class EpochProgress(Observer):
 
     def on_step(self, phase: str) -> None:
         self.done += 1 / self.steps_per_epoch
-        self._tell()
+        self._update()
 
     def on_epoch(self, record: EpochRecord) -> None:
-        value, completed = (each.get(SELECTION_METRIC) for each in (record.validation, record.generation))
+        value, generation = (each.get(SELECTION_METRIC) for each in (record.validation, record.generation))
         self.done, self.best = record.epoch, max(self.best, value or 0.0)
         parts = [
             "" if value is None else f"{SELECTION_METRIC} {value:.4f} (best {self.best:.4f})",
-            "" if completed is None else f"completing {completed:.4f}",
+            "" if generation is None else f"generation {generation:.4f}",
             *(f"{phase} loss {loss:.2f}" for phase, loss in record.losses.items()),
         ]
         self.note = "  ".join(filter(None, parts))
-        self._tell()
+        self._update()
 
-    def _tell(self) -> None:
+    def _update(self) -> None:
         # Training may stop before the last epoch, so only `on_end` marks the stage as complete.
         self.progress(self.stage, min(self.done, self.epochs - 0.01), self.epochs, self.note)
 

@@ -29,7 +29,7 @@ MAY_DIFFER_ON_RESUME = frozenset({"epochs", "patience", "device"})
 """Settings that may be changed when a run is resumed: they do not change the result of an epoch."""
 
 WORK_PER_WRITING = 19
-"""Seconds of training for each second of writing checkpoints, unless the user sets the interval."""
+"""Seconds of training per second of writing checkpoints. Not used if `checkpoint_every` is given."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ def train(
 
     Afterwards the model has the weights of the best epoch on the validation cases (see the setting
     `select_by`), or of the last epoch without validation cases. Ctrl-C ends training early and keeps the best
-    weights so far. If `folder` is given, every `checkpoint_every`-th epoch is written to it, by default so
-    often that writing takes a twentieth of the time. `resume` continues from the last written epoch. If
-    `division` is given, this is one of several processes that share the folder and train one model: the
-    folder holds the whole weights.
+    weights so far. If `folder` is given, a checkpoint is written to it every `checkpoint_every` epochs; by
+    default, writing takes about a twentieth of the time. `resume` continues from the last checkpoint. If
+    `division` is given, this is one of several processes that train one model together and share the folder.
+    A checkpoint holds the weights of all processes.
     """
     if resume and folder is None:
         raise CheckpointError("resume needs the folder of the run to continue")
@@ -113,10 +113,10 @@ def train_members(
 ) -> tuple[Model, TrainingResult]:
     """Trains a model, or an ensemble of `members` models. Returns the model and the history.
 
-    `model` is a name. `trainer` trains one model: `train`, or a function that uses several processes. Member
+    `model` is a name. `trainer` is `train`, or a function that trains a model with several processes. Member
     k has the seed of the config plus k - 1, and writes checkpoints to `folder`/member-k. With `resume`, a
-    finished member is not trained again. Ctrl-C ends the training: the result has the finished members, or
-    else the first member with its best weights so far.
+    finished member is not trained again. After Ctrl-C, the result has only the finished members; if there
+    are none, it has the first member with its best weights so far.
     """
     configs = member_configs(model, config, members)
     if folder is not None:
@@ -130,8 +130,8 @@ def train_members(
             place = None if folder is None else RunFolder(folder).member(number).path
             options = {"folder": place, "observers": [forwarder]}
         try:
-            one = build(model, own, Sizes.of(split.dataset))
-            result = trainer(one, own, split, resume=resume, checkpoint_every=checkpoint_every, **options)
+            member = build(model, own, Sizes.of(split.dataset))
+            result = trainer(member, own, split, resume=resume, checkpoint_every=checkpoint_every, **options)
         except (KeyboardInterrupt, NoModelYetError):
             if not done:
                 raise
@@ -139,19 +139,21 @@ def train_members(
         else:
             interrupted = result.interrupted
             if not interrupted or not done:
-                done.append((one, result))
+                done.append((member, result))
         if interrupted:
             break
     results = [result for _, result in done]
-    whole = replace(results[0], interrupted=interrupted)
+    combined = replace(results[0], interrupted=interrupted)
     if len(results) > 1:
         records = [
             replace(record, member=number)
             for number, result in enumerate(results, 1)
             for record in result.history
         ]
-        whole = replace(whole, history=tuple(records), seconds=sum(result.seconds for result in results))
-    return joined([one for one, _ in done]), whole
+        combined = replace(
+            combined, history=tuple(records), seconds=sum(result.seconds for result in results)
+        )
+    return joined([member for member, _ in done]), combined
 
 
 def _check_folder(folder: RunFolder, members: int, resume: bool) -> None:
@@ -168,7 +170,7 @@ def _check_folder(folder: RunFolder, members: int, resume: bool) -> None:
 
 
 class _Run:
-    """A training in progress."""
+    """The state of one training while it runs."""
 
     def __init__(
         self,
@@ -227,7 +229,7 @@ class _Run:
         """Returns the value of the first process. Processes may see different files and clocks."""
         return value if self.division.group is None else self.division.group.agreed(value)
 
-    # Checkpoints hold whole tables, so a run may continue with another number of processes.
+    # Checkpoints hold complete tables, so a run can be resumed with another number of processes.
 
     def _rows(self, name: str) -> int | None:
         """Returns the number of rows of a tensor in all processes together; None if it is not divided."""
@@ -269,7 +271,9 @@ class _Run:
         except KeyboardInterrupt:
             interrupted = True
             if self.best is None:
-                raise NoModelYetError("interrupted before the first epoch was finished: no model") from None
+                raise NoModelYetError(
+                    "interrupted before the first epoch was finished, so there is no model"
+                ) from None
         finally:
             self.observers.on_end()
         if self.best is not None:
@@ -278,7 +282,7 @@ class _Run:
 
     def _finished(self) -> bool:
         progress = self.progress
-        # Patience only counts once the best value is above 0.
+        # While the best value is 0, epochs without improvement are not counted.
         waited = progress.epoch - progress.best_epoch if progress.best_value != 0 else 0
         return progress.epoch >= self.config.epochs or waited >= self.config.patience
 
@@ -311,10 +315,10 @@ class _Run:
                 self.observers.on_step(phase.name)
         # All losses are read together, because each read waits for the device. The norms of the weights are
         # checked too: a weight with an infinite square makes scores NaN.
-        lengths = torch.stack(torch._foreach_norm([*self.model.parameters()]))
-        counted = torch.stack([*self.stepper.losses.values(), lengths.square().sum()])
-        *totals, sound = self.division.add_losses(counted).tolist()
-        if not all(map(math.isfinite, (sound, *totals))):
+        norms = torch.stack(torch._foreach_norm([*self.model.parameters()]))
+        sums = torch.stack([*self.stepper.losses.values(), norms.square().sum()])
+        *totals, squares = self.division.add_losses(sums).tolist()
+        if not all(map(math.isfinite, (squares, *totals))):
             raise BundleMageError(
                 "the loss or the weights are no longer finite: the steps are too large. "
                 f"Lower learning_rate (now {self.config.learning_rate:g})."

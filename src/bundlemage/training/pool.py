@@ -1,7 +1,7 @@
 """Runs tasks on this machine in several processes, or one after another in this process.
 
 A process does many tasks, because starting torch and CUDA takes seconds. Each process has its own pipe to the
-main process, the command, and shares nothing with the others. So a killed process leaves no lock behind.
+main process (below: the command) and shares nothing with other processes. So a killed one leaves no lock.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ Work = Callable[[Any, Task, Ask], Result]
 the top level of a module."""
 
 SECONDS_TO_END = 5.0
+"""How long to wait for a process to end before it is killed."""
 # Processes are forked from a server process that has imported torch. So a process starts in milliseconds, not
 # in seconds. The server process never starts CUDA, which does not survive a fork. Windows cannot fork.
 if sys.platform == "win32":
@@ -44,7 +45,7 @@ else:
 
 @dataclass(frozen=True)
 class Died:
-    """Returned in place of a result if the process died before it had one."""
+    """Takes the place of a task's result if its process died."""
 
     reason: str
     how: str = field(default="", compare=False)
@@ -54,7 +55,7 @@ class Died:
 def check_jobs(jobs: int) -> None:
     """Raises ConfigError if the number of jobs is below one."""
     if jobs < 1:
-        raise ConfigError(f"jobs is {jobs}; at least one must run at a time")
+        raise ConfigError(f"jobs is {jobs}; it must be at least 1")
 
 
 class Pool(Generic[Task, Result]):
@@ -75,7 +76,7 @@ class Pool(Generic[Task, Result]):
     ) -> Iterator[tuple[Task, Result | Died]]:
         """Yields each task with its result, in the order in which tasks finish.
 
-        The next task is taken when a process is free and the caller has all results so far. If a task asks a
+        The next task starts when a process is free and the caller has all results so far. If a task asks a
         question, `answer` is called here with the task and the question. Errors of `work` are raised here.
         """
         waiting = iter(tasks)
@@ -91,7 +92,7 @@ class Pool(Generic[Task, Result]):
                 return
             for pipe in wait([*busy]):
                 worker = busy[pipe]  # type: ignore[index]
-                kind, content = worker.hear()
+                kind, content = worker.receive()
                 if kind == "ask":
                     worker.send(answer(worker.task, content))
                     continue
@@ -139,24 +140,24 @@ class _PoolProcess:
     """The command's handle of a process in the pool."""
 
     def __init__(self, work: Work[Any, Any], shared: bytes, threads: int) -> None:
-        self.pipe, theirs = _PROCESSES.Pipe()
+        self.pipe, child_end = _PROCESSES.Pipe()
         self.task: Any = None
         self._shared: bytes | None = shared
         self.process = _PROCESSES.Process(
-            target=_process, args=(theirs, work, threads, dict(os.environ)), daemon=True
+            target=_process, args=(child_end, work, threads, dict(os.environ)), daemon=True
         )
         _PROCESSES.set_forkserver_preload(["torch", work.__module__])
         # Only the command receives Ctrl-C. The new process inherits the mask.
         mask = getattr(signal, "pthread_sigmask", None)  # not on Windows
         if mask:
-            resource_tracker.ensure_running()  # started later, it would undo the mask
+            resource_tracker.ensure_running()  # if started later, it would undo the mask
             before = mask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process.start()
         finally:
             if mask:
                 mask(signal.SIG_SETMASK, before)
-        theirs.close()  # so the pipe closes when the process ends
+        child_end.close()  # so the pipe closes when the process ends
 
     def give(self, task: Any) -> None:
         self.task = task
@@ -168,12 +169,12 @@ class _PoolProcess:
         self._shared = None
 
     def send(self, content: Any, before: bytes | None = None) -> None:
-        with suppress(OSError):  # the process is dead; `hear` reports this
+        with suppress(OSError):  # the process is dead; `receive` reports this
             if before is not None:
                 self.pipe.send_bytes(before)
             self.pipe.send(content)
 
-    def hear(self) -> tuple[Literal["ask", "done", "error", "died"], Any]:
+    def receive(self) -> tuple[Literal["ask", "done", "error", "died"], Any]:
         try:
             kind, content = self.pipe.recv()
         except (EOFError, OSError):
@@ -181,7 +182,7 @@ class _PoolProcess:
             self.process.join(SECONDS_TO_END)
             code = self.process.exitcode
             how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-            memory = ": out of memory? Fewer --jobs need less" if how == "SIGKILL" else ""
+            memory = ": it may have run out of memory; use fewer --jobs" if how == "SIGKILL" else ""
             return "died", Died(f"the process that ran it died ({how}){memory}", how)
         return kind, content
 
@@ -220,7 +221,7 @@ def _process(
 
 
 def _end_with_the_command() -> None:
-    """Waits until the command has ended, and then ends this process: a killed command leaves none behind."""
+    """Waits until the command has ended, and then ends this process, even if the command was killed."""
     command = multiprocessing.parent_process()
     assert command is not None
     command.join()

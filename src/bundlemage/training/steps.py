@@ -1,7 +1,7 @@
-"""The shuffled batches of a phase, the steps of training, and the optimiser Adam.
+"""The shuffled batches of a phase, the training steps, and the optimiser Adam.
 
 On a GPU, a step is recorded once as a CUDA graph and then replayed. A step has hundreds of small operations,
-and starting each of them takes longer than computing it.
+and without a graph it takes longer to start each of them than to compute it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bundlemage.models.config import LearnedConfig
 from bundlemage.models.division import ALONE, Division
 from bundlemage.models.ragged import kernels_for
 
-FIRST, SECOND, EPSILON = 0.9, 0.999, 1e-8
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 Memory = dict[str, Tensor]
 """Adam's state of one parameter: step counts and moving averages of the gradient, by name."""
@@ -27,7 +27,7 @@ Number = TypeVar("Number", float, Tensor)
 
 
 class Rows:
-    """The training rows of a phase. They are shuffled on the CPU: the order is the same on all devices."""
+    """The training rows of a phase. They are shuffled on the CPU, so the order is the same on all devices."""
 
     def __init__(self, phase: Phase, data: Interactions) -> None:
         pairs = {
@@ -39,7 +39,7 @@ class Rows:
         self.device = data.user_bundle.device
         self.at_most = phase.at_most
         self.rows: Tensor | None = None  # the numbers of the rows; None: all
-        self.groups: Tensor | None = None  # the right side of each pair, for `at_most`
+        self.groups: Tensor | None = None  # the second position of each pair, for `at_most`
         if pairs is None:
             if phase.at_most is not None:
                 raise ConfigError(
@@ -78,7 +78,7 @@ class Rows:
         """Returns the batches of an epoch, in random order."""
         order = torch.randperm(self.count if self.groups is None else len(self.groups))
         if self.groups is not None:
-            order = order[_early(self.groups[order], self.at_most or 0)]
+            order = order[_first_in_group(self.groups[order], self.at_most or 0)]
         if self.rows is not None:
             order = self.rows[order]
         if self.pinned is not None:
@@ -98,14 +98,14 @@ def _completions(data: Interactions) -> tuple[Tensor, Tensor]:
     return torch.cat([pairs, alone + len(taken)]), torch.cat([taken[pairs], alone])
 
 
-def _early(groups: Tensor, at_most: int) -> Tensor:
+def _first_in_group(groups: Tensor, at_most: int) -> Tensor:
     """Returns True for the first `at_most` elements of each group."""
     together = torch.argsort(groups, stable=True)
     sizes = torch.bincount(groups)
     starts = torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
-    early = torch.empty(len(groups), dtype=torch.bool)
-    early[together] = torch.arange(len(groups)) - starts < at_most
-    return early
+    is_first = torch.empty(len(groups), dtype=torch.bool)
+    is_first[together] = torch.arange(len(groups)) - starts < at_most
+    return is_first
 
 
 class Stepper:
@@ -124,14 +124,14 @@ class Stepper:
         self.all_steps, self.division = all_steps, division
         self.model, self.scored, self.config, self.data = model, scored, config, data
         self.device = data.user_item.device
-        alone = division.group is None  # exchanges between processes cannot be recorded
+        alone = division.group is None  # data exchange between processes cannot be recorded
         self.replays = alone and model.fixed_shapes and kernels_for(next(model.parameters())) is not None
         self.optimiser = Adam(model.parameters(), config.learning_rate, config.weight_decay)
         if self.replays:
             self.optimiser.rate = torch.tensor(config.learning_rate, device=self.device)
         self.steps = 0
         self.losses = {phase: torch.zeros((), device=self.device) for phase in model.phases}
-        """The sum of each phase's loss over its rows. It stays on the device: reading it would wait."""
+        """The sum of each phase's loss over its rows. It stays on the device, as reading it is slow."""
         self._fresh = torch.zeros((), device=self.device)  # the share of the newest weights in the average
         self._seen: dict[tuple[Phase, int], _Recorded | None] = {}
 
@@ -169,21 +169,21 @@ class Stepper:
                 self._average()
 
     def _average(self) -> None:
-        for mine, newest in zip(self.scored.parameters(), self.model.parameters(), strict=True):
+        for average, newest in zip(self.scored.parameters(), self.model.parameters(), strict=True):
             if self.model.touches_rows and newest.grad is None:
                 continue  # the step did not change this table
-            moved = self.optimiser.rows_of(newest)
-            if moved is None:
-                mine.lerp_(newest, self._fresh)
+            changed = self.optimiser.rows_of(newest)
+            if changed is None:
+                average.lerp_(newest, self._fresh)
             else:
-                rows, steps = moved
+                rows, steps = changed
                 fresh = 1 - _kept(steps[:, None]).clamp(max=self.config.weight_average)
-                mine[rows] = mine[rows].lerp(newest[rows], fresh)
+                average[rows] = average[rows].lerp(newest[rows], fresh)
 
 
 def _kept(steps: Number) -> Number:
-    """Returns the largest weight of the old average after `steps` steps. It is small at first: otherwise the
-    random initial weights would stay in the average for long."""
+    """Returns the maximum weight of the old average after `steps` steps. It is small at first: otherwise the
+    random initial weights would stay in the average for a long time."""
     return (1 + steps) / (10 + steps)
 
 
@@ -231,11 +231,11 @@ class Adam:
     @torch.no_grad()
     def step(self) -> None:
         """Updates all weights that have a gradient."""
-        learned = [parameter for parameter in self.parameters if parameter.grad is not None]
-        dense = [parameter for parameter in learned if not _gradient(parameter).is_sparse]
+        updated = [parameter for parameter in self.parameters if parameter.grad is not None]
+        dense = [parameter for parameter in updated if not _gradient(parameter).is_sparse]
         if dense:
             self._move(dense)
-        for parameter in learned:
+        for parameter in updated:
             if _gradient(parameter).is_sparse:
                 self._move_rows(parameter, _gradient(parameter).coalesce())
 
@@ -266,8 +266,8 @@ class Adam:
             [],
             steps,
             lr=self.rate,
-            beta1=FIRST,
-            beta2=SECOND,
+            beta1=BETA1,
+            beta2=BETA2,
             weight_decay=self.weight_decay,
             eps=EPSILON,
             amsgrad=False,
@@ -281,13 +281,15 @@ class Adam:
         memory["steps"][slots] += 1
         mean, square, steps = memory["mean"][slots], memory["square"][slots], memory["steps"][slots][:, None]
         slope = gradient.values() + self.weight_decay * parameter[rows]
-        mean.lerp_(slope, 1 - FIRST)
-        square.lerp_(slope.square(), 1 - SECOND)
+        mean.lerp_(slope, 1 - BETA1)
+        square.lerp_(slope.square(), 1 - BETA2)
         memory["mean"][slots], memory["square"][slots] = mean, square
-        # This is 1 − β^steps. Computed directly in float32, it would lose its digits.
-        young_mean, young_square = (-torch.expm1(steps * math.log(decay)) for decay in (FIRST, SECOND))
-        length = (square / young_square).sqrt_().add_(EPSILON)
-        parameter[rows] -= (mean / young_mean).div_(length).mul_(self.rate)
+        # The bias corrections 1 − β^steps. expm1 is exact where the direct formula in float32 is not.
+        mean_correction, square_correction = (
+            -torch.expm1(steps * math.log(decay)) for decay in (BETA1, BETA2)
+        )
+        denominator = (square / square_correction).sqrt_().add_(EPSILON)
+        parameter[rows] -= (mean / mean_correction).div_(denominator).mul_(self.rate)
 
     def _slots(self, parameter: nn.Parameter, rows: Tensor) -> Tensor:
         """Returns the index of each row's state. Adds a state for rows that have none."""
@@ -308,8 +310,8 @@ class Adam:
             if needed > room:
                 more = min(len(parameter), max(needed, 2 * room)) - room
                 for key in ("mean", "square", "steps"):
-                    held = memory[key]
-                    memory[key] = torch.cat([held, held.new_zeros(more, *held.shape[1:])])
+                    old = memory[key]
+                    memory[key] = torch.cat([old, old.new_zeros(more, *old.shape[1:])])
             memory["slot_of"][new] = torch.arange(taken, needed, dtype=torch.int32, device=rows.device)
             memory["taken"].fill_(needed)
         return memory["slot_of"][rows].long()
@@ -335,8 +337,8 @@ class Adam:
             by_rows = f"{place}.slot_of" in tensors
             if key in ("mean", "square") and tensor.shape[by_rows:] != parameter.shape[by_rows:]:
                 raise ValueError(f"the optimiser's {name} has the shape {list(tensor.shape)}")
-            where = tensor.device if key == "taken" else parameter.device
-            self.state.setdefault(parameter, {})[key] = tensor.to(where, copy=True)
+            device = tensor.device if key == "taken" else parameter.device
+            self.state.setdefault(parameter, {})[key] = tensor.to(device, copy=True)
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

@@ -18,7 +18,7 @@ from bundlemage.models.division import Division
 from bundlemage.training.history import SELECTION_METRIC
 
 FLOOR = 0.001
-"""Smallest nDCG@5 in the ratio to popularity: lower values are replaced by this one."""
+"""Minimum of nDCG@5 in the ratio to popularity. A lower nDCG@5 counts as this value."""
 
 
 class EpochValue(NamedTuple):
@@ -62,9 +62,9 @@ class Validation:
 
     def __init__(self, cases: ValidationCases, data: Interactions, division: Division) -> None:
         self.tasks = {
-            task: _SharedEvaluator(own, data, division)
-            for task, own in (("matching", cases.matching), ("generation", cases.generation))
-            if own is not None
+            task: _SharedEvaluator(task_cases, data, division)
+            for task, task_cases in (("matching", cases.matching), ("generation", cases.generation))
+            if task_cases is not None
         }
         self.counted = ("matching", "generation") if cases.select_by == "both" else (cases.select_by,)
         self.popularity: dict[str, float] = {}
@@ -73,11 +73,13 @@ class Validation:
             rival = Popularity(parse_config(ModelConfig, {}), sizes).to(data.user_bundle.device)
             rival.bundle_counts.copy_(data.user_bundle.counts(sizes.bundles))
             rival.item_counts.copy_(division.item_sales(data))
-            self.popularity = {task: own.means(rival)[SELECTION_METRIC] for task, own in self.tasks.items()}
+            self.popularity = {
+                task: evaluator.means(rival)[SELECTION_METRIC] for task, evaluator in self.tasks.items()
+            }
 
     def of(self, model: Model) -> EpochValue:
         """Returns the metrics and the value of a model with its current weights."""
-        metrics = {task: own.means(model) for task, own in self.tasks.items()}
+        metrics = {task: evaluator.means(model) for task, evaluator in self.tasks.items()}
         values = {
             task: each[SELECTION_METRIC] for task, each in metrics.items() if each and task in self.counted
         }
@@ -90,25 +92,25 @@ class Validation:
 
 
 class _SharedEvaluator:
-    """Evaluates cases with several processes. Each has its own users; all get the means over all cases."""
+    """Evaluates cases with several processes. Each process evaluates its users; all get the overall means."""
 
     def __init__(
         self, cases: MatchingCases | GenerationCases, data: Interactions, division: Division
     ) -> None:
         self.group, self.count = division.group, len(cases)
-        self.mine = division.cases_of(torch.from_numpy(cases.users.astype("int64")))
-        own = cases.chosen(slice(None) if self.mine is None else self.mine.numpy())
+        self.own_rows = division.cases_of(torch.from_numpy(cases.users.astype("int64")))
+        own = cases.chosen(slice(None) if self.own_rows is None else self.own_rows.numpy())
         kind = GenerationEvaluator if isinstance(own, GenerationCases) else MatchingEvaluator
         self.evaluator: Evaluator = kind(own, data)  # type: ignore[arg-type]
 
     def means(self, model: Model) -> dict[str, float]:
         metrics = self.evaluator.metrics(model)
-        if self.mine is not None and self.group is not None:
-            mine = self.mine.to(self.evaluator.device)
+        if self.own_rows is not None and self.group is not None:
+            own_rows = self.own_rows.to(self.evaluator.device)
             names = (f"{kind}@{k}" for k in self.evaluator.ks for kind in ("recall", "ndcg"))
             for name in names:  # also in a process without cases
-                everyone = torch.zeros(self.count, device=mine.device)
+                all_cases = torch.zeros(self.count, device=own_rows.device)
                 if name in metrics:
-                    everyone[mine] = metrics[name].to(everyone.dtype)
-                metrics[name] = self.group.add_(everyone)
+                    all_cases[own_rows] = metrics[name].to(all_cases.dtype)
+                metrics[name] = self.group.add_(all_cases)
         return means(metrics)
