@@ -29,24 +29,24 @@ from bundlemage.progress import Progress
 
 LEAST_BUNDLES = 20_000
 """With fewer bundles, an exact search is faster for one user. (For many users an index is still faster.)"""
-ASKED = 500
+RECALL_USERS = 500
 """The number of users in the sample that measures recall."""
 SAMPLES = (2**12, 2**13, 2**14, 2**15)
 """Sizes of the bundle sample that estimates a sum over all bundles. The first good enough size is used."""
-GOOD_ENOUGH = 0.05
+MOST_SCORE_ERROR = 0.05
 """Maximum relative error of a score for 95% of users. If it is larger, a larger sample is tried."""
 MEASURED_AT = 10
 """Recall is measured on the ten best bundles."""
 POINTS_IN_A_CELL = 64
-"""How many bundles the centre of a cell is learned from."""
+"""The number of bundles per cell, on average, from which k-means learns the centres."""
 ROUNDS = 10
 """Rounds of k-means."""
 AT_A_TIME = 2**16
-"""How many bundles are added to the index together, which bounds the memory of the copies."""
-FURTHER = 4
-"""The factor by which the number of cells grows if the search found too few bundles."""
-OWNED_LOOKED_PAST = 256
-"""How many of a user's own bundles a search can skip. A user with more may need an exact search."""
+"""The number of bundles that are added to the index together. This limits the memory for copies."""
+CELL_GROWTH = 4
+"""The factor by which the number of searched cells grows if a search found too few bundles."""
+MOST_OWNED_SKIPPED = 256
+"""Maximum number of a user's own bundles that a search skips. A user with more may need an exact search."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class IndexReport:
     answered_exactly: int = 0
     """The number of these users with so many bundles that their search is exact. `recall` excludes them."""
     looked_further: int = 0
-    """The number of these users for whom the cells contained too few bundles. This lowers `recall`. A real
-    question would then search more cells, and finally search exactly."""
+    """The number of these users for whom the searched cells had too few bundles. This lowers `recall`. A real
+    request would then search more cells, and at last all bundles."""
     cells: int = 0
     probed: int = 0
     """The number of cells that a search for ten bundles reads. With larger k or a filter it is larger."""
@@ -130,12 +130,12 @@ def build_index(
         else:
             raise RecallError(
                 f"the index finds {recall:.2%} of the {MEASURED_AT} best bundles of {asked:,} users "
-                f"when it searches {index.probed:,} of {index.cells:,} cells, but at least "
-                f"{least_recall:.2%} was asked for. The index is not used, and the search stays exact. Lower "
+                f"when it searches {index.probed:,} of {index.cells:,} cells, but least_recall "
+                f"is {least_recall:.2%}. The index is not used, and the search stays exact. Lower "
                 "least_recall, raise most_share, or do not use an index"
             )
         for size in SAMPLES[1:]:
-            if error > GOOD_ENOUGH:
+            if error > MOST_SCORE_ERROR:
                 index.take_sample(size, seed)
                 error = _measured(index, exact)[1]
     return index, IndexReport(
@@ -161,7 +161,7 @@ def _some_users(shop: Shop, seed: int) -> Histories:
         raise RecallError(
             "no user of this shop has an item or a bundle, so an index cannot be measured: do not use one"
         )
-    chosen = np.random.default_rng(seed).choice(users, min(ASKED, len(users)), replace=False)
+    chosen = np.random.default_rng(seed).choice(users, min(RECALL_USERS, len(users)), replace=False)
     return shop.interactions.histories(torch.from_numpy(chosen).to(shop.device))
 
 
@@ -171,29 +171,29 @@ def _measured(
     """Compares an index with exact answers.
 
     Returns the share of the exact answers that the index finds; the 95% quantile over users of the largest
-    relative error of a score in both rankings; the number of users who own so many bundles that the index is
-    not used; and the number of users for whom it found too few bundles in the first cells.
+    relative error of a score, for bundles in both rankings; the number of users who own so many bundles that
+    the index is not used; and the number of users for whom it found too few bundles in the first cells.
     """
-    hits = wanted = exactly = lacking = 0
+    hits = expected = exactly = lacking = 0
     errors = []
     for batch, exact in exact_answers:
         k, hidden = exact.positions.shape[1], index.shop.bundles().hidden
         ranking, searched, short = index.searched(batch, hidden, k, include_owned=False, once=True)
-        true, other = _named(exact), _named(ranking)
-        same = (true[:, :, None] == other[:, None, :]) & (true >= 0)[:, :, None]  # [user, place, place]
+        best, indexed = _positions(exact), _positions(ranking)
+        same = (best[:, :, None] == indexed[:, None, :]) & (best >= 0)[:, :, None]  # [user, place, place]
         hits += int(same.sum())
-        wanted += int(exact.counts[searched].sum())
+        expected += int(exact.counts[searched].sum())
         exactly += int((~searched).sum())
         lacking += int(short.sum())
-        row, one, two = same.nonzero(as_tuple=True)
-        chances = exact.chances[row, one].clamp(min=torch.finfo(exact.chances.dtype).tiny)
-        off = ((ranking.chances[row, two] - chances) / chances).abs()
-        errors.append(off.new_zeros(len(exact)).scatter_reduce(0, row, off, "amax").cpu())
-    recall = hits / wanted if wanted else 0.0
+        row, place, place_in_index = same.nonzero(as_tuple=True)
+        chances = exact.chances[row, place].clamp(min=torch.finfo(exact.chances.dtype).tiny)
+        error = ((ranking.chances[row, place_in_index] - chances) / chances).abs()
+        errors.append(error.new_zeros(len(exact)).scatter_reduce(0, row, error, "amax").cpu())
+    recall = hits / expected if expected else 0.0
     return recall, float(torch.cat(errors).quantile(0.95)), exactly, lacking
 
 
-def _named(ranking: Ranking) -> Tensor:
+def _positions(ranking: Ranking) -> Tensor:
     """The positions in a ranking, with -1 in the unused places of each row."""
     places = torch.arange(ranking.positions.shape[1], device=ranking.positions.device)
     return ranking.positions.masked_fill(places >= ranking.counts[:, None], -1)
@@ -203,14 +203,15 @@ def _named(ranking: Ranking) -> Tensor:
 class _View:
     """The bundles in the index that a filter allows."""
 
-    hidden: Tensor  # [candidates]
+    hidden: Tensor  # [candidates]: 0, or -∞ for a bundle that must not be shown
     left: int
+    """The number of these bundles."""
     selector: Any
-    """For FAISS; None: all bundles."""
+    """The bundles for FAISS to search; None: all."""
 
 
 class BundleIndex:
-    """A shop's bundles in cells. Several threads may use it."""
+    """A shop's bundles in cells of similar bundles. Several threads may use one index."""
 
     def __init__(
         self,
@@ -231,20 +232,20 @@ class BundleIndex:
         self.size = len(members)
         self.cells = max(1, min(self.size, round(2 * math.sqrt(self.size))))
         self.most_cells = max(1, int(self.cells * most_share))
-        """More cells would take as long as an exact search."""
+        """The maximum number of cells to search: more would take as long as an exact search."""
         self.probed = 1
-        # Bundles in a cell should have similar scores. A score multiplies differences of vectors by a user's
-        # vector and differences of biases by 1. So the bias is divided by the usual size of a user vector's
-        # entries. (Twice that size measured best.)
+        # Bundles in a cell should have similar scores. A score is user · vector + bias: the vector's entries
+        # are multiplied by the user's entries, the bias by 1. So the bias is divided by the typical size of a
+        # user's entries, to be on the same scale as the vector. (Twice that size gave the best results.)
         users = model.factors_of_users(sample, shop.interactions.bundle_item)
         self._scale = 2 * float(users.square().mean().sqrt()) or 1.0
-        self._usually_owned = float(sample.bundles.lengths.float().mean())
+        self._mean_owned = float(sample.bundles.lengths.float().mean())
         self._cells = self._grouped(members, seed, progress)
 
     @property
     def width(self) -> int:
-        """About how many scores are computed for a user."""
-        return len(self.sample) + OWNED_LOOKED_PAST
+        """The approximate number of scores that are computed for one user."""
+        return len(self.sample) + MOST_OWNED_SKIPPED
 
     # ── Building ─────────────────────────────────────────────────────────────────────────────────
 
@@ -278,12 +279,12 @@ class BundleIndex:
         return _for_faiss(points)
 
     def take_sample(self, size: int, seed: int) -> None:
-        """Draw the sample that estimates the sum over all bundles. A bundle's probability is ∝ exp(bias)."""
+        """Draw the sample that estimates the sum over all bundles, with probabilities ∝ exp(bias)."""
         vectors, bias = self.factors.vectors, self.factors.bias.double()
         total = torch.logsumexp(bias, 0)
-        upto = (bias - total).exp().cumsum(0).cpu().numpy()
-        drawn = np.searchsorted(upto, np.random.default_rng(seed).random(size) * upto[-1], side="right")
-        chosen, times = np.unique(np.minimum(drawn, len(upto) - 1), return_counts=True)
+        sums = (bias - total).exp().cumsum(0).cpu().numpy()
+        drawn = np.searchsorted(sums, np.random.default_rng(seed).random(size) * sums[-1], side="right")
+        chosen, times = np.unique(np.minimum(drawn, len(sums) - 1), return_counts=True)
         self.sample = torch.from_numpy(chosen).to(vectors.device)
         self._sample_vectors = vectors[self.sample].T.contiguous()  # [d, sample]
         # A draw adds exp(total) / size × exp(user · vector) to the estimate; this is its constant part.
@@ -293,13 +294,13 @@ class BundleIndex:
         place[self.sample] = torch.arange(len(self.sample), dtype=torch.int32, device=vectors.device)
         self._place_in_sample = place
 
-    # ── Asking ───────────────────────────────────────────────────────────────────────────────────
+    # ── Searching ────────────────────────────────────────────────────────────────────────────────
 
     def rank(self, batch: Batch, ranker: Ranker, k: int, include_owned: bool) -> Ranking:
-        """The k best bundles for each question.
+        """Returns the k best bundles for each row of the batch.
 
         An answer may miss a bundle that is about as good as the last one. It never contains a hidden bundle,
-        and is never shorter than an exact one.
+        and is never shorter than the exact answer.
         """
         k = min(k, len(ranker.shares))
         ranking, searched, lacking = self.searched(batch, ranker.hidden, k, include_owned)
@@ -307,7 +308,7 @@ class BundleIndex:
         for part in torch.split(rest, rows_at_a_time(len(ranker.shares), self.shop.device)):
             _put(ranking, part, exact_ranking(self.model, batch.rows(part), ranker, k, include_owned))
         popular = batch.no_history.nonzero()[:, 0]
-        if len(popular):  # users with nothing all get the same
+        if len(popular):  # all users without a history get the same answer
             any_scores = self.factors.vectors.new_zeros(1, len(ranker.shares))
             is_popular = torch.ones_like(popular[:1], dtype=torch.bool)
             _put(ranking, popular, ranker.rank(any_scores, is_popular, [], k))
@@ -317,25 +318,25 @@ class BundleIndex:
         self, batch: Batch, hidden: Tensor, k: int, include_owned: bool, *, once: bool = False
     ) -> tuple[Ranking, Tensor, Tensor]:
         """Returns rankings by the index alone, a mask of the rows that were searched, and a mask of the rows
-        with fewer bundles than exist. The latter are searched again in more cells, unless `once`."""
+        for which too few bundles were found. Unless `once`, these are searched again in more cells."""
         view, has_history = self._view(hidden), ~batch.no_history
         ranking = _empty(len(has_history), k, self.factors.vectors)
         searched, lacking = torch.zeros_like(has_history), torch.zeros_like(has_history)
         cells, further = self._effort(k, view), self._further(batch.histories, k, include_owned)
         while cells <= self.most_cells:
-            open_still = ~searched if once else ~searched | lacking
-            rows = (has_history & open_still & (further < 1)).nonzero()[:, 0]
+            unfinished = ~searched if once else ~searched | lacking
+            rows = (has_history & unfinished & (further < 1)).nonzero()[:, 0]
             if len(rows):
                 some = batch if len(rows) == len(has_history) else batch.rows(rows)
                 answers, lacking[rows] = self._searched_once(some, view, k, cells, include_owned)
                 searched[rows] = True
                 _put(ranking, rows, answers)
-            further, cells = further - 1, cells * FURTHER
+            further, cells = further - 1, cells * CELL_GROWTH
         return ranking, searched, lacking
 
     def _view(self, hidden: Tensor) -> _View:
-        """The bundles that `hidden` leaves."""
-        # With new bundles, the tensor is a new one each time, so caching would be useless.
+        """The bundles in the index that `hidden` does not hide."""
+        # With new bundles, `hidden` is another tensor in each call, so a cache would not help.
         return self._seen(hidden) if len(hidden) > len(self._hidden) else self._views(hidden)
 
     def _seen(self, hidden: Tensor) -> _View:
@@ -347,26 +348,26 @@ class BundleIndex:
         return _View(hidden, int(shown.sum()), faiss_or_fail().IDSelectorBitmap(bits))
 
     def _effort(self, k: int, view: _View) -> int:
-        """How many cells to search: the fewer bundles a filter leaves, the more cells hold the k best."""
+        """The number of cells to search. It is larger if a filter leaves few bundles, or if k is large."""
         if not view.left:
             return self.probed
         return math.ceil(self.probed * max(1.0, k / MEASURED_AT) * self.size / view.left)
 
     def _further(self, histories: Histories, k: int, include_owned: bool) -> Tensor:
-        """How often the number of cells is multiplied by `FURTHER` before each user's first search. If a user
-        has more than twice as many bundles as usual, these fill the best cells."""  # [rows]
+        """How often the number of cells is multiplied by `CELL_GROWTH` before each user's first search. If a
+        user has more than twice the mean number of bundles, these fill the best cells."""  # [rows]
         owned = histories.bundles.lengths.float() * (not include_owned)
-        depth = (k + owned) / (k + 2 * self._usually_owned)
-        return (depth.clamp(min=1).log() / math.log(FURTHER)).ceil()
+        depth = (k + owned) / (k + 2 * self._mean_owned)
+        return (depth.clamp(min=1).log() / math.log(CELL_GROWTH)).ceil()
 
     def _searched_once(
         self, batch: Batch, view: _View, k: int, cells: int, include_owned: bool
     ) -> tuple[Ranking, Tensor]:
-        """Rankings, and True for each row where the index found too few bundles."""
+        """Returns rankings, and a mask of the rows for which the index found too few bundles."""
         histories, contents, hidden = batch.histories, batch.contents, view.hidden
         users = self.model.factors_of_users(histories, contents)
         owned = histories.bundles
-        past = 0 if include_owned or not len(owned) else min(int(owned.lengths.max()), OWNED_LOOKED_PAST)
+        past = 0 if include_owned or not len(owned) else min(int(owned.lengths.max()), MOST_OWNED_SKIPPED)
         positions = self._search(users, k + past, cells, view)  # [rows, k + past], -1 for none
         missing = positions < 0
         positions = positions.clamp(min=0)
@@ -375,7 +376,7 @@ class BundleIndex:
         scores = scores.masked_fill(missing, -torch.inf)
         rest = self._others(users, positions.masked_fill(missing, -1))
         new = len(hidden) - len(self._hidden)
-        if new:  # they are few, so all of them are scored
+        if new:  # new bundles are few, so all of them are scored
             factors = self.model.factors_of_bundles(contents, start=len(self._hidden))
             later = torch.arange(len(self._hidden), len(hidden), device=positions.device)
             positions = torch.cat([positions, later.expand(len(positions), -1)], dim=1)
@@ -393,7 +394,7 @@ class BundleIndex:
         return ranking, counts < left.clamp(max=k)
 
     def _search(self, users: Tensor, count: int, cells: int, view: _View) -> Tensor:
-        """Positions in ascending order, so that ties go to the bundle that comes first in the data."""
+        """The positions of the best bundles, in ascending order: if scores are equal, the first one wins."""
         if not view.left:
             return torch.full((len(users), count), -1, device=users.device)
         queries = _for_faiss(torch.cat([users, users.new_full((len(users), 1), self._scale)], dim=1))
@@ -402,7 +403,7 @@ class BundleIndex:
         return torch.from_numpy(np.sort(positions, axis=1)).to(users.device)
 
     def _others(self, users: Tensor, positions: Tensor) -> Tensor:
-        """The logarithm of the sum of exp(score) over the bundles at other positions, by the sample."""
+        """The log of the sum of exp(score) over all bundles at other positions, estimated from the sample."""
         terms = users @ self._sample_vectors + self._sample_weights  # [rows, sample]
         place = torch.where(positions < 0, -1, self._place_in_sample[positions.clamp(min=0)])
         rows, columns = (place >= 0).nonzero(as_tuple=True)
@@ -417,7 +418,7 @@ def _among(positions: Tensor, owned: Ragged, columns: int) -> Tensor:
 
 
 def _counted(owned: Ragged, hidden: Tensor) -> Tensor:
-    """How many bundles in each row are not hidden."""  # [rows]
+    """The number of bundles in each row of `owned` that are not hidden."""  # [rows]
     candidates = owned.keep(owned.values < len(hidden))  # bundles without an id are no candidates
     return candidates.keep(hidden[candidates.values] == 0).lengths
 
@@ -428,9 +429,9 @@ def _empty(rows: int, k: int, like: Tensor) -> Ranking:
 
 
 def _put(ranking: Ranking, rows: Tensor, others: Ranking) -> None:
-    """Replace the answers of some rows."""
-    for name, mine in vars(ranking).items():
-        mine[rows] = getattr(others, name).to(mine.dtype)
+    """Replace these rows of a ranking by the rows of `others`."""
+    for name, values in vars(ranking).items():
+        values[rows] = getattr(others, name).to(values.dtype)
 
 
 def _for_faiss(points: Tensor) -> npt.NDArray[np.float32]:

@@ -107,7 +107,7 @@ def test_chosen_columns(shop: Path, where: Path) -> None:
         (["-o", "nowhere/table.md"], "there is no folder nowhere"),
         (
             ["--set", "embeding_dim=3"],
-            "--set embeding_dim: none of these models has a setting 'embeding_dim'",
+            "--set embeding_dim: none of these models has a setting",
         ),
         (["--set", "popularity.epochs=3"], "popularity has no setting 'epochs'"),
         (["--set", "bpr2.epochs=3"], "there is no model 'bpr2' in this comparison"),

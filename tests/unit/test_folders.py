@@ -144,9 +144,9 @@ class TestResumableFolders:
         with pytest.raises(CheckpointError, match="to was 'sea' and is 'wood'; the path is not the same"):
             walk.resume({"to": "wood", "path": "cd34"})
         for other in (LaterWalk, Swim):
-            with pytest.raises(CheckpointError, match=r"holds bundlemage walk, version 1, and this program"):
+            with pytest.raises(CheckpointError, match=r"holds bundlemage walk, version 1, but this program"):
                 other(walk.path).check(resume=True)
-            with pytest.raises(CheckpointError, match=r"holds bundlemage walk, version 1, and this program"):
+            with pytest.raises(CheckpointError, match=r"holds bundlemage walk, version 1, but this program"):
                 other(walk.path).resume({"to": "sea", "path": "ab12"})
         walk.file_path.write_text('{"to": "sea"}')
         with pytest.raises(CheckpointError, match="holds work of another program or version"):

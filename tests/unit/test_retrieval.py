@@ -136,7 +136,7 @@ class TestRecall:
     ) -> None:
         recommender = fitted(shop)
         recommender.use_index(0.5, **SMALL)
-        with pytest.raises(RecallError, match=r"finds \d+\.\d+% of the 10 best .*at least 99.00% was asked"):
+        with pytest.raises(RecallError, match=r"finds \d+\.\d+% of the 10 best .*least_recall is 99.00%"):
             recommender.use_index(0.99, most_share=1e-9, **SMALL)
         assert answers(recommender) == answers(plain)
 
