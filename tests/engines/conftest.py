@@ -16,6 +16,7 @@ def ray_cluster() -> Iterator[None]:
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'bundlemage[ray]'")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # or workers wait until every other test has a break
     ray.init(
         address="local",  # whatever else runs on this machine
         num_cpus=2,
