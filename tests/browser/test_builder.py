@@ -55,7 +55,7 @@ def test_a_bundle_is_built_saved_and_recommended_at_once(visit: Visit, service: 
     expect(page.locator("#total")).to_have_text(f"{total * 0.75:,.2f}")
 
     page.get_by_role("button", name="Save bundle").click()
-    expect(page.locator("#save-note")).to_contain_text("Give the bundle a title first")
+    expect(page.locator("#save-note")).to_contain_text("Enter a title first")
     page.get_by_label("Title").fill("Déjà vu: at Sea!")
     expect(page.get_by_label("Id", exact=True)).to_have_value("deja-vu-at-sea")
     page.get_by_role("button", name="Save bundle").click()

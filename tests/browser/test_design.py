@@ -123,7 +123,7 @@ def test_what_is_given_stays_what_is_refused_goes_and_what_is_kept_is_in_all(vis
     kept = items_of(proposals(page).last)[1]
     page.locator(f"[data-item={kept}]").last.get_by_text("Keep", exact=True).click()
     expect(page.locator(f".proposal:has([data-item={kept}])")).to_have_count(3)
-    page.get_by_role("button", name="not in every bundle any more").click()
+    page.get_by_role("button", name="from “In every bundle”").click()
     expect(page.locator("#kept")).not_to_contain_text("In every bundle")
 
     # Whoever took one goes on designing from what there was before.
@@ -166,7 +166,7 @@ def test_what_is_wrong_is_said_before_anything_is_asked(visit: Visit) -> None:
     expect(page.get_by_label("Items, at least", exact=True)).to_have_value("2")
     tag_rule(page, "at_least", 1, "No such tag")
     ask.click()
-    expect(note).to_have_text("No item has the tag “No such tag”. Capitals count.")
+    expect(note).to_have_text("No item has the tag “No such tag”. Upper and lower case differ.")
     expect(page.get_by_label("Tag", exact=True).last).to_be_focused()
     page.get_by_role("button", name="Remove this rule").click()
     page.get_by_label("Discount, per cent", exact=True).fill("150")
@@ -195,7 +195,7 @@ def test_the_forecast_of_a_bundle_and_the_swap_of_its_weakest_item(visit: Visit,
     page.get_by_role("button", name="Forecast its audience").click()
     told = service.api.post("/v1/bundles:score", json={"items": items, "discount": 0.1, "k": 5}).json()
     forecast = page.locator(".forecast")
-    expect(forecast.locator(".expected")).to_contain_text(f"of {told['asked']:,} people would buy it")
+    expect(forecast.locator(".expected")).to_contain_text(f"of {told['asked']:,} users would buy it")
     expect(forecast).to_contain_text(f"Takings at {told['price']:,.2f}: {told['expected_takings']:,.2f}")
     links = forecast.get_by_role("link")
     assert links.all_inner_texts() == [person["id"] for person in told["people"]]
@@ -230,7 +230,7 @@ def test_cards_of_the_shop_say_why_in_the_models_own_words(visit: Visit, service
         told["explanations"][0]["why"]["reasons"][0]["title"]
     )
     # What is shown because it sells was not chosen for anything.
-    page.get_by_role("button", name="Choose nobody").click()
+    page.get_by_role("button", name="Clear the user").click()
     expect(page.locator(".source").first).to_have_text("Popular")
     expect(page.locator(".reasons-slot")).to_have_count(0)
 

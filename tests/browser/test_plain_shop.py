@@ -83,7 +83,7 @@ def test_a_filter_of_the_address_that_cannot_work_is_left_out_and_said(visit: Vi
     page = visit.open(shop_of(USERS[0], min_price="5", in_stock="yes", tag="Bad"))
     expect(page.locator(".card[data-bundle]")).to_have_count(12)
     expect(page.locator("#filters").get_by_role("status")).to_have_text(
-        "The address filters by tags, prices and stock, which nothing here has. These filters are ignored."
+        "The address filters by tags, prices and stock, but the shop lacks them. The filters are ignored."
     )
     expect(page).to_have_url(re.compile(r"/\?user=[^&]+$"))
     expect(page.locator(".problem")).to_have_count(0)
@@ -112,17 +112,17 @@ def test_the_builder_leaves_out_what_is_not_there(visit: Visit, plain: Service) 
 def test_the_designer_asks_for_nothing_that_is_not_there(visit: Visit) -> None:
     page = visit.open(f"/builder?{urlencode({'user': USERS[1], 'item': ITEMS[3], 'design': 'yes'})}")
     expect(page.get_by_label("Items, at most", exact=True)).to_be_visible()
-    for name in ("Price, at most", "Discount, per cent", "Weight of margin", "Only what is in stock"):
+    for name in ("Price, at most", "Discount, per cent", "Weight of margin", "Only items in stock"):
         expect(page.get_by_label(name, exact=True).locator("visible=true")).to_have_count(0)
     expect(page.get_by_role("button", name="Add a rule on a tag")).to_have_count(0)
-    expect(page.locator("#designer")).not_to_contain_text("bring in")
+    expect(page.locator("#designer")).not_to_contain_text("their margin")
     page.get_by_label("How many", exact=True).fill("2")
     page.get_by_role("button", name="Design", exact=True).click()
     expect(page.locator(".proposal")).to_have_count(2)
     expect(page.locator(".proposal .price, .proposal s")).to_have_count(0)
     page.get_by_role("button", name="Take proposal 2").click()
     page.get_by_role("button", name="Forecast its audience").click()
-    expect(page.locator(".forecast")).to_contain_text(f"of {len(USERS)} people")
+    expect(page.locator(".forecast")).to_contain_text(f"of {len(USERS)} users")
     expect(page.locator("main")).not_to_contain_text("Takings")
     check_width(page)
 
@@ -190,7 +190,9 @@ def test_capitals_are_tried_both_ways(visit: Visit) -> None:
     page.get_by_role("option", name=re.compile(r"^li\+9@")).click()
     expect(page.get_by_role("heading", level=1)).to_have_text("For li+9@bücher.de")
     page.get_by_role("combobox", name="User").fill("Nobody")
-    expect(page.get_by_role("option")).to_have_text("No user's id begins with “Nobody”. Capitals count.")
+    expect(page.get_by_role("option")).to_have_text(
+        "No user's id begins with “Nobody”. Upper and lower case differ."
+    )
 
 
 def test_enter_on_who_is_chosen_already_chooses_nobody_else(visit: Visit) -> None:

@@ -130,7 +130,7 @@ def test_the_same_title_always_has_the_same_cover(visit: Visit) -> None:
 
 def test_someone_new_is_made_of_clicks_and_can_be_kept(visit: Visit, service: Service) -> None:
     page = visit.open("/")
-    page.get_by_role("radio", name="Someone new").check()
+    page.get_by_role("radio", name="New visitor").check()
     page.get_by_label("Items they own").fill("Glassreach")
     expect(page.locator(".tile-title").first).to_contain_text("Glassreach")
     for place in (0, 2, 3):
@@ -145,11 +145,11 @@ def test_someone_new_is_made_of_clicks_and_can_be_kept(visit: Visit, service: Se
     page.reload()
     expect(page.locator("#history .chip")).to_have_count(2)  # the address has them
 
-    page.get_by_label("Keep them as a user").fill("u0007")
-    page.get_by_role("button", name="Keep", exact=True).click()
+    page.get_by_label("Save as a user").fill("u0007")
+    page.get_by_role("button", name="Save", exact=True).click()
     expect(page.get_by_role("alert").filter(has_text="There is a user u0007 already")).to_be_visible()
-    page.get_by_label("Keep them as a user").fill("Ada/Łódź & co")
-    page.get_by_role("button", name="Keep", exact=True).click()
+    page.get_by_label("Save as a user").fill("Ada/Łódź & co")
+    page.get_by_role("button", name="Save", exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_have_text("For Ada/Łódź & co")
     found = service.get("/v1/users", search="Ada")["users"]
     assert found == [{"id": "Ada/Łódź & co", "items": 2, "bundles": 0}]

@@ -1,1 +1,1 @@
-"""The live service: an HTTP API and a page over a store and a model."""
+"""The live service: an HTTP API and web pages that use a store and a model."""

@@ -1,8 +1,8 @@
-"""Answers questions with the serving model, the store's current catalogue, and the users' histories.
+"""Answers questions (`live.Question`) with the serving model, the current catalogue, and users' histories.
 
-One thread calls the model. Questions that arrive while it is busy form the next batch. Before each batch it
-checks whether the store has changed. So a change that one process writes affects the next answer of every
-process.
+One thread calls the model. Questions that arrive while it is busy form the next batch. Before each batch the
+thread checks whether the store has changed. So a change that one process writes affects the next answer of
+every process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SALES_EVERY = 300.0
 """Seconds between readings of the sales numbers."""
 FORGET_EVERY = 3600.0
 """Seconds between deletions of old served answers."""
-SAY_AGAIN_AFTER = 60.0
+WARN_AGAIN_AFTER = 60.0
 """Minimum number of seconds between two warnings of the housekeeping thread."""
 TRY_AGAIN_AFTER = 60.0
 """Seconds until the service tries again to load a model after a failure."""
@@ -50,7 +50,7 @@ TRY_AGAIN_AFTER = 60.0
 
 @dataclass(frozen=True)
 class Answer:
-    """Recommendations, how much of the history the model knows, and the model with its catalogue."""
+    """Recommendations, the part of the history that the model knows, and the model and catalogue used."""
 
     recommendations: list[Recommendation]
     known: Known
@@ -62,7 +62,7 @@ _Waiting: TypeAlias = tuple[Work, "asyncio.Future[Any]"]
 
 
 class Answerer:
-    """Answers questions. It starts with one model, and then follows the store's changes and new models."""
+    """Answers questions. It serves the given model until another one is published in the store."""
 
     def __init__(self, store: Store, record: ModelRecord, settings: Settings) -> None:
         self.store = store
@@ -123,7 +123,7 @@ class Answerer:
 
     def _up_to_date(self) -> Live:
         """Returns the current model and catalogue. Only the answering thread calls this."""
-        # Read `_next` before the state: it was published earlier, so the state includes it.
+        # Read `_next` before the state. Its model was published before, so the state includes it.
         following, sales = self._next, self._fresh_sales
         live = self.serving if following is None else following
         state = self.store.state()
@@ -134,7 +134,7 @@ class Answerer:
         elif state.catalogue > known or sales is not None:
             live = live.after(self.store.catalogue(known), sales)
         self.serving = live
-        if self._next is following:  # cleared last, so that the work is repeated after a failure above
+        if self._next is following:  # cleared last: after a failure above, the next call tries again
             self._next = None
         if self._fresh_sales is sales:
             self._fresh_sales = None
@@ -181,8 +181,8 @@ class Answerer:
 
     def _keep_house(self) -> None:
         follow_at = sales_at = time.monotonic()
-        said_at = follow_at - SAY_AGAIN_AFTER
-        forget_at = follow_at - FORGET_EVERY  # soon after each start, because a service may restart daily
+        warned_at = follow_at - WARN_AGAIN_AFTER
+        forget_at = follow_at - FORGET_EVERY  # at once, because a service may be restarted every day
         while not self._stop.wait(SERVED_EVERY):
             try:
                 self.write_shown()
@@ -198,9 +198,9 @@ class Answerer:
                     self.store.forget_served(datetime.now(UTC) - timedelta(days=self._served_days))
                     forget_at = time.monotonic()
             except BundleMageError as error:
-                if time.monotonic() - said_at > SAY_AGAIN_AFTER:  # otherwise it would warn twice a second
+                if time.monotonic() - warned_at > WARN_AGAIN_AFTER:  # otherwise it would warn twice a second
                     log.warning("housekeeping failed and will be tried again: %s", error)
-                    said_at = time.monotonic()
+                    warned_at = time.monotonic()
             except Exception:
                 log.exception("housekeeping failed unexpectedly and will be tried again")
 
@@ -213,7 +213,7 @@ class Answerer:
             try:
                 self.store.add_served(waiting)
             except UnstorableError:
-                raise  # the answers are dropped: the store would refuse them again, and later ones would wait
+                raise  # the answers are dropped: the store would refuse them again, and block later answers
             except BundleMageError:
                 self._shown.extendleft(reversed(waiting))
                 raise
@@ -230,9 +230,9 @@ class Answerer:
 
 
 class Batcher:
-    """Passes questions to a function in batches: all questions that are waiting. It never waits for more.
+    """Passes all waiting questions to a function as one batch. It never waits for more questions.
 
-    So a single question is answered at once. Under load, batches grow until the worker keeps up.
+    So a single question is answered at once. Under load, batches grow.
     """
 
     def __init__(self, answer: Callable[[list[Work]], Sequence[Any]], waiting: int, patience: float) -> None:
@@ -296,7 +296,7 @@ class Batcher:
 
 def _set_outcomes(settled: Iterable[tuple[asyncio.Future[Any], Any]]) -> None:
     for future, outcome in settled:
-        if future.done():  # the caller has gone
+        if future.done():  # the caller has disconnected
             continue
         if isinstance(outcome, Exception):
             future.set_exception(outcome)
@@ -305,7 +305,7 @@ def _set_outcomes(settled: Iterable[tuple[asyncio.Future[Any], Any]]) -> None:
 
 
 def check_catalogue(live: Live, items: Sequence[str] = (), bundles: Sequence[str] = ()) -> None:
-    """Raise `UnknownThingsError` if an id is not in the catalogue, because it is probably a typing error."""
+    """Raise `UnknownThingsError` if an id is not in the catalogue."""
     unknown = [name for name in items if name not in live.stock.items]
     if unknown:
         raise UnknownThingsError("item", unknown)

@@ -53,10 +53,10 @@ class Service:
     long_work: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(LONG_AT_ONCE))
 
     async def at_length(self, work: Callable[[Live], T], gone: Callable[[], Awaitable[bool]]) -> T:
-        """Run `work`, which may take seconds (such as a design), in a thread. Returns its result.
+        """Run `work`, which may take seconds (such as a design), in a thread. Returns the result of `work`.
 
-        Only a few long requests run at a time. If `gone` says that the caller has left, `work` is not run.
-        Raises `BusyError` if too many requests wait, or if this one waits too long.
+        Only a few long requests run at a time. `gone` returns whether the caller has disconnected; then
+        `work` is not run. Raises `BusyError` if too many requests wait, or if this one waits too long.
         """
         if self.long_work.statistics().tasks_waiting >= LONG_WAITING:
             raise BusyError(f"{LONG_WAITING} long requests are already waiting: try again in a second")
@@ -69,14 +69,13 @@ class Service:
             )
         try:
             if await gone():
-                raise BusyError("the caller has left")
+                raise BusyError("the caller has disconnected")
             return await to_thread.run_sync(work, await self.now())
         finally:
             self.long_work.release()
 
     async def now(self) -> Live:
-        """The current catalogue and model. The object never changes, so any thread may read it while the
-        answering thread continues."""
+        """The current catalogue and model. The object never changes, so any thread may read it."""
         return await self.answerer.on_live(lambda live: live)
 
     def close(self) -> None:
@@ -86,7 +85,7 @@ class Service:
 
 
 def open_service(settings: Settings, store: Store, progress: Progress = in_silence) -> Service:
-    """Open a service on a store. If the store is empty, the model's catalogue and histories are imported."""
+    """Return a service for a store. Imports the model's catalogue and histories if the store is empty."""
     record = _to_serve(store, settings.model)
     if store.is_empty():
         try:
@@ -117,8 +116,8 @@ def open_service(settings: Settings, store: Store, progress: Progress = in_silen
 def _to_serve(store: Store, named: Path | None) -> ModelRecord:
     """The model to serve: the published one, or the named one if it was never published.
 
-    So a service that is restarted with its original command serves the model that was published last. The
-    named model may have been deleted since, or the published one may be in another folder.
+    So a service that is restarted with its original command serves the model that was published last. If the
+    named model cannot be read, for example because it was deleted, the published model serves.
     """
     version = store.state().model
     published = store.model(version) if version is not None else None
@@ -131,7 +130,7 @@ def _to_serve(store: Store, named: Path | None) -> ModelRecord:
     except ArtifactError as error:
         if published is None:
             raise
-        log.warning("%s. The published model %s serves", error, published.version)
+        log.warning("%s. The published model %s serves instead", error, published.version)
         return published
     if published is None or record.version == published.version or store.model(record.version) is None:
         return record

@@ -1,7 +1,7 @@
 """Logs: one JSON object per line on stderr, without personal data.
 
 The line of a request has the route's template and never the path, which may contain a user's id. The line of
-an error has its type and its trace. It has the message only if the settings allow it. The trace of each kind
+an error has its type and its trace, and its message only if the settings allow it. The trace of each kind
 of error is logged at most once a minute, because in an outage all requests fail in the same way.
 """
 
@@ -27,7 +27,7 @@ log = logging.getLogger(f"{SERVICE}.service")
 
 
 class JsonLines(logging.Formatter):
-    """Formats a log record as a JSON object. The entries of its `fields` become fields of the object."""
+    """Formats a log record as a JSON object, with the entries of the record's attribute `fields`."""
 
     def __init__(self, messages_of_errors: bool = False) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class JsonLines(logging.Formatter):
 
 
 class Traces:
-    """Decides which traces to log: for each kind of error the first, and then at most one per `seconds`."""
+    """Decides which traces to log: for each kind of error, at most one in `seconds`."""
 
     def __init__(self, seconds: float = 60.0, most_kinds: int = 200) -> None:
         self._seconds = seconds
@@ -66,14 +66,16 @@ class Traces:
         self._lock = threading.Lock()
 
     def look(self, kind: Hashable, request_id: str, now: float) -> tuple[str | None, int]:
-        """Returns the id of the request whose log line has the same trace, or None if this trace is to be
-        logged; and the number of traces that were left out since the last logged one."""
+        """Returns two values: the id of the request whose log line has the same trace (None if this trace
+        must be logged), and the number of traces left out since the last logged one."""
         with self._lock:
             at, first, left_out = self._shown.pop(kind, (-math.inf, "", 0))
             again = now - at >= self._seconds
             self._shown[kind] = (now, request_id, 0) if again else (at, first, left_out + 1)
             if len(self._shown) > self._most_kinds:
-                del self._shown[next(iter(self._shown))]  # the kind that last occurred longest ago
+                del self._shown[
+                    next(iter(self._shown))
+                ]  # the kind that has not occurred for the longest time
             return (None, left_out) if again else (first, left_out + 1)
 
     def clear(self) -> None:
@@ -121,7 +123,7 @@ def failure(event: str, error: BaseException, request_id: str) -> None:
     """Log an error that only the operator of the service can fix."""
     # Errors with the same types and the same raising lines are of one kind.
     kind = tuple(
-        (_type_of(one), str(traceback.extract_tb(one.__traceback__, limit=-1))) for one in _chain(error)
+        (_type_of(each), str(traceback.extract_tb(each.__traceback__, limit=-1))) for each in _chain(error)
     )
     same_as, left_out = _traces.look(kind, request_id, time.monotonic())
     fields: dict[str, Any] = {"request_id": request_id}

@@ -31,8 +31,10 @@ class Metrics:
             Counter, "answers_total", "Recommended items and bundles, by source.", "source"
         )
         self._interactions = self._new(Counter, "interactions_total", "Interactions written to the store.")
-        self._model = self._new(Gauge, "model_info", "The model that serves; always 1.", "version name")
-        queue = self._new(Gauge, "queue_length", "Questions that wait for the model.")
+        self._model = self._new(
+            Gauge, "model_info", "The serving model. The value is always 1.", "version name"
+        )
+        queue = self._new(Gauge, "queue_length", "Number of requests that wait for the model.")
         if queue_length is not None:
             queue.set_function(queue_length)  # called whenever the metrics are read
         self._recent: deque[float] = deque(maxlen=_KEPT)
@@ -53,7 +55,7 @@ class Metrics:
         pair[1].observe(seconds)
 
     def answered(self, seconds: float, sources: Mapping[str, int]) -> None:
-        """Count an answered question: its time, and the number of recommendations from each source."""
+        """Count an answer: its response time, and the number of recommendations from each source."""
         self._recent.append(seconds)
         for source, count in sources.items():
             self._answers.labels(source).inc(count)
@@ -68,7 +70,7 @@ class Metrics:
         self._model.labels(version, name).set(1)
 
     def latency(self) -> Latency:
-        """Response times of the last few thousand questions, as nearest-rank percentiles."""
+        """Response times of the last few thousand recommendations, as nearest-rank percentiles."""
         ordered = sorted(self._recent)
         if not ordered:
             return Latency(count=0, p50_ms=None, p95_ms=None, p99_ms=None)

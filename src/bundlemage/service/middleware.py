@@ -1,4 +1,4 @@
-"""The work before and after every route. It is one ASGI layer, because each layer costs time.
+"""The work before and after every route. All of it is in one ASGI layer, because each layer costs time.
 
 Before the route, it sets a request id, checks the rate and size limits, refuses writes from pages of other
 sites, and identifies the caller. After the route, it adds security headers, answers unexpected errors, counts
@@ -42,7 +42,7 @@ _SECURITY_HEADERS = (
     (b"permissions-policy", _PERMISSIONS.encode()),
 )
 _NO_STORE = (b"cache-control", b"no-store")
-_ASK_AGAIN = (b"cache-control", b"no-cache")  # browsers keep it, but check by its ETag whether it has changed
+_REVALIDATE = (b"cache-control", b"no-cache")  # browsers keep it, but check its ETag for changes
 
 
 class Frame:
@@ -63,30 +63,30 @@ class Frame:
         request, path, status = Request(scope), scope["path"], 0
         request_id = request.state.request_id = _request_id(headers)
 
-        async def framed(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                own = message.get("headers", ())
-                caching = _caching(path, status, own)
+                headers_of_route = message.get("headers", ())
+                caching = _caching(path, status, headers_of_route)
                 identity = (b"x-request-id", request_id.encode())
-                message["headers"] = [*own, *_SECURITY_HEADERS, *caching, identity]
+                message["headers"] = [*headers_of_route, *_SECURITY_HEADERS, *caching, identity]
             await send(message)
 
         try:
             self._admit(scope, headers, service)
             if path.startswith(_API) and path != _LOGIN:
-                # Checked here, because a route parses the whole body before it checks the caller.
+                # Here and not in the route, which would parse the whole body before it checks the caller.
                 await service.security.identify(request)
             if b"transfer-encoding" in headers:  # otherwise the server stops reading at Content-Length
                 receive = _limited(receive, service.settings.body_limit)
-            await self.app(scope, receive, framed)
+            await self.app(scope, receive, send_with_headers)
         except Exception as error:
             if status:  # a part of the answer was sent, so the server must close the connection
                 logs.failure("failed", error, request_id)
                 raise
             answer = await answer_of(request, error)
-            await answer(scope, receive, framed)
+            await answer(scope, receive, send_with_headers)
         finally:
             seconds = time.perf_counter() - started
             route, method = _template(scope, path), scope["method"]
@@ -145,7 +145,7 @@ def _request_id(headers: dict[bytes, bytes]) -> str:
 
 
 def _caching(path: str, status: int, headers: Any) -> tuple[tuple[bytes, bytes], ...]:
-    """The Cache-Control header, unless there is one. Browsers may cache only the pages and their files."""
+    """The Cache-Control header to add, if there is none. Browsers may cache only pages and static files."""
     kind = b""
     for name, value in headers:
         if name == b"cache-control":
@@ -153,12 +153,12 @@ def _caching(path: str, status: int, headers: Any) -> tuple[tuple[bytes, bytes],
         if name == b"content-type":
             kind = value
     if status < 400 and (path.startswith(_STATIC) or kind.startswith(b"text/html")):
-        return (_ASK_AGAIN,)
+        return (_REVALIDATE,)
     return (_NO_STORE,)
 
 
 def _template(scope: Scope, path: str) -> str:
-    """The route's template, for logs and metrics. Paths are too many, and may contain a user's id."""
+    """The route's template, for logs and metrics. Paths are too many, and may contain user ids."""
     if path.startswith(f"{_STATIC}/"):
         return _STATIC
     template = getattr(scope.get("route"), "path_format", None)

@@ -24,7 +24,7 @@ MEDIA_TYPE = "application/problem+json"
 _MOST_ERRORS = 20
 _shorten = Repr()
 _shorten.maxstring = _shorten.maxother = _shorten.maxlong = 60
-# Our own errors with a message that callers may see: the status and the title of the answer.
+# The errors of BundleMage whose messages callers may see, with the status and the title of the answer.
 _OURS: dict[type, tuple[int, str]] = {
     errors.UnknownIdError: (422, "Unknown id"),
     errors.OutOfTimeError: (422, "No answer in time"),
@@ -43,8 +43,8 @@ _OURS: dict[type, tuple[int, str]] = {
 
 
 class ApiError(HTTPException):
-    """A refused request. It is an HTTPException, because the framework passes these on, also while it reads
-    the body. `members` are additional fields of this kind of problem."""
+    """A refused request. It is an HTTPException, because the framework never replaces these by other errors,
+    not even while it reads the body. `members` are additional fields of the answer."""
 
     def __init__(
         self, status: int, title: str, detail: str, headers: Mapping[str, str] | None = None, **members: Any
@@ -80,7 +80,7 @@ _UNAVAILABLE = ApiError(
 
 
 def newer_than_the_model(what: str) -> ApiError:
-    """The refusal for an item or bundle that is newer than the model. `what` is like "it is"."""
+    """The refusal for an item or bundle that is newer than the model. `what` is like "the item 'x' is"."""
     return ApiError(
         409,
         "Not in the model",
@@ -109,7 +109,7 @@ async def answer_of(request: Request, error: Exception) -> Response:
 
 
 def _from_ours(error: Exception) -> ApiError | None:
-    """Convert an error to a refusal; None if callers may not see its message."""
+    """Convert an error of BundleMage to a refusal; None if callers may not see its message."""
     for kind in type(error).__mro__:  # the most specific class first
         if kind in _OURS:
             status, title = _OURS[kind]
@@ -126,7 +126,7 @@ def _from_http(request: Request, error: HTTPException) -> ApiError:
     if status == 404:
         return ApiError(404, "No such route", "There is no such route; GET /openapi.json lists all.")
     if status == 405:
-        # A path may have several routes. (The framework names the methods of one.) A static file has none.
+        # A path may have several routes, but the framework names the methods of one. A static file has none.
         methods = {
             method: None
             for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -143,7 +143,7 @@ def _from_http(request: Request, error: HTTPException) -> ApiError:
 
 
 def _from_validation(error: RequestValidationError) -> ApiError:
-    """A refusal that lists every wrong field, with what was found and what is expected."""
+    """A refusal that lists the wrong fields, with the given values and what is expected."""
     faults = error.errors()
     fields = [_field_error(fault) for fault in faults[:_MOST_ERRORS]]
     more = f" (and {len(faults) - 1:,} more)" if len(faults) > 1 else ""
@@ -178,7 +178,7 @@ def install(app: FastAPI) -> None:
         app.add_exception_handler(kind, answer_of)
     plain_document = app.openapi
 
-    @cache  # every request with a query looks up its parameters in it
+    @cache  # every request with a query string looks up its parameters in the document
     def document() -> dict[str, Any]:
         described = plain_document()
         schemas = described.setdefault("components", {}).setdefault("schemas", {})

@@ -1,4 +1,4 @@
-"""Access control: API keys, sessions of the web page, request limits, and the rules without keys."""
+"""Access control: API keys, sessions of the web pages, request limits, and access without keys."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ COOKIE = "bundlemage_session"
 ROLES: Final[dict[Role, int]] = {"read": 1, "write": 2, "admin": 3}
 _KEY = re.compile(r"bm_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
-_NOBODYS_DIGEST = hashlib.sha256(b"").digest()
+_NO_DIGEST = hashlib.sha256(b"").digest()  # compared if a key is unknown, so that the time is the same
 _MOST_CACHED = 4096
 _PROBES = {"/healthz", "/readyz"}
 _PROBES_PER_SECOND = 50
 _AUTHORITY = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip")
-_HOW_TO_MAKE_A_KEY = "bundlemage keys create --role admin --db URL"
+_CREATE_A_KEY = "bundlemage keys create --role admin --db URL"
 
 
 Headers = Mapping[bytes, bytes]
@@ -68,8 +68,8 @@ def check_may_listen(host: str, has_keys: bool, trust_proxy: bool = False) -> No
         return
     place = f"on {host}" if not is_loopback(host) else "behind a proxy"
     raise ConfigError(
-        f"the store has no API key. Without one, everybody who can reach the service {place} could read and "
-        f"change everything. Create a key first: {_HOW_TO_MAKE_A_KEY}; or listen on 127.0.0.1"
+        f"the store has no API key. Without one, anyone who can reach the service {place} could read and "
+        f"change everything. Create a key first: {_CREATE_A_KEY}; or listen on 127.0.0.1"
     )
 
 
@@ -120,8 +120,8 @@ class Security:
             if principal is not None:
                 return principal
         if await self.keys_are_on():
-            expired = "The login has expired. Log in again" if token else "This needs a key. Send one"
-            raise _unauthorised(f"{expired}, or ask the operator of the service for one.")
+            problem = "The login has expired. Log in again" if token else "This needs a key. Send one"
+            raise _unauthorised(f"{problem}, or ask the operator of the service for one.")
         self._check_local(dict(scope["headers"]))
         return LOCAL
 
@@ -151,14 +151,16 @@ class Security:
         """End a session."""
         digest = _digest(token)
         await asyncio.to_thread(self._store.end_session, digest)
-        self._known_sessions.pop(digest, None)  # last, because a request in between could cache it again
+        self._known_sessions.pop(
+            digest, None
+        )  # last: until the store ends it, a request could cache it again
 
     def admit(self, scope: Any, headers: Headers) -> None:
         """Count a request. Raises an ApiError if the caller has sent too many.
 
-        A request counts for its key only if the cache holds the key as valid. Otherwise it counts for the
-        address: invented keys must not use up the limit of a real key, nor get a new limit each. Health
-        checks have their own limit, so that they do not fail when others send many requests.
+        A request counts for its key only if the cache of valid keys has this key. Otherwise it counts for
+        the address. So an invented key does not use up the limit of a real key, and has no limit of its own.
+        Health checks have their own limit, so that they do not fail when others send many requests.
         """
         known = self._known_keys.get(hashlib.sha256(headers.get(b"authorization", b"")[7:]).digest())
         probe = scope["path"] in _PROBES
@@ -172,14 +174,14 @@ class Security:
         """Raise an ApiError unless the request comes from this machine. Without keys, all callers are admins.
 
         The Host header must be a local name: another site can point its own name at 127.0.0.1 and let a
-        visitor's browser send requests. If other machines can reach the service, everybody is refused.
+        visitor's browser send requests. If other machines can reach the service, all callers are refused.
         """
         if not is_loopback(self.settings.host) or self.settings.trust_proxy:
             raise ApiError(
                 403,
                 "No key is left",
                 "All API keys were revoked, and other machines can reach this service. "
-                f"Create a key: {_HOW_TO_MAKE_A_KEY}",
+                f"Create a key: {_CREATE_A_KEY}",
             )
         host = _AUTHORITY.fullmatch(requested_host(headers))
         if not host or not is_loopback(host[1]) or any(name in headers for name in _FORWARDED):
@@ -187,7 +189,7 @@ class Security:
                 403,
                 "Not from this machine",
                 "Without API keys the service answers only its own machine, under a name such as localhost "
-                f"and without a proxy. To allow other machines, create a key: {_HOW_TO_MAKE_A_KEY}",
+                f"and without a proxy. To allow other machines, create a key: {_CREATE_A_KEY}",
             )
 
     async def _cached(
@@ -211,21 +213,21 @@ class Security:
         return await asyncio.to_thread(self._store.session, _digest(token))
 
     async def _verified(self, text: str) -> Key | None:
-        """Returns the key with this text; None if it is wrong or revoked. The time does not reveal which."""
+        """Returns the key with this text; None if it is wrong or revoked. Both take the same time."""
         parts = _KEY.fullmatch(text)
         if parts is None:
             return None
         key = await asyncio.to_thread(self._store.key, parts[1])
-        expected = key.digest if key is not None else _NOBODYS_DIGEST
-        right = hmac.compare_digest(_digest(parts[2]), expected)
-        return key if right and key is not None and key.revoked_at is None else None
+        expected = key.digest if key is not None else _NO_DIGEST
+        is_right = hmac.compare_digest(_digest(parts[2]), expected)
+        return key if is_right and key is not None and key.revoked_at is None else None
 
 
 class Buckets:
     """A token bucket for each caller, in bounded memory.
 
-    For each bucket, only the time is kept at which it will be full again, with `burst` tokens. The current
-    number of tokens is `burst` minus the tokens that will be added until then.
+    A full bucket has `burst` tokens. For each bucket, only the time at which it will be full is kept. The
+    current number of tokens is `burst` minus the tokens that will be added until then.
     """
 
     def __init__(self, per_second: float, burst: float, most_callers: int = 20_000) -> None:
@@ -235,7 +237,7 @@ class Buckets:
         self._full_at: dict[str, float] = {}
 
     def take(self, caller: str, now: float) -> float:
-        """Take a token. Returns 0, or if the bucket is empty the seconds until the next token."""
+        """Take a token. Returns 0; or, if the bucket is empty, the number of seconds until the next token."""
         full_at = max(self._full_at.pop(caller, now), now)  # added again below, so the latest caller is last
         later = full_at + self._seconds_each
         wait = later - now - self._depth
@@ -284,7 +286,7 @@ class _Allowed(HTTPBearer):
         if ROLES[principal.role] < ROLES[self.role]:
             detail = f"This needs a key of role {self.role!r}; this one has the role {principal.role!r}."
             raise ApiError(403, "Role too weak", detail)
-        _check_parameters(request)  # last, so that callers without a role learn nothing about a route
+        _check_parameters(request)  # last, so that callers without the role learn nothing about the route
         return principal
 
 

@@ -13,24 +13,24 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     host: str = "127.0.0.1"
-    """The address to listen on. Any address other than this machine's own needs API keys."""
+    """The address to listen on. API keys are needed if other machines can reach this address."""
     port: int = Field(default=8000, ge=0, le=65535)
     """The port to listen on; 0 chooses a free port."""
     db: str = "sqlite:///bundlemage.db"
     """The URL of the store: `sqlite:///FILE` or `postgresql://…`."""
     model: Path | None = None
-    """A saved model to publish and serve; None serves the model that the store names."""
+    """A saved model to publish and serve; None serves the model that is published in the store."""
     rate_limit: float = Field(default=2000, gt=0)
-    """Requests per second of one caller. A caller is a key, or an address if no key is sent. After a pause,
-    up to twice this number may arrive at once."""
+    """Maximum number of requests per second of one caller. A caller is a key, or an address without a
+    key. After a pause, up to twice this number may arrive at once."""
     login_limit: float = Field(default=10, gt=0)
-    """Login attempts per minute from one address."""
+    """Maximum number of login attempts per minute from one address."""
     body_limit: int = Field(default=1024 * 1024, ge=1)
     """Maximum number of bytes of a request body."""
     session_hours: float = Field(default=12, gt=0)
-    """Hours until a login of the page expires."""
+    """Number of hours after which a login of the web page expires."""
     served_days: int = Field(default=30, ge=1)
-    """Days for which served answers are kept. They show which purchases followed a recommendation."""
+    """Number of days for which served answers are kept. They show which recommendations were bought."""
     answer_timeout_s: float = Field(default=10, gt=0)
     """Maximum number of seconds that a request waits for its answer."""
     threads: int = Field(default=1, ge=1)

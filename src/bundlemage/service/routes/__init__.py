@@ -1,1 +1,1 @@
-"""The routes, a file for each kind of question."""
+"""The HTTP routes, one file for each subject."""

@@ -41,7 +41,7 @@ class PageOf(BaseModel):
     offset: int = Field(0, ge=0, lt=2**31)
 
     def of(self, things: Mapping[str, Thing]) -> tuple[list[Thing], int]:
-        """The items or bundles on sale that match the query, ordered by title: one page, and their number."""
+        """Returns one page of the matching items or bundles on sale, by title, and the number of matches."""
         text = self.search.casefold()
         matches = [
             thing

@@ -28,8 +28,8 @@ T = TypeVar("T")
 
 
 class _AnyId(PathConvertor):
-    """Converts `{user_id:id}` in a path. An id may contain slashes. Line breaks match too, so that the check
-    of ids refuses them. The framework's `path` would drop one at the end, which changes the id."""
+    """Converts `{user_id:id}` in a path. An id may contain slashes. Line breaks match, too, so that the
+    check of ids can refuse them. The framework's `path` would drop a line break at the end of an id."""
 
     regex = "(?s:.*)"
 
@@ -82,15 +82,15 @@ WhereOfQuery = Annotated[Where, Depends(where_of_query)]
 
 
 def filter_of(where: Where) -> Filter | None:
-    """The filter of a request. It is None if there are no conditions; such requests share one batch."""
+    """The filter of a request; None if it has no conditions, so that such requests share one batch."""
     return None if where == _EVERYTHING else Filter(**where.model_dump())
 
 
-def owned_of(asker: UserOrHistory) -> Owned | None:
+def owned_of(request: UserOrHistory) -> Owned | None:
     """The history in a request, without duplicate ids. None if the request names a user instead."""
-    if asker.history is None:
+    if request.history is None:
         return None
-    items, bundles = asker.history.items, asker.history.bundles
+    items, bundles = request.history.items, request.history.bundles
     return Owned(tuple(dict.fromkeys(items)), tuple(dict.fromkeys(bundles)))
 
 
@@ -107,8 +107,8 @@ def known(kind: str, name: str, things: Mapping[str, T]) -> T:
     return thing
 
 
-# An answer takes the fields of its record that have the same names, and ignores the record's other fields.
-# So a new field is named here only if it must be computed.
+# An answer takes the fields of its record that have the same names, and ignores the others. So these
+# functions name a field only if it must be computed.
 
 
 def item_out(item: Item, live: Live) -> ItemOut:
@@ -143,25 +143,25 @@ async def answer_to(
     question = Question(user or Owned(), k, filter_of(request.where), request.include_owned, partial)
     answer = await service.answerer.ask(question)
     recommended = answer.recommendations
-    service.metrics.answered(time.perf_counter() - began, Counter(one.source for one in recommended))
+    service.metrics.answered(time.perf_counter() - began, Counter(each.source for each in recommended))
     service.answerer.shown(
         Served(
             request_id,
             "bundles" if partial is None else "items",
             request.user_id,
             answer.live.record.version,
-            tuple(one.id for one in recommended),
+            tuple(each.id for each in recommended),
             datetime.now(UTC),
         )
     )
     return answer
 
 
-def about(request_id: str, live: Live, asker: UserOrHistory, known: Known) -> dict[str, Any]:
-    """The fields that every answer for a user has."""
+def about(request_id: str, live: Live, request: UserOrHistory, known: Known) -> dict[str, Any]:
+    """The fields that every answer for a user or a history has."""
     return {
         "request_id": request_id,
         "model_version": live.record.version,
-        "user_id": asker.user_id,
+        "user_id": request.user_id,
         "history": known,
     }

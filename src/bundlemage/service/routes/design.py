@@ -62,9 +62,9 @@ async def explain(
 
     def work(live: Live) -> ExplanationsFor:
         names = list(dict.fromkeys(body.bundles or ()))
-        one = () if body.item is None else (body.item,)
-        check_catalogue(live, items=(*one, *body.items), bundles=names)
-        _check_in_model(live, one)
+        explained = () if body.item is None else (body.item,)
+        check_catalogue(live, items=(*explained, *body.items), bundles=names)
+        _check_in_model(live, explained)
         for name in names:
             check_known_items(live, live.stock.bundles[name])
         owned = _owned(live, service.store, body)
@@ -104,7 +104,7 @@ async def score(body: ScoreIn, service: TheService, request_id: RequestId, reque
 
 
 def everyone(store: Store) -> Iterator[Mapping[str, Owned]]:
-    """Yields the histories of all users in the store, page by page. Erased users are not in the store."""
+    """Yields the histories of all users in the store, page by page: user id → history."""
     after = ""
     while users := store.users(limit=USERS_AT_A_TIME, after=after):
         after = users[-1].id
@@ -115,10 +115,10 @@ def _shortened(item: DesignedItem) -> DesignedItem:
     return item if item.why is None else item.model_copy(update={"why": item.why.shortened(IN_A_DESIGN)})
 
 
-def _owned(live: Live, store: Store, asker: UserOrHistory) -> Owned:
-    if asker.user_id is not None:
-        return store.histories([asker.user_id])[asker.user_id]
-    owned = owned_of(asker) or Owned()
+def _owned(live: Live, store: Store, request: UserOrHistory) -> Owned:
+    if request.user_id is not None:
+        return store.histories([request.user_id])[request.user_id]
+    owned = owned_of(request) or Owned()
     check_catalogue(live, owned.items, owned.bundles)
     return owned
 

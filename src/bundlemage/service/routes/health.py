@@ -36,9 +36,9 @@ class SharedCheck:
         if self._task is None or (self._task.done() and now >= self._until):
             self._until = now + self._seconds
             self._task = asyncio.create_task(check())
-            # Reads the error. Otherwise asyncio would warn if all callers have left.
+            # Reads the error. Otherwise asyncio would warn if all callers have disconnected.
             self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
-        await asyncio.shield(self._task)  # a caller who leaves must not cancel it for the others
+        await asyncio.shield(self._task)  # a caller who disconnects must not cancel it for the others
 
 
 @router.head("/healthz", include_in_schema=False)

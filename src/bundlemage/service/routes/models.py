@@ -35,15 +35,15 @@ async def models(service: TheService) -> Models:
 
 @router.post("/models/reload", **allow("admin", 404, 409, 413))
 async def reload(service: TheService, body: ReloadIn | None = None) -> Reloaded:
-    """Load the model in the served folder again, or serve an earlier version. No request fails meanwhile."""
+    """Load the model from its folder again, or serve an earlier version. No request fails meanwhile."""
     answerer = service.answerer
     before = answerer.serving.record
-    wanted = body.version if body else None
+    version = body.version if body else None
 
     def load() -> None:
-        record = record_of(Path(before.path)) if wanted is None else service.store.model(wanted)
+        record = record_of(Path(before.path)) if version is None else service.store.model(version)
         if record is None:
-            detail = f"there is no model {wanted!r}: GET /v1/models lists all models"
+            detail = f"there is no model {version!r}: GET /v1/models lists all models"
             raise ApiError(404, "No such model", detail)
         answerer.load(record)
 
@@ -98,4 +98,4 @@ def _exposures(live: Live, served: ServedSummary) -> tuple[Exposure, ...]:
         for bundle in live.stock.bundles.values()
         if not bundle.withdrawn
     ]
-    return tuple(sorted(exposures, key=lambda one: (-max(one.sales_share, one.shown_share), one.id)))
+    return tuple(sorted(exposures, key=lambda each: (-max(each.sales_share, each.shown_share), each.id)))

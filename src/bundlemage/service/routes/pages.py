@@ -42,6 +42,6 @@ async def page(request: Request) -> Response:
         except ApiError as refusal:
             if refusal.status_code != 401:
                 raise
-            wanted = f"{request.url.path}?{request.url.query}".removesuffix("?")
-            return RedirectResponse(f"/login?next={quote(wanted, safe='')}", status_code=303)
+            target = f"{request.url.path}?{request.url.query}".removesuffix("?")
+            return RedirectResponse(f"/login?next={quote(target, safe='')}", status_code=303)
     return FileResponse(HERE / f"{PAGES[name]}.html", media_type="text/html; charset=utf-8")

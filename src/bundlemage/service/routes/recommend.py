@@ -62,7 +62,7 @@ async def recommend(body: RecommendIn, service: TheService, request_id: RequestI
     """The bundles that fit a user best. The request has the user's id or a history."""
     answer = await answer_to(body, body.k, None, service, request_id)
     live = answer.live
-    bundles = tuple(ranked_bundle(one, live, details=body.details) for one in answer.recommendations)
+    bundles = tuple(ranked_bundle(each, live, details=body.details) for each in answer.recommendations)
     return BundlesFor(**about(request_id, answer.live, body, answer.known), bundles=bundles)
 
 
@@ -71,7 +71,7 @@ async def complete(body: CompleteIn, service: TheService, request_id: RequestId)
     """The items that best complete a bundle for a user. For an empty bundle: the best first items."""
     answer = await answer_to(body, body.k, tuple(dict.fromkeys(body.items)), service, request_id)
     stock = answer.live.stock.items
-    items = tuple(RankedItem(**{**vars(one), **vars(stock[one.id])}) for one in answer.recommendations)
+    items = tuple(RankedItem(**{**vars(each), **vars(stock[each.id])}) for each in answer.recommendations)
     return ItemsFor(**about(request_id, answer.live, body, answer.known), items=items)
 
 
@@ -89,7 +89,7 @@ async def similar(
     def work(live: Live) -> SimilarBundles:
         check_known_items(live, known("bundle", bundle_id, live.stock.bundles))
         similar = live.similar(bundle_id, k, where=filter_of(where))
-        bundles = tuple(ranked_bundle(one, live, details=details) for one in similar)
+        bundles = tuple(ranked_bundle(each, live, details=details) for each in similar)
         return SimilarBundles(request_id=request_id, model_version=live.record.version, bundles=bundles)
 
     return await service.answerer.on_live(work)

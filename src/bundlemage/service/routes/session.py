@@ -1,4 +1,4 @@
-"""`/v1/session`: the routes by which the web page logs in with a key, and logs out."""
+"""Routes of `/v1/session`: the web pages log in with a key, and log out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LoginIn(Body):
 
 @router.get("", responses=responses(403, 429, 503), summary="Whether a login is needed")
 async def session(request: Request, service: TheService) -> SessionOut:
-    """Whether a login is needed, and the caller's role. No key is needed: the page asks this first."""
+    """Whether a login is needed, and the caller's role. This route needs no key: the page calls it first."""
     role: Role | None = None
     try:
         role = (await service.security.identify(request)).role

@@ -67,7 +67,7 @@ async def user(user_id: UserId, service: TheService) -> UserOut:
 
 @router.delete("/users/{user_id:id}", status_code=204, **allow("write", 404))
 def erase(user_id: UserId, service: TheService) -> None:
-    """Erase all stored data about a user. (A trained model keeps what it has learned from them.)"""
+    """Erase all stored data about a user. (A trained model keeps what it has learned from these data.)"""
     service.answerer.write_shown()  # otherwise recent answers to the user would be written later
     if not service.store.erase_user(user_id):
         raise ApiError(404, "No such user", f"nothing is stored about the user {user_id!r}")
@@ -82,7 +82,7 @@ def interactions(
     principal: Writer,
     idempotency_key: IdempotencyKey = None,
 ) -> Written:
-    """Record interactions: all or none. They are on disk when this returns, and affect the next answer."""
+    """Record all interactions, or none after an error. They are on disk, and affect the next answer."""
     recorded = service.store.add_interactions(
         [_record(interaction) for interaction in body.interactions],
         idempotency_key=idempotency_key,

@@ -1,8 +1,8 @@
-// Questions to the service. Every failure comes out as an error that says what happened.
+// Requests to the service. Every failure throws an error whose message explains it.
 
 import { pause } from "./dom.js";
 
-/** What the service says went wrong, in its own words (RFC 9457). */
+/** An error that the service reports as problem details (RFC 9457). */
 class Problem extends Error {
   constructor(status, body) {
     super(body.detail || body.title || `The service answered ${status}.`);
@@ -10,12 +10,12 @@ class Problem extends Error {
     this.title = body.title || "That did not work";
     this.errors = body.errors ?? [];
     this.requestId = body.request_id;
-    this.conflict = body.conflict ?? []; // of an impossible design: rules, and the ways out
+    this.conflict = body.conflict ?? []; // of an impossible design, with its changes
     this.changes = body.changes ?? [];
   }
 }
 
-/** No answer at all came back. */
+/** The request got no answer. */
 class Unreachable extends Error {
   constructor() {
     super("The service cannot be reached. It may have stopped, or the network is down.");
@@ -24,7 +24,7 @@ class Unreachable extends Error {
   }
 }
 
-/** Tells the frame of the page when the service goes ("lost") and comes back ("found"). */
+/** Sends the event "lost" when the service cannot be reached, and "found" when it answers again. */
 export const reach = new EventTarget();
 
 let waiting = null;
@@ -37,7 +37,7 @@ function untilReachable() {
       try {
         if ((await fetch("/healthz", { cache: "no-store" })).ok) break;
       } catch {
-        continue; // still away: the banner says so, and we ask again
+        continue; // still not reachable
       }
     }
     waiting = null;
@@ -49,7 +49,7 @@ function untilReachable() {
 function toLogin() {
   const here = location.pathname + location.search;
   location.replace(`/login?next=${encodeURIComponent(here)}`);
-  return new Promise(() => {}); // the page is on its way out
+  return new Promise(() => {}); // never settles: the browser leaves the page
 }
 
 async function bodyOf(response) {
@@ -63,8 +63,8 @@ async function bodyOf(response) {
 }
 
 /**
- * Ask, and ask again when the service is back if it cannot be reached: all that is asked this way may be
- * asked twice. `once` is for what may not.
+ * Sends a request and returns the answer. If the service cannot be reached, waits and sends it again.
+ * `once` is for requests that must not be sent twice: they fail instead.
  */
 async function ask(method, path, { body, query, signal, key, onlyNew, once = false } = {}) {
   const parameters = new URLSearchParams(
@@ -129,7 +129,7 @@ export const api = {
 
 const STRENGTH = { read: 1, write: 2, admin: 3 };
 
-/** Who is here; or on to the login page, where one is needed first. */
+/** Returns the session of the caller. Goes to the login page if a login is needed. */
 export async function enter() {
   const session = await api.session();
   if (session.login_required && !session.role && location.pathname !== "/login") return toLogin();
@@ -140,18 +140,18 @@ export async function enter() {
   };
 }
 
-/** One question at a time: a newer one calls the older one off. */
+/** Runs one request at a time: a newer request cancels the older one, which then returns undefined. */
 export class Newest {
   #running = null;
 
   async run(work) {
     this.#running?.abort();
-    const mine = (this.#running = new AbortController());
+    const controller = (this.#running = new AbortController());
     try {
-      const answer = await work(mine.signal);
-      return mine.signal.aborted ? undefined : answer;
+      const answer = await work(controller.signal);
+      return controller.signal.aborted ? undefined : answer;
     } catch (error) {
-      if (mine.signal.aborted) return undefined;
+      if (controller.signal.aborted) return undefined;
       throw error;
     }
   }

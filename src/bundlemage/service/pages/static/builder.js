@@ -1,4 +1,4 @@
-// The builder: items one by one with suggestions after each, or whole bundles; recommendable once saved.
+// The page Builder: builds a bundle item by item with suggestions, or designs whole bundles, and saves it.
 
 import { api } from "./api.js";
 import { userCombobox } from "./combobox.js";
@@ -12,7 +12,7 @@ import { forecaster } from "./forecast.js";
 import { announce, carryUser, frame, problemBox, setAddress } from "./frame.js";
 import { itemPicker } from "./picker.js";
 import { saver } from "./saving.js";
-import { whatIsTold } from "./told.js";
+import { loadShopData } from "./shopdata.js";
 
 const start = new URLSearchParams(location.search);
 const state = {
@@ -21,7 +21,7 @@ const state = {
   idByHand: false,
 };
 let session;
-let told;
+let shopData;
 let picker;
 let suggestions;
 let saving;
@@ -94,7 +94,7 @@ function drawBundle() {
   for (const name of ["save", "start-over"]) byId(name).disabled = !state.items.length;
 }
 
-/** The bundle as it would be saved, less its name; null where the discount is none. */
+/** The bundle to save, without its name; null if it is empty or the discount is invalid. */
 function draft() {
   if (!state.items.length) return null;
   if (Number.isNaN(discount())) return byId("discount").focus() ?? null;
@@ -106,7 +106,7 @@ function draft() {
   };
 }
 
-/** A discount is one of prices that are known. */
+/** The draft for a forecast. A discount needs the prices of all items. */
 const forecastable = () => ({
   items: state.items,
   discount: state.items.every(hasPrice) && discount() ? discount() : null,
@@ -118,9 +118,9 @@ const cut = () => Math.round(sumOf(state.items) * (1 - (discount() || 0)) * 100)
 function drawPrice() {
   const wrong = Number.isNaN(discount());
   const unpriced = state.items.filter((item) => !hasPrice(item)).length;
-  const some = told.itemPrices || unpriced < state.items.length;
+  const some = shopData.itemPrices || unpriced < state.items.length;
   byId("sums").hidden = !some;
-  if (some || field("discount")) byId("discount-field").hidden = false; // a copied bundle may bring one along
+  if (some || field("discount")) byId("discount-field").hidden = false; // a copied bundle may have a discount
   byId("sum").textContent = unpriced ? "not known" : price(sumOf(state.items));
   byId("total").textContent = unpriced ? "not known" : wrong ? "—" : price(cut());
   byId("discount").setAttribute("aria-invalid", String(wrong));
@@ -136,40 +136,40 @@ function drawName() {
   if (!state.idByHand) byId("bundle-id").value = idFrom(title);
   const tags = commonTags(state.items);
   byId("preview").replaceChildren(cover(title || "Untitled", tags));
-  const tagged = told.tags.items.length > 0;
+  const tagged = shopData.tags.items.length > 0;
   byId("bundle-tags").textContent =
     tagged && state.items.length
       ? tags.length
-        ? `Tags, from what half of the items share: ${tags.join(", ")}`
+        ? `Tags that half of the items share: ${tags.join(", ")}`
         : "No tag is shared by half of the items, so the bundle gets none."
       : "";
   saving.renamed();
 }
 
-// ── Beginning ────────────────────────────────────────────────────────────────────────────────────
+// ── Start ────────────────────────────────────────────────────────────────────────────────────────
 
 async function fromAddress() {
-  let wanted = start.getAll("item");
+  let itemIds = start.getAll("item");
   const copied = start.get("bundle");
   if (copied) {
     const bundle = await api.bundle(copied);
-    wanted = bundle.items.map((item) => item.id);
+    itemIds = bundle.items.map((item) => item.id);
     byId("bundle-title").value = `${titleOf(bundle)}, again`;
     if (bundle.discount) byId("discount").value = Math.round(bundle.discount * 100);
   }
-  state.items = await Promise.all(wanted.map((id) => api.item(id)));
+  state.items = await Promise.all(itemIds.map((id) => api.item(id)));
   remember(state.items);
 }
 
 function chooseUser(id) {
   state.user = id;
   address();
-  saving.forSomeoneElse();
+  saving.userChanged();
   designs.refresh();
   suggestions.ask();
 }
 
-/** A proposal instead of what was there. */
+/** Replaces the draft by a proposal. */
 function take(items, off, name) {
   state.items = items;
   remember(items);
@@ -192,7 +192,7 @@ async function swap(out, instead) {
   }
 }
 
-/** Item by item, or whole bundles. */
+/** Shows the controls for "item by item" or for "whole bundles". */
 function showWay() {
   byId("suggest").hidden = whole();
   byId("designer").hidden = !whole();
@@ -211,19 +211,19 @@ function startOver() {
 
 async function begin() {
   session = await frame("builder");
-  told = await whatIsTold();
-  byId("in-stock-field").hidden = !told.stock;
+  shopData = await loadShopData();
+  byId("in-stock-field").hidden = !shopData.stock;
   byId("builder-user").append(
     userCombobox({
       label: "For whom?",
-      hint: "A user, or nobody: then only the items count.",
+      hint: "Without a user, only the items in the bundle matter.",
       value: state.user ?? "",
       onChoose: chooseUser,
     }).element,
   );
   picker = itemPicker({
     label: "Search the catalogue",
-    tags: told.tags.items,
+    tags: shopData.tags.items,
     has,
     onToggle: (item) => (has(item.id) ? remove(item) : add(item)),
   });
@@ -240,7 +240,7 @@ async function begin() {
   byId("start-over").addEventListener("click", startOver);
   suggestions = completer({ draft: () => state, onAdd: add, shown: () => !whole() });
   saving = saver({ mayWrite: session.may("write"), user: () => state.user, bundle: draft });
-  designs = designer({ told, draft: () => state, onTake: take });
+  designs = designer({ shopData, draft: () => state, onTake: take });
   forecast = forecaster({ draft: forecastable, onSwap: swap });
   if (start.get("design") === "yes") byId("way-whole").checked = true;
   for (const name of ["way-items", "way-whole"]) byId(name).addEventListener("change", showWay);

@@ -5,7 +5,7 @@ import { count, freshId, h, hasPrice, listed, percent, plural, price, titleOf } 
 import { before, facts } from "./facts.js";
 import { reasonsSlot } from "./reasons.js";
 
-/** `prices`: whether bundles of this shop have any; where none has, there is nothing to miss. */
+/** The price of a bundle. `prices`: whether bundles of this shop have prices; if not, returns null. */
 export function priceLine(bundle, prices) {
   if (!hasPrice(bundle) && !prices) return null;
   if (!hasPrice(bundle))
@@ -21,7 +21,7 @@ export function priceLine(bundle, prices) {
   );
 }
 
-/** What the number is: a probability over all candidates, or a share of all sales. */
+/** The score in words: a share of the scores of all candidates, or a share of all sales. */
 export function scoreWords(thing, all) {
   return thing.source === "popular"
     ? `${percent(thing.score)} of all ${all} sales`
@@ -63,12 +63,12 @@ function movedBadge(moved) {
 }
 
 /**
- * One recommended bundle. `moved` is "new", or by how many places it went up; `prices` as above; `reasons`:
- * whether the model's own will come.
+ * The card of a recommended bundle. `moved` is "new", or the number of ranks that it went up. `prices` is as
+ * in `priceLine`. `reasons`: whether the model's reasons will be loaded.
  */
 export function bundleCard(bundle, { owned, highest, moved, prices, reasons, onOpen, onBuy }) {
   const heading = freshId("card");
-  const why = facts(bundle, owned).slice(0, reasons ? 1 : 2); // the model's own say more, and need the room
+  const why = facts(bundle, owned).slice(0, reasons ? 1 : 2); // the model's reasons need the space
   const buy = onBuy
     ? h(
         "button",

@@ -1,8 +1,8 @@
-// From one answer to the next: what came, moved and went, in words and before one's eyes.
+// The differences between two answers: new, moved and removed bundles, in words and as an animation.
 
 import { count, listed, still } from "./dom.js";
 
-/** How each bundle of the new answer stands to the old one: id → "new", or the places it went up. */
+/** Compares two answers. `moves`: id → "new", or the number of ranks that the bundle went up. */
 export function changes(old, fresh) {
   const ranks = new Map(old.map((bundle) => [bundle.id, bundle.rank]));
   const moves = new Map(
@@ -12,11 +12,11 @@ export function changes(old, fresh) {
   return { moves, gone: old.filter((bundle) => !kept.has(bundle.id)) };
 }
 
-/** The same in a sentence. */
+/** The result of `changes` as a sentence. */
 export function changeWords({ moves, gone }) {
   const came = [...moves.values()].filter((move) => move === "new").length;
   const moved = [...moves.values()].filter((move) => move !== "new" && move !== 0).length;
-  if (!came && !moved && !gone.length) return "The recommendations stay as they were.";
+  if (!came && !moved && !gone.length) return "The recommendations did not change.";
   const parts = [
     came ? `${count(came)} new` : "",
     moved ? `${count(moved)} moved` : "",
@@ -25,7 +25,7 @@ export function changeWords({ moves, gone }) {
   return `Recommendations: ${listed(parts)}.`;
 }
 
-/** Put new cards in the list; those that were there glide to their places, those that left fade. */
+/** Replaces the cards in the list. Kept cards slide to their new places; removed cards fade. */
 export function swapCards(list, cards) {
   const old = new Map(
     [...list.children]
@@ -40,7 +40,7 @@ export function swapCards(list, cards) {
     focused &&
     (list.querySelector(`[data-bundle="${CSS.escape(focused)}"] .card-open`) ??
       list.querySelector(".card-open"));
-  back?.focus({ preventScroll: true }); // the keyboard stays where it was, or goes to the first card
+  back?.focus({ preventScroll: true }); // the focus stays on its bundle, or goes to the first card
   if (still() || !old.size) return;
   for (const card of cards) {
     const was = old.get(card.dataset.bundle);

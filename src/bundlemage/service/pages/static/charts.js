@@ -1,36 +1,36 @@
-// Charts as SVG, drawn for the width that they have. Each is read by pointer, by arrow keys, or as a table.
+// SVG charts that adapt to their width. Values are read by pointer, by arrow keys, or as a table.
 
 import { figure, freshId, h, percent, s } from "./dom.js";
 
 const ROOM = { top: 14, right: 14, bottom: 36, left: 48 };
 
-/** Round steps that cover a range: 0.02, 0.04, … */
-function ticks(low, high, wanted = 4) {
-  const raw = (high - low || Math.abs(high) || 1) / wanted;
+/** About `number` round values that cover a range: 0.02, 0.04, … */
+function ticks(low, high, number = 4) {
+  const raw = (high - low || Math.abs(high) || 1) / number;
   const size = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 2.5, 5, 10].map((factor) => factor * size).find((each) => each >= raw);
-  const found = [];
+  const steps = [];
   for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-6; value += step)
-    found.push(Number(value.toPrecision(10)));
-  return found;
+    steps.push(Number(value.toPrecision(10)));
+  return steps;
 }
 
-/** Numbers in as few digits, from three on, as tell one from another. */
+/** The numbers as texts, with the fewest digits (three to five) that make them differ. */
 function distinct(values) {
   const written = [3, 4, 5].map((digits) => values.map((value) => figure(value, digits)));
   return written.find((texts) => new Set(texts).size === texts.length) ?? written.at(-1);
 }
 
-/** 1, 2, 5, 10, … between two powers of ten; the middle where the range has none of them. */
+/** 1, 2, 5, 10, … between 10^low and 10^high; the middle of the range if it contains none of them. */
 function logTicks(low, high) {
-  const found = [];
+  const steps = [];
   for (let power = Math.floor(low); power <= high; power += 1)
-    for (const factor of [1, 2, 5]) found.push(factor * 10 ** power);
-  const inside = found.filter((value) => Math.log10(value) >= low && Math.log10(value) <= high);
+    for (const factor of [1, 2, 5]) steps.push(factor * 10 ** power);
+  const inside = steps.filter((value) => Math.log10(value) >= low && Math.log10(value) <= high);
   return inside.length ? inside : [10 ** ((low + high) / 2)];
 }
 
-/** Those that are far enough from the one before to be written beside it. */
+/** The values whose labels do not overlap: each is at least `room` pixels from the one before. */
 function apart(values, place, room) {
   let last = null;
   return values.filter((value) => {
@@ -41,8 +41,9 @@ function apart(values, place, room) {
 }
 
 /**
- * The frame of a chart: a plot that redraws with its width, a readout, and arrow keys that walk its points.
- * `draw(width)` gives the drawing and the places of the points; `say(number)` puts a point into words.
+ * The frame of a chart: a plot that is redrawn when its width changes, a readout, and arrow keys that go from
+ * point to point. `draw(width, height)` returns the drawing and the places of its points. `say(number)`
+ * describes a point.
  */
 function chart({ name, height, points, draw, say, table, near, first = 0 }) {
   const readout = h("p", { class: "readout", "aria-hidden": "true" });
@@ -100,7 +101,7 @@ function chart({ name, height, points, draw, say, table, near, first = 0 }) {
   return h("figure", { class: "chart" }, h("figcaption", {}, h("h3", {}, name), readout), plot, table);
 }
 
-/** The numbers of a chart as a table that opens. */
+/** The numbers of a chart as a table that can be unfolded. */
 function dataTable(columns, rows) {
   return h(
     "details",
@@ -213,8 +214,8 @@ export function lineChart({ name, values, xName, yName, best, tone }) {
 }
 
 /**
- * Two shares against each other on log axes. What is 0 has no place on such an axis: it gets a lane of its
- * own beside it.
+ * A scatter plot of two shares on logarithmic axes. Shares of 0 have no place on such an axis, so they are
+ * drawn in a separate strip beside it.
  */
 export function shareScatter({ name, points, xName, yName, xVerb, yVerb }) {
   const sorted = [...points].sort((one, other) => other.x - one.x);
@@ -308,7 +309,7 @@ export function shareScatter({ name, points, xName, yName, xVerb, yVerb }) {
   });
 }
 
-/** Parts of a whole side by side, with words in place of a legend. */
+/** A bar divided into parts, with their names and percentages. */
 export function splitBar(parts) {
   const label = freshId("split");
   return h(

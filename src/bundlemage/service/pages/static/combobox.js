@@ -1,21 +1,21 @@
-// Choosing a user by typing: the combobox of the ARIA practices, over the users whose id begins so.
+// Choosing a user by typing the beginning of an id: the combobox of the ARIA practices.
 
 import { api, Newest } from "./api.js";
 import { freshId, h, plural } from "./dom.js";
 
-const TYPING = 120; // milliseconds without a key before the service is asked
+const TYPING = 120; // milliseconds after the last key before the request is sent
 
-/** Users whose id begins so; where there are none, also in small letters and in capitals. */
+/** Users whose id begins with a text; if there are none, with the text in lower or upper case. */
 async function beginningWith(text, signal) {
-  let found;
+  let page;
   for (const form of new Set([text, text.toLowerCase(), text.toUpperCase()])) {
-    found = await api.users(form, signal);
-    if (found.users.length) break;
+    page = await api.users(form, signal);
+    if (page.users.length) break;
   }
-  return found;
+  return page;
 }
 
-const saying = (text) =>
+const noteOption = (text) =>
   h("li", { role: "option", "aria-disabled": "true", "aria-selected": "false", class: "none" }, text);
 
 /** `onChoose(id)` is called with a user's id, or with null when the choice is cleared. */
@@ -45,7 +45,7 @@ export function userCombobox({ label, hint, value = "", onChoose }) {
   });
   const clear = h(
     "button",
-    { class: "icon clear", type: "button", "aria-label": "Choose nobody", hidden: !value },
+    { class: "icon clear", type: "button", "aria-label": "Clear the user", hidden: !value },
     "×",
   );
   const status = h("p", { class: "fine bad-text", role: "status" });
@@ -60,7 +60,7 @@ export function userCombobox({ label, hint, value = "", onChoose }) {
 
   const close = () => {
     clearTimeout(timer);
-    newest.stop(); // a list that is still on its way must not open again
+    newest.stop(); // a list that is still loading must not open
     list.hidden = true;
     listed = null;
     active = -1;
@@ -88,8 +88,10 @@ export function userCombobox({ label, hint, value = "", onChoose }) {
     } else input.removeAttribute("aria-activedescendant");
   };
 
-  const nobody = () =>
-    listed ? `No user's id begins with “${listed}”. Capitals count.` : "No user has a history yet.";
+  const noMatch = () =>
+    listed
+      ? `No user's id begins with “${listed}”. Upper and lower case differ.`
+      : "No user has a history yet.";
 
   const draw = (more) => {
     list.replaceChildren(
@@ -106,8 +108,8 @@ export function userCombobox({ label, hint, value = "", onChoose }) {
           h("span", {}, `${plural(user.items, "item")} · ${plural(user.bundles, "bundle")}`),
         ),
       ),
-      ...(users.length ? [] : [saying(nobody())]),
-      ...(more ? [saying("There are more: type more letters.")] : []),
+      ...(users.length ? [] : [noteOption(noMatch())]),
+      ...(more ? [noteOption("There are more: type more letters.")] : []),
     );
     list.hidden = false;
     input.setAttribute("aria-expanded", "true");
@@ -115,17 +117,17 @@ export function userCombobox({ label, hint, value = "", onChoose }) {
     else mark(listed && users.length ? 0 : -1);
   };
 
-  /** Show the list for what is typed now, and say whether it came. */
+  /** Show the list for the typed text. Returns whether it was shown. */
   const look = async () => {
     clearTimeout(timer);
     const text = typed();
     try {
-      const found = await newest.run((signal) => beginningWith(text === chosen ? "" : text, signal));
-      if (!found || text !== typed() || document.activeElement !== input) return false;
+      const page = await newest.run((signal) => beginningWith(text === chosen ? "" : text, signal));
+      if (!page || text !== typed() || document.activeElement !== input) return false;
       status.textContent = "";
-      users = found.users;
+      users = page.users;
       listed = text;
-      draw(found.next);
+      draw(page.next);
       return true;
     } catch (error) {
       close();
@@ -134,24 +136,25 @@ export function userCombobox({ label, hint, value = "", onChoose }) {
     }
   };
 
-  /** Enter takes who is marked in the list; before it comes, only the one whom the text can mean. */
+  /** Enter chooses the marked user. If the list is not loaded yet, it is loaded, and a user is chosen only if
+   * the typed text is the user's id or matches no other user. */
   const take = async () => {
     if (listed === typed()) return users[active] && choose(users[active].id);
     if (typed() === chosen || !(await look())) return undefined;
-    const sure = users.find((user) => user.id === listed) ?? (users.length === 1 ? users[0] : null);
-    return listed && sure && choose(sure.id);
+    const match = users.find((user) => user.id === listed) ?? (users.length === 1 ? users[0] : null);
+    return listed && match && choose(match.id);
   };
 
   input.addEventListener("input", () => {
     clearTimeout(timer);
     timer = setTimeout(look, TYPING);
-    if (!list.hidden) mark(-1); // what is listed is for what was typed before
+    if (!list.hidden) mark(-1); // the list is still that of the previous text
   });
   input.addEventListener("focus", () => input.select());
   input.addEventListener("click", () => list.hidden && look());
   input.addEventListener("blur", () => {
     close();
-    input.value = chosen; // what was typed but not chosen is nobody
+    input.value = chosen; // text that was typed but not chosen is dropped
   });
   input.addEventListener("keydown", (event) => {
     if (event.key === "Escape") {

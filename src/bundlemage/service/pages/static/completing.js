@@ -1,4 +1,4 @@
-// Items that would complete the bundle in the making: suggested after every change, or added one by one.
+// Items that would complete the draft bundle: suggested after every change, or added automatically.
 
 import { api, Newest } from "./api.js";
 import { byId, count, h, later, plural, still } from "./dom.js";
@@ -8,7 +8,7 @@ import { drawSuggestions, sourceWords } from "./suggestions.js";
 
 const SUGGESTIONS = 8;
 
-/** `draft()` gives {user, items} at any time; `shown()` says whether anybody sees the list. */
+/** `draft()` returns the current {user, items}; `shown()` says whether the list is visible. */
 export function completer({ draft, onAdd, shown }) {
   const asking = new Newest();
   let completing = false;
@@ -21,7 +21,7 @@ export function completer({ draft, onAdd, shown }) {
   }
 
   async function suggest() {
-    if (completing || !shown()) return; // completing asks by itself, and for the last time when it is done
+    if (completing || !shown()) return; // `complete` sends its own requests, and calls this at the end
     const list = byId("suggestions");
     list.setAttribute("aria-busy", "true");
     if (!list.children.length)
@@ -41,7 +41,7 @@ export function completer({ draft, onAdd, shown }) {
           : [
               emptyBox(
                 "Nothing left to suggest",
-                "Every item that may be shown is in the bundle or owned by this user.",
+                "All items that could be suggested are in the bundle, or this user has them.",
               ),
             ]),
       );
@@ -53,7 +53,7 @@ export function completer({ draft, onAdd, shown }) {
     }
   }
 
-  /** Add the best one by one: after each, ask again, as each changes what fits next. */
+  /** Adds the best item again and again, until the bundle has the chosen size. A second call stops it. */
   async function complete() {
     if (completing) {
       completing = false;
@@ -68,7 +68,7 @@ export function completer({ draft, onAdd, shown }) {
     const before = draft().items.length;
     if (before >= size) {
       byId("size-note").textContent =
-        `The bundle has ${plural(before, "item")} already: give a larger size, or take some out.`;
+        `The bundle has ${plural(before, "item")} already: enter a larger size, or remove some items.`;
       return;
     }
     byId("size-note").textContent = "";
@@ -79,7 +79,7 @@ export function completer({ draft, onAdd, shown }) {
         const answer = await asking.run((signal) => api.complete(question(1), signal));
         if (!answer || !completing) break;
         if (!answer.items.length) {
-          byId("size-note").textContent = "There is nothing more that may be added.";
+          byId("size-note").textContent = "No other item can be added.";
           break;
         }
         remember(answer.items);
@@ -114,7 +114,7 @@ export function completer({ draft, onAdd, shown }) {
 
   return {
     ask: suggest,
-    /** After a change that others may follow at once. */
+    /** Suggest after a short pause, because more changes may follow. */
     soon: () => {
       if (!completing) soon();
     },

@@ -1,36 +1,36 @@
-// What a bundle must keep to, as controls: size, price, tags, what is always or never in it.
+// The controls for a design's conditions: size, price, tags, and items that every or no bundle contains.
 
 import { byId, h, plural, price, titleOf } from "./dom.js";
 import { slider } from "./slider.js";
 import { tagRules } from "./tagrules.js";
 
 const MOST_ITEMS = 100;
-const SLIDE_ITEMS = 12; // a slider for a hundred could not be set with care
-const FAR = 3; // weights beyond leave hardly anything of the model's own opinion
+const SLIDE_ITEMS = 12; // with 100 steps, a slider could not be set precisely
+const FAR = 3; // with larger weights, the model's scores hardly matter
 
-/** A round number that the prices of most bundles stay below. */
+/** A round number above the prices of most bundles: five times a high item price. */
 function highBudget(prices) {
   const dear = [...prices].sort((one, other) => one - other)[Math.floor(prices.length * 0.9)] ?? 1;
   const digits = 10 ** Math.max(0, Math.floor(Math.log10(dear * 5)) - 1);
   return Math.ceil((dear * 5) / digits) * digits;
 }
 
-/** Families of tags, such as the "brand" of "brand:Acme", that have several members. */
+/** Families with several tags, such as "brand" of "brand:Acme". */
 function families(tags) {
-  const found = new Map();
+  const sizes = new Map();
   for (const { tag } of tags) {
     const [family, rest] = tag.split(/:(.*)/s);
-    if (rest) found.set(family, (found.get(family) ?? 0) + 1);
+    if (rest) sizes.set(family, (sizes.get(family) ?? 0) + 1);
   }
-  return [...found].filter(([, many]) => many > 1).map(([family]) => family);
+  return [...sizes].filter(([, many]) => many > 1).map(([family]) => family);
 }
 
 const items = (number) => plural(number, "item");
 const weight = (number) => (number ? String(number) : "none");
 
-/** Draws itself in `place`. What the shop does not tell is not asked for. */
-export function constraintPanel({ place, told }) {
-  const high = told.itemPrices ? highBudget(told.prices) : 1;
+/** Draws the controls in `place`, without those for data that the shop does not have. */
+export function constraintPanel({ place, shopData }) {
+  const high = shopData.itemPrices ? highBudget(shopData.prices) : 1;
   const money = { max: high, step: Math.max(0.5, high / 200), say: price };
   const numbers = {
     least: slider({
@@ -81,20 +81,20 @@ export function constraintPanel({ place, told }) {
     }),
   };
   const priced = ["cheapest", "dearest", "discount", "margin"];
-  for (const name of priced) numbers[name].element.hidden = !told.itemPrices;
-  const rules = tagRules(told.tags.items);
+  for (const name of priced) numbers[name].element.hidden = !shopData.itemPrices;
+  const rules = tagRules(shopData.tags.items);
   const onePer = h(
     "select",
     { id: "one-per" },
-    h("option", { value: "" }, "may be together"),
+    h("option", { value: "" }, "allowed"),
     h("option", { value: "*" }, "no two that share a tag"),
-    families(told.tags.items).map((name) =>
+    families(shopData.tags.items).map((name) =>
       h("option", { value: `${name}:*` }, `no two of the same ${name}`),
     ),
   );
   const inStock = h("input", { id: "design-in-stock", type: "checkbox", checked: true });
   const notOwned = h("input", { id: "design-not-owned", type: "checkbox", checked: true });
-  const notOwnedField = h("label", { class: "check" }, notOwned, "Only what they do not have");
+  const notOwnedField = h("label", { class: "check" }, notOwned, "Only items they do not have");
   const kept = new Map();
   const never = new Map();
   const lists = h("div", { class: "kept", id: "kept" });
@@ -107,7 +107,7 @@ export function constraintPanel({ place, told }) {
         drawLists();
         (lists.querySelector("button") ?? byId("design")).focus();
       };
-      const label = `${titleOf(item)}: not ${name.toLowerCase()} any more`;
+      const label = `Remove ${titleOf(item)} from “${name}”`;
       return h(
         "li",
         { class: "chip" },
@@ -131,7 +131,7 @@ export function constraintPanel({ place, told }) {
     h("fieldset", {}, h("legend", {}, title), note ? h("p", { class: "fine" }, note) : null, inside);
   place.replaceChildren(
     group("Size", null, numbers.least.element, numbers.most.element),
-    ...(told.itemPrices
+    ...(shopData.itemPrices
       ? [
           group(
             "Price",
@@ -142,26 +142,26 @@ export function constraintPanel({ place, told }) {
           ),
         ]
       : []),
-    ...(told.tags.items.length
+    ...(shopData.tags.items.length
       ? [
           group(
             "Tags",
             null,
             rules.element,
-            h("div", { class: "one-per" }, h("label", { for: "one-per" }, "Items alike"), onePer),
+            h("div", { class: "one-per" }, h("label", { for: "one-per" }, "Similar items"), onePer),
           ),
         ]
       : []),
     group(
-      "What counts",
-      `Beside how likely the items are: how different they are${told.itemPrices ? ", and what they bring in" : ""}.`,
+      "Weights",
+      `Besides likelihood: how different the items are${shopData.itemPrices ? ", and their margin" : ""}.`,
       numbers.variety.element,
       numbers.margin.element,
     ),
     h(
       "div",
       { class: "checks" },
-      told.stock ? h("label", { class: "check" }, inStock, "Only what is in stock") : null,
+      shopData.stock ? h("label", { class: "check" }, inStock, "Only items in stock") : null,
       notOwnedField,
     ),
     lists,
@@ -173,7 +173,7 @@ export function constraintPanel({ place, told }) {
   };
   const whole = (name) => Math.round(numbers[name].get());
 
-  function wishes() {
+  function conditions() {
     const budget = limits("cheapest", "dearest");
     const tags = rules.get();
     return {
@@ -183,7 +183,7 @@ export function constraintPanel({ place, told }) {
       ...(onePer.value ? { one_per: [onePer.value] } : {}),
       ...(kept.size ? { must: [...kept.keys()] } : {}),
       ...(never.size ? { forbid: [...never.keys()] } : {}),
-      ...(told.stock ? { in_stock: inStock.checked } : {}),
+      ...(shopData.stock ? { in_stock: inStock.checked } : {}),
       not_owned: notOwned.checked,
       discount: numbers.discount.get() / 100,
       diversity: numbers.variety.get(),
@@ -198,7 +198,7 @@ export function constraintPanel({ place, told }) {
     return [numbers[one].field, words];
   };
 
-  /** The first field that is wrong, and why; or null. */
+  /** Returns the first invalid field and a message, or null. */
   function wrong() {
     const faults = Object.values(numbers).map((each) => {
       const words = each.wrong();
@@ -227,9 +227,9 @@ export function constraintPanel({ place, told }) {
   };
 
   return {
-    wishes,
+    conditions,
     wrong,
-    /** Change the controls as a way out of an impossible request says. */
+    /** Change the controls by the steps that make an impossible design possible. */
     apply: (steps) => {
       for (const { kind, key, value } of steps) STEPS[kind](key, value);
       drawLists();
@@ -245,7 +245,7 @@ export function constraintPanel({ place, told }) {
       kept.delete(item.id);
       drawLists();
     },
-    /** Nobody has nothing. */
-    forSomeone: (someone) => (notOwnedField.hidden = !someone),
+    /** Without a user, "items they do not have" is meaningless. */
+    forUser: (user) => (notOwnedField.hidden = !user),
   };
 }

@@ -1,10 +1,10 @@
-// A bundle's cover, drawn from its words: colours from the first tag, the motif from the title.
-// The same words always give the same picture.
+// A bundle's cover: the first tag determines the colours, and the title determines the motif.
+// The same title and tag always give the same picture.
 
 import { freshId, s } from "./dom.js";
 import { HEIGHT, MOTIFS, WIDTH } from "./motifs.js";
 
-/** 32 bits of a text (FNV-1a, stirred once more so that near titles are far apart). */
+/** A 32-bit hash of a text: FNV-1a, mixed once more so that similar titles differ widely. */
 function hash(text) {
   let value = 0x811c9dc5;
   for (const character of text) value = Math.imul(value ^ character.codePointAt(0), 0x01000193);
@@ -13,7 +13,7 @@ function hash(text) {
   return (value ^ (value >>> 13)) >>> 0;
 }
 
-/** Numbers in [0, 1) that follow from a seed. */
+/** A generator of pseudo-random numbers in [0, 1). */
 function dice(seed) {
   let state = seed;
   return () => {
@@ -24,7 +24,7 @@ function dice(seed) {
   };
 }
 
-/** The hue of a tag, in degrees. Dark yellows look like mud, so that part of the circle is left out. */
+/** The hue of a tag, in degrees. Dark yellows look muddy, so they are left out. */
 function hueOf(tag) {
   const place = (hash(tag.toLocaleLowerCase("en")) * 137.508) % 300;
   return place < 74 ? place : place + 60;
@@ -43,7 +43,7 @@ function colours(tag, roll) {
   };
 }
 
-/** The cover as an SVG element. It says no more than the title beside it: screen readers pass it over. */
+/** The cover as an SVG element. Screen readers skip it, because it shows no more than the title. */
 export function cover(title, tags) {
   const seed = hash(title);
   const roll = dice(seed);

@@ -1,4 +1,4 @@
-// Whole bundles on request: what is asked, the wait, the proposals, and the ways out where there are none.
+// Designs whole bundles: sends the conditions, and shows the proposals, or changes if no bundle is possible.
 
 import { api, Newest } from "./api.js";
 import { skeletonCards } from "./cards.js";
@@ -10,15 +10,15 @@ import { drawProposals, foundWords } from "./proposals.js";
 const MOST_BUNDLES = 20;
 
 /**
- * `draft()` gives {user, items} of the bundle in the making at any time; `onTake(items, discount)` makes it a
- * proposed one.
+ * `draft()` returns the {user, items} of the current draft. `onTake(items, discount, name)` replaces it by a
+ * proposal.
  */
-export function designer({ told, draft, onTake }) {
-  const panel = constraintPanel({ place: byId("constraints"), told });
+export function designer({ shopData, draft, onTake }) {
+  const panel = constraintPanel({ place: byId("constraints"), shopData });
   const asking = new Newest();
   let running = false;
-  let turn = 0; // of several requests at once the last one counts
-  let begun = null; // {start, taken}: whoever takes a proposal can go on designing from what there was before
+  let latest = 0; // the number of the last request; answers to earlier ones are ignored
+  let begun = null; // {start, taken}: after a proposal is taken, designs still start from the items before it
 
   const idsOf = (items) => items.map((item) => item.id);
   const same = (one, other) => one.length === other.length && one.every((id) => other.includes(id));
@@ -29,11 +29,11 @@ export function designer({ told, draft, onTake }) {
     const many = start().length;
     const inside = many
       ? `The ${plural(many, "item")} of the bundle will be in every proposal.`
-      : "From nothing.";
+      : "Starts with an empty bundle.";
     byId("design-start").textContent = isTaken()
-      ? `Starts again from the bundle before you took a proposal: ${many ? plural(many, "item") : "nothing"}.`
+      ? `Starts with the bundle from before you took a proposal: ${many ? plural(many, "item") : "empty"}.`
       : inside;
-    panel.forSomeone(draft().user);
+    panel.forUser(draft().user);
   }
 
   const thorough = () => byId("method-exact").checked;
@@ -42,7 +42,7 @@ export function designer({ told, draft, onTake }) {
     const { user } = draft();
     const who = user ? { user_id: user } : { history: { items: [], bundles: [] } };
     const n = Number(byId("how-many").value);
-    return { ...who, start: start(), ...panel.wishes(), n, method: thorough() ? "exact" : "beam" };
+    return { ...who, start: start(), ...panel.conditions(), n, method: thorough() ? "exact" : "beam" };
   }
 
   function wrong() {
@@ -67,7 +67,7 @@ export function designer({ told, draft, onTake }) {
     } else list.removeAttribute("aria-busy");
   }
 
-  function nothingShown() {
+  function clearProposals() {
     byId("proposals").replaceChildren();
     byId("proposed").hidden = true;
   }
@@ -81,32 +81,32 @@ export function designer({ told, draft, onTake }) {
       field.focus();
       return;
     }
-    const wanted = question();
-    const mine = (turn += 1);
-    waiting(true, wanted.n);
+    const request = question();
+    const number = (latest += 1);
+    waiting(true, request.n);
     announce("Looking for bundles.");
     try {
-      const answer = await asking.run((signal) => api.design(wanted, signal));
-      if (mine !== turn) return;
-      waiting(false); // before they are shown: what goes above would move what was scrolled to
+      const answer = await asking.run((signal) => api.design(request, signal));
+      if (number !== latest) return;
+      waiting(false); // before the proposals are shown: removing the note later would shift the page
       if (answer) {
-        begun = { start: wanted.start, taken: isTaken() ? begun.taken : null };
-        show(answer, wanted);
-      } else if (byId("proposals").querySelector(".skeleton")) nothingShown();
+        begun = { start: request.start, taken: isTaken() ? begun.taken : null };
+        show(answer, request);
+      } else if (byId("proposals").querySelector(".skeleton")) clearProposals();
     } catch (error) {
       waiting(false);
-      nothingShown();
+      clearProposals();
       byId("design-note").replaceChildren(
         error.conflict?.length ? impossible(error) : problemBox(error, ask),
       );
-      byId("design").focus({ preventScroll: true }); // a button on a card that was pressed is gone
+      byId("design").focus({ preventScroll: true }); // the pressed button may have been on a removed card
       byId("design-note").scrollIntoView({ block: "nearest" });
     }
   }
 
-  function show(answer, wanted) {
+  function show(answer, request) {
     drawProposals(byId("proposals"), answer.bundles, {
-      prices: told.itemPrices,
+      prices: shopData.itemPrices,
       keeps: panel.keeps,
       onKeep: (item) => {
         panel.keep(item);
@@ -118,10 +118,10 @@ export function designer({ told, draft, onTake }) {
       },
       onTake: take,
     });
-    const words = foundWords(answer, wanted);
+    const words = foundWords(answer, request);
     byId("proposals-note").textContent = words;
     announce(words);
-    if (byId("designer").hidden) return; // whoever went on item by item meanwhile is not called away
+    if (byId("designer").hidden) return; // the user has switched to "item by item" meanwhile
     byId("proposed").hidden = false;
     byId("proposed-title").focus({ preventScroll: true });
     byId("proposed").scrollIntoView({ block: "start" });
@@ -178,7 +178,7 @@ export function designer({ told, draft, onTake }) {
   drawStart();
 
   return {
-    /** The bundle is another one, or it is for someone else. */
+    /** Call this when the draft or its user has changed. */
     refresh: drawStart,
   };
 }

@@ -1,4 +1,4 @@
-// All there is to know of a bundle, in a dialog.
+// The dialog with all details of a bundle.
 
 import { api, Newest } from "./api.js";
 import { priceLine, scoreWords } from "./cards.js";
@@ -11,13 +11,13 @@ import { whyBox } from "./why.js";
 const newest = new Newest();
 
 /**
- * Everything about a bundle, and others like it. `prices` says whether bundles of this shop have any;
- * `reasons(id)` gives the model's own, or null.
+ * Opens the dialog of a bundle, with similar bundles. `options.prices` says whether bundles of this shop have
+ * prices. `options.reasons(id)` returns the model's reasons, or null.
  */
-export async function openBundle(bundle, given) {
-  const { owned, user, prices, reasons, onBuy } = given;
+export async function openBundle(bundle, options) {
+  const { owned, user, prices, reasons, onBuy } = options;
   const dialog = byId("bundle-dialog");
-  const again = () => openBundle(bundle, given);
+  const again = () => openBundle(bundle, options);
   const close = h(
     "button",
     { type: "button", class: "icon close", "aria-label": "Close", on: { click: () => dialog.close() } },
@@ -43,17 +43,17 @@ export async function openBundle(bundle, given) {
   dialog.scrollTop = 0;
   heading.focus();
   try {
-    const whole = await newest.run((signal) =>
+    const loaded = await newest.run((signal) =>
       Promise.all([api.bundle(bundle.id, signal), api.similar(bundle.id, 4, signal)]),
     );
-    if (!whole) return;
-    const [full, similar] = whole;
+    if (!loaded) return;
+    const [full, similar] = loaded;
     const items = await newest.run((signal) =>
       Promise.all(unseen(full.items).map((item) => api.item(item.id, signal))),
     );
     if (!items) return;
     remember(items);
-    const mine = new Set(ownedOf(full, owned).map((item) => item.id));
+    const ownedIds = new Set(ownedOf(full, owned).map((item) => item.id));
     const has = owned.bundles.some((each) => each.id === bundle.id);
     const why = facts(full, owned);
     const own = reasons(bundle.id);
@@ -63,7 +63,7 @@ export async function openBundle(bundle, given) {
         { class: "dialog-buy" },
         priceLine(full, prices),
         has
-          ? h("p", { class: "fine" }, "In this history already")
+          ? h("p", { class: "fine" }, "Already in this history")
           : onBuy
             ? h(
                 "button",
@@ -110,7 +110,12 @@ export async function openBundle(bundle, given) {
             h(
               "li",
               {},
-              h("span", {}, titleOf(item), mine.has(item.id) ? h("span", { class: "badge" }, "owned") : null),
+              h(
+                "span",
+                {},
+                titleOf(item),
+                ownedIds.has(item.id) ? h("span", { class: "badge" }, "owned") : null,
+              ),
               priceBeside(item, full.items),
             ),
           ),
@@ -119,7 +124,7 @@ export async function openBundle(bundle, given) {
       h(
         "section",
         {},
-        h("h3", {}, "Bundles like it"),
+        h("h3", {}, "Similar bundles"),
         similar.bundles.length
           ? h(
               "ul",
@@ -132,7 +137,7 @@ export async function openBundle(bundle, given) {
                     "button",
                     {
                       type: "button",
-                      on: { click: () => openBundle({ ...other, alike: true }, given) },
+                      on: { click: () => openBundle({ ...other, alike: true }, options) },
                     },
                     h("span", { class: "cover small" }, cover(titleOf(other), other.tags)),
                     h("span", {}, titleOf(other)),
@@ -140,7 +145,7 @@ export async function openBundle(bundle, given) {
                 ),
               ),
             )
-          : h("p", { class: "fine" }, "No other bundle is near it."),
+          : h("p", { class: "fine" }, "No other bundle is similar."),
       ),
       h(
         "p",

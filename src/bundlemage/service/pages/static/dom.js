@@ -1,4 +1,4 @@
-// Elements, and the words for numbers.
+// Creates elements, and formats numbers.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -9,7 +9,7 @@ function fill(element, props, children) {
       for (const [event, listener] of Object.entries(value)) element.addEventListener(event, listener);
     else if (name === "data") Object.assign(element.dataset, value);
     else if (name === "style")
-      Object.assign(element.style, value); // by property: the CSP forbids the attribute
+      Object.assign(element.style, value); // by property, because the CSP forbids the attribute
     else if (name === "value" || name === "checked" || name === "disabled" || name === "hidden")
       element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
@@ -28,25 +28,27 @@ export const s = (tag, props, ...children) => fill(document.createElementNS(SVG,
 
 export const byId = (id) => document.getElementById(id);
 
-let numbered = 0;
+let lastId = 0;
 /** An id that no other element has. */
-export const freshId = (name) => `${name}-${(numbered += 1)}`;
+export const freshId = (name) => `${name}-${(lastId += 1)}`;
 
+/** Whether the user prefers no animations. */
 export const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
+/** Debounces `work`: it runs after a pause without further calls. */
 export function later(milliseconds, work) {
   let timer;
-  return (...given) => {
+  return (...values) => {
     clearTimeout(timer);
-    timer = setTimeout(() => work(...given), milliseconds);
+    timer = setTimeout(() => work(...values), milliseconds);
   };
 }
 
 export const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
 /**
- * Do the work of a button once at a time. Not by `disabled`: a button that is disabled loses the keyboard's
- * focus, and with it a person's place on the page.
+ * Runs the work of a button, and ignores further clicks meanwhile. It does not set `disabled`, because a
+ * disabled button loses the keyboard focus.
  */
 export async function busy(button, work) {
   if (button.getAttribute("aria-disabled") === "true") return;
@@ -58,7 +60,7 @@ export async function busy(button, work) {
   }
 }
 
-/** Random and unguessable, also where the page is not a secure context. */
+/** A random, unguessable key. `crypto.randomUUID` needs a secure context; this does not. */
 export const randomKey = () =>
   Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join(
     "",
@@ -73,7 +75,7 @@ export const count = (number) => whole.format(number);
 export const price = (number) => cents.format(number);
 export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
 
-/** 0.0493 → 4.9%; as many digits as still say something. */
+/** 0.0493 → 4.9%: two significant digits. */
 export function percent(share) {
   const value = share * 100;
   if (value === 0) return "0%";
@@ -92,7 +94,7 @@ export function listed(words) {
 
 export const hasPrice = (thing) => typeof thing.price === "number";
 
-/** A thing's price in a list: a dash where only others have one, nothing where none has. */
+/** The price of an item or bundle in a list: a dash if only others have a price, null if none has. */
 export function priceBeside(thing, all, style = "number") {
   if (!all.some(hasPrice)) return null;
   return h("span", { class: style }, hasPrice(thing) ? price(thing.price) : "—");

@@ -1,40 +1,40 @@
-// Why a bundle may fit, as facts that anyone can check on the page. They are counted from what the user has
-// and what the bundle holds; nothing here claims to know what went on inside the model.
+// Facts about a bundle that can be checked on the page. They compare the user's history with the bundle's
+// items and tags. They are not the reasons of the model.
 
 import { count, plural, price, titleOf } from "./dom.js";
 
-/** Tags of items that the page has seen, by item id: answers do not repeat them for every bundle. */
+/** The tags of items in earlier answers, by item id. (The items of a bundle come without tags.) */
 const seen = new Map();
 
 export function remember(items) {
   for (const item of items) if (item.tags) seen.set(item.id, item.tags);
 }
 
-/** Those whose tags are still to be asked for, as long as they are few. */
+/** The items whose tags are not known yet; none if there are too many to load. */
 export function unseen(items) {
-  const found = items.filter((item) => !tagsOf(item));
-  return found.length <= 30 ? found : [];
+  const missing = items.filter((item) => !tagsOf(item));
+  return missing.length <= 30 ? missing : [];
 }
 
 const tagsOf = (item) => item.tags ?? seen.get(item.id);
 
-function counted(things) {
-  const found = new Map();
+function tagCounts(things) {
+  const counts = new Map();
   for (const thing of things)
-    for (const tag of new Set(tagsOf(thing) ?? [])) found.set(tag, (found.get(tag) ?? 0) + 1);
-  return found;
+    for (const tag of new Set(tagsOf(thing) ?? [])) counts.set(tag, (counts.get(tag) ?? 0) + 1);
+  return counts;
 }
 
-/** Which of a bundle's items the user has already, bought alone or in another bundle. */
+/** The items of a bundle that the user already has, bought separately or in another bundle. */
 export function ownedOf(bundle, owned) {
   const inBundles = owned.bundles
     .filter((other) => other.id !== bundle.id)
     .flatMap((other) => other.items ?? []);
-  const mine = new Set([...owned.items, ...inBundles].map((item) => item.id));
-  return (bundle.items ?? []).filter((item) => mine.has(item.id));
+  const ownedIds = new Set([...owned.items, ...inBundles].map((item) => item.id));
+  return (bundle.items ?? []).filter((item) => ownedIds.has(item.id));
 }
 
-/** What the items cost apart, where every one has a price. */
+/** The sum of the items' prices; null if an item has no price. */
 export function apart(bundle) {
   const prices = (bundle.items ?? []).map((item) => item.price);
   return prices.length && prices.every((each) => typeof each === "number")
@@ -42,34 +42,34 @@ export function apart(bundle) {
     : null;
 }
 
-/** The price before the discount: what the items cost apart, if that is what the discount speaks of. */
+/** The price before the discount: the sum of the items' prices if the discount agrees, else computed. */
 export function before(bundle) {
   if (!bundle.discount || typeof bundle.price !== "number" || bundle.discount >= 1) return null;
-  const worked = bundle.price / (1 - bundle.discount);
+  const computed = bundle.price / (1 - bundle.discount);
   const sum = apart(bundle);
-  return sum !== null && Math.abs(sum - worked) < 0.02 * worked ? sum : worked;
+  return sum !== null && Math.abs(sum - computed) < 0.02 * computed ? sum : computed;
 }
 
 function sharedTag(bundle, owned) {
-  const mine = counted(owned.items);
+  const inHistory = tagCounts(owned.items);
   const parts = bundle.items ?? [];
-  const theirs = counted(parts);
+  const inBundle = tagCounts(parts);
   const complete = parts.length > 0 && parts.every(tagsOf);
-  const tags = complete ? [...theirs.keys()] : bundle.tags;
-  // The shop's own tags of the bundle say more about it than what some of its items happen to share.
+  const tags = complete ? [...inBundle.keys()] : bundle.tags;
+  // A tag of the bundle itself describes it better than a tag of some of its items.
   const weight = (tag) =>
-    (mine.get(tag) ?? 0) *
-    (complete ? theirs.get(tag) / parts.length : 1) *
+    (inHistory.get(tag) ?? 0) *
+    (complete ? inBundle.get(tag) / parts.length : 1) *
     (bundle.tags.includes(tag) ? 2 : 1);
   const best = tags
-    .filter((tag) => (mine.get(tag) ?? 0) > 0)
+    .filter((tag) => (inHistory.get(tag) ?? 0) > 0)
     .sort((one, other) => weight(other) - weight(one))[0];
   if (!best) return null;
-  const have = mine.get(best);
+  const have = inHistory.get(best);
   const all = plural(owned.items.length, "item");
   const subject = `${count(have)} of your ${all} ${have === 1 ? "is" : "are"} ${best}`;
   if (!complete) return `${subject}, like this bundle`;
-  const same = theirs.get(best);
+  const same = inBundle.get(best);
   return same === parts.length
     ? `${subject}, like all ${count(same)} in here`
     : `${subject}, like ${count(same)} of its ${count(parts.length)}`;
@@ -86,10 +86,10 @@ function sharedBundleTag(bundle, owned) {
 }
 
 function alreadyOwned(bundle, owned) {
-  const mine = ownedOf(bundle, owned);
-  if (!mine.length) return null;
-  const which = `${titleOf(mine[0])}${mine.length > 1 ? " and more" : ""}`;
-  return `You own ${count(mine.length)} of its ${plural(bundle.items.length, "item")}: ${which}`;
+  const parts = ownedOf(bundle, owned);
+  if (!parts.length) return null;
+  const which = `${titleOf(parts[0])}${parts.length > 1 ? " and more" : ""}`;
+  return `You own ${count(parts.length)} of its ${plural(bundle.items.length, "item")}: ${which}`;
 }
 
 function saving(bundle) {
@@ -98,10 +98,10 @@ function saving(bundle) {
   return `${price(sum - bundle.price)} less than its ${plural(bundle.items.length, "item")} one by one`;
 }
 
-/** Sentences, the most telling first. `owned` is {items, bundles} as the service gives them. */
+/** The facts as sentences, the most informative first. `owned` is {items, bundles} from the service. */
 export function facts(bundle, owned) {
-  const found = [sharedTag(bundle, owned), alreadyOwned(bundle, owned), sharedBundleTag(bundle, owned)];
-  const telling = found.filter(Boolean);
-  // The price line says it too; as a reason it stands only where there is no other.
-  return telling.length ? telling : [saving(bundle)].filter(Boolean);
+  const all = [sharedTag(bundle, owned), alreadyOwned(bundle, owned), sharedBundleTag(bundle, owned)];
+  const sentences = all.filter(Boolean);
+  // The price line shows the saving, too. So it is a sentence only if there is no other.
+  return sentences.length ? sentences : [saving(bundle)].filter(Boolean);
 }

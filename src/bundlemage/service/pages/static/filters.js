@@ -1,10 +1,11 @@
-// Which bundles may be shown: tags, a price range, in stock; of these, what the shop tells.
+// The filters for bundles: tags, a price range, stock. Filters for data that the shop lacks are hidden.
 
 import { byId, count, h, listed } from "./dom.js";
 
 const number = (text) => (text === "" || text === null || Number.isNaN(Number(text)) ? null : Number(text));
 
-/** The address without what the shop does not tell and the service would refuse; and what that was. */
+/** Returns the address without filters for data that the shop lacks (the service would refuse them), and the
+ * names of these data. */
 function answerable(address, { tags, bundlePrices, stock }) {
   const start = new URLSearchParams(address);
   const missing = [];
@@ -18,10 +19,10 @@ function answerable(address, { tags, bundlePrices, stock }) {
   return { start, missing };
 }
 
-/** Draws itself in `place` from the address and what the shop tells; `onChange` follows every change. */
-export function filterBar({ place, told, address, onChange }) {
-  const tags = told.tags.bundles;
-  const { start, missing } = answerable(address, told);
+/** Draws the filters in `place`, set as in the address. Every change calls `onChange`. */
+export function filterBar({ place, shopData, address, onChange }) {
+  const tags = shopData.tags.bundles;
+  const { start, missing } = answerable(address, shopData);
   const chosen = new Set(start.getAll("tag"));
   const min = h("input", {
     id: "min-price",
@@ -67,10 +68,10 @@ export function filterBar({ place, told, address, onChange }) {
   };
 
   function drawList() {
-    const wanted = search.value.trim().toLocaleLowerCase();
-    const found = tags.filter(({ tag }) => tag.toLocaleLowerCase().includes(wanted));
+    const text = search.value.trim().toLocaleLowerCase();
+    const matches = tags.filter(({ tag }) => tag.toLocaleLowerCase().includes(text));
     list.replaceChildren(
-      ...found.slice(0, 100).map(({ tag, count: many }) => {
+      ...matches.slice(0, 100).map(({ tag, count: many }) => {
         const toggle = (event) => {
           if (event.target.checked) chosen.add(tag);
           else chosen.delete(tag);
@@ -88,7 +89,7 @@ export function filterBar({ place, told, address, onChange }) {
           ),
         );
       }),
-      ...(found.length ? [] : [h("li", { class: "fine" }, "No tag has this name.")]),
+      ...(matches.length ? [] : [h("li", { class: "fine" }, "No tag has this name.")]),
     );
   }
 
@@ -108,7 +109,7 @@ export function filterBar({ place, told, address, onChange }) {
           h("span", {}, tag),
           h(
             "button",
-            { type: "button", class: "icon", "aria-label": `Without the tag ${tag}`, on: { click: drop } },
+            { type: "button", class: "icon", "aria-label": `Remove the tag ${tag}`, on: { click: drop } },
             "×",
           ),
         );
@@ -148,13 +149,13 @@ export function filterBar({ place, told, address, onChange }) {
       menu,
       h(
         "div",
-        { class: "range", role: "group", "aria-label": "Price", hidden: !told.bundlePrices },
+        { class: "range", role: "group", "aria-label": "Price", hidden: !shopData.bundlePrices },
         h("span", { "aria-hidden": "true" }, "Price"),
         min,
         h("span", { "aria-hidden": "true" }, "–"),
         max,
       ),
-      h("label", { class: "check", hidden: !told.stock }, stock, "All in stock"),
+      h("label", { class: "check", hidden: !shopData.stock }, stock, "All in stock"),
       clear,
     ),
     active,
@@ -163,23 +164,23 @@ export function filterBar({ place, told, address, onChange }) {
       ? h(
           "p",
           { class: "fine", role: "status" },
-          `The address filters by ${listed(missing)}, which nothing here has. These filters are ignored.`,
+          `The address filters by ${listed(missing)}, but the shop lacks them. The filters are ignored.`,
         )
       : "",
   );
   drawList();
   drawActive();
-  place.hidden = !tags.length && !told.bundlePrices && !told.stock && !missing.length;
+  place.hidden = !tags.length && !shopData.bundlePrices && !shopData.stock && !missing.length;
 
   return {
-    /** As the service takes it; what is not asked for is left out, as not every catalogue has it. */
+    /** The filter of a request. It has only the conditions that are set. */
     where: () => {
-      const asked = {};
-      if (chosen.size) asked.tags = [...chosen];
-      if (number(min.value) !== null) asked.min_price = number(min.value);
-      if (number(max.value) !== null) asked.max_price = number(max.value);
-      if (stock.checked) asked.in_stock = true;
-      return asked;
+      const filter = {};
+      if (chosen.size) filter.tags = [...chosen];
+      if (number(min.value) !== null) filter.min_price = number(min.value);
+      if (number(max.value) !== null) filter.max_price = number(max.value);
+      if (stock.checked) filter.in_stock = true;
+      return filter;
     },
     address: () => ({
       tag: [...chosen],

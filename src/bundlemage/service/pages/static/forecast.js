@@ -1,83 +1,84 @@
-// What a bundle would do that is not for sale yet: who would take it, and what would be better in it.
+// The forecast for a new bundle: who would buy it, and which item would improve it.
 
 import { api, Newest } from "./api.js";
 import { byId, count, figure, h, percent, plural, price, titleOf } from "./dom.js";
 import { announce, problemBox } from "./frame.js";
 
-const FEW = 5; // people and neighbours that are named
+const FEW = 5; // the number of users and similar bundles that are listed
 
 const about = (number) => (number >= 100 ? count(Math.round(number)) : figure(number, 2));
 
-function audience(found) {
-  const everyone = plural(found.asked, "person", "people");
-  if (found.expected === null) return h("p", {}, `${everyone} asked. The model cannot tell how many would buy it.`);
-  const many = found.above ? plural(found.above, "person has", "people have") : "Nobody has";
-  const sure = `${many} a chance above ${percent(found.threshold)}, from which someone counts as audience.`;
+function audience(forecast) {
+  const everyone = plural(forecast.asked, "user");
+  if (forecast.expected === null)
+    return h("p", {}, `${everyone} considered. The model cannot estimate how many would buy it.`);
+  const many = forecast.above ? plural(forecast.above, "user has", "users have") : "No user has";
+  const sure = `${many} a chance above ${percent(forecast.threshold)}, the threshold of the audience.`;
   return [
     h(
       "p",
       { class: "expected" },
-      h("b", {}, about(found.expected)),
-      ` of ${everyone} would buy it, as the model expects.`,
+      h("b", {}, about(forecast.expected)),
+      ` of ${everyone} would buy it, according to the model.`,
     ),
     h("p", {}, sure),
-    found.expected_takings === null
+    forecast.expected_takings === null
       ? null
-      : h("p", {}, `Takings at ${price(found.price)}: `, h("b", {}, price(found.expected_takings))),
+      : h("p", {}, `Takings at ${price(forecast.price)}: `, h("b", {}, price(forecast.expected_takings))),
   ];
 }
 
-function people(found) {
-  if (!found.people.length) return null;
+function likeliestUsers(forecast) {
+  if (!forecast.people.length) return null;
   return h(
     "section",
     {},
-    h("h3", {}, "Who would like it best"),
+    h("h3", {}, "Most likely buyers"),
     h(
       "ul",
       { class: "lines" },
-      found.people
+      forecast.people
         .slice(0, FEW)
-        .map((person) =>
+        .map((user) =>
           h(
             "li",
             {},
-            h("a", { href: `/?${new URLSearchParams({ user: person.id })}` }, person.id),
-            h("span", { class: "number" }, percent(person.chance ?? person.score)),
+            h("a", { href: `/?${new URLSearchParams({ user: user.id })}` }, user.id),
+            h("span", { class: "number" }, percent(user.chance ?? user.score)),
           ),
         ),
     ),
   );
 }
 
-function neighbours(found) {
-  if (!found.nearest.length) return null;
+function neighbours(forecast) {
+  if (!forecast.nearest.length) return null;
   return h(
     "section",
     {},
-    h("h3", {}, "Nearest bundles of the shop"),
+    h("h3", {}, "Most similar bundles of the shop"),
     h(
       "ul",
       { class: "lines" },
-      found.nearest
+      forecast.nearest
         .slice(0, FEW)
         .map((bundle) =>
           h(
             "li",
             {},
             h("span", {}, titleOf(bundle)),
-            h("span", { class: "number" }, `${percent(bundle.score)} alike`),
+            h("span", { class: "number" }, `${percent(bundle.score)} similar`),
           ),
         ),
     ),
   );
 }
 
-function weakest(found, onSwap) {
-  if (!found.weakest) return null;
-  const { weakest: out, replacement: instead } = found;
+function weakest(forecast, onSwap) {
+  if (!forecast.weakest) return null;
+  const { weakest: out, replacement: instead } = forecast;
   const loss =
-    out.without === null || found.expected === null ? "" : ` Without it: ${about(out.without)} would buy.`;
+    out.without === null || forecast.expected === null ? "" : ` Without it: ${about(out.without)} would buy.`;
   const gain = !instead || instead.expected === null ? "" : ` With it: ${about(instead.expected)} would buy.`;
   return h(
     "section",
@@ -89,11 +90,11 @@ function weakest(found, onSwap) {
           h("p", {}, "Better: ", h("b", {}, titleOf(instead)), `.${gain}`),
           h("button", { type: "button", id: "swap", on: { click: () => onSwap(out, instead) } }, "Swap them"),
         ]
-      : h("p", { class: "fine" }, "No other item that was tried does better."),
+      : h("p", { class: "fine" }, "No other item that was tried would be better."),
   );
 }
 
-/** `draft()` gives {items, discount} at any time: the discount is null where there is none to speak of. */
+/** `draft()` returns the current {items, discount}. The discount is null if there is none. */
 export function forecaster({ draft, onSwap }) {
   const asking = new Newest();
   const [button, place] = [byId("forecast-ask"), byId("forecast")];
@@ -101,7 +102,7 @@ export function forecaster({ draft, onSwap }) {
   async function ask() {
     const { items, discount } = draft();
     if (!items.length) return;
-    button.textContent = "Asking everyone…";
+    button.textContent = "Scoring all users…";
     place.setAttribute("aria-busy", "true");
     try {
       const question = {
@@ -109,17 +110,17 @@ export function forecaster({ draft, onSwap }) {
         k: FEW,
         ...(discount === null ? {} : { discount }),
       };
-      const found = await asking.run((signal) => api.scoreBundle(question, signal));
-      if (!found) return;
+      const forecast = await asking.run((signal) => api.scoreBundle(question, signal));
+      if (!forecast) return;
       place.replaceChildren(
         h(
           "div",
           { class: "forecast" },
-          audience(found),
-          weakest(found, onSwap),
-          people(found),
-          neighbours(found),
-          found.note ? h("p", { class: "fine" }, found.note) : null,
+          audience(forecast),
+          weakest(forecast, onSwap),
+          likeliestUsers(forecast),
+          neighbours(forecast),
+          forecast.note ? h("p", { class: "fine" }, forecast.note) : null,
         ),
       );
       announce(place.querySelector("p").textContent);
@@ -134,7 +135,7 @@ export function forecaster({ draft, onSwap }) {
 
   button.addEventListener("click", ask);
   return {
-    /** The bundle is another one now: what was said of it is not true any more. */
+    /** Remove the forecast, because the bundle has changed. */
     clear: () => {
       asking.stop();
       place.replaceChildren();

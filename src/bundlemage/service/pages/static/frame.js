@@ -1,16 +1,16 @@
-// What every page has: the bar on top, the theme, who is logged in, and how things are told.
+// The parts of every page: the top bar, the theme, the login state, and messages.
 
 import { api, enter, reach } from "./api.js";
 import { byId, h, s } from "./dom.js";
 
-/** What can be gone to: its name, path and title. */
+/** Name, path and title of each page. */
 export const PAGES = [
   ["shop", "/", "Shop"],
   ["builder", "/builder", "Builder"],
   ["insights", "/insights", "Insights"],
 ];
 
-/** Build the frame and say who is here. */
+/** Builds these parts. Returns the session. */
 export async function frame(page) {
   byId("top").append(
     h(
@@ -60,7 +60,7 @@ function showLost(lost) {
   const banner = byId("lost");
   banner.hidden = !lost;
   banner.replaceChildren(
-    lost ? "The service cannot be reached. Trying again until it answers; nothing you entered is lost." : "",
+    lost ? "The service cannot be reached. The page keeps trying; nothing you entered is lost." : "",
   );
   if (!lost) toast("The service answers again.");
 }
@@ -114,14 +114,14 @@ const sun = () =>
     ),
   );
 
-// ── Telling ──────────────────────────────────────────────────────────────────────────────────────
+// ── Messages ─────────────────────────────────────────────────────────────────────────────────────
 
-/** Say it to a screen reader, without showing it. */
+/** Lets a screen reader read a text that is not shown. */
 export function announce(text) {
   byId("live").textContent = text;
 }
 
-/** A short message that goes by itself; a screen reader says it too. */
+/** Shows a short message that disappears after some seconds. A screen reader reads it, too. */
 export function toast(text, kind = "good") {
   const note = h(
     "div",
@@ -143,7 +143,7 @@ export function toast(text, kind = "good") {
   setTimeout(() => note.remove(), kind === "bad" ? 12000 : 6000);
 }
 
-/** What went wrong, in the place where the answer would have been. */
+/** A box with an error. `again` is called by its button "Try again". */
 export function problemBox(error, again) {
   return h(
     "div",
@@ -162,18 +162,18 @@ export function problemBox(error, again) {
   );
 }
 
-/** Nothing to show, and what to do about it. */
+/** A box for an empty list: why it is empty, or what to do. */
 export const emptyBox = (title, text, ...more) =>
   h("div", { class: "empty" }, h("p", { class: "empty-title" }, title), h("p", {}, text), ...more);
 
-/** The pages keep speaking of the same user as one goes from one to another. */
+/** Adds the user to the links of the top bar, so that the other pages show the same user. */
 export function carryUser(user) {
   for (const link of document.querySelectorAll("#top nav a")) {
     link.href = user ? `${link.dataset.path}?user=${encodeURIComponent(user)}` : link.dataset.path;
   }
 }
 
-/** Put what is shown into the address, so that it can be shared and loaded again. */
+/** Writes the state of the page to the address, so that it can be shared and reloaded. */
 export function setAddress(parameters) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(parameters)) {

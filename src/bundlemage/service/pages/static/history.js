@@ -1,17 +1,17 @@
-// What a shopper has, as chips; and for someone new, a name to keep them by.
+// The history of a user as chips; for a new visitor, also a form that saves the visitor as a user.
 
 import { api } from "./api.js";
 import { cover } from "./cover.js";
 import { busy, byId, count, h, plural, randomKey, titleOf } from "./dom.js";
 import { emptyBox, problemBox, toast } from "./frame.js";
 
-const FEW = matchMedia("(max-width: 599px)").matches ? 4 : 10; // on a phone the answer must not be far down
-const FIRST = 6; // users to begin with
+const FEW = matchMedia("(max-width: 599px)").matches ? 4 : 10; // on a phone, the answer is below this
+const FIRST = 6; // the number of users that are offered at the start
 
 /**
- * `shopper()` gives {user, known, items, bundles} at any time: `user` is an id or null, `known` says whether
- * someone known is looked for. `onDrop(kind, thing)` takes a thing from someone new; `onChoose(id)` goes to a
- * user.
+ * `shopper()` returns the current {user, known, items, bundles}: `user` is an id or null; `known` is false
+ * for a new visitor. `onDrop(kind, thing)` removes an item or a bundle from a visitor's history.
+ * `onChoose(id)` shows a user.
  */
 export function historyPanel({ place, shopper, mayKeep, onChoose, onDrop }) {
   const unfolded = new Set();
@@ -41,9 +41,9 @@ export function historyPanel({ place, shopper, mayKeep, onChoose, onDrop }) {
     );
   }
 
-  function chips(kind, name, given) {
-    if (!given.length) return null;
-    const things = [...given].reverse(); // the newest first: it is what just changed the answer
+  function chips(kind, name, history) {
+    if (!history.length) return null;
+    const things = [...history].reverse(); // the newest first, because it has just changed the answer
     const all = unfolded.has(kind);
     const unfold = () => {
       if (all) unfolded.delete(kind);
@@ -99,9 +99,9 @@ export function historyPanel({ place, shopper, mayKeep, onChoose, onDrop }) {
       return h(
         "p",
         { class: "fine note" },
-        "To keep this visitor as a user, log in with a write key: this one may only read.",
+        "To save this visitor as a user, log in with a write key. This key may only read.",
       );
-    const typed = byId("keep-name")?.value ?? ""; // a name that is half typed stays
+    const typed = byId("keep-name")?.value ?? ""; // keep a name that is already typed
     const name = h("input", {
       id: "keep-name",
       maxlength: 200,
@@ -110,14 +110,14 @@ export function historyPanel({ place, shopper, mayKeep, onChoose, onDrop }) {
       value: typed,
     });
     const note = h("div", { class: "fine bad-text", role: "alert" });
-    const button = h("button", { type: "submit" }, "Keep");
+    const button = h("button", { type: "submit" }, "Save");
     const refuse = (why) => {
       note.textContent = why;
       name.focus();
     };
     const keep = async () => {
       const id = name.value.trim();
-      if (!id) return refuse("Give them a name first.");
+      if (!id) return refuse("Enter a name first.");
       const taken = (await api.users(id)).users.some((user) => user.id === id);
       if (taken) return refuse(`There is a user ${id} already. Choose another name.`);
       const { items, bundles } = shopper();
@@ -140,7 +140,7 @@ export function historyPanel({ place, shopper, mayKeep, onChoose, onDrop }) {
       h(
         "div",
         { class: "field" },
-        h("label", { for: "keep-name" }, "Keep them as a user"),
+        h("label", { for: "keep-name" }, "Save as a user"),
         h("div", { class: "row" }, name, button),
       ),
       note,
@@ -149,12 +149,12 @@ export function historyPanel({ place, shopper, mayKeep, onChoose, onDrop }) {
 
   function nothing({ user, known }) {
     if (user)
-      return emptyBox("Nothing yet", "This user has bought nothing: what sells most is shown until they do.");
+      return emptyBox("Nothing yet", "This user has bought nothing, so the best-selling bundles are shown.");
     if (known) return firstUsers();
     return h(
       "p",
       { class: "fine" },
-      "Click a few items they would own. The recommendations follow every click.",
+      "Click a few items that the visitor has. Each click updates the recommendations.",
     );
   }
 

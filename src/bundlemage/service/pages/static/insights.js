@@ -1,4 +1,4 @@
-// Insights: how good the model that serves is, how it came about, and what it does in the shop.
+// The page Insights: the quality and the training of the serving model, and its effect in the shop.
 
 import { api, Newest } from "./api.js";
 import { splitBar } from "./charts.js";
@@ -22,13 +22,13 @@ async function showGate(user) {
     return place.replaceChildren(
       emptyBox(
         "Choose a user",
-        "The gate weighs what they bought one by one against the bundles they bought, separately for each user.",
+        "For each user, the gate weighs single items they bought against bundles they bought.",
       ),
     );
   try {
     const gate = await gateAsking.run((signal) => api.gate(user, signal));
     if (!gate) return undefined;
-    const more = gate.items > gate.bundles ? "what they bought one by one" : "the bundles they bought";
+    const more = gate.items > gate.bundles ? "their single items" : "their bundles";
     const even = Math.abs(gate.items - gate.bundles) < 0.02;
     place.replaceChildren(
       splitBar([
@@ -40,7 +40,7 @@ async function showGate(user) {
         {},
         even
           ? `For ${user}, both histories count about equally.`
-          : `For ${user}, ${more} ${gate.items > gate.bundles ? "speaks" : "speak"} louder.`,
+          : `For ${user}, ${more} count more.`,
       ),
     );
     announce(
@@ -67,10 +67,10 @@ async function reloaded(version) {
       : `Model ${answer.serving} serves already; nothing changed.`,
   );
   await load();
-  byId("models").focus(); // the button was drawn anew
+  byId("models").focus(); // the button was replaced
 }
 
-function models(found) {
+function drawModels(published) {
   const admin = session.may("admin");
   const scoreOf = (model, task) => {
     const value = model.metrics?.test?.[0]?.[task]?.["ndcg@5"];
@@ -92,13 +92,13 @@ function models(found) {
           ["Version", "Model", "Published", "Matching nDCG@5", "Generation nDCG@5"].map((name) =>
             h("th", { scope: "col" }, name),
           ),
-          admin ? h("th", { scope: "col" }, h("span", { class: "unseen" }, "What to do")) : null,
+          admin ? h("th", { scope: "col" }, h("span", { class: "unseen" }, "Actions")) : null,
         ),
       ),
       h(
         "tbody",
         {},
-        found.models.map((model) =>
+        published.models.map((model) =>
           h(
             "tr",
             {},
@@ -141,12 +141,12 @@ function models(found) {
   );
 }
 
-// ── Beginning ────────────────────────────────────────────────────────────────────────────────────
+// ── Start ────────────────────────────────────────────────────────────────────────────────────────
 
 async function load() {
   try {
-    const [found, all] = await Promise.all([api.insights(), api.models()]);
-    const { model } = found;
+    const [insights, published] = await Promise.all([api.insights(), api.models()]);
+    const { model } = insights;
     byId("lead").replaceChildren(
       `${model.title}, version `,
       h("code", {}, model.version),
@@ -156,10 +156,10 @@ async function load() {
     byId("quality").replaceChildren(...quality(model.metrics?.test ?? []));
     byId("training-note").textContent = trainingWords(model.history);
     byId("training").replaceChildren(...[training(model.history)].flat());
-    byId("latency").replaceChildren(...[latency(found.latency)].flat());
-    byId("served").replaceChildren(...served(found.served));
-    byId("popularity").replaceChildren(...[popularity(found.popularity, found.left_out)].flat());
-    models(all);
+    byId("latency").replaceChildren(...[latency(insights.latency)].flat());
+    byId("served").replaceChildren(...served(insights.served));
+    byId("popularity").replaceChildren(...[popularity(insights.popularity, insights.left_out)].flat());
+    drawModels(published);
     byId("all").hidden = false;
     byId("all").removeAttribute("aria-busy");
   } catch (error) {

@@ -1,17 +1,17 @@
-// A key, once; after that a cookie that no script can read.
+// Logs in with a key. After that, the browser sends a cookie that no script can read.
 
 import { api } from "./api.js";
 import { busy, byId } from "./dom.js";
 import { PAGES, frame, problemBox } from "./frame.js";
 
 /**
- * Only ever a page of this service, and by its name: an address from elsewhere could lead anywhere. That the
- * origin is ours is not enough, as the path alone may name another host: that of "/.//host" is "//host".
+ * The page to open after the login: one of PAGES, because an address in a link could lead to another site. To
+ * check the origin is not enough: the path of "/.//host" is "//host", which is another host.
  */
 function next() {
-  const wanted = new URLSearchParams(location.search).get("next") ?? "/";
-  if (!URL.canParse(wanted, location.origin)) return "/";
-  const { origin, pathname, search } = new URL(wanted, location.origin);
+  const target = new URLSearchParams(location.search).get("next") ?? "/";
+  if (!URL.canParse(target, location.origin)) return "/";
+  const { origin, pathname, search } = new URL(target, location.origin);
   const isPage = origin === location.origin && PAGES.some(([, path]) => path === pathname);
   return isPage ? pathname + search : "/";
 }

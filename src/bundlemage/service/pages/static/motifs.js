@@ -1,4 +1,4 @@
-// What covers show. Each motif draws itself in five colours `c`, and rolls dice for all that may differ.
+// The motifs of covers. Each function draws one in the five colours `c`, with random numbers from `roll()`.
 
 import { s } from "./dom.js";
 

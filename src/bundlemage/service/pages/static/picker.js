@@ -1,4 +1,4 @@
-// A searchable grid of the catalogue's items, each a button that is pressed or not.
+// A searchable grid of the catalogue's items. Each item is a toggle button.
 
 import { api, Newest } from "./api.js";
 import { count, freshId, h, hasPrice, later, price, titleOf } from "./dom.js";
@@ -6,9 +6,9 @@ import { remember } from "./facts.js";
 import { emptyBox, problemBox } from "./frame.js";
 
 const PAGE = 30;
-const TAGS = 300; // a list is no place for more; the search finds the rest
+const TAGS = 300; // the maximum number of tags in the list
 
-/** `has(id)` says whether an item is taken already; `onToggle(item)` takes it or puts it back. */
+/** `has(id)` says whether an item is chosen; `onToggle(item)` adds or removes it. */
 export function itemPicker({ label, tags, has, onToggle }) {
   const field = freshId("search");
   const tagField = freshId("tag");
@@ -24,7 +24,7 @@ export function itemPicker({ label, tags, has, onToggle }) {
     h("option", { value: "" }, "All tags"),
     tags.slice(0, TAGS).map((each) => h("option", { value: each.tag }, `${each.tag} (${count(each.count)})`)),
   );
-  const found = h("p", { class: "fine", role: "status" });
+  const total = h("p", { class: "fine", role: "status" });
   const grid = h("ul", { class: "tiles" });
   const more = h("button", { type: "button", class: "quiet wide", hidden: true }, "Show more");
   const place = h(
@@ -60,7 +60,7 @@ export function itemPicker({ label, tags, has, onToggle }) {
       if (offset) grid.append(...here.map(tile));
       else grid.replaceChildren(...here.map(tile));
       shown = offset + answer.items.length;
-      found.textContent = answer.total ? `${count(answer.total)} found` : "";
+      total.textContent = answer.total ? `${count(answer.total)} found` : "";
       more.hidden = shown >= answer.total;
       if (!answer.total)
         grid.replaceChildren(
@@ -102,12 +102,12 @@ export function itemPicker({ label, tags, has, onToggle }) {
       h("div", { class: "field" }, h("label", { for: field }, label), search),
       tags.length ? h("div", { class: "field" }, h("label", { for: tagField }, "Tag"), tag) : null,
     ),
-    found,
+    total,
     place,
   );
   return {
     element,
-    /** What is taken may have changed elsewhere on the page. */
+    /** Call this when items were added or removed elsewhere on the page. */
     refresh: () =>
       grid
         .querySelectorAll(".tile")

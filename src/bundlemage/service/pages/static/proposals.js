@@ -1,4 +1,4 @@
-// Bundles that were designed, as cards side by side.
+// Designed bundles as cards.
 
 import { priceLine, scoreBar } from "./cards.js";
 import { cover } from "./cover.js";
@@ -8,7 +8,7 @@ import { whyBox } from "./why.js";
 
 const added = (bundle) => bundle.items.filter((item) => !item.given);
 
-/** What sets a bundle apart from the others that are shown. */
+/** A sentence about the items that no other proposal has. */
 function difference(bundle, all) {
   const others = new Set(
     all.filter((other) => other !== bundle).flatMap((other) => other.items.map(({ id }) => id)),
@@ -17,10 +17,10 @@ function difference(bundle, all) {
   if (all.length < 2) return null;
   if (!only.length) return "Each of its items is also in another proposal.";
   const rest = added(bundle).length - only.length;
-  return `${rest ? "Only here" : "All its own"}: ${listed(only.map(titleOf))}.`;
+  return `${rest ? "Only here" : "All items are only here"}: ${listed(only.map(titleOf))}.`;
 }
 
-/** How the search weighed it, where more than likelihood counted. */
+/** The value of a bundle and its terms; null if the likelihood is the only term. */
 function terms({ value, terms: parts }) {
   const others = ["margin", "diversity"].filter((name) => parts[name]);
   if (!others.length) return null;
@@ -66,8 +66,8 @@ function row(item, bundle, { keeps, onKeep, onForbid }) {
   );
 }
 
-/** `asked` is {keeps, onKeep, onForbid, onTake, prices}. */
-function card(bundle, all, highest, asked) {
+/** `options` is {keeps, onKeep, onForbid, onTake, prices}. */
+function card(bundle, all, highest, options) {
   const heading = freshId("proposal");
   const name = listed(added(bundle).slice(0, 2).map(titleOf));
   const differs = difference(bundle, all);
@@ -88,12 +88,14 @@ function card(bundle, all, highest, asked) {
         "div",
         { class: "card-body" },
         h("h3", { id: heading }, `Proposal ${count(bundle.rank)}: ${plural(bundle.items.length, "item")}`),
-        bundle.same_as ? h("p", { class: "note" }, `The shop has this bundle already: ${bundle.same_as}.`) : null,
+        bundle.same_as
+          ? h("p", { class: "note" }, `The shop already has this bundle: ${bundle.same_as}.`)
+          : null,
         differs ? h("p", { class: "contents" }, differs) : null,
         h(
           "ul",
           { class: "lines", "aria-label": `Items of proposal ${bundle.rank}` },
-          bundle.items.map((item) => row(item, bundle, asked)),
+          bundle.items.map((item) => row(item, bundle, options)),
         ),
         h(
           "div",
@@ -103,14 +105,14 @@ function card(bundle, all, highest, asked) {
           h(
             "div",
             { class: "card-foot" },
-            priceLine(from, asked.prices),
+            priceLine(from, options.prices),
             h(
               "button",
               {
                 type: "button",
                 class: "strong take",
                 "aria-label": `Take proposal ${bundle.rank}`,
-                on: { click: () => asked.onTake(bundle) },
+                on: { click: () => options.onTake(bundle) },
               },
               "Take this one",
             ),
@@ -121,18 +123,18 @@ function card(bundle, all, highest, asked) {
   );
 }
 
-export function drawProposals(list, bundles, asked) {
+export function drawProposals(list, bundles, options) {
   const highest = Math.max(...bundles.map((bundle) => bundle.score), 1e-12);
-  list.replaceChildren(...bundles.map((bundle) => card(bundle, bundles, highest, asked)));
+  list.replaceChildren(...bundles.map((bundle) => card(bundle, bundles, highest, options)));
 }
 
-/** How they were found, in a sentence; `wanted` is what was asked. */
-export function foundWords({ bundles, method, seconds, complete, proven }, wanted) {
+/** A sentence about an answer: the number of bundles, the method and the time. */
+export function foundWords({ bundles, method, seconds, complete, proven }, request) {
   const how = method === "exact" ? "thorough search" : "quick search";
-  const whom = wanted.user_id ?? "nobody in particular";
+  const whom = request.user_id ?? "no particular user";
   const all = `${plural(bundles.length, "bundle")} for ${whom}, ${how}, ${figure(seconds, 2)} s.`;
   const more = complete
-    ? bundles.length < wanted.n && "No other bundle differs enough from these."
+    ? bundles.length < request.n && "No other bundle differs enough from these."
     : "Time ran out: these are the best bundles that the search found.";
   const sure = proven && "No possible bundle is better than the first.";
   return [all, more, sure].filter(Boolean).join(" ");

@@ -1,20 +1,20 @@
-// How good a model is, and how it came to be.
+// The quality of a model, and its training.
 
 import { lineChart } from "./charts.js";
 import { figure, h, plural } from "./dom.js";
 import { emptyBox } from "./frame.js";
 
-const SELECTION = "ndcg@5"; // by which training chooses an epoch
+const SELECTION = "ndcg@5"; // training keeps the epoch with the highest value of this metric
 const TASKS = [
   ["matching", "Which bundle comes next?", "Matching: bundles that users took, held out from training."],
   [
     "generation",
     "Which items complete a bundle?",
-    "Generation: items taken out of bundles, to be found again.",
+    "Generation: items removed from bundles, which the model ranks.",
   ],
 ];
 
-/** Metrics all lie between 0 and 1: three decimals, so that columns line up. */
+/** A metric (from 0 to 1) with three decimals, so that columns are aligned. */
 export const inThree = (value) => (value ?? 0).toFixed(3);
 
 const metricName = (metric) => metric.replace("ndcg", "nDCG").replace("recall", "Recall");
@@ -24,7 +24,7 @@ function byMetric(one, other) {
   return a[0].localeCompare(b[0]) || Number(a[1]) - Number(b[1]);
 }
 
-/** A panel for each task. `tests` are the model and what it is compared with, as `metrics.json` has them. */
+/** A panel for each task. `tests` are the metrics of the model and of a rival, as in `metrics.json`. */
 export const quality = (tests) => TASKS.map((task) => panel(task, tests));
 
 function panel([task, title, about], tests) {
@@ -36,9 +36,10 @@ function panel([task, title, about], tests) {
       h("h2", {}, title),
       emptyBox("Not measured", "This model was saved without test figures for this task."),
     );
-  const [mine, rival] = rows;
-  const cases = plural(mine[`${task}_cases`] ?? 0, "case");
-  const metrics = Object.keys(mine[task]).sort(byMetric);
+  const [model, rival] = rows;
+  const compared = (metric) => against(model[task][metric], rival[task][metric], rival.model);
+  const cases = plural(model[`${task}_cases`] ?? 0, "case");
+  const metrics = Object.keys(model[task]).sort(byMetric);
   const head = metrics.includes(SELECTION) ? SELECTION : metrics[0];
   return h(
     "section",
@@ -47,8 +48,8 @@ function panel([task, title, about], tests) {
     h(
       "p",
       { class: "headline" },
-      h("b", {}, inThree(mine[task][head])),
-      h("span", {}, metricName(head), rival ? against(mine[task][head], rival[task][head], rival.model) : ""),
+      h("b", {}, inThree(model[task][head])),
+      h("span", {}, metricName(head), rival ? compared(head) : ""),
     ),
     h(
       "table",
@@ -100,21 +101,21 @@ function panel([task, title, about], tests) {
     h(
       "p",
       { class: "fine" },
-      `${cases}, protocol ${mine.protocol}. Higher is better; 1 is perfect, and a full bar.`,
+      `${cases}, protocol ${model.protocol}. Higher is better; 1, a full bar, is perfect.`,
     ),
   );
 }
 
-function against(mine, theirs, name) {
-  if (!theirs) return "";
-  const change = mine / theirs - 1;
+function against(value, rival, name) {
+  if (!rival) return "";
+  const change = value / rival - 1;
   if (Math.abs(change) < 0.005) return `, the same as ${name}`;
   return `, ${Math.round(Math.abs(change) * 100)}% ${change > 0 ? "above" : "below"} ${name}`;
 }
 
 // ── Training ─────────────────────────────────────────────────────────────────────────────────────
 
-/** Of an ensemble the first member: each has a curve of its own, and they look alike. */
+/** The epochs of an ensemble's first member. The curves of the other members are similar. */
 function firstMember(records) {
   return records.filter((record) => (record.member ?? 1) === 1);
 }
@@ -124,7 +125,7 @@ export function training(all) {
   if (records.length < 2)
     return emptyBox(
       "No curve to draw",
-      "This model is not learned epoch by epoch, or was trained for a single one.",
+      "This model was not trained in epochs, or only for one epoch.",
     );
   const best = bestEpoch(records);
   const measured = records.filter((record) => SELECTION in (record.validation ?? {}));
@@ -152,7 +153,7 @@ export function training(all) {
   ].filter(Boolean);
 }
 
-/** The epoch that validation chose, whose weights are the model; none where nothing was held out for it. */
+/** The epoch with the best validation metric, whose weights are used; undefined without validation. */
 function bestEpoch(records) {
   return records.findLast((record) => record.improved && SELECTION in (record.validation ?? {}))?.epoch;
 }
@@ -167,6 +168,6 @@ export function trainingWords(records) {
     return `${epochs} of ${members} members in ${took}; the curves are the first member's.`;
   }
   const best = bestEpoch(records);
-  const chosen = best ? `; epoch ${best} was the best on validation and is the one that serves` : "";
+  const chosen = best ? `; epoch ${best} was the best on validation and serves` : "";
   return `${plural(records.length, "epoch")} in ${took}${chosen}.`;
 }

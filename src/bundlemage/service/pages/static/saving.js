@@ -1,4 +1,4 @@
-// Saving the bundle in the making, under a name that is asked for, never over another one unasked.
+// Saves the draft bundle. Replaces an existing bundle only after the user has confirmed it.
 
 import { api } from "./api.js";
 import { busy, byId, h } from "./dom.js";
@@ -7,9 +7,9 @@ import { problemBox } from "./frame.js";
 
 const field = (name) => byId(name).value.trim();
 
-/** `user()` is whom it is for, or null; `bundle()` is what to save, or null where that cannot be. */
+/** `user()` returns the chosen user or null. `bundle()` returns the bundle to save; null if it is invalid. */
 export function saver({ mayWrite, user, bundle }) {
-  let replacing = null; // an id that is taken, and may be replaced if it is said once more
+  let replacing = null; // an existing id: saving once more replaces its bundle
   let saved = null;
 
   function askToReplace(id) {
@@ -33,17 +33,17 @@ export function saver({ mayWrite, user, bundle }) {
         h(
           "p",
           { class: "bad-text", role: "alert" },
-          "Give the bundle a title first: its id is made from it.",
+          "Enter a title first. The id is derived from it.",
         ),
       );
       return byId("bundle-title").focus();
     }
-    const what = bundle();
-    if (!what) return undefined;
+    const draft = bundle();
+    if (!draft) return undefined;
     try {
-      await api.putBundle(id, { ...what, title: title || id }, replacing !== id);
+      await api.putBundle(id, { ...draft, title: title || id }, replacing !== id);
     } catch (error) {
-      if (error.status === 412) return askToReplace(id); // a withdrawn one, too: past buyers have it
+      if (error.status === 412) return askToReplace(id); // also if it is withdrawn: past buyers have it
       throw error;
     }
     askToReplace(null);
@@ -64,18 +64,18 @@ export function saver({ mayWrite, user, bundle }) {
       h(
         "p",
         { class: "note" },
-        "This key may only read: bundles can be put together here, but saving one needs a write key.",
+        "This key may only read. You can build bundles here, but saving one needs a write key.",
       ),
     );
   }
 
   return {
-    /** The id is another one: what was asked about the old one is not asked any more. */
+    /** Call this when the id has changed: the question whether to replace the old id is withdrawn. */
     renamed: () => {
       if (replacing && replacing !== field("bundle-id")) askToReplace(null);
     },
-    /** Where what was saved stands for them. */
-    forSomeoneElse: () => {
+    /** Call this when the user has changed: shows the saved bundle's rank for the new user. */
+    userChanged: () => {
       if (saved && byId("saved").children.length) showFit(byId("saved"), saved, user());
     },
   };

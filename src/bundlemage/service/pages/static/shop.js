@@ -1,4 +1,4 @@
-// The shop: who is shopping, what they have, and what is recommended to them right now.
+// The page Shop: a user or a visitor, their history, and their recommendations.
 
 import { api, Newest } from "./api.js";
 import { bundleCard, skeletonCards } from "./cards.js";
@@ -12,10 +12,10 @@ import { announce, carryUser, emptyBox, frame, problemBox, setAddress, toast } f
 import { historyPanel } from "./history.js";
 import { itemPicker } from "./picker.js";
 import { reasonsFor } from "./reasons.js";
-import { whatIsTold } from "./told.js";
+import { loadShopData } from "./shopdata.js";
 
 const MORE = 12;
-const MOST = 100; // what the service gives at a time
+const MOST = 100; // the maximum number in an answer
 
 const start = new URLSearchParams(location.search);
 const state = {
@@ -29,7 +29,7 @@ const asking = new Newest();
 const loading = new Newest();
 const reasons = reasonsFor();
 let session;
-let told;
+let shopData;
 let filters;
 let picker;
 let combobox;
@@ -66,18 +66,18 @@ async function loadUser() {
     h("div", { class: "skeleton-lines", "aria-hidden": "true" }, h("span"), h("span"), h("span")),
   );
   try {
-    const found = await loading.run((signal) => api.user(state.user, signal));
-    if (!found) return;
-    state.items = found.items;
-    state.bundles = found.bundles;
-    remember(found.items);
+    const user = await loading.run((signal) => api.user(state.user, signal));
+    if (!user) return;
+    state.items = user.items;
+    state.bundles = user.bundles;
+    remember(user.items);
     panel.draw();
   } catch (error) {
     byId("history").replaceChildren(problemBox(error, loadUser));
   }
 }
 
-function beVisitor() {
+function switchToVisitor() {
   if (state.user) Object.assign(state, { user: null, items: [], bundles: [], k: MORE, answer: null });
   combobox.set(null);
   address();
@@ -121,7 +121,7 @@ function question() {
   return { ...who(), k: state.k, details: true, where: filters.where() };
 }
 
-/** Ask again. `why`: "fresh" for someone else, "change" when the same one's history or wishes changed. */
+/** Loads recommendations. `why` is "fresh" for another user, "change" if the history or filters changed. */
 async function recommend(why, words = "") {
   const list = byId("cards");
   const old = why === "change" && state.answer ? state.answer.bundles : null;
@@ -157,7 +157,7 @@ function drawCards(change) {
       owned: owned(),
       highest,
       moved: change?.moves.get(bundle.id),
-      prices: told.bundlePrices,
+      prices: shopData.bundlePrices,
       reasons: reasons.expected(bundles),
       onOpen,
       onBuy: mayBuy() ? buy : null,
@@ -182,12 +182,12 @@ function nothingToShow() {
   if (!Object.keys(where).length)
     return emptyBox(
       "Nothing left to recommend",
-      "Every bundle that may be shown is in this history already.",
+      "All bundles that could be shown are already in this history.",
     );
   const ranged = "min_price" in where || "max_price" in where;
   return emptyBox(
     "No bundle passes these filters",
-    ranged ? "Take one off, or widen the price range." : "Take one off.",
+    ranged ? "Remove a filter, or widen the price range." : "Remove a filter.",
     h("button", { type: "button", on: { click: () => filters.clear() } }, "Clear all filters"),
   );
 }
@@ -208,7 +208,7 @@ const onOpen = (bundle) =>
   openBundle(bundle, {
     owned: owned(),
     user: state.user,
-    prices: told.bundlePrices,
+    prices: shopData.bundlePrices,
     reasons: reasons.of,
     onBuy: mayBuy() ? buy : null,
   });
@@ -226,7 +226,7 @@ async function bought(bundle) {
     state.bundles = [...state.bundles, await api.bundle(bundle.id)];
   } else {
     state.bundles = [...state.bundles, bundle];
-    byId("mode-visitor").checked = true; // whoever buys and is not known is someone new
+    byId("mode-visitor").checked = true; // a buyer without an id is a new visitor
     showMode();
     address();
   }
@@ -237,15 +237,15 @@ async function bought(bundle) {
   toast(`${state.user ?? "The visitor"} has “${titleOf(bundle)}” now.${words}`);
 }
 
-// ── Beginning ────────────────────────────────────────────────────────────────────────────────────
+// ── Start ────────────────────────────────────────────────────────────────────────────────────────
 
 async function visitorFromAddress() {
-  const wanted = { items: start.getAll("item"), bundles: start.getAll("bundle") };
-  if (!wanted.items.length && !wanted.bundles.length) return;
+  const [itemIds, bundleIds] = [start.getAll("item"), start.getAll("bundle")];
+  if (!itemIds.length && !bundleIds.length) return;
   byId("mode-visitor").checked = true;
   const [items, bundles] = await Promise.all([
-    Promise.all(wanted.items.map((id) => api.item(id))),
-    Promise.all(wanted.bundles.map((id) => api.bundle(id))),
+    Promise.all(itemIds.map((id) => api.item(id))),
+    Promise.all(bundleIds.map((id) => api.bundle(id))),
   ]);
   Object.assign(state, { items, bundles });
   remember(items);
@@ -253,10 +253,10 @@ async function visitorFromAddress() {
 
 async function begin() {
   session = await frame("shop");
-  told = await whatIsTold();
+  shopData = await loadShopData();
   filters = filterBar({
     place: byId("filters"),
-    told,
+    shopData,
     address: start,
     onChange: later(200, () => {
       address();
@@ -272,7 +272,7 @@ async function begin() {
   byId("known").append(combobox.element);
   if (!session.may("write"))
     byId("known").append(
-      h("p", { class: "fine note" }, "This key may only read, so users cannot buy here. A write key can."),
+      h("p", { class: "fine note" }, "This key may only read. To let users buy, log in with a write key."),
     );
   panel = historyPanel({
     place: byId("history"),
@@ -283,13 +283,13 @@ async function begin() {
   });
   picker = itemPicker({
     label: "Items they own",
-    tags: told.tags.items,
+    tags: shopData.tags.items,
     has: (id) => state.items.some((item) => item.id === id),
     onToggle: toggleItem,
   });
   byId("visitor").append(picker.element);
   byId("mode-known").addEventListener("change", () => chooseUser(null));
-  byId("mode-visitor").addEventListener("change", beVisitor);
+  byId("mode-visitor").addEventListener("change", switchToVisitor);
   byId("more").addEventListener("click", () => {
     state.k = Math.min(MOST, state.k + MORE);
     recommend("change");

@@ -1,10 +1,10 @@
-// A number to slide or to type. Where it may be left open, one end of the slider stands for "no limit".
+// A number input with a slider. If the number is optional, one end of the slider means "no limit".
 
 import { h } from "./dom.js";
 
 /**
- * `min` and `max` are the slider's ends, `most` is the highest that may be typed. `open`: "low" or "high",
- * the end at which there is no limit, and the field is empty. `say` puts a number into words.
+ * `min` and `max` are the slider's ends. `most` is the highest number that may be typed. `open` ("low" or
+ * "high") is the end that means "no limit": there the field is empty. `say` converts a number to words.
  */
 export function slider({
   name,
@@ -38,7 +38,7 @@ export function slider({
 
   const slide = () => {
     const now = get();
-    if (now !== null) range.max = Math.max(max, now); // what was typed may be beyond the slider's end
+    if (now !== null) range.max = Math.max(max, now); // the typed number may be beyond the slider's end
     range.value = now ?? (open === "high" ? range.max : min);
     range.setAttribute("aria-valuetext", now === null ? "no limit" : say(now));
   };
@@ -60,7 +60,7 @@ export function slider({
     get,
     set,
     field: number,
-    /** What is wrong with it, or null. */
+    /** A message if the number is invalid, or null. */
     wrong: () => {
       const bad = !number.validity.valid || (get() === null && !open);
       number.setAttribute("aria-invalid", String(bad));

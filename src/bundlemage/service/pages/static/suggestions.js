@@ -3,7 +3,7 @@
 import { scoreBar } from "./cards.js";
 import { count, h, plural, priceBeside, still, titleOf } from "./dom.js";
 
-/** Put suggested items in the list. The focus stays in it: Enter, Enter, Enter adds the best each time. */
+/** Shows suggested items. The focus stays on the best item, so Enter can be pressed again and again. */
 export function drawSuggestions(list, items, onAdd) {
   const old = new Map([...list.children].map((row) => [row.dataset.item, row.getBoundingClientRect().top]));
   const focused = list.contains(document.activeElement);
@@ -53,12 +53,12 @@ function about(item) {
   return words.length ? h("span", { class: "fine" }, words.join(" · ")) : null;
 }
 
-/** What the suggestions went by. `size` is how many items the bundle has. */
+/** A sentence about how the items are ranked. `size` is the number of items in the bundle. */
 export function sourceWords(items, user, size) {
   if (!items.length) return "";
   if (items[0].source === "popular")
     return "What sells most, as there is neither a user nor an item yet.";
   return user
     ? `Ranked for ${user} and the ${plural(size, "item")} in the bundle.`
-    : `Ranked for the ${plural(size, "item")} in the bundle, for nobody in particular.`;
+    : `Ranked for the ${plural(size, "item")} in the bundle, without a user.`;
 }

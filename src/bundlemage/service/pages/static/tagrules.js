@@ -1,10 +1,10 @@
-// Rules on tags: at least or at most so many items with a tag, one rule a row.
+// Rules for tags: at least or at most a number of items with a tag. Each rule is a row.
 
 import { freshId, h } from "./dom.js";
 
-const LISTED = 300; // as many as a list of proposals may well have; any other can be typed
+const LISTED = 300; // the maximum number of tags in the list; others can be typed
 
-/** `tags` as the service counts them. */
+/** `tags` is a list of {tag, count}, as in the service's answer. */
 export function tagRules(tags) {
   const known = new Set(tags.map(({ tag }) => tag));
   const names = h(
@@ -71,12 +71,13 @@ export function tagRules(tags) {
 
   const named = (row) => row.tag.value.trim();
 
-  /** What is wrong with a row, or null. */
+  /** The invalid field of a row and a message, or null. `before` are the rows above. */
   function fault(row, before) {
     if (!row.many.validity.valid || row.many.value === "")
       return [row.many, "How many items: a whole number from 0 to 100 is expected."];
     if (!named(row)) return [row.tag, "A rule on a tag has no tag: choose one, or remove the rule."];
-    if (!known.has(named(row))) return [row.tag, `No item has the tag “${named(row)}”. Capitals count.`];
+    if (!known.has(named(row)))
+      return [row.tag, `No item has the tag “${named(row)}”. Upper and lower case differ.`];
     const twice = before.some((other) => named(other) === named(row) && other.kind.value === row.kind.value);
     return twice ? [row.tag, `There are two such rules on “${named(row)}”: remove one.`] : null;
   }
@@ -85,20 +86,20 @@ export function tagRules(tags) {
 
   return {
     element: h("div", { class: "tag-rules-box", hidden: !tags.length }, list, more, names),
-    /** {at_least: {tag: number}, at_most: {tag: number}}, each only if there is a rule. */
+    /** The rules as {at_least: {tag: number}, at_most: {tag: number}}. A kind without rules is left out. */
     get: () => {
-      const found = {};
-      for (const row of rows) (found[row.kind.value] ??= {})[named(row)] = Number(row.many.value);
-      return found;
+      const rules = {};
+      for (const row of rows) (rules[row.kind.value] ??= {})[named(row)] = Number(row.many.value);
+      return rules;
     },
-    /** Another number for a rule, or none: the rule goes. */
+    /** Changes the number of a rule. Null, or 0 for `at_least`, removes the rule. */
     set: (kind, tag, many) => {
       const row = rows.find((each) => each.kind.value === kind && named(each) === tag);
       if (!row) return;
       if (many === null || (kind === "at_least" && many === 0)) remove(row);
       else row.many.value = many;
     },
-    /** The first field that is wrong, and why; or null. */
+    /** Returns the first invalid field and a message, or null. */
     wrong: () => {
       const faults = rows.map((row, place) => fault(row, rows.slice(0, place)));
       rows.forEach((row, place) => {

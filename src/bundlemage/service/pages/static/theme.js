@@ -1,4 +1,4 @@
-// Loaded before the page is drawn, so that a chosen theme never flashes in after the other one.
+// Loaded before the page is drawn, so that the page never appears in the wrong theme first.
 (() => {
   const chosen = localStorage.getItem("bundlemage-theme");
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;

@@ -1,16 +1,16 @@
-// What the service does in the shop: how fast, how much, and what it shows against what sells.
+// The activity of the service: response times, answers, and each bundle's share of answers and of sales.
 
 import { shareScatter } from "./charts.js";
 import { count, figure, h, moment, plural, titleOf } from "./dom.js";
 import { emptyBox } from "./frame.js";
 
-export function latency(found) {
-  if (!found.count || found.p50_ms === null)
-    return emptyBox("No response time yet", "Open the shop: each recommendation is timed from here on.");
+export function latency(data) {
+  if (!data.count || data.p50_ms === null)
+    return emptyBox("No response time yet", "Open the shop: every recommendation is timed.");
   const rows = [
-    ["Half of all answers within", found.p50_ms],
-    ["95 of 100 within", found.p95_ms],
-    ["99 of 100 within", found.p99_ms],
+    ["Half of all answers within", data.p50_ms],
+    ["95 of 100 within", data.p95_ms],
+    ["99 of 100 within", data.p99_ms],
   ];
   const highest = Math.max(...rows.map(([, value]) => value ?? 0), 0.001);
   return [
@@ -31,27 +31,27 @@ export function latency(found) {
         ),
       ),
     ),
-    h("p", { class: "fine" }, `Measured over the last ${plural(found.count, "answer")} of this process.`),
+    h("p", { class: "fine" }, `Measured over the last ${plural(data.count, "answer")} of this process.`),
   ];
 }
 
-export function served(found) {
+export function served(data) {
   return [
     h(
       "dl",
       { class: "figures" },
-      h("div", {}, h("dt", {}, "answers"), h("dd", {}, count(found.answers))),
-      h("div", {}, h("dt", {}, "taken"), h("dd", {}, count(found.taken))),
+      h("div", {}, h("dt", {}, "answers"), h("dd", {}, count(data.answers))),
+      h("div", {}, h("dt", {}, "taken"), h("dd", {}, count(data.taken))),
     ),
     h(
       "p",
       { class: "fine" },
-      `Since ${moment(found.since)}. Taken: a bundle that a user bought after it had been shown to them.`,
+      `Since ${moment(data.since)}. Taken: a bundle that a user bought after it had been shown to them.`,
     ),
   ];
 }
 
-/** Which bundles nobody saw; of those that are left out of `rows` nothing is known here. */
+/** A sentence about bundles that were never shown. It counts only the bundles in `rows`. */
 function unseenWords(rows, leftOut) {
   const never = rows.filter((row) => row.shown_share === 0).length;
   if (!never) return leftOut ? "Each of these was shown." : "Every bundle was shown.";
@@ -59,7 +59,7 @@ function unseenWords(rows, leftOut) {
   return `${count(never)} of ${all} ${never === 1 ? "was" : "were"} not shown yet.`;
 }
 
-/** `leftOut` is how many bundles there are beyond `rows`, which are those that sell or are shown most. */
+/** `rows` are the bundles that sell or are shown most; `leftOut` is the number of other bundles. */
 export function popularity(rows, leftOut) {
   const shown = rows.some((row) => row.shown_share > 0);
   const sold = rows.some((row) => row.sales_share > 0);
@@ -67,8 +67,8 @@ export function popularity(rows, leftOut) {
     return emptyBox(
       shown ? "Nothing is sold yet" : "Nothing was shown yet",
       shown
-        ? "The chart compares what is shown with what sells."
-        : "Open the shop and look at someone's recommendations: every bundle that is shown counts here.",
+        ? "The chart compares shown bundles with sold bundles."
+        : "Open the shop and look at a user's recommendations: every shown bundle counts here.",
     );
   const which = `The chart shows the ${count(rows.length)} bundles that sell or are shown most`;
   const drawn = leftOut ? `${which}; ${count(leftOut)} more are left out. ` : "";
@@ -81,12 +81,12 @@ export function popularity(rows, leftOut) {
       drawn + unseenWords(rows, leftOut),
     ),
     shareScatter({
-      name: "Share of what is shown, against share of sales",
+      name: "Share of shown bundles and share of sales",
       points,
       xName: "share of sales",
-      yName: "share of what is shown",
+      yName: "share of shown bundles",
       xVerb: "of sales",
-      yVerb: "of what is shown",
+      yVerb: "of shown bundles",
     }),
   ];
 }

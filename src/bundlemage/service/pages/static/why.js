@@ -1,21 +1,21 @@
-// The model's own reasons: what speaks for a thing, found by leaving each thing out and asking again.
+// The model's reasons: the effect of each item and bundle, measured by scoring again without it.
 
 import { splitBar } from "./charts.js";
 import { count, h, plural, titleOf } from "./dom.js";
 
-const KINDS = { item: "they have it", bundle: "a bundle they have", partial: "in this bundle" };
+const KINDS = { item: "an item they have", bundle: "a bundle they have", partial: "in this bundle" };
 
-/** From a logarithm to "×1.04" or "×545,000". */
+/** Converts a logarithm to a factor such as "×1.04" or "×545,000". */
 function times(log) {
   const value = Math.exp(log);
   return `×${value < 10 ? value.toFixed(2) : count(Number(value.toPrecision(3)))}`;
 }
 
-/** How far items and bundles of the history each speak, in words and as a bar. */
+/** The weights of the history's items and bundles, in words and as a bar. */
 function gateLine(gate) {
   const even = Math.abs(gate - 0.5) < 0.01;
   const more =
-    gate > 0.5 ? "The items they bought one by one count more" : "The bundles they bought count more";
+    gate > 0.5 ? "The single items they bought count more" : "The bundles they bought count more";
   return h(
     "div",
     { class: "gate" },
@@ -41,7 +41,7 @@ function table(why) {
     h(
       "table",
       { class: "reasons" },
-      h("caption", {}, "How many times more likely it is than without this, relative to the average."),
+      h("caption", {}, "How many times likelier it is than without this, relative to the average."),
       h(
         "thead",
         {},
@@ -53,7 +53,7 @@ function table(why) {
   ];
 }
 
-/** A sentence, and the numbers behind it for whoever opens them. `of` names the thing. */
+/** A sentence with the reasons, and their numbers, which can be unfolded. `of` is the title of the thing. */
 export function whyBox(why, of) {
   const most = { ...why, reasons: why.reasons.slice(0, 5) };
   most.more = (why.more ?? 0) + why.reasons.length - most.reasons.length;

@@ -1,0 +1,18 @@
+// Which data the catalogue has. Not every shop has prices, stock or tags: pages hide controls without data.
+
+import { api } from "./api.js";
+import { hasPrice } from "./dom.js";
+
+const SAMPLE = { limit: 200 }; // enough to see which data a catalogue has
+
+export async function loadShopData() {
+  const [tags, bundles, items] = await Promise.all([api.tags(), api.bundles(SAMPLE), api.items(SAMPLE)]);
+  const prices = items.items.filter(hasPrice).map((item) => item.price);
+  return {
+    tags, // {items, bundles}, each may be empty
+    bundlePrices: bundles.bundles.some(hasPrice),
+    itemPrices: prices.length > 0,
+    prices, // of the items in the sample
+    stock: items.items.some((item) => typeof item.stock === "number"),
+  };
+}
