@@ -115,8 +115,8 @@ def build_index(
         histories = _some_users(shop, seed)
         index = BundleIndex(searched, shop, factors, histories, most_share, seed, progress)
         index.take_sample(SAMPLES[0], seed)
-        asked, ranker = len(histories), shop.bundles().ranker()
-        progress(f"an exact search for {asked:,} users, to compare with", 0, 0)
+        users, ranker = len(histories), shop.bundles().ranker()
+        progress(f"exact search for {users:,} users, to measure recall", 0, 0)
         parts = slices(histories, rows_at_a_time(len(ranker.shares), shop.device))
         batches = [Batch(part, shop.interactions.bundle_item) for part in parts]
         exact = [(batch, exact_ranking(searched, batch, ranker, MEASURED_AT, False)) for batch in batches]
@@ -129,7 +129,7 @@ def build_index(
                 break
         else:
             raise RecallError(
-                f"the index finds {recall:.2%} of the {MEASURED_AT} best bundles of {asked:,} users "
+                f"the index finds {recall:.2%} of the {MEASURED_AT} best bundles of {users:,} users "
                 f"when it searches {index.probed:,} of {index.cells:,} cells, but least_recall "
                 f"is {least_recall:.2%}. The index is not used, and the search stays exact. Lower "
                 "least_recall, raise most_share, or do not use an index"
@@ -142,7 +142,7 @@ def build_index(
         bundles=shown,
         kind="ivf-flat",
         recall=recall,
-        asked=asked,
+        asked=users,
         score_error=error,
         seconds=time.perf_counter() - began,
         answered_exactly=exactly,

@@ -60,7 +60,7 @@ def _engine(
 
     Options:
         --engine NAME: Where the work runs: 'local' is this machine, 'ray' is a Ray cluster.
-        --address HOST:PORT: The address of the Ray cluster; 'auto' finds the one of this machine. Without
+        --address HOST:PORT: The address of the Ray cluster; 'auto' finds the cluster of this machine. Without
             it, Ray is started on this machine for the command.
         --workers N: Number of worker processes. The default on Ray is one for each GPU,
             or one for each processor if there is no GPU.

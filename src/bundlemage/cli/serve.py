@@ -298,8 +298,8 @@ def retrain(
     """Train the serving model again on the database's data, and publish it if it is not worse.
 
     Both models are tested on bundles that neither has learned from. A running service switches to a published
-    model by itself. The command is safe to run from cron: only one runs at a time, and if it is killed, the
-    old model keeps serving.
+    model by itself. The command is safe to run from cron: only one training runs at a time, and if it is
+    killed, the old model keeps serving.
 
     Options:
         --set NAME=VALUE: A setting that differs from the serving model's, e.g. embedding_dim=64. Repeatable.

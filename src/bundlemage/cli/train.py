@@ -66,8 +66,8 @@ def train(
 
     Options:
         -o, --output DIR: Folder for the model.
-        --recipe: A TOML file with model, settings and split, or the name of a built-in one such as
-            youshu/bundlemage; options override it.
+        --recipe: A TOML file with model, settings and split, or the name of a built-in recipe such as
+            youshu/bundlemage. Options override the recipe.
         --model: bundlemage, or any other that 'bundlemage models' lists.
         --set NAME=VALUE: A hyperparameter, e.g. embedding_dim=64. Repeatable.
         --epochs: The maximum number of passes over the data.

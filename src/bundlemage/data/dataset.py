@@ -100,7 +100,7 @@ class Vocabulary:
             return False
         if type(self._ids) is type(other._ids):
             return self._ids == other._ids
-        return all(one == another for one, another in zip(self, other, strict=True))
+        return all(own == others for own, others in zip(self, other, strict=True))
 
     def __hash__(self) -> int:
         return hash((len(self), *map(str, self._ids[:3])))

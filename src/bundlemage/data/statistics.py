@@ -56,7 +56,7 @@ def preference_similarity(dataset: BundleDataset) -> Floats:
 
     c_i is the multi-hot vector of item i's users. A user's item preference is the mean c_i over the
     user's items; the bundle preference is the mean over all items of the user's bundles, each item once.
-    The similarity is nan without one of them (no items, no bundles, or only items that no user has).
+    The similarity is nan if a preference is missing (no items, no bundles, or only items that no user has).
     """
     item_users = dataset.user_item.T.tocsr().astype(np.float64)  # [items, users], row i is c_i
     cosines = np.full(len(dataset.users), np.nan)

@@ -185,7 +185,7 @@ class _Run:
         self.observers = Forwarder(partial(show, observers=observers), pause=0)
         self.leads = division.group is None or division.group.leads
         self.validation = Validation(cases, data, division)
-        # The model that is evaluated and saved. It has the moving average of the weights, if one is kept.
+        # The model that is evaluated and saved. It has the moving average of the weights, if there is one.
         self.scored = copy.deepcopy(model) if config.weight_average else model
         self.rows = {phase: Rows(phase, data) for phase in model.phases}
         self.batch_sizes = {

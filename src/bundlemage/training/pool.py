@@ -137,7 +137,7 @@ class Pool(Generic[Task, Result]):
 
 
 class _PoolProcess:
-    """The command's handle of a process in the pool."""
+    """A process of the pool, as the command sees it."""
 
     def __init__(self, work: Work[Any, Any], shared: bytes, threads: int) -> None:
         self.pipe, child_end = _PROCESSES.Pipe()
@@ -160,11 +160,12 @@ class _PoolProcess:
         child_end.close()  # so the pipe closes when the process ends
 
     def give(self, task: Any) -> None:
+        """Sends a task to the process, which must be idle."""
         self.task = task
         if self._shared is None:
             self.send(task)
             return
-        # A new process takes seconds to start, and a pipe holds little data: sending here would block.
+        # A new process may take seconds to start, and a pipe holds little data, so sending here could block.
         threading.Thread(target=self.send, args=(task, self._shared), daemon=True).start()
         self._shared = None
 
@@ -221,7 +222,7 @@ def _process(
 
 
 def _end_with_the_command() -> None:
-    """Waits until the command has ended, and then ends this process, even if the command was killed."""
+    """Waits until the command has ended or was killed, and then ends this process."""
     command = multiprocessing.parent_process()
     assert command is not None
     command.join()
