@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,6 +19,7 @@ import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
 from tests.cli.run import run, run_json
+from tests.forked import start_forked
 
 DESKTOP: ViewportSize = {"width": 1280, "height": 800}
 PHONE: ViewportSize = {"width": 390, "height": 844}
@@ -86,10 +86,10 @@ def model(tmp_path_factory: pytest.TempPathFactory, chromium: str) -> Path:
 def serving(model: Path, folder: Path) -> Iterator[Service]:
     """`bundlemage serve` in a process of its own, on a free port."""
     db = f"sqlite:///{folder}/store.db"
-    command = [sys.executable, "-m", "bundlemage", "serve", str(model), "--db", db, "--port", "0"]
+    command = ["serve", model, "--db", db, "--port", 0]
     wide = {**os.environ, "COLUMNS": "200"}
     with (folder / "stderr.log").open("w") as stderr:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=wide)
+        process = start_forked(command, environment=wide, stdout=PIPE, stderr=stderr.fileno())
     try:
         assert process.stdout is not None
         found = next((m for line in process.stdout if (m := re.search(r"at (http://\S+)/", line))), None)
@@ -98,9 +98,7 @@ def serving(model: Path, folder: Path) -> Iterator[Service]:
             yield Service(found[1], db, api, {})
     finally:
         process.terminate()
-        process.wait(20)
-        if process.stdout is not None:
-            process.stdout.close()
+        process.wait(60)
 
 
 @pytest.fixture(scope="session")

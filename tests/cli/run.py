@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -39,12 +37,6 @@ def run_apart(*arguments: object) -> str:
     done = run_forked(arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def start(*arguments: object) -> subprocess.Popen[str]:
-    """Start a command in a process of its own."""
-    command = [sys.executable, "-m", "bundlemage", *(str(argument) for argument in arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def stopped(file: str, times: int, *arguments: object, how: int = signal.SIGKILL) -> CompletedProcess[str]:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -27,7 +30,6 @@ from bundlemage.readers.load import read
 from bundlemage.recipe import Recipe
 from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.history import EpochRecord, Observer
-from tests.cli.run import start
 from tests.waiting import wait_until
 
 SETTINGS = {"epochs": 5, "batch_size": 300, "embedding_dim": 32, "seed": 3, "device": "cpu"}
@@ -301,10 +303,10 @@ def test_what_was_read_for_training_does_not_travel(split: Split, tmp_path: Path
 
 def test_processes_end_with_the_command_that_started_them(tmp_path: Path) -> None:
     """`kill -9` of the command, and no process of it trains on beside whoever resumes it."""
-    command = start(
-        *("train", "sample", "-o", tmp_path / "model", "--workers", 2, "--epochs", 9000),
-        *("--set", "patience=9000", "--set", "embedding_dim=8", "--checkpoint-every", 1, "--device", "cpu"),
-    )
+    train = [sys.executable, "-m", "bundlemage", "train", "sample", "-o", str(tmp_path / "model")]
+    endless = ["--epochs", "9000", "--set", "patience=9000", "--set", "embedding_dim=8"]
+    every = ["--checkpoint-every", "1", "--device", "cpu", "--workers", "2"]
+    command = subprocess.Popen([*train, *endless, *every], stdout=PIPE, stderr=PIPE)
     folder = RunFolder(tmp_path / "model.checkpoints")
     wait_until(lambda: folder.holds_progress() or command.poll() is not None, "a checkpoint")
     assert command.poll() is None

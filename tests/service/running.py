@@ -6,14 +6,13 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import httpx
@@ -27,6 +26,7 @@ from bundlemage.service.settings import Settings
 from bundlemage.store.records import Role
 from bundlemage.store.repository import Store
 from tests.cli.run import run
+from tests.forked import Forked, start_forked
 from tests.made_once import made_once
 from tests.waiting import wait_until
 
@@ -96,7 +96,7 @@ class Running:
 class Command(Running):
     """`bundlemage serve` in a process of its own."""
 
-    process: subprocess.Popen[str]
+    process: Forked
     errors: Path = field(repr=False)
 
     def kill(self) -> None:
@@ -115,12 +115,7 @@ def command(model: Path | None, db: str, *options: str) -> Iterator[Command]:
     with tempfile.TemporaryDirectory(prefix="bundlemage-serve-") as folder:
         errors = Path(folder) / "stderr"
         with errors.open("w") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "bundlemage", "serve", *arguments],
-                stdout=subprocess.PIPE,
-                stderr=output,
-                text=True,
-            )
+            process = start_forked(["serve", *arguments], stdout=PIPE, stderr=output.fileno())
         watch = threading.Timer(SECONDS_TO_START, process.kill)  # or a silent one would be read from forever
         watch.start()
         try:
@@ -138,7 +133,7 @@ def command(model: Path | None, db: str, *options: str) -> Iterator[Command]:
                 process.wait(timeout=20)
             finally:
                 process.kill()
-                process.communicate()
+                process.wait()
 
 
 def _answers(running: Running) -> bool:

@@ -28,6 +28,7 @@ from bundlemage.store.repository import Store
 from bundlemage.wire import answers as wire
 from bundlemage.wire import design_answers
 from bundlemage.wire.design import Change
+from tests.forked import Forked, start_forked
 from tests.small_shop import QUICK, small_shop
 from tests.waiting import wait_until
 
@@ -48,13 +49,13 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         self.database = model.parent / f"shop-{self.port}.db"
         self.log = model.parent / f"log-{self.port}"
-        command = [sys.executable, "-m", "bundlemage", "serve", str(model), "--port", str(self.port)]
-        self._command = [*command, "--db", str(self.database), *options]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._command = ["serve", model, "--port", self.port, "--db", self.database, *options]
+        self._process: Forked | None = None
 
     def start(self, *, wait: bool = True) -> None:
         with self.log.open("ab") as output:
-            self._process = subprocess.Popen(self._command, stdout=output, stderr=output)
+            streams = output.fileno()
+            self._process = start_forked(self._command, stdout=streams, stderr=streams)
         if not wait:
             return
         process = self._process

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import httpx
@@ -31,6 +32,7 @@ from bundlemage.retraining import DECISIVE, compare, fresh_cases, hold_out, retr
 from bundlemage.store.records import Bundle, CatalogueChange, InteractionRecord, Item, Owned
 from bundlemage.store.repository import Store
 from bundlemage.training.history import EpochRecord, Observer
+from tests.forked import start_forked
 from tests.growing_shop import (
     QUICK,
     USERS,
@@ -495,8 +497,9 @@ def test_killed_at_a_bad_moment_it_leaves_the_old_model_and_no_lock(
 
 def test_a_running_service_goes_over_without_a_failed_request(tmp_path: Path, little_learned: Path) -> None:
     url = f"sqlite:///{tmp_path}/shop.db"
-    command = [sys.executable, "-m", "bundlemage", "serve", str(little_learned), "--db", url, "--port", "0"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    command = ["serve", little_learned, "--db", url, "--port", 0]
+    with (tmp_path / "stderr").open("w") as output:
+        server = start_forked(command, stdout=PIPE, stderr=output.fileno())
     failed: list[str] = []
     versions: list[str] = []
     done = threading.Event()
@@ -533,7 +536,7 @@ def test_a_running_service_goes_over_without_a_failed_request(tmp_path: Path, li
     finally:
         done.set()
         server.terminate()
-        server.communicate(timeout=20)
+        server.wait(60)
     assert failed == []
     assert versions[0] == artifact_version(little_learned)
     assert versions[-1] == outcome.version

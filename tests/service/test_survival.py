@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import httpx
@@ -17,8 +16,10 @@ import psycopg
 import pytest
 
 from bundlemage.core.history import History
+from bundlemage.data.dataset import BundleDataset
 from bundlemage.recommender import Recommender
 from bundlemage.store.repository import Store
+from tests.forked import start_forked
 from tests.service.running import command, ids, inside, new_key, ok, problem
 from tests.waiting import wait_until
 
@@ -122,38 +123,31 @@ def test_every_acknowledged_write_of_a_stream_survives_kill_9(sample_model: Path
         ok(client.get(f"/v1/items/{items[-1]}"))
 
 
+def stop_halfway() -> None:
+    """The import of the shop stops halfway until the process is killed."""
+    whole = Store.import_dataset
+
+    def halfway(self: Store, dataset: BundleDataset, progress: Any = None) -> None:
+        def stop(stage: str, done: float, of: float, note: str = "") -> None:
+            if done > of / 2:
+                print("half", flush=True)
+                time.sleep(600)
+
+        whole(self, dataset, stop)
+
+    Store.import_dataset = halfway  # type: ignore[assignment, method-assign]
+
+
 def test_a_start_that_is_killed_while_it_takes_over_the_shop_can_be_repeated(
-    sample_model: Path, store_url: str, recommender: Recommender
+    sample_model: Path, store_url: str, recommender: Recommender, tmp_path: Path
 ) -> None:
-    # The command itself, but for an import that stops halfway until it is killed.
-    script = """
-import sys, time
-from bundlemage.cli.main import main
-from bundlemage.store.repository import Store
-
-whole = Store.import_dataset
-
-def halfway(self, dataset, progress=None):
-    def stop(stage, done, of, note=""):
-        if done > of / 2:
-            print("half", flush=True)
-            time.sleep(60)
-    whole(self, dataset, stop)
-
-Store.import_dataset = halfway
-sys.argv[1:] = ["serve", *sys.argv[1:], "--port", "0"]
-main()
-"""
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, str(sample_model), "--db", store_url],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    arguments = ["serve", sample_model, "--db", store_url, "--port", 0]
+    with (tmp_path / "stderr").open("w") as output:
+        process = start_forked(arguments, stdout=PIPE, stderr=output.fileno(), before=stop_halfway)
     assert process.stdout is not None
     assert process.stdout.readline() == "half\n"
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.kill()
+    process.wait()
     with inside(sample_model, store_url) as service, service.client() as client:
         assert bundles(client, SOMEONE)[0]["id"] == recommender.recommend(SOMEONE, 1)[0].id
         assert ok(client.get("/v1/bundles"))["total"] == len(recommender.dataset.bundles)
