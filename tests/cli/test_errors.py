@@ -70,7 +70,7 @@ def test_a_malicious_pickle_is_refused_and_does_not_run(tmp_path: Path) -> None:
         (["train", "-o", "m", "--device", "cuda:99"], "not present"),
         (["train", "-o", "m", "--protocol", "guess"], "unknown protocol 'guess'"),
         (["train", "-o", "m", "--recipe", "none.toml"], "none.toml cannot be read"),
-        (["train", "-o", "m", "--table", "user_item=x"], "for a database only"),
+        (["train", "-o", "m", "--table", "user_item=x"], "only for a database"),
         (["train", "sqlite:///nowhere.db", "-o", "m"], "nowhere.db"),
         (["train", "nowhere", "-o", "m"], "no such file or folder"),
         (["evaluate", "nowhere"], "no such folder"),

@@ -66,7 +66,7 @@ def test_a_candidate_of_minus_infinity_is_no_candidate() -> None:
 
 
 def test_a_score_that_is_no_number_is_refused() -> None:
-    with pytest.raises(ValueError, match="not a number"):
+    with pytest.raises(ValueError, match="nan or infinite"):
         metrics(np.array([[np.nan, 1.0]]), np.array([[True, False]]), (1,))
 
 

@@ -489,7 +489,9 @@ ASK = [lambda model: model.recommend("u0"), lambda model: model.complete("u0", [
 class TestWhatAModelGives:
     @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
     def test_a_score_that_is_no_number_is_refused(self, ask: Any, bad: float) -> None:
-        with pytest.raises(UnsupportedError, match=r"Scripted\.score_\w+ gave a score that is not a finite"):
+        with pytest.raises(
+            UnsupportedError, match=r"Scripted\.score_\w+ returned a score that is not a finite"
+        ):
             ask(scripted(torch.tensor([[0.0, bad, 1.0]])))
 
     def test_two_infinities_do_not_hide_each_other(self, ask: Any) -> None:
