@@ -61,8 +61,9 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --verbose > $(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; exit 1; }
 
+# Three processes for two cores: tests often wait for a service, a database or a browser.
 test: lint
-	$(BIN)/python -m pytest -n 2 --durations 20
+	$(BIN)/python -m pytest -n 3 --durations 20
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 3600
