@@ -159,7 +159,7 @@ class UnstorableError(StoreError):
 
 
 class SupersededError(StoreError):
-    """The model that a new one should replace no longer serves. Nothing was published."""
+    """The model that was to be replaced is no longer the one in service. Nothing was published."""
 
     def __init__(self, serving: str | None, instead_of: str) -> None:
         super().__init__(

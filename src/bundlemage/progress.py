@@ -37,7 +37,8 @@ def in_silence(_stage: str, _done: float, _of: float, _note: str = "") -> None:
 
 @dataclass
 class _Stage:
-    """A running stage. `before` is the amount that was done already when it began, for the rate."""
+    """A running stage. `before` is the amount already done when the stage began; the rate does not
+    count it."""
 
     before: float
     began: float

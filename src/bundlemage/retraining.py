@@ -253,7 +253,8 @@ def fresh_cases(dataset: BundleDataset, serving: Recommender, stock: Stock, rand
 
 
 def hold_out(dataset: BundleDataset, cases: Pairs, plan: SplitPlan, random: Random) -> Split:
-    """Returns a split. `cases` are the test cases. Users with several other pairs have one for validation."""
+    """Returns a split. `cases` are the test cases. For each user with two or more other pairs, one of them is
+    a validation case."""
     users, bundles = dataset.user_bundle.nonzero()
     rest = np.setdiff1d(np.arange(len(users)), cases)
     count = np.bincount(users[rest], minlength=len(dataset.users))

@@ -33,7 +33,8 @@ class Campaign(BaseModel):
     """Maximum cost of all discounts. A shown bundle costs the sum of its items' prices times its discount."""
     reserve: Literal["shown", "expected"] = "shown"
     """How much stock and budget a shown bundle uses. shown: one unit of each item and the whole discount, so
-    no more is sold than is in stock. expected: these, times the probability that the user buys it."""
+    no more is sold than is in stock. expected: the same amounts times the probability of a
+    purchase."""
     value: Literal["sales", "takings"] = "sales"
     """What the campaign maximises: expected sales, or takings (expected sales times price)."""
     format: Format = "parquet"
@@ -41,7 +42,7 @@ class Campaign(BaseModel):
     part_users: Count = 8192
     """Number of users in a result file. An interrupted campaign loses at most the work on one file."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Seed for the sample of users from which the prices of the limits are learned."""
+    """Seed for the sample of users from which each limit's Lagrange multiplier is learned."""
 
     @classmethod
     def of(cls, **settings: Any) -> Self:

@@ -170,7 +170,8 @@ def _card(design: Design) -> Panel:
 
 
 def _reasons(explanation: Explanation, most: int) -> Table:
-    table = show.table("times as likely with it as without it", "reason", "", ">times", ">fit without it")
+    title = "each reason, and how many times as likely the answer is with it as without it"
+    table = show.table(title, "reason", "", ">times", ">fit without it")
     for reason in explanation.reasons[:most]:
         name, times = show.name(reason.title, reason.id), exp(reason.effect)
         table.add_row(name, _KINDS[reason.kind], f"{times:.2f}", f"{reason.without:.3f}")

@@ -24,7 +24,7 @@ MOVED = {
     "--output PATH'",
     "data --engine": "'bundlemage data' always runs on this machine, in bounded memory: leave --engine out",
 }
-"""For each removed option, after its command: an error message that says what to use instead."""
+"""Maps each removed "command option" to an error message that says what to use instead."""
 
 
 class _Commands(TyperGroup):

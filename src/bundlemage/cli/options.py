@@ -99,7 +99,7 @@ def _filter(
     max_price: float | None = None,
     in_stock: bool = False,
 ) -> Any:
-    """The filter of an answer, or None without a condition: only a filter may need a catalogue.
+    """The filter of an answer, or None if none of these options is given.
 
     Filters:
         --exclude ID,ID: Never show these.

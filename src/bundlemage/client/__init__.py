@@ -5,7 +5,7 @@
 ...     answer = client.recommend("u0007", k=3)
 ...     client.record("u0007", bundle=answer[0].id, request_id=answer.request_id)
 
-It needs neither the service nor a model: the answers are the pydantic models in `bundlemage.wire`.
+It imports neither the service's code nor torch: its answers are the pydantic classes in `bundlemage.wire`.
 """
 
 from __future__ import annotations

@@ -365,7 +365,8 @@ def _where(where: Conditions) -> dict[str, Any]:
 
 
 def _fields(part: object, expected: str) -> dict[str, Any]:
-    """The fields of `part`, a dict or a pydantic model. `expected` begins the error message for others."""
+    """The fields of `part`, a dict or a pydantic model. Raises ConfigError for other types; the message
+    starts with `expected`."""
     if isinstance(part, Body):
         part = part.model_dump(exclude_unset=True)
     if not isinstance(part, Mapping):

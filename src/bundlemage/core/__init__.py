@@ -1,1 +1,1 @@
-"""Answers questions about one user or about all users: the shop, filters and ranking."""
+"""The shop, filters and ranking, which together answer requests for one user or for all users."""

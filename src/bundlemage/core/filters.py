@@ -1,4 +1,5 @@
-"""Filters decide which candidates an answer may contain. A shelf has the columns that they read."""
+"""Filters decide which candidates an answer may contain. A `Shelf` holds the columns
+that filters read, such as prices and tags."""
 
 from __future__ import annotations
 

@@ -66,7 +66,8 @@ class Part:
 
 
 def lists(counts: Counts, positions: npt.NDArray[np.integer]) -> pa.Array:
-    """Returns an Arrow array of lists. `positions` are all lists in order, `counts` their lengths."""
+    """Returns an Arrow array of lists. `positions` holds all lists, one after another; `counts`
+    holds their lengths."""
     offsets = np.concatenate([[0], np.cumsum(counts)])
     if offsets[-1] >= 2**31:  # the limit of an Arrow list array
         message = f"the lists of {len(counts):,} rows hold {offsets[-1]:,} positions, too many for one file"
@@ -102,7 +103,8 @@ def rows_of(column: pa.ChunkedArray) -> tuple[Counts, npt.NDArray[np.int32]]:
 
 @dataclass(frozen=True)
 class Layout:
-    """A folder of shards. Rows are counted over all parts of a kind: row n has position n."""
+    """A folder of shards. Rows are numbered across all files of a kind: row n of `users` is the user
+    at position n."""
 
     folder: Path
     name: str
@@ -130,7 +132,8 @@ class Layout:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise _damaged(path, "the file is damaged") from None
         if format_ != FORMAT:
-            raise _damaged(path, "this file was written by another program", "Name a folder of 'data ingest'")
+            fix = "Give a folder that 'bundlemage data ingest' has written"
+            raise _damaged(path, "this file was written by another program", fix)
         if version != VERSION:
             fix = "Run 'bundlemage data ingest' again, or use the version that wrote it"
             raise _damaged(path, f"the format is {version}; this program reads format {VERSION}", fix)
@@ -208,7 +211,7 @@ class Layout:
 def _kept(
     counts: Counts, positions: Positions, rows: range, columns: range | None
 ) -> tuple[Counts, Positions]:
-    """Returns the rows without positions outside `columns`. Rows outside the range `rows` are empty."""
+    """Keeps only the positions inside `columns`, and empties all rows outside the range `rows`."""
     owners = np.repeat(np.arange(len(counts)), counts)
     kept = (owners >= rows.start) & (owners < rows.stop)
     if columns is not None:

@@ -28,9 +28,9 @@ from bundlemage.wire.design_answers import Design, DesignedItem, Designs, Explan
 REASONS = 1.0
 """The minimum time for finding reasons, in seconds, even if the time limit has passed."""
 LOOKED_AT = 4
-"""How many bundles of each greedy or beam search are valued as a whole."""
+"""How many of the best bundles of each greedy or beam search are fully evaluated, not only estimated."""
 AROUND = 60
-"""How many neighbours of the best bundle the exact search values in each round."""
+"""The number of neighbours of the best bundle that the exact search evaluates in each round."""
 WIDTH = 8
 """The beam width: the number of unfinished bundles that are kept after each step."""
 LIKELIEST = 256
@@ -109,7 +109,7 @@ class _Search:
         return list(bundles.values())
 
     def _anything(self) -> list[Items]:
-        """Returns a list with any bundle that satisfies the rules; an empty list if none was found."""
+        """Returns a list with one bundle that satisfies the rules, or an empty list if none was found."""
         if not self.rules.earlier:
             refuse_impossible(self.rules, self.deadline)
         try:
@@ -122,7 +122,9 @@ class _Search:
         return [some] if some else []
 
     def _exact(self, best: Worth, known: Sequence[Items], deadline: Deadline) -> Worth:
-        """Returns the best bundle by pairs of items, improved as long as a neighbour has a higher value."""
+        """Returns the best of all bundles if there are few enough to list them. Otherwise starts from the
+        best bundle by pairwise fits of items, or from `best`, and moves to better neighbours while there is
+        time."""
         all_bundles = every_bundle(self.rules, deadline)
         if all_bundles is not None:
             self.proven = self.proven or not self.rules.earlier
@@ -210,10 +212,11 @@ class Lookahead:
         for row, number in enumerate(self._required):
             self._members[row, rules.membership[number]] = True
         inside = self._members[:, rules.allowed]
-        self._at_once = max(1, int(inside.sum(0).max(initial=0)))  # most required groups with the same item
+        # The maximum number of required groups that one item is in
+        self._at_once = max(1, int(inside.sum(0).max(initial=0)))
         self._reach = []
-        """For each sum, the lowest and the highest sums of 0, 1, 2, … further items, and for each required
-        group the lowest sums of only its items."""
+        """For each limited sum: the least and the most that 0, 1, 2, … further items can add to it, and for
+        each required group the least that items of this group can add."""
         for each in rules.sums:
             ordered = np.sort(each.weights[rules.allowed])
             lowest_of = [_running(np.sort(each.weights[row & rules.allowed])) for row in self._members]

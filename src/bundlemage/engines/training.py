@@ -59,7 +59,7 @@ class TrainingJob:
     """For a database: the table or query for each part of the data, such as `user_item`."""
     resume: bool = False
     checkpoint_every: int | None = None
-    """Epochs between checkpoints; 0: no checkpoints; None: writing takes about 5% of the time."""
+    """Epochs between checkpoints; 0: no checkpoints; None: as often as takes about 5% of the time."""
     item_tables: str = "auto"
     """One of `ITEM_TABLES`."""
     calibration: Calibration | None = None

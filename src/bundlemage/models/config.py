@@ -125,7 +125,7 @@ class LearnedConfig(ModelConfig):
     """Stop after this many epochs without a better validation score. In a small shop an epoch has few steps,
     so a model may need dozens of epochs before the score improves."""
     select_by: SelectBy = "matching"
-    """The task that selects the best epoch on its validation cases. The weights of that epoch are kept."""
+    """The task whose validation score decides which epoch is best. The weights of that epoch are kept."""
     batch_size: int = Field(2000, ge=1)
     """Maximum number of users, or (user, bundle) pairs, per step."""
     min_steps: int = Field(1, ge=1)
@@ -163,8 +163,8 @@ class BundleMageConfig(LearnedConfig):
     patience: int = Field(12, ge=1)
     select_by: SelectBy = "both"
     """The score that selects the best epoch: nDCG@5 on the validation cases of `matching` or `generation`.
-    `both` uses the mean of the two, each divided by the nDCG@5 of popularity. For generation, some training
-    bundles are held out as validation cases."""
+    `both` uses the geometric mean of the two, each divided by the nDCG@5 of popularity. For generation, some
+    training bundles are held out as validation cases."""
     batch_size: int = Field(1024, ge=1)
     min_steps: int = Field(8, ge=1)
     learning_rate: float = Field(0.004, gt=0)
@@ -175,8 +175,8 @@ class BundleMageConfig(LearnedConfig):
     embedding_dim: int = Field(400, ge=2, multiple_of=2)
     """d, the length of every vector. It must be even, because some layers halve it. The paper's is 200."""
     shared_fraction: float = Field(0.7, ge=0, le=1)
-    """The fraction of an item's vector that both tasks share; each task has its own rest. 0 is the ablation
-    -Sep, 1 is -Sha. The paper's is 0.5."""
+    """The fraction of an item's vector that both tasks share; the remainder is separate for each task. 0 is
+    the ablation -Sep, 1 is -Sha. The paper's is 0.5."""
     mixer: Mixer = "gate"
     """How a user's item and bundle history are mixed; `average` is the ablation -Avg."""
     tasks: Literal["both", "matching", "generation"] = "both"
@@ -191,11 +191,12 @@ class BundleMageConfig(LearnedConfig):
     """`row` hides the shares ρ of each user's bundles and ψ of each bundle's items, as in the paper. `batch`
     hides each entry with these probabilities, as in the authors' program."""
     loss_weighting: Literal["sum", "mean"] = "sum"
-    """`mean` divides a loss by the number of a user's bundles and a bundle's items, as in the paper's
-    equations. `sum` does not, as in the authors' program; it is more accurate."""
+    """`mean` divides each loss by the number of the user's bundles, and the generation loss also by the
+    number of the bundle's items, as in the paper's equations. `sum` does not, as in the authors' program; it
+    is more accurate."""
     hide_target: bool = True
-    """Whether a bundle is removed from the user's history while it is completed, because a new bundle is in
-    no history. The authors' program does not remove it; removing is more accurate."""
+    """Whether the bundle to complete is removed from the user's history. (A new bundle would be in no
+    history.) The authors' program does not remove it; removing is more accurate."""
 
     # ── How scores are formed ──
     scores: Literal["cosine", "dot"] = "cosine"
@@ -225,7 +226,8 @@ class BundleMageConfig(LearnedConfig):
     initial_spread: float = Field(0.06, ge=0)
     """Standard deviation of the initial item vectors; 0 for Xavier's value, as in the authors' program."""
     propagation: int = Field(0, ge=0)
-    """Number of steps that average items' matching vectors over the items of their bundles; 0 for none."""
+    """Number of averaging steps: each takes the mean of an item's matching vector over the items that share
+    its bundles; 0 for none."""
 
     # ── Training data and losses ──
     generation_weight: float = Field(0.2, gt=0)

@@ -42,8 +42,9 @@ PARTIAL_NAME = "steam-partial"
 PARTIAL_NOTE = (
     "steam-partial: the user-item matrix is not published, so it is reconstructed: a user's items are the "
     "games in the user's bundles, a part of what the user owns. Never compare its metrics with the paper's "
-    "table for Steam. The games of held-out bundles are in it too, so a baseline that ranks bundles by the "
-    "share of their games that the user owns finds the held-out bundles: show it beside every model."
+    "table for Steam. The matrix also contains the games of held-out bundles. A baseline that ranks bundles "
+    "by the share of their games that the user owns therefore finds the held-out bundles: show this baseline "
+    "beside every model."
 )
 
 
@@ -116,7 +117,8 @@ def read_catalogue(path: Path) -> Catalogue:
 
 
 def catalogue_for(path: Path, bundle_item: sparse.csr_matrix) -> Catalogue:
-    """Returns the catalogue with the bundles in the order of `bundle_item`, such as the generation split's.
+    """Returns the catalogue with its bundles in the row order of `bundle_item`, for example the matrix of the
+    generation split.
 
     Bundles are identified by their games. If several bundles have the same games, their prices are null.
     """

@@ -38,7 +38,7 @@ class Name:
     """The name of a function or class in a pickle. It is text, never the function or class itself."""
 
     role: str
-    """What this module does in its place: a key of `_CALLS`, a kind of sparse matrix, or a type."""
+    """How this module handles the name: a key of `_CALLS`, a kind of sparse matrix, or a type."""
     full: str
 
 

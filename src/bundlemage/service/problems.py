@@ -80,7 +80,8 @@ _UNAVAILABLE = ApiError(
 
 
 def newer_than_the_model(what: str) -> ApiError:
-    """The refusal for an item or bundle that is newer than the model. `what` is like "the item 'x' is"."""
+    """The refusal for an item or bundle that is newer than the model. `what` begins the message,
+    for example "the item 'x' is"."""
     return ApiError(
         409,
         "Not in the model",
@@ -126,7 +127,8 @@ def _from_http(request: Request, error: HTTPException) -> ApiError:
     if status == 404:
         return ApiError(404, "No such route", "There is no such route; GET /openapi.json lists all.")
     if status == 405:
-        # A path may have several routes, but the framework names the methods of one. A static file has none.
+        # A path may have several routes, but the framework names the methods of only one. A static file has
+        # no such route, so GET is named.
         methods = {
             method: None
             for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -222,7 +224,7 @@ def responses(*codes: int) -> dict[int | str, dict[str, Any]]:
 
 def impossible_design() -> dict[str, Any]:
     """The refusal (status 422) for an impossible design, for the OpenAPI document."""
-    # These rules have keys, because the document omits null from examples.
+    # Only rules with a key are shown, because the document would leave out a key that is null.
     rules = [
         Rule("must", "g0022", "the item 'g0022' in the bundle"),
         Rule("at_most", "Seafaring", "no item with the tag 'Seafaring'"),

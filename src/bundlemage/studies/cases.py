@@ -54,7 +54,7 @@ class Leaning:
     share: float
     """Share of the user's tagged items that have the tag."""
     usual: float
-    """Share of the pairs of all users and their items in which the item has the tag."""
+    """Share of all (user, owned item) pairs whose item has the tag."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,13 @@ class TasteCase:
     hidden: tuple[ItemCard, ...]
     people: tuple[TasteUser, ...]
     by_taste: int
-    """Number of different first items for these users if answers may include items that they own. If it is 1,
+    """Number of different top answers for these users when items that they own may be answers. If it is 1,
     their answers differ only because owned items are left out."""
     bundles: int
     """Number of held-out bundles with two test users or more."""
     personal: int
-    """Number of those bundles for which not all test users have the same first item, owned items included."""
+    """Number of those bundles for which the test users' top answers differ, even if owned items may be
+    answers."""
 
 
 @dataclass(frozen=True)
@@ -249,8 +250,8 @@ class _Chooser:
         )
 
     def leaning_users(self, users: Sequence[int], row: int) -> dict[int, list[int]]:
-        """Returns user → answers for up to USERS users. Each is the user with the strongest preference for a
-        different tag and, if possible, has a different first answer."""
+        """Returns user → answers for up to USERS users. Each is chosen for the strongest remaining
+        preference for a tag; no two share a tag or, if possible, a first answer."""
         known = [user for user in users if self.has_tag[self.owned(user)].any(1).sum() >= LEAST_ITEMS]
         if not known or not self.tag_names:
             return {}

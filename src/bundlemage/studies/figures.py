@@ -187,7 +187,7 @@ def _legend_entries(bars: Sequence[Plotted]) -> list[Any]:
             handles.append(Patch(facecolor=_LIGHT[colour], label=label, linewidth=0, **style))
     if any(bar.paper is not None for bar in bars):
         mark: Any = {"marker": "D", "color": _LIGHT["mark"], "markersize": 5}
-        handles.append(Line2D([], [], linestyle="", label="the paper's figure", **mark))
+        handles.append(Line2D([], [], linestyle="", label="the paper's value", **mark))
     return handles
 
 
@@ -213,7 +213,7 @@ def similarity(name: str, title: str, cosines: npt.NDArray[np.float64]) -> Figur
     left.hist(known, bins=np.linspace(0, 1, 21), color=_LIGHT["ours"], rwidth=0.92)
     left.set(xlabel="cosine similarity of item and bundle preference", ylabel="users", xlim=(0, 1))
     right.plot(np.arange(len(known)), known, color=_LIGHT["ours"], linewidth=1.8)
-    right.set(xlabel="users, the most alike first", ylabel="cosine similarity", ylim=(0, 1.02))
+    right.set(xlabel="users, highest similarity first", ylabel="cosine similarity", ylim=(0, 1.02))
     for axis, heading in ((left, "How many users"), (right, "User by user, as in the paper")):
         axis.set_title(heading, **_HEADING)
         axis.grid(axis="y")

@@ -33,8 +33,9 @@ class EpochRecord:
     generation: Mapping[str, float] = field(default_factory=dict)
     """Generation metrics on held-out training bundles; empty if no bundles are held out."""
     value: float | None = None
-    """The epoch with the highest value is used. For one task, the value is nDCG@5. For both tasks, it is the
-    mean ratio of nDCG@5 to that of the model `popularity`. None without validation cases."""
+    """The epoch with the highest value is used. For one task, the value is nDCG@5. For both tasks, it is
+    the geometric mean of the ratios of nDCG@5 to that of the model `popularity`. None without validation
+    cases."""
     member: int = 1
     """The member of the ensemble that was trained, counted from 1; 1 for a single model."""
 
@@ -74,7 +75,8 @@ class Observer:
     """Its methods are called during training. A subclass overrides the methods that it needs."""
 
     def on_member(self, number: int, of: int) -> None:
-        """Called before `on_start` for member `number` of `of` (counted from 1); never for a single model."""
+        """Called before `on_start` of each member of an ensemble. `number` counts from 1, and `of` is the
+        size of the ensemble. Not called for a single model."""
 
     def on_start(self, *, epochs: int, steps_per_epoch: int, done: Sequence[EpochRecord]) -> None:
         """Called before the first epoch. `done` holds the earlier epochs of a resumed run."""

@@ -147,7 +147,7 @@ class _PoolProcess:
             target=_process, args=(child_end, work, threads, dict(os.environ)), daemon=True
         )
         _PROCESSES.set_forkserver_preload(["torch", work.__module__])
-        # Only the command receives Ctrl-C. The new process inherits the mask.
+        # Only the command receives Ctrl-C: SIGINT is blocked here, and the new process inherits that mask.
         mask = getattr(signal, "pthread_sigmask", None)  # not on Windows
         if mask:
             resource_tracker.ensure_running()  # if started later, it would undo the mask

@@ -39,11 +39,12 @@ class Rows:
         self.device = data.user_bundle.device
         self.at_most = phase.at_most
         self.rows: Tensor | None = None  # the numbers of the rows; None: all
-        self.groups: Tensor | None = None  # the second position of each pair, for `at_most`
+        self.groups: Tensor | None = None  # the second member of each pair, for `at_most`
         if pairs is None:
             if phase.at_most is not None:
                 raise ConfigError(
-                    f"the phase {phase.name!r} is over {phase.over}; only phases over pairs can have at_most"
+                    f"the phase {phase.name!r} runs over {phase.over}; only phases that run over pairs can "
+                    "have at_most"
                 )
             counts = {"users": len(data.user_bundle), "items": data.items, "bundles": len(data.bundle_item)}
             self.count = counts[phase.over]

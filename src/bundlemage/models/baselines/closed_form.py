@@ -37,7 +37,8 @@ def blocks(rows: int, width: int) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class SparseRows:
-    """A sparse matrix. `rows` holds the columns of each row's entries. The entries of a cell add up."""
+    """A sparse matrix. `rows` lists, for each row, the column numbers of its entries. Several entries in the
+    same cell are summed."""
 
     rows: Ragged
     weights: Tensor  # [entries]
@@ -90,7 +91,7 @@ class SparseRows:
         `other`; each visit is called a walk."""
         product = self.weights.new_zeros(len(self) * other.columns)
         row, walks = self.rows.row_of_entry(), other.rows.lengths[self.rows.values]  # [entries]
-        # For each entry: its first entry in `other`, minus the number of walks before it.
+        # For each entry: the number of the first entry that it visits in `other`, minus all earlier walks.
         before = torch.cat([walks.new_zeros(1), walks.cumsum(0)])
         begin = other.rows.offsets[self.rows.values] - before[:-1]
         for first, last in _parts(before):
@@ -119,7 +120,8 @@ def _parts(before: Tensor) -> Iterator[tuple[int, int]]:
 
 
 class EaseModel(Model):
-    """Minimises ‖X − XB‖² + λ‖B‖² under diag(B) = 0. The score is xB. Only the first columns of B are needed.
+    """Minimises ‖X − XB‖² + λ‖B‖² under diag(B) = 0. The score is xB. Only the first `predicted` columns of B
+    are needed.
 
     The solution is B = I − P diag(P)⁻¹ with P = (XᵀX + λI)⁻¹. If X has more columns than rows, P is not
     computed. Then P = (I − XᵀKX) / λ with K = (XXᵀ + λI)⁻¹, so xB = (xXᵀKX − d ∘ x) / (1 − d) with

@@ -44,7 +44,8 @@ class ViewsModel(GraphModel):
     config: ViewsConfig
 
     def spread(self, graph: Bipartite, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the first vectors plus the vectors of all later LightGCN layers, scaled to length one."""
+        """Returns the first vectors, not scaled, plus those of all later LightGCN layers, each scaled to
+        length one."""
         left, right = graph.connected(left, right)
         layers = self.disturbed(graph).layers(left, right, self.config.layers)
         for left_layer, right_layer in layers[1:]:
@@ -324,7 +325,8 @@ class CoHeat(ViewsModel):
 
 def agreement_loss(first: Tensor, second: Tensor) -> Tensor:
     """Alignment plus uniformity of two views with rows of length one (Wang and Isola, ICML 2020).
-    Alignment: mean ‖x − y‖² of a row in both. Uniformity of a view: log mean exp(−2 ‖x − x′‖²)."""
+    Alignment: the mean of ‖x − y‖², where x and y are the same row in the two views. Uniformity of a view:
+    log mean exp(−2 ‖x − x′‖²)."""
     alignment = (first - second).square().sum(1).mean()
     return alignment + (_uniformity(first) + _uniformity(second)) / 2
 
@@ -355,14 +357,14 @@ class BundleGTConfig(ViewsConfig):
 class BundleGT(ViewsModel):
     """The sum of the scores of two views: LightGCN on the user-bundle graph, and attention over tokens.
 
-    From the publication: items are tokens, and their vectors are propagated on the user-item graph. Attention
-    over its items gives a bundle's strategy-aware vector, and attention over the user's bundles and items
-    gives a user's. The user-bundle graph and the pairwise loss are also published. The full text was not
-    available, so these are our choices: a bundle's query comes from its vector on the user-bundle graph, and
-    a user's query from the user's vectors on both graphs; one layer, one head, no value matrix, no
-    feed-forward layer; one softmax over a user's bundles and items together; a user's vector on the user-item
-    graph is added to the result of attention; nodes without an edge have zero vectors.
-    """
+    From the publication: items are tokens, and their vectors are propagated on the user-item graph. A
+    bundle's strategy-aware vector is the result of attention over its items; a user's vector is the result of
+    attention over the user's bundles and items. The user-bundle graph and the pairwise loss are also
+    published. The full text was not available, so these are our choices: a bundle's query comes from its
+    vector on the user-bundle graph, and a user's query from the user's vectors on both graphs; one layer, one
+    head, no value matrix, no feed-forward layer; one softmax over a user's bundles and items together; a
+    user's vector on the user-item graph is added to the result of attention; nodes without an edge have zero
+    vectors."""
 
     name = "bundlegt"
     title = "BundleGT"
