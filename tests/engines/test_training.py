@@ -211,7 +211,8 @@ def test_a_local_process_that_is_killed_ends_training_with_a_word_and_can_be_res
             import multiprocessing
 
             if record.epoch == 2:
-                os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+                first = next(child for child in multiprocessing.active_children() if child.daemon)
+                os.kill(first.pid or 0, signal.SIGKILL)
 
     job = TrainingJob(
         "sample", RECIPE.changed({"epochs": 400, "patience": 400}, {}), tmp_path / "run", checkpoint_every=1
