@@ -79,7 +79,7 @@ class Asker:
 
         `new_bundles` are further candidates that the shop did not have at training: id → item ids. The
         model assumes that each has sold `new_bundle_credit` times. To change this for a new bundle, give
-        its sales in `expected_sales`, or in `sells_like` a bundle of the shop that has the same sales.
+        its sales in `expected_sales`, or use `sells_like` to name a bundle of the shop with the same sales.
 
         >>> model.recommend("u0007", new_bundles={"box": ["g0022", "g0401"]}, sells_like={"box": "b0013"})
         """
@@ -175,7 +175,7 @@ class Asker:
     # ── Designing ────────────────────────────────────────────────────────────────────────────────
 
     def design(self, user: User, request: DesignRequest | None = None, **conditions: Any) -> Designs:
-        """Returns whole bundles for a user that meet all conditions of a `DesignRequest`, or of its fields.
+        """Returns whole bundles for a user that meet all conditions, given as a request or as its fields.
 
         >>> model.design("u0007", start=["g0022"], size=(3, 5), budget=40, tags={"at least": {"Horror": 1}})
 
@@ -312,11 +312,11 @@ class Asker:
     ) -> IndexReport:
         """Use an index to search bundles from now on, in `recommend`, `recommend_all` and `rank_bundles`.
 
-        The index is built in memory. For some users of the shop, its ten best bundles are compared with those
-        of an exact search. It may look at a share of at most `most_share` of the bundles. If the share of the
-        ten that it finds is below `least_recall`, `RecallError` is raised, and the search stays exact. The
+        The index is built in memory. A search of the index may look at a share of at most `most_share` of the
+        bundles. For some users of the shop, an exact search finds the ten best bundles. If the index finds
+        a smaller share of these than `least_recall`, `RecallError` is raised, and the search stays exact. The
         search also stays exact for fewer than `least_bundles` bundles: an index would be slower. The scores
-        of an index are estimates. Returns a report on their quality and on the index.
+        of an index are estimates. Returns a report on the index and on the quality of its answers.
         """
         require(self.model, Matcher)
         self._index = None

@@ -123,7 +123,7 @@ class RecordShelf(Shelf):
 
 @dataclass(frozen=True)
 class BundleRows:
-    """The bundles of training in the model's order, followed by later bundles in the order of their arrival.
+    """The training bundles in the model's order, followed by later bundles in the order of their arrival.
 
     Every bundle has its current items, which may differ from its items in training. The dataset has no users:
     each question comes with the user's current history.
@@ -131,8 +131,8 @@ class BundleRows:
 
     dataset: BundleDataset
     device: torch.device
-    sales: Tensor | None = None  # [bundles of training]
-    """The sales of the bundles of training. None if the model's scores do not depend on sales."""
+    sales: Tensor | None = None  # [training bundles]
+    """The sales of the training bundles. None if the model's scores do not depend on sales."""
     expected: Mapping[str, float | str | None] = field(default_factory=dict)
     """Bundle id → its expected sales: a number, or the id of another bundle that sells as often. Only entries
     of bundles that were added after training are used."""
@@ -241,7 +241,7 @@ class Question:
 
 
 class LiveShop(Shop):
-    """A shop that ignores the items and bundles of a history that the model does not know."""
+    """A shop that ignores items and bundles in a history if the model does not know them."""
 
     def __init__(self, rows: BundleRows, trade: Trade, stock: Stock, in_stock: npt.NDArray[np.bool_]) -> None:
         dataset = rows.dataset

@@ -58,7 +58,8 @@ class Recommender(Asker):
         self.training: TrainingResult | None = None
         self.new_bundle_credit: AssumedSales | None = None
         """The number of sales assumed for a bundle that is added after training. It is None before
-        `calibrate`, for models of earlier versions (both assume the median), and if sales do not matter."""
+        `calibrate` and for models of earlier versions: the median is then assumed. It is also None if the
+        model's scores do not depend on sales."""
 
     # ── Fitting ──────────────────────────────────────────────────────────────────────────────────
 
@@ -77,11 +78,12 @@ class Recommender(Asker):
     ) -> Recommender:
         """Train the model. Returns itself.
 
-        `data` is a split, or a dataset or the result of a reader, which `plan` splits. Held-out pairs are not
-        used for training, but afterwards they are part of users' histories. With a `folder`, training writes
-        checkpoints: after an interruption, call `fit` again with `resume` and the same data. `progress` shows
-        a bar in a terminal or a notebook. `calibrate=False` skips `calibrate`, for models that are only
-        compared. A model trained on all data has no validation cases; give it another model's `calibration`.
+        `data` is a split, a dataset, or the result of a reader. `plan` says how to split the latter two.
+        Held-out pairs are not used for training, but afterwards they are part of users' histories. With a
+        `folder`, training writes checkpoints: after an interruption, call `fit` again with `resume` and the
+        same data. `progress` shows a bar in a terminal or a notebook. `calibrate=False` skips `calibrate`,
+        for models that are only compared. A model trained on all data has no validation cases; give it
+        another model's `calibration`.
         """
         split = _split(data, plan)
         with stderr_display() as shown:
@@ -272,7 +274,7 @@ def _split(data: BundleDataset | Source | Split, plan: SplitPlan | None) -> Spli
 
 
 def beside_popularity(recommender: Recommender, split: Split) -> list[Recommender]:
-    """Returns the model, and, unless it is a popularity model itself, one trained on the same split."""
+    """Returns the model and, unless it is itself popularity, a popularity model trained on the same split."""
     if recommender.model_name == "popularity":
         return [recommender]
     popularity = Recommender("popularity", device=str(recommender.shop.device))

@@ -1,6 +1,7 @@
-"""The shared limits of a campaign: serves users within them, and learns the limits' prices from a sample.
+"""The shared limits of a campaign. This module serves users within them, and learns their prices from a
+sample of users.
 
-Use is counted in exact whole numbers. The price of a limit is its Lagrange multiplier.
+The use of a limit is counted exactly, in whole numbers. The price of a limit is its Lagrange multiplier.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Whole: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Shown: TypeAlias = tuple[Whole, Whole]
-"""Two arrays of equal length: users, and a bundle that each is shown, as positions in a block."""
+"""Two arrays of equal length: the user and the bundle of each showing, as positions in a block."""
 Table = TypeVar("Table", npt.NDArray[np.float64], npt.NDArray[np.float32])
 
 UNIT = 2**30
-"""Use of stock and showings is counted in parts: one item, or one showing of a bundle, has this many."""
+"""The use of stock and of showings is counted in parts. An item or a showing consists of this many parts."""
 MONEY = 10**6
-"""Use of the budget is counted in parts: one unit of money has this many."""
+"""The use of the budget is counted in parts. A unit of money consists of this many parts."""
 FACTORS = (1.0, 0.0, 0.5, 0.8, 1.2)
-"""The last users are served with the prices of limits times each factor, and the best result is kept: prices
-that suit many users may not suit the last few."""
+"""For the last users, the prices of the limits are multiplied by each factor in turn, and the best result is
+kept: prices that suit many users may not suit the last few."""
 STEPS = 120
 SOFTNESS, SHARPEST = 0.1, 0.003
-"""The first and the last softness of users' choices, as a fraction of a typical user's best value."""
+"""The first and the last softness of users' choices (see `Demand.at`), relative to a typical best value."""
 _GROWTH, _SHRINKING = 1.25, 0.5  # factors of a price's step if it keeps its direction, and if it turns
 _FINEST = 1e-7
 _MOST = 2**62  # more than any campaign can use; sums below it do not overflow
@@ -41,7 +42,7 @@ class Limits:
 
     Limits are numbered: first the stock of each item, then the showings of each bundle, then the budget.
     Limits that the campaign does not have are left out. If `shared` is true for a limit, its use is
-    multiplied by a share: 1, or the chance that the bundle is bought. It is false only for showings.
+    multiplied by a share: 1, or the chance that the bundle is bought. `shared` is false only for showings.
     """
 
     def __init__(
@@ -152,9 +153,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Block:
-    """Some users. Each user and bundle has a value, and the share of a unit that a showing reserves."""
+    """Some users. Each pair of a user and a bundle has a value, and the share of a unit that it reserves."""
 
-    values: Floats  # [users, bundles]; 0 if it must not be shown
+    values: Floats  # [users, bundles]; 0 if the bundle must not be shown
     shares: Floats | None  # [users, bundles]; None if all are 1
     bundles: Any = ...  # the default means all bundles, in order
     """The numbers of the bundles: [bundles] if they are the same for all users, else [users, bundles]."""
@@ -186,7 +187,8 @@ def serve(
     more from the same room. With `last` there are no later users, and the rest of the room is used too.
 
     Users are served in rounds. In a round, each user gets the best remaining bundle if it fits. Users with
-    the largest gain come first. Returns pairs of a user and a bundle, by user, the best bundle first.
+    the largest gain come first. Returns pairs of a user and a bundle, sorted by user; each user's best bundle
+    is first.
     """
     counts = np.zeros(len(block), np.int64)
     pairs: list[Shown] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
@@ -239,7 +241,7 @@ def serve_best(block: Block, limits: Limits, room: Whole, prices: Floats, per_us
 
 
 def sampled(blocks: Iterable[Block], most: int, among: Whole | None = None) -> Block:
-    """Returns the users of all blocks as one, each user with at most `most` bundles, the most valuable.
+    """Returns the users of all blocks as one block. Each user keeps the best bundles, at most `most`.
 
     If `among` is given, only these bundles count.
     """
@@ -281,8 +283,9 @@ class Demand:
     def at(self, prices: Floats, room: Floats, softness: float = 0.0) -> tuple[float, Floats]:
         """Returns an upper bound of the value of a plan for these users, and the use of each limit.
 
-        With some softness, as a fraction of a typical value, a user takes a part of each bundle that is
-        nearly as good. Without it, similar users would all jump from one bundle to the next together.
+        With `softness` above 0 (a fraction of a typical value), a user takes a part of each bundle that is
+        nearly as good as the best. Without it, similar users would all jump from one bundle to the next
+        together.
         """
         scaled = prices / self.unit
         share_costs: Floats = self.limits.by_share @ scaled

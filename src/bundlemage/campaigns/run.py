@@ -1,4 +1,4 @@
-"""A campaign: chooses bundles for many users at once, with the highest total value within shared limits.
+"""A campaign chooses bundles for many users at once, with the highest total value within shared limits.
 
 Each limit has a price (a Lagrange multiplier, not money), learned from a sample of users: at this price,
 demand equals the limit. A user is shown the bundles with the highest value minus the prices of the limits
@@ -47,8 +47,9 @@ SUMMARY = "campaign.json"
 TIGHTEST = 10
 """Number of items in the summary's list of the most used stocks."""
 BETWEEN = (0.0, 0.5, 1.0)
-"""Choices of a user's own price, between the value of the best bundle that the user does not get (0) and that
-of the worst that the user gets (1). Each gives an upper bound, and the lowest is used."""
+"""Each user has a price of its own in the upper bound. It lies between the value of the best bundle that the
+user does not get (0) and the value of the worst bundle that the user gets (1). Each of these three positions
+gives an upper bound, and the lowest bound is used."""
 
 
 def run_campaign(
@@ -261,7 +262,7 @@ class CampaignFolder(ResumableFolder):
         self.lines = form == "jsonl"
 
     def write_part(self, number: int, rows: pa.Table, tally: Mapping[str, Any]) -> None:
-        """Write a part and its tally, the sums for the summary. The tally is first, so every part has one."""
+        """Write a part, after its tally (the sums for the summary), so that every part has a tally."""
         self.tally(number).parent.mkdir(exist_ok=True)
         write_whole(self.tally(number), json_bytes(tally))
         with whole_file(self.part(number)) as file:
@@ -305,8 +306,9 @@ def _bounds(block: Block, limits: Limits, plan: Plan, per_user: int) -> Tally:
     """The sums that a block of users adds to the upper bound.
 
     `reduced`: for each list of prices in `plan.proofs`, the sum of the users' best values minus prices. If
-    the plan uses only chosen bundles, there are two more sums for each of `BETWEEN`. `kept`: the users' own
-    prices times `per_user`. `gains`: for each bundle, the users' values minus all prices, at least 0 each.
+    the plan uses only chosen bundles, there are two more lists, with an entry for each of `BETWEEN`. `kept`:
+    the sum of the users' own prices, times `per_user`. `gains`: for each bundle, the sum of the users' values
+    minus all prices, where a negative difference counts as 0.
     """
     tables = []
     for prices in plan.proofs:

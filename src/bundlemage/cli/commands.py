@@ -116,7 +116,7 @@ def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, dict[st
 
 
 def _described(parameter: inspect.Parameter, attributes: dict[str, Any]) -> inspect.Parameter:
-    """The parameter with these attributes of its option, or of its argument if it has no option names."""
+    """Gives these attributes to the parameter's option, or to its argument if there are no option names."""
     kind = parameter.annotation
     info = copy(_mark(parameter, ParameterInfo))
     if info is None:

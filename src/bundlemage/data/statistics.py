@@ -33,10 +33,11 @@ def dataset_table(dataset: BundleDataset) -> dict[str, int | float]:
 def popularity_bias(dataset: BundleDataset) -> float:
     """Returns how popular the items in bundles are: near 0 for the most popular items, 0.5 for average ones.
 
-    The paper: "the average of every bundle's ranking score which is evaluated as the average of rankings of
-    included items", here as a fraction of the number of items. An item's popularity is its number of users.
-    Rank 1 is the most popular item; equally popular items share their mean rank, so that the order of items
-    does not matter. Bundles without items are left out. If all bundles are empty, the result is nan.
+    The paper defines it as "the average of every bundle's ranking score which is evaluated as the average of
+    rankings of included items". Here it is divided by the number of items. An item's popularity is its
+    number of users. Rank 1 is the most popular item; equally popular items share their mean rank, so that the
+    order of items does not matter. Bundles without items are left out. If all bundles are empty, the
+    result is nan.
     """
     from scipy.stats import rankdata  # slow to import
 

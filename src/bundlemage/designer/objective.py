@@ -1,4 +1,4 @@
-"""The value of a bundle for a user: its likelihood by the model, plus weighted margin and variety."""
+"""The value of a bundle for a user: its likelihood under the model, plus weighted margin and variety."""
 
 from __future__ import annotations
 

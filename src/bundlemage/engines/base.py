@@ -81,7 +81,7 @@ class Engine(ABC):
 
     @abstractmethod
     def working(self, doing: str, device: str) -> AbstractContextManager[Workers]:
-        """Returns a context with the processes for one job on `device`. Messages call the job `doing`."""
+        """Returns a context with the processes for one job on `device`. `doing` names the job in messages."""
 
     @abstractmethod
     def train_one(self, job: TrainingJob, model: Model, observers: Sequence[Observer] = ()) -> TrainingResult:
@@ -115,7 +115,7 @@ class Engine(ABC):
         return train(job, self, observers)
 
     def evaluate(self, job: EvaluationJob, progress: Progress = in_silence) -> list[Evaluation]:
-        """Returns the evaluations of a saved model and of popularity, for comparison, on held-out cases."""
+        """Returns metrics on held-out cases: of a saved model, and of a popularity model for comparison."""
         from bundlemage.engines.jobs import evaluate
 
         with self.working("evaluating", job.device) as workers:

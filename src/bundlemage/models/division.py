@@ -237,7 +237,8 @@ class DividedItems(Division):
 
     def part_of(self, data: Interactions) -> Interactions:
         own = _within(data.user_item, self.items)
-        # For each user the share of items that are in this process; last, 0 for the user without a history.
+        # For each user, the share of the user's items that this process holds. The last entry, 0, is for the
+        # user without a history.
         counts = data.user_item.lengths if self.item_counts is None else self.item_counts
         shares = own.lengths.double() / counts.clamp(min=1)
         self.history_shares = torch.cat([shares, shares.new_zeros(1)])

@@ -103,7 +103,7 @@ def _softmax_kernel(  # type: ignore[no-untyped-def]
     logits, slopes, losses, bias, values, offsets, index, weights, columns, stride, biased,
     chunk: tl.constexpr,
 ):  # fmt: skip
-    """Computes a row's loss, and its gradient without the positives' part: `_positives_kernel` does that."""
+    """Computes a row's loss, and its gradient except for the term that `_positives_kernel` subtracts."""
     row = tl.program_id(0).to(tl.int64)
     node = tl.load(index + row)
     begin, end = tl.load(offsets + node), tl.load(offsets + node + 1)
@@ -157,7 +157,7 @@ def _shift_kernel(logits, shift, values, offsets, index, stride, chunk: tl.const
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _positives_kernel(slopes, values, offsets, index, weights, stride, chunk: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Subtracts the weight at each positive of a row. A row holds an item once: lanes do not collide."""
+    """Subtracts a row's weight at each of its positives. No positive is repeated: lanes do not collide."""
     row = tl.program_id(0).to(tl.int64)
     node = tl.load(index + row)
     begin, end = tl.load(offsets + node), tl.load(offsets + node + 1)
@@ -220,7 +220,7 @@ def multinomial(
     z: Tensor, table: Tensor, bias: Tensor | None, shift: Tensor | None, values: Tensor, offsets: Tensor,
     index: Tensor, weights: Tensor, entries: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Returns the loss and the gradients of `z` and `table`. Products take bfloat16 and add up in float32."""
+    """Returns the loss and the gradients of `z` and `table`. Products of bfloat16 are summed in float32."""
     rows, columns = len(z), len(table)
     if not columns:
         return z.new_zeros(()), torch.zeros_like(z), torch.zeros_like(table)

@@ -124,7 +124,7 @@ class Neighbours(Unchanging):
 
 
 class _Attention(torch.autograd.Function):
-    """The gradient is written by hand: autograd would sort the edges again. `Neighbours` has both orders."""
+    """The gradient is hand-written: autograd would sort the edges. `Neighbours` has them in both orders."""
 
     @staticmethod
     def forward(
@@ -181,7 +181,7 @@ def _shares(logits: Tensor, near: Neighbours, kept: Tensor | None) -> Tensor:
 
 
 def _products(left: Tensor, right: Tensor, near: Neighbours, heads: int = 1) -> Tensor:
-    """Per edge and head, the dot product of its row in `left` and node in `right`."""  # [edges, heads]
+    """Dot products, per edge and head, of the edge's row in `left` and node in `right`."""  # [edges, heads]
     products = left.new_empty(len(near.row), heads)
     step = max(1, BLOCK_ENTRIES // max(1, left.shape[1]))
     for start in range(0, len(products), step):

@@ -123,7 +123,7 @@ class Answerer:
 
     def _up_to_date(self) -> Live:
         """Returns the current model and catalogue. Only the answering thread calls this."""
-        # Read `_next` before the state. Its model was published before, so the state includes it.
+        # Read `_next` first: its model is already published, so the state that is read next includes it.
         following, sales = self._next, self._fresh_sales
         live = self.serving if following is None else following
         state = self.store.state()

@@ -2,8 +2,8 @@
 
 A bundle's score grows with its sales, and a new bundle has none yet. With a low number a new bundle is never
 shown; with a high number it displaces bundles that users do buy. To find a good number, some bundles of the
-training data are treated as new: a model, the probe, is trained without their sales. It then ranks them for
-their buyers, and known bundles for other users, with several numbers.
+training data are treated as new: a model, the probe, is trained without their sales. With each of several
+numbers, the probe then ranks bundles for users who bought a new one, and for users who bought a known one.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def best_sales(of_new: npt.NDArray[np.float64], of_known: npt.NDArray[np.float64
     """Returns the index of the best number of sales for new and known bundles together.
 
     `of_new` and `of_known` hold nDCG for each number, the lowest number first. The sum of two ratios is
-    maximised: new bundles relative to their best value, known bundles relative to the lowest number. A
-    number that costs known bundles more than MOST_LOST is never chosen.
+    maximised: nDCG of new bundles relative to its maximum, and nDCG of known bundles relative to its value
+    with the lowest number. A number that costs known bundles more than MOST_LOST is never chosen.
     """
     new = of_new / max(of_new.max(), 1e-12)
     known = of_known / max(of_known[0], 1e-12)

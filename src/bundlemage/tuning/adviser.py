@@ -21,7 +21,7 @@ from bundlemage.models.config import Domain, OneOf, Space
 from bundlemage.tuning.study import Trial
 
 WHOLE_TRIALS = 5
-"""The number of first trials that always run to their end. Later trials may be stopped early."""
+"""The number of trials at the start that always run to their end. Later trials may be stopped early."""
 ENOUGH_FOR_IMPORTANCE = 10
 """Minimum number of trials needed to estimate the importance of settings."""
 # Optuna ignores failed trials and would repeat them. So they are reported as pruned: these count as worse

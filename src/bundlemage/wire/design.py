@@ -32,8 +32,8 @@ Method = Literal["beam", "greedy", "exact"]
 def _short_form(convert: Callable[[Any], Any]) -> BeforeValidator:
     """Returns a validator that lets Python code write a value in a short form.
 
-    The API accepts only the long form, which its document describes. `convert` turns a short form into the
-    long form, and raises `ValueError` if a value has neither form.
+    The API accepts only the long form, which its OpenAPI document describes. `convert` turns a short form
+    into the long form, and raises `ValueError` if a value has neither form.
     """
 
     def before(value: Any, info: ValidationInfo) -> Any:
@@ -43,7 +43,7 @@ def _short_form(convert: Callable[[Any], Any]) -> BeforeValidator:
 
 
 def _range_of(value: Any, least: Any) -> Any:
-    """A single number is the maximum, and `least` is the minimum."""
+    """Converts a short form of a range. A single number becomes the maximum, and `least` the minimum."""
     if value is None or isinstance(value, Mapping | Body):
         return value
     if not isinstance(value, Sequence) or isinstance(value, str):
@@ -153,11 +153,11 @@ class DesignRequest(Body):
     margin: Weight = 0.0
     """Weight of the margin of the items: their price after the discount minus their cost."""
     costs: Costs = Field(default={})
-    """The cost of each item to the shop. Items that are left out cost nothing."""
+    """The cost of each item to the shop. Items without an entry cost nothing."""
     n: Annotated[int, Field(ge=1, le=100), Number] = 5
     """Maximum number of bundles."""
     apart: Share = 0.5
-    """Minimum share of the chosen items in which any two bundles differ. They differ in at least one."""
+    """Minimum share of the chosen items in which any two bundles differ. 0 means at least one item."""
     method: Method = "beam"
     """Search method: beam, greedy or exact (CP-SAT)."""
     seed: Annotated[int, Field(ge=0, lt=2**31), Number] = 0

@@ -18,7 +18,7 @@ from bundlemage.models.config import Between, ModelConfig, OneOf
 from bundlemage.models.ragged import Ragged
 
 MOST_ADDED = {"count": 0.1, "cosine": 1e-4}
-"""The maximum of the popularity term in a score. It is less than one more shared bundle adds."""
+"""The maximum of the popularity term in a score. It is smaller than the effect of one more shared bundle."""
 
 
 class CoOccurrenceConfig(ModelConfig):
@@ -31,7 +31,7 @@ class CoOccurrenceConfig(ModelConfig):
 
 
 class CoOccurrence(Completer):
-    """An item's score: the sum, over the partial bundle's items, of the number of bundles that hold both.
+    """An item's score is the sum, over the partial bundle's items, of the number of bundles with both items.
 
     The items × items matrix is never built. Scoring goes from the items of the partial bundle to the bundles
     that contain them, and from those bundles to their other items.
@@ -54,7 +54,7 @@ class CoOccurrence(Completer):
         holders = data.bundle_item.transposed(self.sizes.items)
         self.holders, self.holder_offsets = holders.values, holders.offsets
         in_users = data.user_item.counts(self.sizes.items).float()
-        # The number of bundles decides. The term of users is below 1: it decides only if these are equal.
+        # The number of bundles decides. The users' term is below 1: it decides only between equal numbers.
         popularity = holders.lengths + in_users / (1 + in_users.amax())
         self.tie_break.copy_(popularity / (1 + popularity.amax()) * MOST_ADDED[self.config.normalise])
 
@@ -95,7 +95,7 @@ class ItemKnnConfig(ModelConfig):
 class ItemKnn(Matcher):
     """A bundle's score is the sum of its similarities to the user's bundles and items.
 
-    The similarity is the cosine between the sets of users who have them.
+    The similarity of two bundles, or of an item and a bundle, is the cosine between their sets of users.
     """
 
     name = "item-knn"
@@ -155,7 +155,7 @@ class ItemKnn(Matcher):
 
 
 TOLERANCE = 1e-4
-"""The relative error allowed in a singular value. The effect on scores is below the digits shown."""
+"""The relative error allowed in a singular value. The effect on scores is too small to be shown."""
 
 SMALL = 512
 """For at most this many items, the full SVD is computed: it always converges."""
@@ -207,7 +207,7 @@ class PpmiSvd(Completer):
 
 
 def pair_counts(rows: Ragged, columns: int, longest: int) -> Any:
-    """For each pair of different columns, the number of rows with both. Rows above `longest` are split."""
+    """For any two different columns, the number of rows with both. Rows longer than `longest` are split."""
     values, row = rows.values.cpu().numpy(), rows.row_of_entry().cpu().numpy()
     within = np.arange(len(values)) - rows.offsets.cpu().numpy()[row]
     _, piece = np.unique(np.column_stack([row, within // longest]), axis=0, return_inverse=True)
@@ -240,6 +240,6 @@ def singular_vectors(matrix: Any, most: int, seed: int) -> Any:
     else:
         start = np.random.default_rng(seed).standard_normal(matrix.shape[0])
         left, values, _ = svds(matrix, k=most, v0=start, tol=TOLERANCE)
-    # An item without a partner has a vector of rounding errors. A cosine would enlarge them, so set it to 0.
+    # An item without a partner has a vector of rounding errors, which a cosine would enlarge: set it to 0.
     partners = (np.diff(matrix.indptr) > 0)[:, None]
     return np.where(partners, left * np.sqrt(values), 0).astype(np.float32)
