@@ -186,7 +186,7 @@ BROKEN: dict[str, Broken] = {
         with_files(user_item_csv="user_id,item_id\nann,i1\n\nann,Salt, Pepper\nbob\nbob,i3\n"),
         "ragged-row",
         "user_item.csv:4: 3 fields where the header has 2: 'ann,Salt, Pepper' (1 more like this). "
-        "Correct the row; put a field that holds a delimiter in double quotes",
+        "Correct the row; if a field contains a delimiter, put the field in double quotes",
     ),
     "a quote never closed": Broken(
         with_files(user_item_csv='user_id,item_id\n"a\nb",i1\nann,"i2\nbob,i1\nbob,i3\n'),

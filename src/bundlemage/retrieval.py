@@ -60,8 +60,8 @@ class IndexReport:
     asked: int
     """The number of users for whom the recall was measured."""
     score_error: float
-    """The relative error of scores for 95% of users is at most this. It is the same factor for all bundles of
-    a user, so their order and their ratios are exact."""
+    """For 95% of users, the relative error of scores is at most this. The scores of all bundles of a user are
+    wrong by the same factor, so their order and their ratios are exact."""
     seconds: float
     """The time to build the index and to measure it."""
     answered_exactly: int = 0
@@ -287,7 +287,8 @@ class BundleIndex:
         chosen, times = np.unique(np.minimum(drawn, len(sums) - 1), return_counts=True)
         self.sample = torch.from_numpy(chosen).to(vectors.device)
         self._sample_vectors = vectors[self.sample].T.contiguous()  # [d, sample]
-        # A draw adds exp(total) / size × exp(user · vector) to the estimate; this is its constant part.
+        # A draw adds exp(total) / size × exp(user · vector) to the estimate. The weights
+        # are the logs of the constant factor, for all draws of a bundle.
         weights = torch.from_numpy(np.log(times / size)).to(vectors.device) + total
         self._sample_weights = weights.to(vectors.dtype)
         place = torch.full((len(vectors),), -1, dtype=torch.int32, device=vectors.device)

@@ -114,7 +114,7 @@ class TestDataset:
         assert tiny().item_title(0) is None
 
     def test_a_catalogue_of_another_length_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="item ids are not the ids of the data"):
+        with pytest.raises(ValueError, match="item ids, or their order, differ from those of the data"):
             tiny(catalogue=titled(["i0", "i1"], ["Frost", "Ember"]))
 
     def test_a_catalogue_in_another_order_is_refused(self) -> None:

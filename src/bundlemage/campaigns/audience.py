@@ -54,8 +54,8 @@ def forecast(
 ) -> BundleForecast:
     """Forecasts how many users would take a bundle of these items, and names the k likeliest.
 
-    The bundle has a price, or a discount off its items' prices. Without a calibration the forecast has no
-    numbers of users.
+    The bundle has a price, or a discount off its items' prices. Without a calibration, fields such
+    as `expected` and `above` are None.
     """
     shop.item_positions(items)  # raises an error if it is not a list of known ids
     inside = tuple(dict.fromkeys(shop.dataset.items.positions(map(str, items)).tolist()))
@@ -98,7 +98,8 @@ def forecast(
 
 UNCALIBRATED = (
     "This model was trained without validation cases, or by an earlier version, so the number of "
-    "buyers is unknown. Its probabilities rank users and items. Train it with a split that has such cases."
+    "buyers is unknown. Its probabilities can only rank users and items. Train it with a split that has "
+    "validation cases."
 )
 
 
@@ -142,7 +143,7 @@ def _is_number(value: object) -> bool:
 def _nearest(
     model: Model, shop: Shop, inside: Sequence[int], k: int, notes: list[str]
 ) -> tuple[ForecastNeighbour, ...]:
-    """Returns the bundles on sale with the most similar vectors. If there are no vectors, adds to `notes`."""
+    """Returns the bundles on sale with the most similar vectors. Without vectors, adds a note to `notes`."""
     try:
         with torch.inference_mode():
             bundle = Ragged.from_lists([inside], shop.device)
@@ -203,8 +204,9 @@ class _Audience:
     def score(
         self, bundles: Sequence[Sequence[int]], best: int
     ) -> tuple[npt.NDArray[np.float64], int, int, _Users]:
-        """Returns the sum of the users' chances for each bundle (without a calibration, of probabilities);
-        for the first bundle, the number of chances above the threshold; the user count; the best users."""
+        """Returns the sum of all users' chances for each bundle (or of probabilities, if not calibrated); the
+        number of users with a chance for the first bundle above the threshold; the number of all users; and
+        the best users for the first bundle."""
         new = Ragged.from_lists(bundles, self.shop.device)
         contents = self.shop.interactions.bundle_item
         owners = _Owners(new, contents, len(self.shop.dataset.items))

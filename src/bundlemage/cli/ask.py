@@ -57,7 +57,7 @@ def recommend(
         --new-bundle NAME=ID,ID: The name and the items of a bundle that is not in the training data.
             Repeatable.
         --expected-sales NAME=NUMBER: The expected sales of a new bundle, for its rank. Repeatable.
-        --sells-like NAME=ID: Rank a new bundle as if it sold as often as this bundle. Repeatable.
+        --sells-like NAME=ID: Rank a new bundle as if it sold as often as the bundle ID. Repeatable.
     """
     from bundlemage.recommender import Recommender
 

@@ -52,7 +52,7 @@ def table(title: str, *columns: str) -> Table:
 
 
 def plain(value: object) -> str:
-    """Text of users or data, escaped so that brackets are not read as markup."""
+    """Text from users or data, escaped so that brackets are not read as markup."""
     return str(value).replace("[", "\\[")
 
 
@@ -138,7 +138,7 @@ def comparison_table(results: ResultTable, columns: Sequence[str]) -> Renderable
 
 
 def curve(history: Sequence[EpochRecord], metric: str) -> RenderableType:
-    """Validation over the epochs as a line of bars; a line for each member of an ensemble."""
+    """The validation metric of each epoch as a line of bars; one line for each member of an ensemble."""
     members: dict[int, list[float]] = {}
     for record in history:
         if metric in record.validation:

@@ -1,4 +1,4 @@
-"""Ranks candidates for encoded questions, of one user or of a million."""
+"""Ranks candidates, bundles or items, for the encoded questions of one user or of a million users."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Batch:
 
     histories: Histories
     contents: Ragged
-    """The items of all bundles that the histories refer to. The candidates come first."""
+    """The items of each bundle: first the candidates, then other bundles that the histories refer to."""
     partial: Ragged | None = None
     """Bundles to complete, one for each history; None if bundles are to be recommended."""
 

@@ -171,7 +171,7 @@ def pairs_of(matrix: sparse.csr_matrix) -> tuple[Positions, Positions]:
 
 
 def as_binary(matrix: Any) -> sparse.csr_matrix:
-    """Returns a matrix of any kind as `binary_matrix` does, with ones where it is not zero."""
+    """Converts a matrix of any kind to the form of `binary_matrix`, with ones where it is not zero."""
     coo = sparse.coo_matrix(matrix)
     stored = coo.data != 0
     return binary_matrix(coo.row[stored], coo.col[stored], coo.shape)
@@ -181,7 +181,7 @@ class PartDigest:
     """Computes the digest of a vocabulary or of a binary matrix that is added piece by piece, in order."""
 
     def __init__(self, kind: str = "") -> None:
-        """`kind` is that of a vocabulary, such as `user`; it is empty for a matrix."""
+        """`kind` is the kind of a vocabulary, such as `user`; it is empty for a matrix."""
         self._kind, self._count = kind, 0
         self._lengths, self._contents = hashlib.sha256(), hashlib.sha256()
 
@@ -198,7 +198,7 @@ class PartDigest:
             self._contents.update(memoryview(texts)[int(offsets[0]) : int(offsets[-1])])
 
     def add_rows(self, counts: npt.NDArray[np.integer], columns: npt.NDArray[np.integer]) -> None:
-        """Adds the next rows of a matrix: the number of columns of each, and the columns in order."""
+        """Adds the next rows of a matrix: the number of entries in each row, and their columns in order."""
         self._lengths.update(counts.astype("<i8").tobytes())
         self._contents.update(np.ascontiguousarray(columns, dtype="<i4").data)
 
@@ -258,7 +258,7 @@ class BundleDataset:
     notes: tuple[str, ...] = field(default=())
     """Facts to know before comparing figures, such as that a matrix was reconstructed."""
     known_digests: tuple[tuple[object, str], ...] = field(default=(), repr=False, compare=False)
-    """Pairs of a partial vocabulary or matrix, and the digest of the complete one."""
+    """Pairs: a vocabulary or matrix that was not read completely, and the digest of the complete one."""
 
     def __post_init__(self) -> None:
         shapes = {
@@ -284,7 +284,7 @@ class BundleDataset:
             for table, ids in ((catalogue.items, self.items), (catalogue.bundles, self.bundles)):
                 if not table.column(0).combine_chunks().equals(ids.to_arrow()):
                     raise ValueError(
-                        f"the catalogue's {ids.kind} ids are not the ids of the data in the same order"
+                        f"the catalogue's {ids.kind} ids, or their order, differ from those of the data"
                     )
 
     @classmethod
@@ -295,7 +295,7 @@ class BundleDataset:
         return cls(user_item, user_bundle, bundle_item, users, items, bundles, **more)
 
     def with_interactions(self, **matrices: sparse.csr_matrix) -> BundleDataset:
-        """Returns the same vocabularies and catalogue with other matrices, as a split needs."""
+        """Returns a data set with other matrices but the same vocabularies and catalogue, for a split."""
         return replace(self, **matrices)
 
     def item_title(self, position: int) -> str | None:

@@ -18,7 +18,7 @@ from bundlemage.wire.design_answers import Explanation, Reason, in_words
 MOST_LEFT_OUT = 2000
 """Maximum number of items, and of bundles, to leave out. The work grows with the square of their number."""
 ROWS = 4096
-"""About how many scores are computed at once."""
+"""The approximate number of scores that are computed at once."""
 
 Kind = Literal["item", "bundle", "partial"]
 
@@ -54,7 +54,7 @@ class Explainer:
         if not self.model.knows_new_users:
             raise UnsupportedError(
                 f"{self.model.title} knows users by id and not by history, so it cannot explain a bundle: "
-                "'bundlemage models' lists those that can, under 'new users'"
+                "'bundlemage models' lists the models that can, under 'new users'"
             )
         device = self.shop.device
         among = len(self.shop.dataset.bundles)  # without the bundles that only the history has

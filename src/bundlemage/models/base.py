@@ -38,7 +38,10 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Histories:
-    """The items and bundles of a batch of users. Bundles are row numbers of `contents`: bundle → items."""
+    """The items and bundles of a batch of users.
+
+    A bundle is given by the number of its row in `contents`, which has the items of each bundle.
+    """
 
     items: Ragged
     bundles: Ragged
@@ -64,7 +67,7 @@ class Interactions:
     items: int
     """The number of items."""
     held_out: Tensor | None = field(default=None, kw_only=True)
-    """[bundles] bool: bundles that test generation, so the model must not learn their contents."""
+    """[bundles] bool: bundles in validation cases of generation. The model must not learn their contents."""
 
     @classmethod
     def of(cls, dataset: BundleDataset, device: torch.device) -> Interactions:
@@ -237,9 +240,9 @@ class Matcher(Model):
         """
 
     def score_candidates(self, histories: Histories, candidates: Tensor, contents: Ragged) -> Tensor:
-        """Returns the scores of `candidates`: for each user, rows of `contents`, [rows, candidates].
+        """Returns the scores of `candidates`, which has row numbers of `contents` for each user.
 
-        A model overrides this if scoring only some bundles is less work.
+        The shape is [rows, candidates]. A model overrides this if scoring only some bundles is less work.
         """
         return self.bundle_scores(histories, contents).gather(1, candidates)
 
@@ -326,7 +329,7 @@ class Learner(Model):
         """Returns the loss of one batch, a scalar. `rows` are the batch's rows of `phase.over`."""
 
     def settle(self, data: Interactions) -> None:
-        """Computes the buffers for scoring from the weights and the training data.
+        """Computes, from the weights and the training data, the buffers that scoring uses.
 
         Training calls it without gradients after each epoch. A graph model propagates its vectors here.
         """
@@ -409,8 +412,8 @@ class Gated(Model):
 
 
 class SalesScorer(Matcher):
-    """Its bundle scores contain a term for sales. A bundle added after training needs an assumed number of
-    sales.
+    """A model whose bundle scores contain a term for sales. A bundle added after training needs an assumed
+    number of sales.
 
     The model reads `Contents.expected_sales`, and has the settings `tasks` and `new_bundle_credit`.
     """

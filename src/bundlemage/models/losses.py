@@ -217,7 +217,7 @@ def choice_loss(scores: Tensor) -> Tensor:
 
 
 class Negatives:
-    """Draws negatives for a row: uniform numbers below `columns` that its row of `owned` does not contain."""
+    """Draws negatives for rows: uniform numbers below `columns` that are not in the same row of `owned`."""
 
     def __init__(self, owned: Ragged, columns: int) -> None:
         self.columns = columns

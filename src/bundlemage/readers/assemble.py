@@ -169,13 +169,14 @@ CROSSINGS = (
     ("bundles", "bundle_id", "bundle_item"),
     ("bundle_item", "item_id", "items"),
 )
-"""Checks between two tables: each id in this column of the first should also be in the second."""
+"""Checks between two tables: each id in the column of the first table should also be in the second."""
 
 
 def unknown_id(column: str, value: str, more: int, place: tuple[str, int], known_where: str) -> Problem:
-    """Returns the warning for ids that fail a check of `CROSSINGS`. `place` is the first one's file and line.
+    """Returns the warning for ids that fail a check of `CROSSINGS`.
 
-    `more` is the number of further such ids. `known_where` is the name of the table that lacks them.
+    `place` is the file and line of the first such id, and `more` is the number of further ones. `known_where`
+    is the name of the table that lacks them.
     """
     where, line = place
     if column == "bundle_id":

@@ -304,7 +304,9 @@ class _Guarded(io.RawIOBase):
         if b"\0" in data:
             raise _FaultyTextError
         space = len(buffer) - len(data)
-        if space:  # the file has ended. The added row joins its last block: Arrow needs a header in one block
+        if space:
+            # The file has ended. Add the row to this block: the header may still lack a line break, and
+            # Arrow needs the whole line of the header in one block.
             data += self._rest[:space]
             self._rest = self._rest[space:]
         buffer[: len(data)] = data
@@ -383,5 +385,5 @@ def _row_problems(file: TableFile) -> Iterator[Problem]:
         value, count = _delimiter(file).join(first.fields), len(first.fields)
         fields = f"{count} field{'' if count == 1 else 's'}"
         message = f"{fields} where the header has {expected}: {shown(value)}"
-        fix = "Correct the row; put a field that holds a delimiter in double quotes"
+        fix = "Correct the row; if a field contains a delimiter, put the field in double quotes"
         yield Problem("ragged-row", file.where, message, fix, first.line, value, len(ragged) - 1)

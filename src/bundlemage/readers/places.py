@@ -211,7 +211,7 @@ def find(where: Place) -> tuple[dict[str, TableFiles], list[Problem]]:
 def _candidates(where: Place) -> tuple[dict[str, list[str]], dict[str, str]]:
     """Returns the names of each table's files, and of its folder if that has Parquet files.
 
-    Also returns the other names in the folder, by their lower case. Raises `DataError` like `find`.
+    Also returns the other names in the folder: lower case → name. Raises `DataError` like `find`.
     """
     try:
         names = where.names()
@@ -256,7 +256,7 @@ def too_large(where: Path | str, size: int, kind: str) -> Problem:
 
 
 def data_name(folder: Path) -> str:
-    """Returns the name of the nearest folder that is not a layout's: `youshu` for youshu/authors/mat."""
+    """Returns the name of the nearest folder not named after a layout: `youshu` for youshu/authors/mat."""
     resolved = folder.resolve()
     for candidate in (resolved, *resolved.parents):
         if candidate.name and candidate.name not in _LAYOUT_FOLDERS:

@@ -121,7 +121,7 @@ class Security:
                 return principal
         if await self.keys_are_on():
             problem = "The login has expired. Log in again" if token else "This needs a key. Send one"
-            raise _unauthorised(f"{problem}, or ask the operator of the service for one.")
+            raise _unauthorised(f"{problem}, or ask the operator of the service for a key.")
         self._check_local(dict(scope["headers"]))
         return LOCAL
 
@@ -159,7 +159,7 @@ class Security:
         """Count a request. Raises an ApiError if the caller has sent too many.
 
         A request counts for its key only if the cache of valid keys has this key. Otherwise it counts for
-        the address. So an invented key does not use up the limit of a real key, and has no limit of its own.
+        the address. So an invented key does not use up the limit of a real key, and gets no separate limit.
         Health checks have their own limit, so that they do not fail when others send many requests.
         """
         known = self._known_keys.get(hashlib.sha256(headers.get(b"authorization", b"")[7:]).digest())
@@ -213,7 +213,10 @@ class Security:
         return await asyncio.to_thread(self._store.session, _digest(token))
 
     async def _verified(self, text: str) -> Key | None:
-        """Returns the key with this text; None if it is wrong or revoked. Both take the same time."""
+        """Returns the key with this text; None if it is wrong or revoked.
+
+        A wrong secret takes the same time as an unknown id.
+        """
         parts = _KEY.fullmatch(text)
         if parts is None:
             return None
@@ -284,7 +287,7 @@ class _Allowed(HTTPBearer):
         security: Security = request.app.state.service.security
         principal = await security.identify(request)
         if ROLES[principal.role] < ROLES[self.role]:
-            detail = f"This needs a key of role {self.role!r}; this one has the role {principal.role!r}."
+            detail = f"This needs a key of role {self.role!r}; your key has the role {principal.role!r}."
             raise ApiError(403, "Role too weak", detail)
         _check_parameters(request)  # last, so that callers without the role learn nothing about the route
         return principal

@@ -21,8 +21,8 @@ class Settings(BaseModel):
     model: Path | None = None
     """A saved model to publish and serve; None serves the model that is published in the store."""
     rate_limit: float = Field(default=2000, gt=0)
-    """Maximum number of requests per second of one caller. A caller is a key, or an address without a
-    key. After a pause, up to twice this number may arrive at once."""
+    """Maximum number of requests per second for each key, or for each address if there is no key. After a
+    pause, up to twice this number may arrive at once."""
     login_limit: float = Field(default=10, gt=0)
     """Maximum number of login attempts per minute from one address."""
     body_limit: int = Field(default=1024 * 1024, ge=1)

@@ -114,7 +114,7 @@ class Database:
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
-        """Let one thread at a time write to SQLite. Threads wake at once here; SQLite's own lock polls."""
+        """Let one thread at a time write to SQLite. Waiting threads wake at once; SQLite's lock polls."""
         if not self.is_sqlite:
             yield
             return
@@ -238,7 +238,7 @@ class StorePart:
         self._database.close()
 
     def _rows(self, query: Select[Any]) -> Sequence[RowMapping]:
-        """The rows of a query by the names of its columns."""
+        """The rows of a query, as mappings from column names to values."""
         with self._database.read() as connection:
             return connection.execute(query).mappings().all()
 
@@ -252,7 +252,7 @@ def _address(url: str) -> URL:
     if address.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
         return address.set(drivername="postgresql+psycopg")
     if address.drivername != "sqlite":
-        raise StoreError(f"the store is SQLite or PostgreSQL, and not {address.drivername!r}. {hint}")
+        raise StoreError(f"the store must be SQLite or PostgreSQL, and not {address.drivername!r}. {hint}")
     path = address.database
     if not path or path == ":memory:" or path.startswith("file:"):
         raise StoreError(f"{url}: the store must be a file, not memory, to keep its data. {hint}")
@@ -261,7 +261,7 @@ def _address(url: str) -> URL:
 
 
 def _make_file(path: Path) -> None:
-    """Create the file for its owner only, because it has purchases. SQLite's log gets the same rights."""
+    """Create a file that only its owner can read: it has purchases. SQLite's log gets the same rights."""
     if not path.parent.is_dir():
         raise StoreError(f"{path}: there is no folder {str(path.parent)!r}. Create it, or correct the path")
     if path.is_dir():

@@ -19,7 +19,8 @@ from bundlemage.store.models import clock, insert_or_replace, keys, metadata, mo
 from bundlemage.store.records import Key, ModelRecord, check_ids, check_time, is_id
 
 NEWEST: Final = 3
-"""The version of the tables in `store.models`. Version 2 added `erased`, and 3 bundles' expected sales."""
+"""The version of the tables in `store.models`. Version 2 added `erased`. Version 3 added the
+expected sales of bundles."""
 LOCK_NUMBER: Final = 6_235_118_047  # of the PostgreSQL advisory lock for creating and updating tables
 VERSION: Final = Table(
     "bundlemage_version",
@@ -54,7 +55,7 @@ class Store(CatalogueStore, HistoryStore):
     def publish(self, record: ModelRecord, *, instead_of: str | None = None) -> None:
         """Write a model's record, or replace it, and select this model for serving.
 
-        `instead_of`: the version that must be selected now; otherwise `SupersededError` is raised.
+        If `instead_of` is given but is not the version selected until now, `SupersededError` is raised.
         """
         check_ids("model", [record.version])
         published_at = record.published_at or datetime.now(UTC)
@@ -101,14 +102,14 @@ class Store(CatalogueStore, HistoryStore):
         """Revoke a key and end its sessions. Returns False if the key is unknown."""
         if self.key(key_id) is None:
             return False
-        still_valid = (keys.c.id == key_id, keys.c.revoked_at.is_(None))  # a second call keeps the first time
+        still_valid = (keys.c.id == key_id, keys.c.revoked_at.is_(None))  # keeps the time of the first call
         with self._database.write() as connection:
             connection.execute(update(keys).where(*still_valid).values(revoked_at=datetime.now(UTC)))
             connection.execute(delete(sessions).where(sessions.c.key_id == key_id))
         return True
 
     def add_session(self, digest: bytes, key_id: str, expires_at: datetime) -> None:
-        """Write a session of the web page, and delete expired sessions. `digest` is that of its token."""
+        """Write a session of the web page, and delete expired sessions. `digest` is its token's digest."""
         check_time(expires_at)
         with self._database.write() as connection:
             connection.execute(delete(sessions).where(sessions.c.expires_at <= datetime.now(UTC)))

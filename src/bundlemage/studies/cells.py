@@ -303,7 +303,7 @@ class ModelFacts:
 
 
 def every_model() -> list[ModelFacts]:
-    """Returns all registered models, including other packages'. A model that fails to load has an `error`."""
+    """Returns all registered models, also of other packages. A model that fails to load has an `error`."""
     models = []
     for name in model_names():
         try:
@@ -381,7 +381,7 @@ def _peak_memory(device: torch.device) -> Callable[[], int | None]:
 
 
 def _peak(*, reset: bool = False) -> int | None:
-    """Returns the peak memory of this process in bytes. `reset` sets the peak to the memory in use first."""
+    """Returns the peak memory of this process in bytes. `reset` first sets the peak to the memory in use."""
     try:
         if reset:
             Path("/proc/self/clear_refs").write_text("5")  # Linux

@@ -138,7 +138,7 @@ def make_table(
     failures: Sequence[Missing],
     groups: npt.NDArray[np.integer] | None = None,
 ) -> ResultTable | None:
-    """Returns the table of a task on a split; None without such cases or without any result.
+    """Returns the table of a task on a split; None if there are no test cases or no results.
 
     `groups` has the group of each case. Cases of one group are not independent (see `case_groups`). A
     contender that failed with one seed has no metrics: a mean over fewer seeds is not comparable.

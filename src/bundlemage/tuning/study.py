@@ -1,4 +1,4 @@
-"""A search, its results, and the folder that stores them. Searches and results can be sent to processes."""
+"""A search, its results, and the folder that stores them. The first two can be sent to other processes."""
 
 from __future__ import annotations
 
@@ -122,7 +122,8 @@ class Study:
     warnings: tuple[Problem, ...] = ()
     """Warnings about the data."""
     metric: str = SELECTION_METRIC
-    """The name of a trial's value: nDCG@5, or for models of both tasks its ratio to popularity's nDCG@5."""
+    """The name of a trial's value: nDCG@5; or, if both tasks are validated, `times popularity`, the mean
+    ratio of nDCG@5 to that of the model Popularity."""
 
     @property
     def ranked(self) -> list[Trial]:

@@ -195,7 +195,7 @@ class BundleForecast(Out):
     above: int | None
     """The number of users with a chance above the threshold."""
     threshold: float | None
-    """The chance from which a user counts as audience, learned on the validation data."""
+    """The chance above which a user is counted in 'above'. It is learned on the validation data."""
     expected_takings: float | None
     people: tuple[ForecastPerson, ...]
     """The users who like the bundle best, among the users whom the shop has now."""

@@ -1,4 +1,4 @@
-"""Training on a cluster: Ray Train starts the processes, connects PyTorch, and replaces dead ones."""
+"""Training on a cluster: Ray Train starts processes, connects them for PyTorch, and replaces dead ones."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def train(
     if failure is not None:
         why = (str(failure).splitlines() or [type(failure).__name__])[0]
         raise ClusterError(
-            f"training on Ray failed ({why}); workers that die are replaced {REPLACED_AT_MOST} times. "
+            f"training on Ray failed ({why}); dead workers are replaced at most {REPLACED_AT_MOST} times. "
             f"{RESUME_HINT}"
         ) from failure
     seconds, where = time.perf_counter() - started, f"{share.workers} × {'cuda' if share.gpus else 'cpu'}"

@@ -20,12 +20,12 @@ from bundlemage.models.ragged import Ragged, pick
 NCF_SPREAD = 0.01
 """Standard deviation of NCF's initial vectors, as published."""
 DAM_SPREAD = 0.1
-"""Standard deviation of DAM's initial vectors. The mean of a bundle's items must not become too small."""
+"""Standard deviation of DAM's initial vectors. With less, the mean of a bundle's items would be too small."""
 HIDDEN_AT_A_TIME = 2**22
-"""NCF: maximum number of values of the first hidden layer in scoring: 16 MiB of float32. More values
-would not fit into a CPU's caches, which is slower."""
+"""Maximum number of values in the first hidden layer while NCF scores: 16 MiB of float32. More values would
+not fit into a CPU's caches, and scoring would be slower."""
 NUMBERS_AT_A_TIME = 2**27
-"""DAM: maximum number of temporary values in scoring: 512 MiB of float32."""
+"""Maximum number of temporary values while DAM scores: 512 MiB of float32."""
 USERS = Phase("users", over="users")
 
 
@@ -86,8 +86,8 @@ class NCF(PairsModel):
 
     def observe(self, data: Interactions) -> None:
         super().observe(data)
-        # Without vectors, the log loss is lowest at log(positives / negatives) of each bundle. One is added
-        # to both counts, for bundles without a buyer.
+        # Without vectors, the log loss is lowest if each bundle's bias is log(positives / negatives). One
+        # is added to both counts, for bundles without a buyer.
         counts = data.user_bundle.counts(self.sizes.bundles)
         drawn = self.config.negatives * len(data.user_bundle.values) / max(1, self.sizes.bundles)
         with torch.no_grad():
@@ -200,7 +200,7 @@ class DAM(PairsModel):
         return (ITEMS,) * bool(self.config.item_weight) + (BUNDLES,)
 
     def attend(self, users: Tensor, bundles: Ragged) -> Tensor:
-        """Returns f_ub for each row: the user's vector in `users`, the bundle's items in `bundles`."""
+        """Returns f_ub for each row: `users` has the user's vector, and `bundles` has the bundle's items."""
         attended = F.embedding(bundles.values, self.attended_factors)  # [entries, d]
         scores = (F.embedding(bundles.row_of_entry(), users) * attended).sum(1)  # p_u·a_i
         return bundles.weighted_sum_of(self.item_factors, bundles.softmax(scores))  # [rows, d]
@@ -288,7 +288,7 @@ class DAM(PairsModel):
 
 
 class VAECFConfig(LearnedConfig):
-    """Sizes and dropout as in the publication."""
+    """The default sizes and dropout are those of the publication."""
 
     space = LearnedConfig.space | {
         "embedding_dim": OneOf(64, 128, 200),
