@@ -37,7 +37,7 @@ def ranking_metrics(scores: Tensor, positives: Ragged, ks: Sequence[int] = DEFAU
         raise ValueError("a score is nan or infinite, so there is no ranking")
     row, counts = positives.row_of_entry(), positives.lengths
     own_scores = scores[row, positives.values]  # [positives]
-    # For each positive, the number of candidates with a higher score, and with the same score (also itself).
+    # For each positive, how many candidates have a higher score, and the same score (including itself).
     higher, equal = torch.empty_like(row), torch.empty_like(row)
     step = cases_at_a_time(scores.shape[1])
     for start in range(0, len(row), step):

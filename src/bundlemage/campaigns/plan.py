@@ -37,12 +37,12 @@ from bundlemage.errors import ConfigError
 from bundlemage.models.base import Matcher, Model, require
 
 VALUES_AT_A_TIME = 2**21
-"""The number of values of a user and a bundle that are held at once: 16 MB."""
+"""The number of values that are held at once, one for each user and bundle: 16 MB."""
 SAMPLE_USERS = 8192
 CANDIDATES = 256
-"""The number of most valuable bundles that count for each user of a sample."""
+"""For each user of a sample, only this many bundles are considered: the most valuable ones."""
 STEPS_AGAIN, SOFTNESS_AGAIN = 40, 0.02
-"""For learning prices again while users are served. They are small, because earlier prices are close."""
+"""Used when prices are learned again while users are served. Both are small: earlier prices are close."""
 CHOICE_STEPS = 40
 WORK = 2**30
 """The maximum number of values that the search for a better choice reads: about ten seconds of work."""
@@ -322,7 +322,7 @@ class Choice:
         self.room = self.limits.room / self.limits.units * (len(users) / total)
         """The room of each limit for these users."""
         self.whole = len(users) == total
-        """Whether the sample has all users. If so, users get whole bundles; otherwise also parts."""
+        """Whether the sample has all users. If not, users may also get fractions of bundles."""
         self.work_left = WORK
 
     def best(self) -> Whole:
@@ -364,7 +364,7 @@ class Choice:
         """Pairs of a chosen bundle and another one, the most promising first."""
         gains = _Gains(self, self.block.values)
         worth_alone = []
-        for bundle in chosen:  # the gain of each over the bundles before it
+        for bundle in chosen:  # the gain that each adds to the bundles before it
             gain, fraction = gains.of(int(bundle))
             gains.take(int(bundle), fraction)
             worth_alone.append(gain)

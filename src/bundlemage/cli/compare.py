@@ -230,8 +230,9 @@ def command_line() -> str:
 def models(name: str | None = None, as_json: AsJson = False) -> None:
     """List all models, including those of other installed packages; or show the settings of one model.
 
-    The column "learns" marks models that are trained by gradient steps; the other models count, or solve
-    equations. The column "new users" marks models that can also answer for users outside the training data.
+    The column "learns" marks models that are trained by gradient steps; the other models count occurrences
+    or solve equations. The column "new users" marks models that can also answer for users outside the
+    training data.
 
     Options:
         name NAME: The model whose settings to show.

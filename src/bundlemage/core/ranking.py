@@ -51,7 +51,7 @@ class Ranker:
         self._kept: dict[str, Tensor] = {}
 
     def rank(self, scores: Tensor, popular: Tensor, hide: Iterable[Ragged], k: int) -> Ranking:
-        """Returns the k best candidates of each row of scores, without the positions in that row of `hide`.
+        """Returns the k best candidates of each row of scores, except those in the same row of `hide`.
 
         Rows that are True in `popular` are ranked by sales. Scores are only read: they may be a view of the
         model's own memory.
@@ -72,7 +72,7 @@ class Ranker:
         return Ranking(positions, chances.gather(1, positions), torch.isfinite(values).sum(1), popular)
 
     def _like(self, name: str, scores: Tensor) -> Tensor:
-        """Returns memory for a tensor of the same shape and type. `name` tells apart tensors in use."""
+        """Returns memory for a tensor of the same shape and type. Each `name` has its own memory."""
         kept = self._kept.get(name)
         if (
             kept is None
@@ -85,7 +85,7 @@ class Ranker:
 
 
 def _hide(order: Tensor, ragged: Ragged) -> None:
-    """Set the positions in `ragged` to -∞, so that they rank last. Ignores positions after the candidates."""
+    """Set the positions in `ragged` to -∞, so that they rank last. Ignores positions that are too high."""
     rows, columns = ragged.row_of_entry(), ragged.values
     if len(columns) and int(columns.max()) >= order.shape[1]:
         inside = columns < order.shape[1]
@@ -96,9 +96,9 @@ def _hide(order: Tensor, ragged: Ragged) -> None:
 def top(order: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Returns the k highest values of each row and their positions; of equal values, those that come first.
 
-    `topk` alone is slow in wide rows, and breaks ties at random. So this takes the highest value of each
-    group of columns (a cheap pass), the best groups, and `topk` in the columns of these groups. It looks for
-    one value more than k, to see whether the last of the k is in a tie.
+    `topk` alone is slow in wide rows, and breaks ties at random. So this computes the highest value of
+    each group of columns (a cheap pass), selects the best groups, and runs `topk` on their columns. It looks
+    for one value more than k, to see whether the last of the k is in a tie.
     """
     values, positions = _highest(order, min(k + 1, order.shape[1]))
     # Hidden candidates (-∞) are equal to each other, which does not matter.
@@ -120,7 +120,7 @@ def _highest(order: Tensor, count: int) -> tuple[Tensor, Tensor]:
         highest = order.topk(count, dim=1)
         return highest.values, highest.indices
     groups = columns // size
-    # Column c is in group c mod `groups`, so the pass reads memory in its order.
+    # Column c is in group c mod `groups`, so the pass reads memory from start to end.
     of_groups = order[:, : groups * size].view(rows, size, groups).amax(1)  # [rows, groups]
     best = of_groups.contiguous().topk(count, dim=1, sorted=False).indices  # [rows, count]
     steps = torch.arange(0, groups * size, groups, device=order.device)  # [size]

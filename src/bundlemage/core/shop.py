@@ -183,7 +183,7 @@ class Shop:
         if len(items) != len(bundles):
             raise ConfigError(
                 f"histories have {len(items):,} rows of items and {len(bundles):,} rows of bundles: "
-                "each user needs one row of both"
+                "each user needs one row of each"
             )
         for kind, values, size in (
             ("items", items.values, len(self.dataset.items)),
@@ -244,8 +244,8 @@ class Shop:
     ) -> tuple[Histories, Ragged]:
         """Returns histories as positions, and the contents of all bundles that they may refer to.
 
-        The contents are those of the shop's bundles, then of the new bundles, then of bundles without an id
-        in the histories. `expected` has the expected sales of some of the new bundles.
+        The contents are those of the shop's bundles, then of the new bundles, then of the bundles that
+        the histories give without an id. `expected` has the expected sales of some of the new bundles.
         """
         new, expected = new or {}, expected or {}
         if not any(isinstance(user, History) for user in users) and not new:
@@ -299,8 +299,8 @@ def _hidden(
 
 
 def _contents(known: Ragged, more: tuple[tuple[int, ...], ...], expected: tuple[float | None, ...]) -> Ragged:
-    """Returns the contents `known` of the shop's bundles, then `more`, those of other bundles. `expected` has
-    the expected sales of the first of `more`, the new bundles."""
+    """Returns the contents of the shop's bundles (`known`), then those of other bundles (`more`). `more`
+    begins with the new bundles, and `expected` has their expected sales."""
     if not more:
         return known
     added = Ragged.from_lists(more, known.values.device)

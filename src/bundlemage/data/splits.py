@@ -59,7 +59,7 @@ class GenerationCases:
     positives: sparse.csr_matrix  # [held-out bundles, items]
     candidates: Positions  # [held-out bundles, width], positives included, padded with PAD
     known_as: Positions | None = None  # [held-out bundles]; positions of bundles that training knows
-    """For cases from training bundles: the bundles, which are left out of the users' histories."""
+    """If cases come from training bundles: these bundles. They are left out of the users' histories."""
 
     def __len__(self) -> int:
         return len(self.users)
@@ -96,7 +96,7 @@ class SplitPlan:
     protocol: str = "auto"
     seed: int = 0
     negatives: int = 99
-    """Number of bundles that the user does not have, and among which the held-out bundle is ranked."""
+    """The held-out bundle is ranked among this many bundles that the user does not have."""
     positives: int | None = None
     """n: number of hidden items of each held-out bundle; None: n depends on the mean size of bundles."""
 
@@ -221,7 +221,7 @@ def _new_bundles(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Spl
 
 
 VALIDATION_SHARE, MOST_HELD_OUT, USERS_PER_BUNDLE = 0.05, 300, 4
-"""The share and the maximum number of training bundles held out to judge generation, and users per bundle."""
+"""To judge generation, training bundles are held out: their share, their maximum number, users per bundle."""
 LEAST_BUNDLES = 40
 """If fewer bundles have at least two items, no bundle is held out."""
 
@@ -282,9 +282,10 @@ def leave_one_out(
     negatives: int,
     random: Random,
 ) -> MatchingCases:
-    """Returns a case for each user-bundle pair: the bundle, among `negatives` that the user does not have.
+    """Returns a case for each user-bundle pair. The candidates are this bundle and `negatives` other ones.
 
-    Bundles in the mask `held_out` are not drawn.
+    The other bundles are drawn from those that the user does not have. Bundles in the mask `held_out` are
+    not drawn.
     """
     allowed = np.flatnonzero(~held_out)
     drawn = [
@@ -309,7 +310,7 @@ def _all_bundles(
 
 
 def positives_by_size(dataset: BundleDataset) -> int:
-    """Returns n as in the paper: 1 for bundles of 6 items on average, 5 for 37, 10 for 78."""
+    """Returns n as in the paper: 1, 5 and 10 if bundles have 6, 37 and 78 items on average."""
     filled = int(np.count_nonzero(np.diff(dataset.bundle_item.indptr)))
     mean = dataset.bundle_item.nnz / max(1, filled)
     return 1 if mean < 15 else 5 if mean < 60 else 10
@@ -323,7 +324,7 @@ def _completions(
     plan: SplitPlan,
     random: Random,
 ) -> GenerationCases:
-    """Cases with n hidden items of each held-out bundle, among 99 n items that are not in the bundle.
+    """Cases that hide n items of each held-out bundle. The other candidates are 99 n items outside it.
 
     `users` and `rows` have an entry for each case: its user, and the row of its held-out bundle.
     """

@@ -77,7 +77,7 @@ PUBLIC_DATA = TypeAdapter(dict[str, PublicData]).validate_python(tomllib.loads(_
 
 
 def public_data(name: str) -> PublicData:
-    """Returns the data set with that name. Raises `ConfigError` with the known names if none has it."""
+    """Returns the data set with that name. If there is none, raises `ConfigError` with the known names."""
     if name not in PUBLIC_DATA:
         known = ", ".join(PUBLIC_DATA)
         raise ConfigError(f"unknown public data {name!r}; the names are: {known} ('list' describes them)")

@@ -90,7 +90,7 @@ def _loaded(point: EntryPoint) -> type[Model]:
     if not isinstance(getattr(kind, "title", None), str):
         raise ConfigError(f"{where} has no title: give the class one")
     if getattr(kind, "name", None) != point.name:
-        raise ConfigError(f"{where} has the name {getattr(kind, 'name', None)!r}: both must be the same")
+        raise ConfigError(f"{where} has the name {getattr(kind, 'name', None)!r}; the names must agree")
     if missing := sorted(kind.__abstractmethods__):
         raise ConfigError(f"{where} has no method {', '.join(map(repr, missing))}")
     return kind

@@ -149,7 +149,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _scan(path: Path) -> Pairs:
-    """Returns the pairs, read line by line. Any white space may separate them: some copies have no tabs."""
+    """Returns the pairs, read line by line. Any white space may separate the two numbers, not only tabs."""
     pairs, bad = [], []
     for number, line in _lines(path):
         words = line.split()

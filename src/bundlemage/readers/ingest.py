@@ -103,7 +103,7 @@ def _in_memory(
     named: Mapping[str, str] | None,
     progress: Progress,
 ) -> tuple[Layout | None, Sequence[Problem]]:
-    """Read all data in memory: data other than tables, and tables that may be faulty."""
+    """Read all data into memory. Used for data other than tables, and for tables that may be faulty."""
     progress("reading", 0, 0)
     if output is None:
         return None, load.check(location, named)
@@ -274,7 +274,7 @@ class _Tables:
 
 
 def _shard_lists(batches: Iterator[pa.RecordBatch], size: int, shard_rows: int) -> Iterator[pa.Array]:
-    """Yields for each shard a list per owner (a user, item or bundle): sorted positions, each only once.
+    """Yields for each shard the positions of each owner (a user, item or bundle), sorted, without duplicates.
 
     `batches` are sorted pairs of an owner and a position. `size` is the number of owners. Batches are read
     only when they are needed.

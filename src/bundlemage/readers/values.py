@@ -78,7 +78,7 @@ def _encode(column: pa.ChunkedArray) -> tuple[Codes, pa.Array]:
 
 
 def joined(parts: Sequence[Coded]) -> Coded:
-    """Returns several columns as one. A value can occur more than once in its `values`."""
+    """Returns several columns as one. A value can occur more than once in the result's `values`."""
     starts = np.cumsum([0, *(len(part.values) for part in parts)])
     codes = [
         np.where(part.codes < 0, -1, part.codes + start)

@@ -53,7 +53,8 @@ _FAVOURITES, _CURIOSITY = (0.6, 0.22, 0.1), 0.08
 # Percentages of users whose bundle taste equals their item taste, depends half on it, or not at all.
 _SHIFTS = (35, 20, 45)
 _QUIET_SHARE = 0.06  # share of users with one bundle or none
-# Percentages of games from the line, from the genre and anywhere: for bundles of a line, for genre packs.
+# Percentages of games that a bundle takes from its line, from its genre and from anywhere. The first row is
+# for bundles of a line, the second row for genre packs.
 _ORIGINS = ((85, 12, 3), (0, 92, 8))
 _PRICES = np.array([299, 499, 499, 799, 999, 999, 1499, 1499, 1999, 1999, 2499, 2999, 3999, 5999])  # cents
 _DISCOUNTS = np.array([10, 15, 20, 20, 25, 30, 30, 40, 50, 60])  # per cent
@@ -249,7 +250,7 @@ def _bundle_items(random: Random, tastes: Tastes, games: GroupedWheel, pairs: in
         origin = wheel.spin_row(random, pack[rows].astype(np.int64), 3)
         return games.draw(random, first[rows, origin], past[rows, origin])
 
-    # At most twice the mean size, because a line has few more games.
+    # At most twice the mean size, because a line has not many more games than that.
     highest = np.full(bundles, min(items, math.ceil(2 * pairs / bundles)))
     counts = spread(random, pairs, np.full(bundles, 2), highest)
     return distinct_pairs(random, counts, items, propose)
@@ -368,8 +369,8 @@ def distinct_pairs(
 ) -> sparse.csr_matrix:
     """Draw `counts[row]` different columns below `width` for each row. Returns the binary matrix.
 
-    `propose` draws one column for each row in its argument. If a row already has the column, it is drawn
-    again.
+    `propose` draws one column for each row in its argument. If a row already has the column, another
+    one is drawn.
     """
     keys = np.empty(0, np.int64)
     missing = counts

@@ -56,7 +56,7 @@ class JsonLines(logging.Formatter):
 
 
 class Traces:
-    """Decides which traces to log: for each kind of error, at most one in `seconds`."""
+    """Decides which traces to log: for each kind of error, at most one every `seconds` seconds."""
 
     def __init__(self, seconds: float = 60.0, most_kinds: int = 200) -> None:
         self._seconds = seconds

@@ -76,7 +76,7 @@ class Frame:
         try:
             self._admit(scope, headers, service)
             if path.startswith(_API) and path != _LOGIN:
-                # Here and not in the route, which would parse the whole body before it checks the caller.
+                # This is done here, because the route would parse the whole body before it checks the caller.
                 await service.security.identify(request)
             if b"transfer-encoding" in headers:  # otherwise the server stops reading at Content-Length
                 receive = _limited(receive, service.settings.body_limit)
@@ -137,7 +137,7 @@ def _limited(receive: Receive, limit: int) -> Receive:
 
 
 def _request_id(headers: dict[bytes, bytes]) -> str:
-    """The id that the caller sent, if it is valid, so that both logs can be joined; otherwise a new id."""
+    """The id that the caller sent, if it is valid, so that both sides' logs match; otherwise a new id."""
     sent = headers.get(b"x-request-id")
     if sent is not None and _REQUEST_ID.fullmatch(sent):
         return sent.decode("ascii")
@@ -158,7 +158,7 @@ def _caching(path: str, status: int, headers: Any) -> tuple[tuple[bytes, bytes],
 
 
 def _template(scope: Scope, path: str) -> str:
-    """The route's template, for logs and metrics. Paths are too many, and may contain user ids."""
+    """The route's template, for logs and metrics. There are too many paths, and they may contain user ids."""
     if path.startswith(f"{_STATIC}/"):
         return _STATIC
     template = getattr(scope.get("route"), "path_format", None)

@@ -60,7 +60,7 @@ class CatalogueStore(StorePart):
         return not self._rows(ANY_ITEM)
 
     def catalogue(self, since: int = 0) -> CatalogueChange:
-        """Return the items and bundles that changed after the version `since`, by id; 0 returns all."""
+        """Return the items and bundles that changed after version `since`, sorted by id; 0 returns all."""
         with self._database.snapshot(long=not since) as connection:
             contents: defaultdict[str, list[str]] = defaultdict(list)
             changed = bundles.c.version > since
@@ -243,7 +243,7 @@ def _pairs(table: Table, matrix: Any, users: Vocabulary, things: Vocabulary) -> 
 
 
 def _lists(matrix: Any, rows: Vocabulary, columns: Vocabulary) -> Iterator[tuple[str, list[str]]]:
-    """Yields the id of each row of a matrix, sorted, and the ids of the row's entries in their order."""
+    """Yields the rows of a matrix, sorted by id: each row's id, and the ids of its entries in their order."""
     ids, edges = columns.ids, matrix.indptr.tolist()
     for position in sorted(range(len(rows)), key=rows.ids.__getitem__):
         entries = matrix.indices[edges[position] : edges[position + 1]].tolist()

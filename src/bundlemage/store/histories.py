@@ -52,7 +52,7 @@ _SECONDS_BETWEEN_FORGETTING: Final = 3600
 _SEPARATOR: Final = "\x1f"  # a control character, which no id contains
 _LONG_AGO: Final = -(2**63)  # imported interactions have no time
 _LAST_LETTERS: Final = LONGEST_ID * "\U0010ffff"
-"""Appended to the beginning of an id, these sort after every id with the same beginning."""
+"""The beginning of an id, followed by these letters, sorts after every id with the same beginning."""
 _TABLES: dict[Kind, tuple[Table, sa.Column[str]]] = {
     "item": (user_item, user_item.c.item_id),
     "bundle": (user_bundle, user_bundle.c.bundle_id),
@@ -71,7 +71,7 @@ class HistoryStore(StorePart):
     """The methods of `Store` for users' data."""
 
     _forgot_at = -math.inf
-    _must_empty_log = True  # at the start, too: an earlier process may have been killed before it did
+    _must_empty_log = True  # at the start, too: an earlier process may have been killed before emptying it
 
     def histories(self, user_ids: Sequence[str]) -> dict[str, Owned]:
         """Return the history of each user, with one query; `Owned()` for a user without a history."""
@@ -177,7 +177,7 @@ class HistoryStore(StorePart):
             )
 
     def forget_served(self, before: datetime) -> int:
-        """Delete answers before a time, in batches so others can write. Returns their number."""
+        """Delete answers given before a time, in batches so that others can write. Returns their number."""
         check_time(before)
         forgotten = 0
         while True:
@@ -283,7 +283,7 @@ def _page(search: str, limit: int, after: str) -> CompoundSelect[Any]:
         user_id = table.c.user_id
         # Use only one lower bound: with two, SQLite may start its search at the smaller one.
         begin, end = user_id > after if after >= search else user_id >= search, search + _LAST_LETTERS
-        # Each table returns its first ids in the order of its key, so it is not read completely.
+        # Each table returns its first `limit` ids in the order of its key, so it is not read completely.
         first = select(user_id).where(begin, user_id <= end).distinct().order_by(user_id).limit(limit)
         parts.append(select(first.subquery().c.user_id))
     return sa.union(*parts).order_by("user_id").limit(limit)
@@ -313,7 +313,7 @@ def erase_user(connection: Connection, user_id: str) -> bool:
 
 
 def add_served(connection: Connection, answers: Sequence[Served]) -> None:
-    """Write answers, but not to users erased since then. Blocks erasures until the transaction ends."""
+    """Write answers, except those whose user was erased since. Blocks erasures until the transaction ends."""
     for answer in answers:
         check_event(answer)
     if not is_sqlite(connection):

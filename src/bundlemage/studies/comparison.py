@@ -83,8 +83,8 @@ def compare(
 ) -> Comparison:
     """Fit and test every contender on every split with every seed, unless the cache has the result.
 
-    If a contender's result does not depend on the seed, it runs only with the first one. A contender that
-    fails keeps its row, and the others continue. `metric` decides which row is best, `fresh` ignores the
+    If a contender's result does not depend on the seed, only the first seed is used. A contender that fails
+    keeps its row, and the others continue. `metric` decides which row is best, `fresh` ignores the
     cache, and `jobs` is the number of cells that run at a time, each in its own process.
     """
     check_metric(metric)
@@ -187,7 +187,7 @@ def run_cells(
         )
 
     def answer(task: _Task, question: Any) -> Any:
-        """Create the observers of a training, and return whether there are any; later pass events to them."""
+        """At `_BEGIN`, create observers, and return whether there are any; otherwise pass them an event."""
         place = task[0]
         if question == _BEGIN:
             observers[place] = watch.on_begin(cells[place])

@@ -218,7 +218,7 @@ def missing_files(dataset: str, parts: Mapping[str, DataPart], folder: str) -> t
         problems = part.problems
         where = _published(dataset, name, folder)
         if part.partial and name in (MATCHING_PART, GENERATION_PART):
-            problems = (f"{name}/user_item.pkl is missing: which user owns which item",)
+            problems = (f"{name}/user_item.pkl is missing: it says which user owns which item",)
             where += "; it is not known whether this file is published there"
         if problems:
             missing.append(MissingFiles(name, problems, where))

@@ -59,14 +59,14 @@ def train(
     """Trains `model` on `split.train`. Returns the history.
 
     Afterwards the model has the weights of the best epoch on the validation cases (see the setting
-    `select_by`), or of the last epoch without validation cases. Ctrl-C ends training early and keeps the best
-    weights so far. If `folder` is given, a checkpoint is written to it every `checkpoint_every` epochs; by
-    default, writing takes about a twentieth of the time. `resume` continues from the last checkpoint. If
-    `division` is given, this is one of several processes that train one model together and share the folder.
-    A checkpoint holds the weights of all processes.
+    `select_by`), or of the last epoch if there are no such cases. Ctrl-C ends training early and keeps the
+    best weights so far. If `folder` is given, a checkpoint is written to it every `checkpoint_every` epochs;
+    by default, writing takes about a twentieth of the time. `resume` continues from the last checkpoint. If
+    `division` is given, several processes, including this one, train one model and share the folder. A
+    checkpoint holds the weights of all processes.
     """
     if resume and folder is None:
-        raise CheckpointError("resume needs the folder of the run to continue")
+        raise CheckpointError("resume needs the folder of the run that is resumed")
     device = resolve_device(config.device)
     started = time.perf_counter()
     if division.group is not None:
