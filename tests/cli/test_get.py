@@ -136,7 +136,9 @@ def test_no_network_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         told = run("data", "get", "steam", "-o", tmp_path / "steam", code=2).stderr
     assert told.startswith("error: no network: raw.githubusercontent.com could not be reached")
     first = PUBLIC_DATA["steam"].files[0].url
-    assert told.endswith(f"fetch it by hand from {first} and put it into {tmp_path / 'steam' / 'pathak'}\n")
+    assert told.endswith(
+        f"fetch the file by hand from {first} and put it into {tmp_path / 'steam' / 'pathak'}\n"
+    )
 
 
 def test_mistakes_are_answered(tmp_path: Path) -> None:

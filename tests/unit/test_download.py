@@ -264,7 +264,7 @@ def test_no_server_is_no_network(tmp_path: Path) -> None:
         download(order)  # with the real pauses: it does not wait
     told = str(caught.value)
     assert told.startswith("no network: 127.0.0.1 could not be reached (Connection refused); ")
-    assert told.endswith(f"fetch it by hand from {order.url} and put it into {tmp_path}")
+    assert told.endswith(f"fetch the file by hand from {order.url} and put it into {tmp_path}")
 
 
 def test_a_web_page_is_not_a_file(web: Web, tmp_path: Path) -> None:

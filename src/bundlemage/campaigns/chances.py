@@ -22,10 +22,10 @@ Numbers = npt.NDArray[np.float64]
 SCORES = 2**26
 """Maximum number of scores that a calibration uses. In a larger shop it uses a sample of the users."""
 SLOW_SCORES = 2**21
-"""The same for a model whose scores are more than a product of two vectors."""
+"""The same maximum for a model that needs more than a product of two vectors for a score."""
 LIKELIEST = 32
-"""For each user, this number of the likeliest bundles that the user did not take are all used. Hardly any
-other bundles are above the threshold."""
+"""The number of bundles for each user that are used without sampling: the likeliest ones that the user did
+not take. Hardly any other bundles are above the threshold."""
 DRAWN = 32
 """The number of other bundles that are drawn for each user. Their weights also represent those not drawn."""
 PRIOR = 0.01
@@ -74,8 +74,8 @@ def new_log_probabilities(
     """Log-probabilities of new bundles, each compared with the bundles of the shop. `log_sums` is the result
     of `normaliser`, if it is known.
 
-    A forecast assumes that a new bundle sells like the median bundle. The number that ranks new bundles best
-    (`new_bundle_credit`) is more than most of them will sell.
+    A forecast assumes that a new bundle sells like the median bundle. The assumed sales that rank new
+    bundles best (`new_bundle_credit`) are higher than the sales of most new bundles.
     """  # [rows, new]
     if can(model, SalesScorer) and len(sales := model.known_sales()):
         new = Contents.of(new, sales.median().expand(len(new)))

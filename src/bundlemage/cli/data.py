@@ -53,8 +53,8 @@ def ingest(
 ) -> None:
     """Write the data at PATH as shards. Every command can read shards, and a worker can read only its part.
 
-    Tables may be larger than memory: half of it is used, and temporary files next to the output hold the
-    rest.
+    Tables may be larger than memory: half of the memory is used, and temporary files next to the output hold
+    the rest.
 
     Options:
         -o, --output DIR: Folder for the shards.

@@ -22,7 +22,7 @@ def key_values(pairs: Sequence[str] | None, option: str) -> dict[str, str]:
 
 
 def numbers(pairs: Sequence[str] | None, option: str, expected: str) -> dict[str, float]:
-    """Texts such as `a=2` as a dict of numbers. `expected` ends the error message."""
+    """Texts such as `a=2` as a dict of numbers. The error message ends with `expected`."""
     values = {}
     for name, text in key_values(pairs, option).items():
         try:

@@ -85,7 +85,7 @@ def train(
             the time.
         --tensorboard DIR: Also write logs for TensorBoard to this folder.
         --item-tables HOW: With several workers: 'replicated' gives each worker all items, 'sharded' gives it
-            a part of them, and 'auto' shards only if all items do not fit.
+            a part of them, and 'auto' shards only if a worker cannot hold all items.
     """
     from bundlemage.engines.training import TrainingJob
     from bundlemage.evaluation import tasks_not_learned
@@ -294,7 +294,8 @@ def tune(
     Options:
         -o, --output STUDY: The folder of the study.
         --model: bundlemage, or any other that 'bundlemage models' lists.
-        --recipe: As for 'train'. The search begins with its settings, and varies only those in the space.
+        --recipe: As for 'train'. The search begins with the recipe's settings, and varies only those in the
+            space.
         --set NAME=VALUE: A setting that is not searched. Repeatable.
         --space NAME=LOW..HIGH|A,B,C: Values to try for a setting, instead of the default ones. Repeatable.
         --trials N: The total number of trials, including earlier ones.
@@ -344,7 +345,7 @@ def tune(
         show.note("Interrupted: every trial that ended is kept; --resume continues from here.")
         raise typer.Exit(130)
     if study.best is None:
-        raise BundleMageError(f"every trial failed. The first one: {study.trials[0].reason}")
+        raise BundleMageError(f"every trial failed. The first one failed because: {study.trials[0].reason}")
 
 
 def _domain(name: str, text: str) -> Domain:

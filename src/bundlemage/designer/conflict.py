@@ -1,4 +1,5 @@
-"""Decides whether any bundle satisfies all rules. If none does, finds the smallest conflict and changes.
+"""Decides whether any bundle satisfies all rules. If none does, finds the smallest conflict, and
+changes of the rules that make a bundle possible.
 
 A conflict is a set of rules that no bundle satisfies. The search uses the whole catalogue, and no scores.
 
@@ -29,13 +30,13 @@ SECONDS = 3.0
 MOST_TRIED = 12
 """Maximum number of changes that are computed."""
 MOST_CHANGES = 5
-"""Maximum number of changes in the error: the smallest ones."""
+"""Maximum number of changes in the error, which lists only the smallest ones."""
 MANY = 500
 """If there are more kinds of items than this, two easier problems are solved first."""
 LARGEST = 6
 """The first easier problem keeps this number of the largest groups, and the groups that rules need."""
 SOME = 60
-"""The second easier problem has this number of random, of cheapest and of most expensive kinds."""
+"""The second easier problem has this many random kinds, cheapest kinds and most expensive kinds."""
 
 
 def refuse_impossible(rules: Rules, deadline: Deadline) -> None:
@@ -64,10 +65,11 @@ def _smallest_sets(
     enough: Callable[[frozenset[int]], bool],
     left_out: Iterable[frozenset[int]] = (),
 ) -> Iterator[frozenset[int]]:
-    """Yields all smallest sets of rules that are `enough`. If a set is enough, every set that contains it is.
+    """Yields all smallest sets of rules that are `enough`.
 
-    A set that is not enough is extended until any further rule would make it enough. Every set that is enough
-    contains at least one of the rules left out. `left_out` are such sets of rules that are already known.
+    If a set is enough, every set that contains it must be enough, too. A set that is not enough is extended
+    until any further rule would make it enough. Every set that is enough contains at least one of the rules
+    left out. `left_out` are such sets of rules that are already known.
     """
     to_hit, smallest = list(left_out), list[frozenset[int]]()
     while (tried := _minimum_hitting_set(to_hit, smallest)) is not None:
@@ -86,7 +88,7 @@ def _smallest_sets(
 def _minimum_hitting_set(
     sets: Iterable[frozenset[int]], other_than: Iterable[frozenset[int]] = ()
 ) -> frozenset[int] | None:
-    """Returns the smallest set that has a number of each of `sets` and contains no set of `other_than`.
+    """Returns the smallest set that shares a number with each of `sets` and contains no set of `other_than`.
 
     Returns None if no such set exists.
     """
@@ -218,7 +220,7 @@ class Possible:
         return possible
 
     def extreme(self, number: int, others: frozenset[int], values: Mapping[int, int]) -> int | None:
-        """Returns the value nearest to the rule's own with which some bundle satisfies it and `others`.
+        """Returns the value nearest to the rule's own value that lets a bundle satisfy the rule and `others`.
 
         Returns None if no value is enough: for example, an item without a price fits into no budget.
         """
@@ -242,7 +244,7 @@ class Possible:
     ) -> int | None:
         """Returns None if no bundle satisfies the active rules, else 0. `values` replace some rules' numbers.
 
-        The limit of the rule `free` is ignored. If set, returns the possible amount nearest to this limit.
+        If `free` is set, ignores the limit of this rule, and returns the possible amount nearest to it.
         """
         rules = self.rules
         banned = np.zeros(rules.items, bool)

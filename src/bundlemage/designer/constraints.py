@@ -101,7 +101,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Sum(Limit):
-    """A limit of a sum over the items of a bundle, such as their prices, or their number."""
+    """The limits of a sum over the items of a bundle, such as their total price, or their number."""
 
     weights: Integers  # [items]
 
@@ -212,7 +212,7 @@ class Rules:
         """Returns a sum with the rules `NAME_min` and `NAME_max`, if the request has these limits.
 
         `number` is the number of both rules, without a value. Its words have {} for "at least" or "at most",
-        and {{}} for the value. Its `of_sum` must not decrease.
+        and {{}} for the value. Its `of_sum` must not decrease as the sum grows.
         """
         rules: list[int | None] = [None, None]
         for end, (limit, phrase) in enumerate(zip(limits, ("at least", "at most"), strict=True)):
@@ -267,7 +267,7 @@ class Rules:
         return np.bincount(self.groups_of.all_of(items), minlength=len(self.groups))
 
     def inside(self, places: Integers) -> Lists:
-        """Returns for each group the indices in `places` of the items that are in it."""
+        """Returns for each group the indices in `places` of the group's items."""
         here = Lists.of([self.groups_of[place] for place in places.tolist()])
         return here.inverse(len(self.groups))
 

@@ -1,8 +1,8 @@
-"""Searches with the CP-SAT solver: for any bundle that satisfies the rules, for all, or the best by pairs.
+"""Searches with the CP-SAT solver for one bundle that satisfies the rules, for all, or for the best by pairs.
 
 A solver cannot maximise the likelihood of a whole bundle, because the model computes it anew for each
-bundle. It can maximise a sum over pairs: how likely each item is next to each other item. CP-SAT finds the
-bundle of each size with the highest sum, among the model's best few hundred items. The model then values
+bundle. It can maximise a sum over pairs: how likely one item is if the other is in the bundle. CP-SAT finds
+the bundle of each size with the highest sum, among the model's best few hundred items. The model then values
 these bundles and their neighbours. If a request allows so few bundles that all can be listed, the model
 values all of them.
 """
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 TRIED = 3000
-"""If more items can be chosen, a search among about this many comes first."""
+"""If more items than this can be chosen, the first search uses only about this many of them."""
 LISTED = 3000
-"""`every_bundle` returns None for this many bundles or more."""
+"""`every_bundle` returns None if this many bundles or more satisfy the rules."""
 POOL = 200
 """The number of the model's best items that the exact search chooses from; more if the rules need others."""
 FINE = 20
@@ -300,7 +300,7 @@ class Fits:
     alone: Floats  # [pool]: the log-probability as the first item to be added
     beside: Floats  # [pool, pool]: the log-probability after the other item, summed over both orders
     earns: Floats  # [pool]
-    apart: Floats  # [pool, pool]: the distance between two
+    apart: Floats  # [pool, pool]: the distance between two items
     from_fixed: Floats  # [pool]: the sum of distances from the fixed items
 
     @classmethod
@@ -324,7 +324,8 @@ class Fits:
 
 class TwoByTwo:
     """The values of items and pairs for bundles of one size, as whole numbers. A constant is added to all
-    items, and one to all pairs, so that none is negative. The size is fixed: the best bundle is the same.
+    items, and another to all pairs, so that no value is negative. All bundles have the same size, so this
+    does not change which one is best.
 
     The likelihood of an item after all others is approximated by the mean of its likelihoods as the first
     item and after each other item alone.
@@ -332,7 +333,7 @@ class TwoByTwo:
 
     def __init__(self, fits: Fits, rules: Rules, size: int) -> None:
         self.places, self.free = fits.places, size - len(rules.fixed)
-        counted = self.free + len(rules.must)  # the mean is over all that is added
+        counted = self.free + len(rules.must)  # the mean is over all added items
         couples, fine = max(1, comb(size, 2)), FINE * self.free * counted
         alone = fits.alone / self.free / counted + fits.earns / counted + fits.from_fixed / couples
         together = fits.beside / self.free / counted + fits.apart / couples
@@ -356,12 +357,12 @@ class TwoByTwo:
         """An upper bound of what each item adds: its own value and its pairs with the best allowed others."""
 
     def value(self, chosen: Items) -> int:
-        """Returns the value of a choice as the solver computes it: twice each item, and twice each pair."""
+        """Returns the value of a choice as the solver computes it: each item and each pair counts twice."""
         index = np.searchsorted(self.places, chosen)
         return int(self.alone[index].sum() + self.together[np.ix_(index, index)].sum())
 
     def _penalties(self) -> Iterator[tuple[Floats, float]]:
-        """Yields for each Lagrange multiplier to try the cost of each item, and the constant to add."""
+        """Yields the cost of each item and the constant to add, for each Lagrange multiplier to try."""
         yield np.zeros(len(self.places)), 0.0
         for weights, room in self.rooms:
             gain, cost = self.together.max(initial=1) * self.free, weights.max(initial=1)

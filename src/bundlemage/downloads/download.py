@@ -116,11 +116,11 @@ def _receive_all(file: Download, progress: Progress, pauses: Sequence[float]) ->
         try:
             _receive(file, progress)
         except _TemporaryError as failure:
-            # If the first attempt does not reach the host, give up. In later attempts, it may come back.
+            # If the first attempt does not reach the host, give up. A host that is lost later may come back.
             if failure.unreachable and attempt == 1:
                 raise DownloadError(
                     f"no network: {urlsplit(file.url).hostname} could not be reached ({failure}); "
-                    f"fetch it by hand from {file.url} and put it into {file.target.parent}"
+                    f"fetch the file by hand from {file.url} and put it into {file.target.parent}"
                 ) from None
             if pause is None:
                 raise DownloadError(

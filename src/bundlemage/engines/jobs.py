@@ -1,6 +1,7 @@
 """Jobs with a saved model: evaluating it on the test cases of its data, and running a campaign.
 
-Several processes may share the work. In a campaign they compute scores in advance, and this process chooses.
+Several processes may share the work. In a campaign they compute scores in advance, and this process chooses
+the bundles.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ class ModelUsers:
 
 
 class LayoutUsers:
-    """The users of a sharded layout. `known` if the model was trained on them, at the same positions."""
+    """The users of a sharded layout. `known`: the model was trained on them, at the same positions."""
 
     def __init__(self, layout: Layout, *, known: bool) -> None:
         self._layout, self._known = layout, known

@@ -1,7 +1,7 @@
 """Rows of different lengths on a device, and means of vectors over the rows of a batch.
 
 On a GPU, Triton kernels (`kernels.py`) compute the means. Elsewhere the PyTorch code below does. It is also
-the reference for the kernels. The size of a mean is known in advance, so the CPU never waits for a GPU.
+the reference for the kernels. The shape of the result is known in advance, so the CPU never waits for a GPU.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class Contents(Ragged):
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
-    """The start of each row, given the rows' lengths, and the end of the last row."""
+    """The start of each row and the end of the last row, computed from the rows' lengths."""
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
 

@@ -210,7 +210,7 @@ def _with_catalogue(path: Path, dataset: BundleDataset) -> tuple[BundleDataset, 
         return dataset, tuple(replace(problem, severity="warning") for problem in error.problems)
     if catalogue.items.num_rows != len(dataset.items):
         message = f"describes {catalogue.items.num_rows:,} items where the split has {len(dataset.items):,}"
-        fix = "Titles and prices are left out: replace this folder by the one of the same data."
+        fix = "Titles and prices are left out: replace this folder by the one that belongs to this data."
         return dataset, (Problem("wrong-shape", str(folder), message, fix, severity="warning"),)
     return replace(dataset, catalogue=catalogue), ()
 

@@ -76,7 +76,7 @@ def heading(table: ResultTable) -> str:
 
 
 def legend(table: ResultTable, *, times: bool = True) -> str:
-    """Returns the meaning of bold, ± and the mark. If `times` are shown, says how they were measured."""
+    """Returns the meaning of bold, ± and †. If `times` are shown, says how they were measured."""
     seeds = max(len(row.seeds) for row in table.rows)
     parts = ["Bold: the best of a column."]
     if seeds > 1:
@@ -215,7 +215,7 @@ def comparison_grid(key: str, table: ResultTable, columns: Sequence[str] = COLUM
 
 
 def metric_cell(row: Row, metric: str, top: float | None = None, **others: Any) -> GridCell:
-    """Returns the cell of a metric, with its deviation. `top` adds a bar: it is the value of a full bar."""
+    """Returns the cell of a metric, with its deviation. If `top` is given, adds a bar; `top` fills it."""
     assert row.metrics is not None
     spread = row.metrics[metric]
     spread_text = deviation(spread, row.seeds)

@@ -38,7 +38,7 @@ FORMAT = "bundlemage-report"
 FORMAT_VERSION = 1
 RESULTS = "results.json"
 NEAR_SHARE, NEAR_FIGURE = 0.05, 0.005
-"""Our figure is near the paper's if it differs by at most 5% or .005. Seeds can differ this much."""
+"""Our figure is near the paper's if it differs by at most 5% or .005. Other seeds can change it this much."""
 NONE = "--"
 _SIGNS = {"near": "≈", "above": "▲", "below": "▼"}
 _STATISTICS_HEAD = ("", "this data", "the paper", "difference")
@@ -115,7 +115,7 @@ def write_report(findings: Findings, folder: Path) -> list[str]:
 
 
 def results_of(findings: Findings) -> dict[str, Any]:
-    """Returns everything that the page shows as plain values, for programs."""
+    """Returns everything that the page shows, as plain values for programs."""
     cosines = findings.cosines
     known = None if cosines is None else cosines[~(cosines != cosines)]
     return {
@@ -179,8 +179,8 @@ def banners(findings: Findings) -> tuple[str, ...]:
         lines.append("The sample shop is generated: it shows how things work, not how real shops behave.")
     if findings.partial:
         lines.append(
-            f"The data is {pathak.PARTIAL_NAME}, not the paper's Steam: it is reconstructed which user owns "
-            "which game. So the results are not compared with the paper's."
+            f"The data is {pathak.PARTIAL_NAME}, not the paper's Steam: the list of games that each user "
+            "owns is reconstructed. So the results are not compared with the paper's."
         )
     if findings.no_data:
         lines.append(

@@ -52,8 +52,9 @@ class Machine(NamedTuple):
 
 
 def resources(workers: int | None, device: str, *, whole_gpus: bool = False) -> Resources:
-    """Returns the resources of the cluster, divided among workers. None is one for each GPU or processor.
+    """Returns the resources of the cluster, divided among workers.
 
+    With `workers=None` there is one worker for each GPU or processor.
     `whole_gpus`: processes do not share a GPU, because they train one model together.
     """
     alive = (node["Resources"] for node in ray.nodes() if node["Alive"])
@@ -94,7 +95,7 @@ def _fitting(machines: Sequence[Machine], chosen: int | None, sharing: int, has:
 
 
 def _room(machines: Sequence[Machine], cpus: int, sharing: int) -> int:
-    """Returns how many processes fit, with `cpus` processors each and `sharing` on a GPU (0: no GPU)."""
+    """Returns how many processes with `cpus` processors fit if `sharing` of them share a GPU (0: no GPU)."""
     return sum(
         min(machine.cpus // cpus, machine.gpus * sharing) if sharing else machine.cpus // cpus
         for machine in machines
@@ -130,8 +131,8 @@ class RayWorkers(Workers):
         except (RayActorError, OutOfMemoryError) as error:
             raise ClusterError(
                 f"stopped, because a process was lost {LOST_AT_MOST} times at the same piece of work: it may "
-                "need more memory than its machine has. Use fewer workers, so that each has more, or larger "
-                "machines"
+                "need more memory than its machine has. Use fewer workers, so that each has more memory, or "
+                "larger machines"
             ) from error
         finally:
             crew.dismiss()
@@ -273,7 +274,7 @@ class _Process:
         self.work: Callable[[Any], Any] | None = None
 
     def started(self) -> None:
-        """Returns when the process runs."""
+        """Returns as soon as the process is running."""
 
     def do(self, piece: Any) -> Any:
         if self.work is None:  # not in __init__: an error there looks like a dead process

@@ -61,7 +61,7 @@ class GramSmotConfig(LearnedConfig):
     unit_ball: bool = False
     """Whether vectors longer than 1 are scaled to length 1, as in collaborative metric learning."""
     sharpness: float = Field(1.0, gt=0)
-    """The factor for squared distances in losses and bundle scores. With `unit_ball` they are at most 4."""
+    """The factor for squared distances (at most 4 with `unit_ball`) in losses and bundle scores."""
     bundle_bias: bool = True
     """Whether each bundle has a bias. Its initial value is log(1 + sales) (ours)."""
     item_weight: float = Field(0.1, ge=0)
@@ -119,8 +119,8 @@ class AttentionLayer(nn.Module):
         super().__init__()
         self.heads = heads
         self.project = nn.Parameter(torch.empty(3, 3, dim, dim))  # W, by kind of node and of neighbour
-        self.ask = nn.Parameter(torch.empty(3, heads, dim // heads))  # the first half of a
-        self.offer = nn.Parameter(torch.empty(3, heads, dim // heads))  # the second half of a
+        self.ask = nn.Parameter(torch.empty(3, heads, dim // heads))  # the first half of the vector a
+        self.offer = nn.Parameter(torch.empty(3, heads, dim // heads))  # the second half of the vector a
         self.offer_bias = nn.Parameter(torch.zeros(3, 3, heads))
         for weights in (self.project, self.ask, self.offer):
             for part in weights.flatten(0, -3):

@@ -28,7 +28,7 @@ router = APIRouter(prefix="/v1", tags=["catalogue"])
 Thing = TypeVar("Thing", Item, Bundle)
 OnlyNew = Annotated[
     Literal["*"] | None,
-    Header(description="'*' means: only if the id is new. The id of something withdrawn is not new."),
+    Header(description="'*': write only if the id is new. The id of a withdrawn item or bundle is not new."),
 ]
 
 

@@ -123,7 +123,7 @@ def bundle_out(bundle: Bundle, live: Live) -> BundleOut:
 
 
 def items_of(bundle: Bundle, live: Live) -> list[EntryOut]:
-    """The items of a bundle, for its answer."""
+    """The items of a bundle, in the form of an answer."""
     items = (live.stock.items.get(name) or Item(name) for name in bundle.items)
     return [EntryOut.model_validate(item) for item in items]
 

@@ -82,7 +82,7 @@ def interactions(
     principal: Writer,
     idempotency_key: IdempotencyKey = None,
 ) -> Written:
-    """Record all interactions, or none after an error. They are on disk, and affect the next answer."""
+    """Record all interactions on disk, or none if there is an error. They affect the next answer."""
     recorded = service.store.add_interactions(
         [_record(interaction) for interaction in body.interactions],
         idempotency_key=idempotency_key,
