@@ -25,7 +25,7 @@ SLOW_SCORES = 2**21
 """The same maximum for a model that needs more than a product of two vectors for a score."""
 LIKELIEST = 32
 """The number of bundles for each user that are used without sampling: the likeliest ones that the user did
-not take. Hardly any other bundles are above the threshold."""
+not take. Hardly any other bundle has a chance above `Calibration.threshold`."""
 DRAWN = 32
 """The number of other bundles that are drawn for each user. Their weights also represent those not drawn."""
 PRIOR = 0.01
@@ -74,8 +74,8 @@ def new_log_probabilities(
     """Log-probabilities of new bundles, each compared with the bundles of the shop. `log_sums` is the result
     of `normaliser`, if it is known.
 
-    A forecast assumes that a new bundle sells like the median bundle. The assumed sales that rank new
-    bundles best (`new_bundle_credit`) are higher than the sales of most new bundles.
+    A forecast assumes that a new bundle sells like the median bundle. It does not use `new_bundle_credit`:
+    that number is chosen for the best ranking, and most new bundles sell less.
     """  # [rows, new]
     if can(model, SalesScorer) and len(sales := model.known_sales()):
         new = Contents.of(new, sales.median().expand(len(new)))

@@ -124,7 +124,7 @@ class Limits:
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = room[self.takes.indices] / self.takes.data
         ratio[self.takes.data == 0] = np.inf
-        # A limit without shares has room for one more showing, or for none.
+        # A limit that is not `shared` ignores the share: it has room for the whole bundle, or for nothing.
         flat = ~self.shared[self.takes.indices]
         ratio[flat] = np.where(ratio[flat] >= 1, np.inf, 0.0)
         most[filled] = np.minimum.reduceat(ratio, self.takes.indptr[:-1][filled])
@@ -153,7 +153,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Block:
-    """Some users. Each pair of a user and a bundle has a value, and the share of a unit that it reserves."""
+    """Some users. Each user-bundle pair has a value and a share: the factor of its use of `shared` limits."""
 
     values: Floats  # [users, bundles]; 0 if the bundle must not be shown
     shares: Floats | None  # [users, bundles]; None if all are 1

@@ -291,8 +291,8 @@ class Planner:
 def _own_limits(sample: Block, limits: Limits, prices: Floats, room: Floats, chosen: Whole) -> Floats:
     """Adds prices for the limit "shown" of bundles that were not chosen.
 
-    Such a price is the gain of the last user to whom the bundle could be shown. Without it, the bound would
-    assume that the bundle can be shown to everyone.
+    If users are sorted by their gain from the bundle, the price is the gain of the first user for whom there
+    is no room. Without it, the bound would assume that the bundle can be shown to everyone.
     """
     prices = prices.copy()
     reduced = limits.reduced(prices, sample)

@@ -47,9 +47,9 @@ SUMMARY = "campaign.json"
 TIGHTEST = 10
 """Number of items in the summary's list of the most used stocks."""
 BETWEEN = (0.0, 0.5, 1.0)
-"""Each user has a price of its own in the upper bound. It lies between the value of the best bundle that the
-user does not get (0) and the value of the worst bundle that the user gets (1). Each of these three positions
-gives an upper bound, and the lowest bound is used."""
+"""For the upper bound, the limit `per_user` has a price too, one for each user. This price lies between the
+value of the best bundle that the user does not get (0) and the value of the worst bundle that the user gets
+(1). Each of these three positions gives an upper bound, and the lowest bound is used."""
 
 
 def run_campaign(
@@ -335,7 +335,7 @@ def _bound(total: Tally, limits: Limits, plan: Plan, most: int | None) -> float:
     proven += [reduced + float(prices @ room) for reduced, prices in pairs]
     prices, flat = plan.proofs[0], ~limits.shared
     for kept, gains in zip(total.get("kept", ()), total.get("gains", ()), strict=True):
-        # A bundle that is not used does not use its own limit either.
+        # The limit "shown" of a bundle counts in the bound only if the bundle is one of the `most` used.
         each = np.array(gains) + limits.flat @ (prices * room * flat)
         top = np.sort(each)[::-1][:most].sum()
         proven.append(kept + float(top) + float((prices * room)[~flat].sum()))

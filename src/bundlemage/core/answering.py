@@ -1,4 +1,4 @@
-"""Ranks candidates, bundles or items, for the encoded questions of one user or of a million users."""
+"""Ranks candidates (bundles or items) for the encoded questions of one user or of a million users."""
 
 from __future__ import annotations
 

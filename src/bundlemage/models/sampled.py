@@ -24,7 +24,7 @@ UNIFORM_SHARE = 0.1
 
 
 class Drawn(NamedTuple):
-    """The distinct drawn items or bundles. The softmax's sum weights each of them by exp(-log_expected)."""
+    """The distinct drawn items or bundles. In the softmax's sum, each has the weight exp(-log_expected)."""
 
     ids: Tensor  # [drawn]
     log_expected: Tensor  # [drawn]

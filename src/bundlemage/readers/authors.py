@@ -54,7 +54,7 @@ def matches(path: Path) -> bool:
 
 
 def read(path: Path) -> Source:
-    """Returns the data set, which joins train, validation and test data, and the authors' split of it."""
+    """Returns the data set (train, validation and test data together), and the authors' split of it."""
     if not _holds_split(path):
         inner = [str(folder) for folder in (path / "mat", path / "gen") if _holds_split(folder)]
         message = "this folder does not hold a split itself"

@@ -91,7 +91,7 @@ def locator(source: TableFiles, rows: Sequence[int]) -> Locate:
 
 
 def _same_fault_once(problems: Iterable[Problem]) -> list[Problem]:
-    """Returns one problem, with a count, for all files with the same fault. Damaged files are not merged."""
+    """Returns one problem, with a count, for all files with the same fault; one each for damaged files."""
     first: dict[tuple[str, ...], Problem] = {}
     for problem in problems:
         key = (problem.kind, problem.message, *([problem.where] if problem.kind == "bad-parquet" else []))
@@ -305,8 +305,8 @@ class _Guarded(io.RawIOBase):
             raise _FaultyTextError
         space = len(buffer) - len(data)
         if space:
-            # The file has ended. Add the row to this block: the header may still lack a line break, and
-            # Arrow needs the whole line of the header in one block.
+            # The file has ended. Add the row to this block: if the file is only a header without a line
+            # break, the row begins with the missing one, and Arrow needs it in the header's block.
             data += self._rest[:space]
             self._rest = self._rest[space:]
         buffer[: len(data)] = data

@@ -224,7 +224,7 @@ def responses(*codes: int) -> dict[int | str, dict[str, Any]]:
 
 def impossible_design() -> dict[str, Any]:
     """The refusal (status 422) for an impossible design, for the OpenAPI document."""
-    # Only rules with a key are shown, because the document would leave out a key that is null.
+    # The rules here all have a key, because null values are dropped from the document.
     rules = [
         Rule("must", "g0022", "the item 'g0022' in the bundle"),
         Rule("at_most", "Seafaring", "no item with the tag 'Seafaring'"),

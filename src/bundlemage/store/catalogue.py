@@ -251,7 +251,7 @@ def _lists(matrix: Any, rows: Vocabulary, columns: Vocabulary) -> Iterator[tuple
 
 
 def _arrow(connection: Connection, query: Select[Any]) -> pa.Table:
-    """Returns a query's ids as dictionary arrays, one per batch. Each batch holds an id only once."""
+    """Returns a query's ids as dictionary arrays, one per batch. A batch stores each distinct id once."""
     result = connection.execute(query, execution_options={"stream_results": True})
     names = list(result.keys())
 

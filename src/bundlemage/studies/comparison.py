@@ -187,7 +187,7 @@ def run_cells(
         )
 
     def answer(task: _Task, question: Any) -> Any:
-        """At `_BEGIN`, create observers, and return whether there are any; otherwise pass them an event."""
+        """At `_BEGIN`, create observers and return whether there are any. Pass other events to them."""
         place = task[0]
         if question == _BEGIN:
             observers[place] = watch.on_begin(cells[place])

@@ -117,7 +117,7 @@ class GridCell:
     beside: str = ""
     """The published figure that `text` is compared with."""
     difference: str = ""
-    """The difference from `beside`, after one of ≈ ▲ ▼."""
+    """One of ≈ ▲ ▼, then the difference from `beside`."""
     tone: str = ""
     """`near`, `above` or `below`: decides the colour of the difference."""
     code: str = ""
@@ -215,7 +215,7 @@ def comparison_grid(key: str, table: ResultTable, columns: Sequence[str] = COLUM
 
 
 def metric_cell(row: Row, metric: str, top: float | None = None, **others: Any) -> GridCell:
-    """Returns the cell of a metric, with its deviation. If `top` is given, adds a bar; `top` fills it."""
+    """Returns the cell of a metric, with its deviation. If `top` is given, adds a bar, full at `top`."""
     assert row.metrics is not None
     spread = row.metrics[metric]
     spread_text = deviation(spread, row.seeds)

@@ -39,7 +39,7 @@ class TrainingResult:
     history: tuple[EpochRecord, ...]
     best_epoch: int
     """The model has the weights of this epoch. For an ensemble, this is the epoch of the first member, and
-    `history.kept` returns those of all members. 0 for a model without epochs."""
+    `training.history.kept` returns the epochs of all members. 0 for a model without epochs."""
     seconds: float
     device: str
     interrupted: bool = False

@@ -122,8 +122,8 @@ class Study:
     warnings: tuple[Problem, ...] = ()
     """Warnings about the data."""
     metric: str = SELECTION_METRIC
-    """The name of a trial's value: nDCG@5; or, if both tasks are validated, `times popularity`, the mean
-    ratio of nDCG@5 to that of the model Popularity."""
+    """The name of a trial's value. It is nDCG@5, or `times popularity` if both tasks are validated: nDCG@5
+    divided by that of the model Popularity, as a geometric mean over the tasks."""
 
     @property
     def ranked(self) -> list[Trial]:

@@ -91,7 +91,7 @@ class SparseRows:
         `other`; each visit is called a walk."""
         product = self.weights.new_zeros(len(self) * other.columns)
         row, walks = self.rows.row_of_entry(), other.rows.lengths[self.rows.values]  # [entries]
-        # For each entry: the number of the first entry that it visits in `other`, minus all earlier walks.
+        # For each entry: index of the first entry it visits in `other`, minus the number of earlier walks.
         before = torch.cat([walks.new_zeros(1), walks.cumsum(0)])
         begin = other.rows.offsets[self.rows.values] - before[:-1]
         for first, last in _parts(before):

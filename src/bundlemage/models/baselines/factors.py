@@ -275,11 +275,11 @@ class EFM(PairsModel):
 
     The publication factorises a matrix of shifted positive pointwise mutual information (SPPMI) of item, item
     and bundle. Its size grows with the square of a bundle's size, so we do not build it. Instead we use
-    negative sampling: for items i and j of bundle b, σ(q_i·(c_j + h_b)) is trained towards 1, and towards 0
-    for k items in place of i, drawn in proportion to their number of bundles. The optimum is the same mutual
-    information minus log k, but not cut off at zero. Only the publication's abstract was available. To model
-    its item-item-list co-occurrence, we add the bundle's vector to the context vector c_j.
-    """
+    negative sampling: for items i and j of bundle b, σ(q_i·(c_j + h_b)) is trained towards 1. If i is
+    replaced by one of k items, drawn in proportion to their number of bundles, it is trained towards 0. The
+    optimum is the same mutual information minus log k, but not cut off at zero. Only the publication's
+    abstract was available. To model its item-item-list co-occurrence, we add the bundle's vector to the
+    context vector c_j."""
 
     name = "efm"
     title = "EFM"
