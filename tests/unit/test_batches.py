@@ -106,5 +106,5 @@ def test_nothing_to_draw_from_gives_no_batch() -> None:
 
 @pytest.mark.parametrize("over", ["users", "items", "bundles"])
 def test_at_most_of_what_is_no_pair_is_refused(over: Over) -> None:
-    with pytest.raises(ConfigError, match="only phases over pairs can have at_most"):
+    with pytest.raises(ConfigError, match="only phases that run over pairs can have at_most"):
         Rows(Phase("any", over, at_most=2), shop())
