@@ -602,9 +602,9 @@ def test_a_busy_service_is_asked_again_when_it_says(relay: Relay) -> None:
         assert client.record("busy", item=old_items(client)[0]).new == 1
         assert time.monotonic() - begun >= 1
         relay.faults += ["later"]
-        begun = time.monotonic()
+        before = len(relay.seen)
         refused(503, client.models)  # an hour is for the caller to decide
-        assert time.monotonic() - begun < 1
+        assert len(relay.seen) == before + 1
 
 
 def test_after_its_tries_the_client_gives_up(relay: Relay) -> None:
@@ -617,11 +617,9 @@ def test_after_its_tries_the_client_gives_up(relay: Relay) -> None:
 
 def test_a_timeout_is_kept(relay: Relay) -> None:
     with Client(relay.url, timeout=0.3) as client:
-        relay.faults += ["silence"]
-        begun = time.monotonic()
+        relay.faults += ["silence"]  # ends with another error, if the client waits for it
         with pytest.raises(ServiceError, match=r"no answer within 0.3 s"):
             client.models()
-        assert time.monotonic() - begun < 1
         assert len(relay.seen) == 1
 
 
@@ -640,7 +638,7 @@ def test_long_work_is_given_time(relay: Relay) -> None:
         assert relay.connections == 1
 
 
-def test_connections_are_kept_and_replaced(relay: Relay) -> None:
+def test_connections_are_kept_and_replaced(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
     with Client(relay.url) as client:
         for _ in range(5):
             client.models()
@@ -648,9 +646,10 @@ def test_connections_are_kept_and_replaced(relay: Relay) -> None:
         relay.faults += ["hang up"]  # after the answer, without a word, as servers do with idle connections
         client.models()
         time.sleep(0.05)
-        begun = time.monotonic()
+        pauses: list[float] = []
+        monkeypatch.setattr(time, "sleep", pauses.append)
         client.models()
-        assert time.monotonic() - begun < 0.4  # at once, not after a pause
+        assert pauses == []  # the client asks again at once
         assert relay.connections == 2
 
 

@@ -170,7 +170,7 @@ def _card(design: Design) -> Panel:
 
 
 def _reasons(explanation: Explanation, most: int) -> Table:
-    title = "each reason, and the factor by which it raises the odds of the answer"
+    title = "each reason, and how many times as likely it makes the answer"
     table = show.table(title, "reason", "", ">times", ">fit without it")
     for reason in explanation.reasons[:most]:
         name, times = show.name(reason.title, reason.id), exp(reason.effect)

@@ -35,8 +35,8 @@ the top level of a module."""
 
 SECONDS_TO_END = 5.0
 """How long to wait for a process to end before it is killed."""
-# Processes are forked from a server process that has imported torch. So a process starts in milliseconds, not
-# in seconds. The server process never starts CUDA, which does not survive a fork. Windows cannot fork.
+# Processes are forked from a server process that has imported torch, so they need not import it. The server
+# process never starts CUDA, which does not survive a fork. Windows cannot fork.
 if sys.platform == "win32":
     _PROCESSES = multiprocessing.get_context("spawn")
 else:
