@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -63,6 +69,120 @@ class TestSwappingFolders:
             swap_in(new, old)
         assert (old / "file").read_text() == "old"
         assert {*tmp_path.iterdir()} == {old, new}
+
+
+class TestFlushing:
+    @pytest.mark.parametrize("exists", [False, True])
+    def test_files_are_flushed_before_the_rename_and_the_parent_after_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool
+    ) -> None:
+        model = folder(tmp_path / "model", "old") if exists else tmp_path / "model"
+        flushed: list[tuple[Path, str]] = []
+        real = os.fsync
+
+        def spy(handle: int) -> None:
+            real(handle)
+            file = model / "file"
+            flushed.append(
+                (Path(f"/proc/self/fd/{handle}").readlink(), file.read_text() if file.exists() else "")
+            )
+
+        monkeypatch.setattr("os.fsync", spy)
+        with beside(model) as building:
+            (building / "file").write_text("new")
+            (building / "inner").mkdir()
+            (building / "inner" / "deep").write_text("new")
+        before = "old" if exists else ""
+        assert flushed == [
+            (building / "file", before),
+            (building, before),
+            (building / "inner" / "deep", before),
+            (building / "inner", before),
+            (tmp_path, "new"),
+        ]
+
+
+BUILDS = """
+import sys
+from pathlib import Path
+from bundlemage.data.folders import beside
+
+with beside(Path(sys.argv[1])) as building:
+    (building / "file").write_text("new")
+    print(building, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def building(path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Another process that builds `path` until its input is closed, and the folder in which it builds."""
+    command = [sys.executable, "-c", BUILDS, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, Path(process.stdout.readline().strip())
+        finally:
+            process.kill()
+
+
+class TestKilledProcesses:
+    def test_the_folder_of_a_killed_process_is_removed_by_the_next_one(self, tmp_path: Path) -> None:
+        with building(tmp_path / "data") as (process, left):
+            process.kill()
+            process.wait(60)
+            assert (left / "file").exists()
+        with beside(tmp_path / "data") as following:
+            assert [*tmp_path.iterdir()] == [following]
+
+    def test_the_folder_of_a_living_process_stays(self, tmp_path: Path) -> None:
+        with building(tmp_path / "data") as (process, other):
+            with beside(tmp_path / "data") as own:
+                (own / "file").write_text("mine")
+            assert (other / "file").exists()
+            process.communicate(timeout=60)
+        assert (tmp_path / "data" / "file").read_text() == "new"
+        assert [*tmp_path.iterdir()] == [tmp_path / "data"]
+
+    def test_folders_of_other_names_and_links_stay(self, tmp_path: Path) -> None:
+        others = [
+            folder(tmp_path / name, "mine")
+            for name in (".data.backup_1", ".data.building.mine", ".data.old.building.abcdefgh", "elsewhere")
+        ]
+        (tmp_path / ".data.building.abcdefgh").symlink_to("elsewhere")
+        with beside(tmp_path / "data"):
+            pass
+        assert all((each / "file").exists() for each in others)
+
+    def test_where_folders_cannot_be_locked_nothing_is_removed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def cannot(*_: object) -> None:
+            raise OSError(9, "not here")
+
+        other = folder(tmp_path / ".data.building.abcdefgh", "left")
+        monkeypatch.setattr("fcntl.flock", cannot)
+        with beside(tmp_path / "data"):
+            pass
+        assert {*tmp_path.iterdir()} == {other, tmp_path / "data"}
+
+    def test_a_folder_that_was_removed_before_it_was_locked_is_made_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        taken: list[Path] = []
+        real = fcntl.flock
+
+        def late(handle: int, how: int) -> None:
+            if not taken:  # another process takes it for abandoned
+                taken.append(Path(f"/proc/self/fd/{handle}").readlink())
+                shutil.rmtree(taken[0])
+            real(handle, how)
+
+        monkeypatch.setattr("fcntl.flock", late)
+        with beside(tmp_path / "data") as own:
+            (own / "file").write_text("new")
+        assert own != taken[0]
+        assert (tmp_path / "data" / "file").read_text() == "new"
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,15 +136,13 @@ def _write(artifact: Artifact, folder: Path) -> None:
     files = {name: _seal(folder / name) for name in FILES}
     manifest = {"format": FORMAT, "version": FORMAT_VERSION, "files": files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
-    _seal(folder / MANIFEST)
 
 
 def _seal(file: Path) -> dict[str, Any]:
-    """Flush a file to the disk, and return its size and checksum."""
-    with file.open("rb+") as handle:
-        os.fsync(handle.fileno())
-        content = handle.read()
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    """The size and the checksum of a file."""
+    with file.open("rb") as handle:
+        checksum = hashlib.file_digest(handle, "sha256").hexdigest()
+        return {"bytes": handle.tell(), "sha256": checksum}
 
 
 def load_artifact(path: Path) -> Artifact:

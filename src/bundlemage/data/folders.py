@@ -7,34 +7,96 @@ A file or folder is written under a temporary name and renamed at the end, so it
 from __future__ import annotations
 
 import ctypes
+import glob
 import json
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 from bundlemage.errors import BundleMageError, CheckpointError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """Yield an empty folder to build in. It becomes `path` at the end, or is removed after an error."""
+    """Yield an empty folder to build in. It becomes `path` at the end, or is removed after an error.
+
+    Folders that killed processes left when they built the same path are removed first.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    building.chmod(0o755)
+    prefix = f".{path.name}.building."
+    _remove_abandoned(path.parent, prefix)
+    building, lock = _locked_folder(path.parent, prefix)
     try:
         yield building
         swap_in(building, path)
     finally:
         shutil.rmtree(building, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _locked_folder(parent: Path, prefix: str) -> tuple[Path, int | None]:
+    """Make a new folder. Its descriptor is locked until it is closed or the process ends.
+
+    Returns no descriptor if the system cannot lock a folder.
+    """
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        folder.chmod(0o755)
+        if fcntl is None:
+            return folder, None
+        try:
+            lock = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:
+            continue  # another process took it for abandoned, because it was not locked yet
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:  # such as NFS
+            os.close(lock)
+            return folder, None
+        if folder.exists():
+            return folder, lock
+        os.close(lock)
+
+
+def _remove_abandoned(parent: Path, prefix: str) -> None:
+    """Remove the folders of this prefix that no living process has locked."""
+    for folder in parent.glob(f"{glob.escape(prefix)}{'[a-z0-9_]' * 8}"):  # as mkdtemp names them
+        if fcntl is None:
+            return
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:  # it is gone already, or it is not a folder of this user
+            continue
+        with suppress(OSError):  # a living process has locked it, or folders cannot be locked here
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
 
 
 def swap_in(building: Path, path: Path) -> None:
-    """Give the folder `building` the name `path`. If `path` exists, that folder is replaced."""
+    """Give the folder `building` the name `path`. If `path` exists, that folder is replaced.
+
+    All files and both names are flushed to the disk, so that a power cut leaves the old or the new folder.
+    """
+    for folder, _, files in os.walk(building):
+        for name in (*files, ""):
+            _flush(Path(folder, name))
+    _rename(building, path)
+    _flush(path.parent)
+
+
+def _rename(building: Path, path: Path) -> None:
     if not path.exists():
         building.rename(path)
         return
@@ -88,15 +150,21 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def into_place(temporary: Path, path: Path) -> None:
     """Flush a file to the disk and rename it, so that a power cut leaves the old or the new file."""
-    with temporary.open("rb+") as handle:
-        os.fsync(handle.fileno())
+    _flush(temporary)
     temporary.replace(path)
-    if sys.platform != "win32":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    _flush(path.parent)
+
+
+def _flush(path: Path) -> None:
+    """Flush a file or a folder to the disk."""
+    windows = sys.platform == "win32"  # it flushes only files that are open for writing, and no folders
+    if windows and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def json_bytes(value: Any) -> bytes:
