@@ -170,7 +170,7 @@ def serving(
     """Serve on a free port, as the command does, until the block ends."""
     store = Store.open(f"sqlite:///{database}")
     settings = settings or Settings()
-    service = Service(settings, store, Metrics(), Security(settings, store, seconds_believed))
+    service = Service(settings, store, Metrics(), Security(settings, store, None, seconds_believed))
     app = small_app(service)
     logs.configure(stream=OUTPUT)
     config = uvicorn.Config(

@@ -23,8 +23,8 @@ from bundlemage.service.logs import JsonLines, Traces
 from bundlemage.service.metrics import Metrics
 from bundlemage.service.problems import responses
 from bundlemage.service.routes.health import SharedCheck
-from bundlemage.service.security import Buckets
 from bundlemage.service.settings import Settings
+from bundlemage.service.shared import Buckets
 from bundlemage.store.records import State
 from bundlemage.store.repository import Store
 from bundlemage.wire.answers import ProblemOut
@@ -196,14 +196,13 @@ def test_a_bucket_holds_its_burst_and_fills_at_its_rate() -> None:
 
 
 def test_buckets_take_bounded_memory_and_forget_the_quietest_first() -> None:
-    buckets = Buckets(per_second=1, burst=1, most_callers=100)
-    buckets.take("busy", 0.0)
+    buckets = Buckets(per_second=1, burst=2, most_callers=96)
+    assert [buckets.take("busy", 0.0) for _ in range(2)] == [0.0, 0.0]
     for number in range(10_000):
         now = number / 1e6
         assert buckets.take(f"stranger {number}", now) == 0.0
-        assert buckets.take(f"stranger {number}", now) > 0
         assert buckets.take("busy", now) > 0
-    assert len(buckets) == 100
+    assert len(buckets) == 96
 
 
 def test_too_many_requests_are_told_when_to_come_again(template: Path, tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import gc
 import socket
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,7 +34,7 @@ _NEEDED = ("fastapi", "prometheus_client", "sqlalchemy", "uvicorn")
 
 SETTINGS = FromModel(
     "bundlemage.service.settings.Settings",
-    only=("host", "port", "rate_limit", "threads", "trust_proxy"),
+    only=("host", "port", "workers", "rate_limit", "threads", "trust_proxy"),
     environment="BUNDLEMAGE_",
 )
 Database = Annotated[
@@ -72,35 +72,40 @@ def serve(
         model = _sample_model()
     values = {**settings, "model": model, "db": database_url(db, model), **parsed(set_)}
     checked = parse_config(Settings, values)
-    with _bound(checked.host, checked.port) as listening:
-        _serve(checked, listening)
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(each) for each in _bound(checked.host, checked.port, checked.workers)]
+        _serve(checked, sockets)
 
 
-def _serve(settings: Settings, listening: socket.socket) -> None:
+def _serve(settings: Settings, sockets: Sequence[socket.socket]) -> None:
+    """Load the model, then serve it: in this process, or in one forked process for each socket."""
     check_extra()
+    import torch
     import uvicorn
 
-    from bundlemage.service import logs
-    from bundlemage.service.app import create_app, open_service
+    from bundlemage.service import logs, workers
+    from bundlemage.service.app import create_app, open_live, start_service
     from bundlemage.service.security import check_may_listen
+    from bundlemage.service.shared import Shared
+    from bundlemage.store.repository import Store
 
-    store = open_store(settings.db)
-    try:
+    if settings.workers > 1:
+        workers.check_possible()
+        torch.set_num_threads(1)  # a process with several of them cannot be forked
+    with closing(open_store(settings.db)) as store:
         check_may_listen(settings.host, store.has_keys(), settings.trust_proxy)
         with Shown(show.notes, "importing the shop's data") as progress:
-            service = open_service(settings, store, progress)
-    except BaseException:
-        store.close()
-        raise
-    host, port = listening.getsockname()[:2]
+            live = open_live(settings, store, progress)
+        shop = store.url
+    host, port = sockets[0].getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    serving = service.answerer.serving
-    name = show.plain(serving.recommender.dataset.name)
+    name = show.plain(live.recommender.dataset.name)
+    several = f" with {settings.workers} worker processes" if settings.workers > 1 else ""
     show.say(
-        f"BundleMage serves {name} (model {serving.record.version}) at [bold]http://{shown}:{port}/[/]\n"
+        f"BundleMage serves {name} (model {live.record.version}) at [bold]http://{shown}:{port}/[/]{several}\n"
         f"  the page   http://{shown}:{port}/\n"
         f"  the API    http://{shown}:{port}/v1/users/USER/bundles?k=3   (all of it: /openapi.json)\n"
-        f"  the store  {show.plain(store.url)}\n"
+        f"  the store  {show.plain(shop)}\n"
         "Ctrl-C stops the service. Every change that it has confirmed is on disk."
     )
     logs.configure(debug=settings.debug)
@@ -113,17 +118,32 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
     # Exclude all objects so far from garbage collection, which would otherwise delay requests by 0.2 s.
     gc.collect()
     gc.freeze()
-    config = uvicorn.Config(
-        create_app(service),
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        ws="none",  # web sockets are not used, and log lines about them would contain paths
-        timeout_graceful_shutdown=10,
-    )
-    with suppress(KeyboardInterrupt):  # the server raises it again after it has stopped
-        uvicorn.Server(config).run(sockets=[listening])
+    shared = Shared(settings)
+
+    def work(number: int) -> None:
+        shared.number = number
+        if settings.workers > 1:
+            logs.configure(debug=settings.debug, worker=number)
+        service = start_service(settings, Store.open(settings.db), live, shared)
+        config = uvicorn.Config(
+            create_app(service),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ws="none",  # web sockets are not used, and log lines about them would contain paths
+            timeout_graceful_shutdown=10,
+        )
+        with suppress(KeyboardInterrupt):  # the server raises it again after it has stopped
+            uvicorn.Server(config).run(sockets=[sockets[number - 1]])
+
+    try:
+        if settings.workers > 1:
+            workers.Workers(settings.workers, work).run()
+        else:
+            work(1)
+    finally:
+        shared.close()
 
 
 def check_extra() -> None:
@@ -166,19 +186,34 @@ def _sample_model() -> Path:
     return folder
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens. It is opened first, so that an address in use is reported at once."""
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def _bound(host: str, port: int, count: int) -> list[socket.socket]:
+    """Returns sockets that listen, one for each worker: the system divides new connections among them.
+
+    They are opened first, so that an address in use is reported at once.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening: list[socket.socket] = []
     try:
-        listening.bind((host, port))
-        listening.listen(2048)
+        if count > 1:
+            with socket.socket(family) as trial:  # the options below would share an address that is in use
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                trial.bind((host, port))
+                port = trial.getsockname()[1]
+        for _ in range(count):
+            each = socket.socket(family)
+            listening.append(each)
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if count > 1:
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            each.bind((host, port))
+            each.listen(2048)
+            each.set_inheritable(True)
     except OSError as error:
-        listening.close()
+        for each in listening:
+            each.close()
         in_use = error.errno == errno.EADDRINUSE
         reason = "it is in use already; choose another with --port" if in_use else error.strerror
         raise ConfigError(f"cannot listen on {host}, port {port}: {reason}") from None
-    listening.set_inheritable(True)
     return listening
 
 

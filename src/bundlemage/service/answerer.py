@@ -24,6 +24,7 @@ from bundlemage.core.shop import Recommendation
 from bundlemage.errors import BundleMageError, BusyError, ConfigError, UnknownThingsError, UnstorableError
 from bundlemage.live import EMPTY, Live, Question, load_published
 from bundlemage.service.settings import Settings
+from bundlemage.service.shared import Shared
 from bundlemage.store.records import ModelRecord, Owned, Served
 from bundlemage.store.repository import Store
 from bundlemage.wire.answers import Known
@@ -64,22 +65,24 @@ _Waiting: TypeAlias = tuple[Work, "asyncio.Future[Any]"]
 class Answerer:
     """Answers questions. It serves the given model until another one is published in the store."""
 
-    def __init__(self, store: Store, record: ModelRecord, settings: Settings) -> None:
+    def __init__(self, store: Store, live: Live, settings: Settings, shared: Shared) -> None:
         self.store = store
         self.failed: dict[str, str] = {}
         """For each model version that could not be loaded: the reason."""
         self._served_days = settings.served_days
         torch.set_num_threads(settings.threads)
-        stock = EMPTY.after(store.catalogue())
-        self.serving = _opened(Live(load_published(record), stock, store.sales(), record))
+        self.serving = live
         """The model and catalogue of the last answer. They may be outdated; `on_live` updates them first."""
         self._next: Live | None = None
-        self._loading = threading.Lock()
+        self._loading, self._loading_in_turn = threading.Lock(), shared.loading
         self._tried: dict[str, float] = {}
         self._shown: deque[Served] = deque(maxlen=100_000)
         self._writing_shown = threading.Lock()
         self._fresh_sales: Any = None
         self._stop = threading.Event()
+        version = store.state().model
+        if version is not None and version != live.record.version:  # published after `live` was loaded
+            self._follow(version)
         self.batcher = Batcher(self._work, settings.queue_limit, settings.answer_timeout_s)
         self._housekeeper = threading.Thread(target=self._keep_house, name="housekeeping", daemon=True)
         self._housekeeper.start()
@@ -163,17 +166,20 @@ class Answerer:
 
         Without `publish`, nothing happens if another model was published in the meantime.
         """
-        with self._loading:
+        with self._loading, self._loading_in_turn:
             published = self.store.state().model == record.version
             if not published and not publish:  # another model was published while this one waited
                 return
             following = None
             if (self._next or self.serving).record.version != record.version:
+                log.info("loading the model %s", record.version)
                 now = self.serving
                 following = _opened(Live(load_published(record), now.stock, now.sales, record))
             if not published:
                 self.store.publish(record)
             self._next = following or self._next
+            if following:
+                log.info("the model %s is loaded and serves", record.version)
             self.failed.pop(record.version, None)
             self._tried.pop(record.version, None)  # if published again, load it at once
 
@@ -321,6 +327,12 @@ def _unknown(live: Live, question: Question) -> UnknownThingsError | None:
     except UnknownThingsError as error:
         return error
     return None
+
+
+def load_live(store: Store, record: ModelRecord, device: str = "auto") -> Live:
+    """Returns a published model with the store's catalogue, ready to serve."""
+    stock = EMPTY.after(store.catalogue())
+    return _opened(Live(load_published(record, device), stock, store.sales(), record))
 
 
 def _opened(live: Live) -> Live:

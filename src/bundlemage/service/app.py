@@ -18,14 +18,16 @@ from bundlemage.live import Live, record_of
 from bundlemage.progress import Progress, in_silence
 from bundlemage.recommender import Recommender
 from bundlemage.service import problems
-from bundlemage.service.answerer import Answerer
+from bundlemage.service.answerer import Answerer, load_live
 from bundlemage.service.metrics import Metrics
 from bundlemage.service.middleware import Frame
 from bundlemage.service.routes import catalogue, design, health, models, pages, recommend, session, users
 from bundlemage.service.security import Security
 from bundlemage.service.settings import Settings
+from bundlemage.service.shared import Shared
 from bundlemage.store.records import ModelRecord
 from bundlemage.store.repository import Store
+from bundlemage.training.devices import resolve_device
 
 log = logging.getLogger("bundlemage.service")
 T = TypeVar("T")
@@ -86,7 +88,24 @@ class Service:
 
 def open_service(settings: Settings, store: Store, progress: Progress = in_silence) -> Service:
     """Return a service for a store. Imports the model's catalogue and histories if the store is empty."""
-    record = _to_serve(store, settings.model)
+    return start_service(settings, store, open_live(settings, store, progress))
+
+
+def start_service(settings: Settings, store: Store, live: Live, shared: Shared | None = None) -> Service:
+    """Return a service that begins with a loaded model. It starts threads, so call it after forking."""
+    shared = shared or Shared(settings)
+    if (
+        live.shop.device.type != resolve_device("auto").type
+    ):  # a forked process cannot use the GPU of another one
+        live = load_live(store, live.record)
+    answerer = Answerer(store, live, settings, shared)
+    metrics = Metrics(lambda: len(answerer.batcher), shared)
+    return Service(settings, store, answerer, metrics, Security(settings, store, shared))
+
+
+def open_live(settings: Settings, store: Store, progress: Progress = in_silence) -> Live:
+    """Load the model to serve, and publish it if it is not published yet."""
+    record, device = _to_serve(store, settings.model), "auto" if settings.workers == 1 else "cpu"
     if store.is_empty():
         try:
             store.import_dataset(Recommender.load(record.path, device="cpu").dataset, progress)
@@ -94,7 +113,7 @@ def open_service(settings: Settings, store: Store, progress: Progress = in_silen
             if store.is_empty():  # otherwise another process has just imported it
                 raise
     try:
-        answerer = Answerer(store, record, settings)
+        live = load_live(store, record, device)
     except ArtifactError as error:  # the published model cannot be loaded
         other = record if settings.model is None else record_of(settings.model)
         if other.version == record.version:
@@ -105,12 +124,11 @@ def open_service(settings: Settings, store: Store, progress: Progress = in_silen
         log.warning(
             "%s. This was the published model; %s is now published and serves instead", error, settings.model
         )
-        record, answerer = other, Answerer(store, other, settings)
+        record, live = other, load_live(store, other, device)
     known = store.model(record.version)
     if store.state().model != record.version or known is None or known.path != record.path:
         store.publish(record)  # only after it was loaded
-    metrics = Metrics(lambda: len(answerer.batcher))
-    return Service(settings, store, answerer, metrics, Security(settings, store))
+    return live
 
 
 def _to_serve(store: Store, named: Path | None) -> ModelRecord:

@@ -29,13 +29,15 @@ log = logging.getLogger(f"{SERVICE}.service")
 class JsonLines(logging.Formatter):
     """Formats a log record as a JSON object, with the entries of the record's attribute `fields`."""
 
-    def __init__(self, messages_of_errors: bool = False) -> None:
+    def __init__(self, messages_of_errors: bool = False, worker: int | None = None) -> None:
         super().__init__()
-        self.messages_of_errors = messages_of_errors
+        self.messages_of_errors, self.worker = messages_of_errors, worker
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line: dict[str, Any] = {"time": at, "level": record.levelname.lower(), "event": record.getMessage()}
+        if self.worker is not None:
+            line["worker"] = self.worker
         fields = record.__dict__.get("fields")
         if fields:
             line.update(fields)
@@ -104,15 +106,15 @@ def _type_of(error: BaseException) -> str:
     return f"{type(error).__module__}.{type(error).__qualname__}"
 
 
-def configure(*, debug: bool = False, stream: TextIO | None = None) -> None:
+def configure(*, debug: bool = False, stream: TextIO | None = None, worker: int | None = None) -> None:
     """Write the logs of the service and its server to stderr as JSON lines.
 
     Start the server with `log_config=None, access_log=False`, because its own access log contains paths and
-    addresses. `debug` also logs the messages of errors.
+    addresses. `debug` also logs the messages of errors. `worker` is the number of this worker process.
     """
     _traces.clear()  # the new stream does not contain the earlier traces
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines(messages_of_errors=debug))
+    handler.setFormatter(JsonLines(messages_of_errors=debug, worker=worker))
     for name in (SERVICE, "uvicorn"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False

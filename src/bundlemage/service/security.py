@@ -22,6 +22,7 @@ from fastapi.security import HTTPBearer
 from bundlemage.errors import ConfigError
 from bundlemage.service.problems import ApiError
 from bundlemage.service.settings import Settings
+from bundlemage.service.shared import Buckets, Shared
 from bundlemage.store.records import Key, Role
 from bundlemage.store.repository import Store
 from bundlemage.wire.answers import FieldError
@@ -33,7 +34,6 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
 _NO_DIGEST = hashlib.sha256(b"").digest()  # compared if a key is unknown, so that the time is the same
 _MOST_CACHED = 4096
 _PROBES = {"/healthz", "/readyz"}
-_PROBES_PER_SECOND = 50
 _AUTHORITY = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip")
 _CREATE_A_KEY = "bundlemage keys create --role admin --db URL"
@@ -77,13 +77,13 @@ class Security:
     """Identifies callers and limits their requests. Keys and sessions from the store are cached for some
     seconds, so a revoked key still works for that long. Use it on one event loop only."""
 
-    def __init__(self, settings: Settings, store: Store, seconds_cached: float = 5.0) -> None:
+    def __init__(
+        self, settings: Settings, store: Store, shared: Shared | None = None, seconds_cached: float = 5.0
+    ) -> None:
         self.settings = settings
         self._store = store
         self._seconds_cached = seconds_cached
-        self._rate = Buckets(settings.rate_limit, 2 * settings.rate_limit)
-        self._logins = Buckets(settings.login_limit / 60, settings.login_limit)
-        self._probes = Buckets(_PROBES_PER_SECOND, 2 * _PROBES_PER_SECOND)
+        self._shared = shared or Shared(settings)
         # Two caches, so that the token of a session is not accepted as a key.
         self._known_keys: _Cache = {}
         self._known_sessions: _Cache = {}
@@ -136,7 +136,7 @@ class Security:
 
     async def log_in(self, text: str, address: str) -> str:
         """Start a session for a key. Returns the token for the cookie; the store keeps only its digest."""
-        _count(self._logins, address, "Too many login attempts.")
+        _count(self._shared.logins, address, "Too many login attempts.")
         key = await self._verified(text.strip())
         if key is None:
             raise _unauthorised(
@@ -168,7 +168,8 @@ class Security:
             caller = f"key {known[0].caller}"
         else:
             caller = caller_address(scope)
-        _count(self._probes if probe else self._rate, caller, "Too many requests in a short time.")
+        buckets = self._shared.probes if probe else self._shared.requests
+        _count(buckets, caller, "Too many requests in a short time.")
 
     def _check_local(self, headers: Headers) -> None:
         """Raise an ApiError unless the request comes from this machine. Without keys, all callers are admins.
@@ -224,37 +225,6 @@ class Security:
         expected = key.digest if key is not None else _NO_DIGEST
         is_right = hmac.compare_digest(_digest(parts[2]), expected)
         return key if is_right and key is not None and key.revoked_at is None else None
-
-
-class Buckets:
-    """A token bucket for each caller, in bounded memory.
-
-    A full bucket has `burst` tokens. For each bucket, only the time at which it will be full is kept. The
-    current number of tokens is `burst` minus the tokens that will be added until then.
-    """
-
-    def __init__(self, per_second: float, burst: float, most_callers: int = 20_000) -> None:
-        self._seconds_each = 1 / per_second
-        self._depth = max(burst, 1) / per_second  # seconds until an empty bucket is full
-        self._most_callers = most_callers
-        self._full_at: dict[str, float] = {}
-
-    def take(self, caller: str, now: float) -> float:
-        """Take a token. Returns 0; or, if the bucket is empty, the number of seconds until the next token."""
-        full_at = max(self._full_at.pop(caller, now), now)  # added again below, so the latest caller is last
-        later = full_at + self._seconds_each
-        wait = later - now - self._depth
-        if wait > 1e-9:
-            self._full_at[caller] = full_at
-            return wait
-        self._full_at[caller] = later
-        if len(self._full_at) > self._most_callers:
-            # Forget the caller whose last request is oldest: its bucket is most likely full, like a new one.
-            del self._full_at[next(iter(self._full_at))]
-        return 0.0
-
-    def __len__(self) -> int:
-        return len(self._full_at)
 
 
 def session_token(request: Request) -> str | None:

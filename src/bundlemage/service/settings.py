@@ -33,9 +33,11 @@ class Settings(BaseModel):
     """Number of days for which served answers are kept. They show which recommendations were bought."""
     answer_timeout_s: float = Field(default=10, gt=0)
     """Maximum number of seconds that a request waits for its answer."""
+    workers: int = Field(default=1, ge=1, le=64)
+    """Number of processes that answer requests at the same address. Use at most one for each CPU core."""
     threads: int = Field(default=1, ge=1)
-    """Number of CPU threads of the model. Batches are small, so one thread is as fast as several, unless
-    there are more than some hundred thousand bundles."""
+    """Number of CPU threads of the model in each process. Batches are small, so one thread is as fast as
+    several, unless there are more than some hundred thousand bundles."""
     queue_limit: int = Field(default=2000, ge=1)
     """Maximum number of waiting requests. Further requests are refused with status 503."""
     trust_proxy: bool = False
