@@ -6,15 +6,19 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import Any
 
 import httpx
 import pytest
 
 from bundlemage.cli import serve
 from bundlemage.errors import BundleMageError, ConfigError
+from bundlemage.live import record_of
 from bundlemage.service import workers
 from bundlemage.service.settings import Settings
 from bundlemage.service.shared import Shared
@@ -26,150 +30,152 @@ from tests.waiting import wait_until
 ASK = "/v1/users/u0007/bundles?k=3"
 
 
-@contextmanager
-def two_workers(model: Path, database: Path, folder: Path, *options: str) -> Iterator[Command]:
-    with command(model, copied(database, folder), "--workers", "2", *options) as running:
-        yield running
+@dataclass
+class Two:
+    """A service with two workers, and a key for it."""
+
+    running: Command
+    key: str
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Send a request on a new connection, so that any worker may answer it."""
+        headers = {"Authorization": f"Bearer {self.key}"}
+        return httpx.request(method, self.running.url + path, headers=headers, timeout=60, **options)
+
+    def log(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.running.log().splitlines() if line.startswith("{")]
+
+    def answered_by(self, route: str, after: int = 0) -> set[int]:
+        """The workers that have answered this route since a line of the log."""
+        return {line["worker"] for line in self.log()[after:] if line.get("route") == route}
+
+    def hear_both(self) -> None:
+        """Ask until each worker has answered."""
+        after = len(self.log())
+
+        def asked() -> bool:
+            ok(self.request("GET", ASK))
+            return self.answered_by("/v1/users/{user_id}/bundles", after) == {1, 2}
+
+        wait_until(asked, "an answer of each worker")
+
+    def workers(self) -> list[int]:
+        """The process ids of the workers."""
+        first = self.running.process.pid
+        return [int(each) for each in Path(f"/proc/{first}/task/{first}/children").read_text().split()]
 
 
-def lines(running: Command) -> list[dict[str, object]]:
-    return [json.loads(line) for line in running.log().splitlines() if line.startswith("{")]
-
-
-def answered_by(running: Command, path: str = ASK) -> set[int]:
-    """The workers that have answered this path."""
-    template = re.sub("u0007", "{user_id}", path.partition("?")[0])
-    return {int(str(line["worker"])) for line in lines(running) if line.get("route") == template}
-
-
-def both_answer(running: Command, **options: str) -> Callable[[], bool]:
-    """Each call asks once on a new connection. Returns whether both workers have answered so far."""
-
-    def ask() -> bool:
-        assert httpx.get(running.url + ASK, timeout=60, **options).status_code == 200  # type: ignore[arg-type]
-        return answered_by(running) == {1, 2}
-
-    return ask
-
-
-def children(process: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-
-
-def test_they_share_address_store_limits_and_counts(
-    sample_model: Path, sample_database: Path, tmp_path: Path
-) -> None:
-    with two_workers(sample_model, sample_database, tmp_path) as running:
-        wait_until(both_answer(running), "an answer of each worker")
-        # What one writes, the other reads.
-        new = {"title": "New", "items": ["g0022", "g0401"], "price": 5}
-        for number in range(8):
-            assert httpx.put(f"{running.url}/v1/bundles/new{number}", json=new, timeout=60).status_code == 201
-            assert httpx.get(f"{running.url}/v1/bundles/new{number}", timeout=60).status_code == 200
-        # Every request counts once, whichever worker is asked for the metrics.
-        asked = sum(line.get("route") == "/v1/users/{user_id}/bundles" for line in lines(running))
-        for _ in range(8):
-            text = httpx.get(f"{running.url}/metrics", timeout=60).text
-            counted = re.search(
-                r'requests_total\{[^}]*route="/v1/users/\{user_id\}/bundles"[^}]*\} (\S+)', text
-            )
-            assert counted is not None
-            assert float(counted[1]) == asked
-        latency = ok(httpx.get(f"{running.url}/v1/insights", timeout=60))["latency"]
-        assert latency["count"] == asked
-
-
-def test_ten_logins_a_minute_are_for_all_workers_together(
-    sample_model: Path, sample_database: Path, tmp_path: Path
-) -> None:
-    url = copied(sample_database, tmp_path)
+@pytest.fixture(scope="module")
+def two(sample_model: Path, sample_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    url = copied(sample_database, tmp_path_factory.mktemp("workers"))
     store = Store.open(url)
     key = new_key(store, "admin")
     store.close()
     with command(sample_model, url, "--workers", "2") as running:
-        headers = {"Authorization": f"Bearer {key}"}
-        wait_until(both_answer(running, headers=headers), "an answer of each worker")  # type: ignore[arg-type]
-        login = {"key": "bm_wrong"}
-        codes = [
-            httpx.post(f"{running.url}/v1/session", json=login, timeout=60).status_code for _ in range(40)
-        ]
-        assert answered_by(running, "/v1/session") == {1, 2}
-        # Two limits of their own would let 20 through. The bucket may gain a few while the test runs.
-        assert codes[:10] == [401] * 10
-        assert codes.count(401) < 20
-
-
-def test_a_killed_worker_is_replaced_and_the_other_goes_on(
-    sample_model: Path, sample_database: Path, tmp_path: Path
-) -> None:
-    with two_workers(sample_model, sample_database, tmp_path) as running:
-        before = children(running.process.pid)
-        assert len(before) == 2
-        os.kill(before[0], signal.SIGKILL)
-        wait_until(lambda: len(set(children(running.process.pid)) - set(before)) == 1, "a new worker")
-        wait_until(both_answer(running), "an answer of each worker")
-        assert any("takes its place" in str(line["event"]) for line in lines(running))
-        assert before[1] in children(running.process.pid)
-
-
-@pytest.mark.parametrize("signal_", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_the_workers_end_with_the_first_process(
-    signal_: signal.Signals, sample_model: Path, sample_database: Path, tmp_path: Path
-) -> None:
-    with two_workers(sample_model, sample_database, tmp_path) as running:
-        started = children(running.process.pid)
-        running.process.send_signal(signal_)
-        running.process.wait(timeout=60)
-        wait_until(lambda: not any(Path(f"/proc/{each}/stat").exists() for each in started), "their end")
+        yield Two(running, key)
         assert "Traceback" not in running.log()
 
 
-def test_they_load_a_new_model_one_after_the_other(
-    sample_model: Path, second_model: Path, sample_database: Path, tmp_path: Path
-) -> None:
-    with two_workers(sample_model, sample_database, tmp_path) as running:
-        with httpx.Client(base_url=running.url, timeout=60) as client:
-            first = ok(client.get(ASK))["model_version"]
-            with command(second_model, running.db):  # publishes it
-                pass
-
-            def follow() -> bool:
-                ok(httpx.get(running.url + ASK, timeout=60))
-                return len(events(running, "serves")) == 2
-
-            wait_until(follow, "both workers with the new model")
-            assert ok(client.get(ASK))["model_version"] != first
-        told = [
-            (line["event"], line["worker"]) for line in lines(running) if "the model" in str(line["event"])
-        ]
-        # Each begins only when the other is done.
-        assert [worker for _, worker in told] in ([1, 1, 2, 2], [2, 2, 1, 1])
+def test_what_one_worker_writes_the_other_reads(two: Two) -> None:
+    two.hear_both()
+    new = {"title": "New", "items": ["g0022", "g0401"], "price": 5}
+    for number in range(8):
+        ok(two.request("PUT", f"/v1/bundles/new{number}", json=new), 201)
+        ok(two.request("GET", f"/v1/bundles/new{number}"))
 
 
-def events(running: Command, word: str) -> list[dict[str, object]]:
-    return [line for line in lines(running) if word in str(line["event"])]
+def test_their_requests_are_counted_together(two: Two) -> None:
+    two.hear_both()
+    asked = sum(line.get("route") == "/v1/users/{user_id}/bundles" for line in two.log())
+    for _ in range(8):
+        text = two.request("GET", "/metrics").text
+        counted = re.search(r'requests_total\{[^}]*route="/v1/users/\{user_id\}/bundles"[^}]*\} (\S+)', text)
+        assert counted is not None
+        assert float(counted[1]) == asked
+    assert ok(two.request("GET", "/v1/insights"))["latency"]["count"] == asked
 
 
-def test_the_model_is_in_memory_once(sample_model: Path, sample_database: Path, tmp_path: Path) -> None:
-    with two_workers(sample_model, sample_database, tmp_path) as running:
-        wait_until(both_answer(running), "an answer of each worker")
-        for worker in children(running.process.pid):
-            told = Path(f"/proc/{worker}/smaps_rollup").read_text()
-            resident, private = (
-                sum(int(number) for number in re.findall(rf"^{name}:\s+(\d+)", told, re.M))
-                for name in ("Rss", r"Private_\w+")
-            )
-            assert private < resident / 2
+def test_the_limit_on_logins_is_for_all_workers_together(two: Two) -> None:
+    wrong = {"key": "bm_wrong"}
+    codes = [two.request("POST", "/v1/session", json=wrong).status_code for _ in range(40)]
+    assert two.answered_by("/v1/session") == {1, 2}
+    # Two separate limits would allow 20. The bucket may gain a few tokens while the test runs.
+    assert codes[:10] == [401] * 10
+    assert codes.count(401) < 20
 
 
-def test_a_second_service_at_the_same_address_is_refused(
-    sample_model: Path, sample_database: Path, tmp_path: Path
-) -> None:
-    with two_workers(sample_model, sample_database, tmp_path) as running:
-        port = int(running.url.rpartition(":")[2])
-        for count in (1, 2):
-            with pytest.raises(ConfigError, match="in use already"):
-                serve._bound("127.0.0.1", port, count)
+def test_the_model_is_in_memory_once(two: Two) -> None:
+    two.hear_both()
+    for worker in two.workers():
+        told = Path(f"/proc/{worker}/smaps_rollup").read_text()
+        resident, private = (
+            sum(int(number) for number in re.findall(rf"^{name}:\s+(\d+)", told, re.M))
+            for name in ("Rss", r"Private_\w+")
+        )
+        assert private < resident / 2
+
+
+def test_a_second_service_at_the_same_address_is_refused(two: Two) -> None:
+    port = int(two.running.url.rpartition(":")[2])
+    for count in (1, 2):
+        with pytest.raises(ConfigError, match="in use already"):
+            serve._bound("127.0.0.1", port, count)
+
+
+def test_they_load_a_new_model_one_after_the_other(two: Two, second_model: Path) -> None:
+    store = Store.open(two.running.db)
+    store.publish(record_of(second_model))
+    store.close()
+
+    def of_models() -> list[dict[str, Any]]:
+        return [line for line in two.log() if "the model" in line["event"]]
+
+    def followed() -> bool:
+        ok(two.request("GET", ASK))
+        return len(of_models()) == 4
+
+    wait_until(followed, "both workers with the new model")
+    # Each begins only when the other is done.
+    assert [line["worker"] for line in of_models()] in ([1, 1, 2, 2], [2, 2, 1, 1])
+    assert ok(two.request("GET", ASK))["model_version"] == record_of(second_model).version
+
+
+def test_a_killed_worker_is_replaced_and_the_other_goes_on(two: Two) -> None:
+    before, serving = two.workers(), ok(two.request("GET", ASK))["model_version"]
+    assert len(before) == 2
+    os.kill(before[0], signal.SIGKILL)
+    wait_until(lambda: len(set(two.workers()) - set(before)) == 1, "a new worker")
+    two.hear_both()
+    assert any("takes its place" in line["event"] for line in two.log())
+    assert before[1] in two.workers()
+    # The new worker was forked from a process with an older model, but serves the published one.
+    assert all(ok(two.request("GET", ASK))["model_version"] == serving for _ in range(8))
+
+
+# ── The processes themselves ─────────────────────────────────────────────────────────────────────
+
+SLEEPERS = """
+import os, signal
+from bundlemage.service.workers import Workers
+
+def sleep(number):
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    print(os.getpid(), flush=True)
+    while True:
+        signal.pause()
+
+Workers(2, sleep).run()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_the_workers_end_with_the_first_process(number: signal.Signals) -> None:
+    with Popen([sys.executable, "-c", SLEEPERS], stdout=PIPE, text=True) as first:
+        assert first.stdout is not None
+        started = [int(first.stdout.readline()) for _ in range(2)]
+        first.send_signal(number)
+        assert first.wait(timeout=60) == (0 if number == signal.SIGINT else -number)
+        wait_until(lambda: not any(Path(f"/proc/{each}/stat").exists() for each in started), "their end")
 
 
 def test_workers_that_cannot_start_end_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
