@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,6 +20,10 @@ import pytest
 
 USER, PASSWORD = "shop", "s3cret"
 _SECONDS_TO_START = 60
+
+
+class NotInstalledError(Exception):
+    """PostgreSQL cannot run here; the message says why."""
 
 
 def _binaries() -> Path | None:
@@ -39,7 +44,9 @@ def _unprivileged() -> dict[str, Any]:
     try:
         account = pwd.getpwnam("postgres")
     except KeyError:
-        pytest.skip("running as root, and there is no user 'postgres' to run PostgreSQL as")
+        raise NotInstalledError(
+            "running as root, and there is no user 'postgres' to run PostgreSQL as"
+        ) from None
     return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
 
 
@@ -55,7 +62,7 @@ def _wait(server: subprocess.Popen[bytes], binaries: Path, port: int, log: Path)
     ready = [str(binaries / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port), "-d", "postgres"]
     while subprocess.run(ready, check=False).returncode:
         if server.poll() is not None or time.monotonic() > deadline:
-            pytest.fail(f"PostgreSQL does not start:\n{log.read_text()[-2000:]}")
+            raise RuntimeError(f"PostgreSQL does not start:\n{log.read_text()[-2000:]}")
         time.sleep(0.1)
 
 
@@ -70,12 +77,12 @@ def _initialise(folder: Path, binaries: Path, account: dict[str, Any]) -> None:
     subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL, **account)
 
 
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[str]:
-    """The URL of a running server, without a database; skips where PostgreSQL is not installed."""
+@contextmanager
+def running_server() -> Iterator[str]:
+    """The URL of a running server, without a database. Raises NotInstalledError."""
     binaries = _binaries()
     if binaries is None:
-        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+        raise NotInstalledError("PostgreSQL is not installed: apt-get install postgresql")
     account = _unprivileged()
     folder = Path(tempfile.mkdtemp(prefix="bundlemage-postgres-"))
     port = _free_port()
@@ -96,11 +103,29 @@ def postgres_server() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def new_database(server: str) -> str:
+    """The URL of a new, empty database."""
+    import psycopg
+
+    name = f"shop_{uuid4().hex}"
+    with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:
+        connection.execute(f"create database {name}")
+    return f"{server}/{name}"
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """The URL of a running server, without a database; skips where PostgreSQL is not installed."""
+    with ExitStack() as stack:
+        try:
+            url = stack.enter_context(running_server())
+        except NotInstalledError as error:
+            pytest.skip(str(error))
+        yield url
+
+
 @pytest.fixture
 def postgres_url(postgres_server: str) -> str:
     """The URL of a database of its own, empty."""
-    psycopg = pytest.importorskip("psycopg")
-    name = f"shop_{uuid4().hex}"
-    with psycopg.connect(f"{postgres_server}/postgres", autocommit=True) as connection:
-        connection.execute(f"create database {name}")
-    return f"{postgres_server}/{name}"
+    pytest.importorskip("psycopg")
+    return new_database(postgres_server)
