@@ -51,6 +51,24 @@ def test_in_order_and_only_so_far_ahead(ray_cluster: None) -> None:
     assert 13 in drawn
 
 
+@dataclass(frozen=True)
+class _Large:
+    content: bytes
+
+
+def _length(job: _Large) -> Callable[[int], int]:
+    return lambda number: number + len(job.content)
+
+
+def test_a_large_job_prints_no_error(ray_cluster: None, capfd: pytest.CaptureFixture[str]) -> None:
+    """Ray writes errors to the file descriptor, with the name of its source file."""
+    from bundlemage.engines.ray.pool import RayWorkers, Resources
+
+    workers = RayWorkers(Resources(workers=1, cpus=1))
+    assert list(workers.each(_length, _Large(bytes(10**6)), [1, 2])) == [10**6 + 1, 10**6 + 2]
+    assert ".cc:" not in capfd.readouterr().err
+
+
 def _dying(job: _Job) -> Callable[[int], int]:
     def work(number: int) -> int:
         left = int(job.file.read_text())

@@ -11,6 +11,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.scoring import command_of, family
 from bundlemage import Recommender
 from bundlemage.data.shards import write_layout
 from bundlemage.data.splits import Split, SplitPlan
@@ -201,6 +203,37 @@ def test_a_worker_that_is_killed_is_replaced(
     last = [model.history[-1].losses for model in (found, whole)]
     assert last[0] == pytest.approx(dict(last[1]), rel=2e-3)
     assert [record.epoch for record in found.history] == [*range(1, len(whole.history) + 1)]
+
+
+def test_a_worker_that_dies_whenever_it_starts_is_not_replaced_without_end(
+    ray_cluster: None, split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bundlemage.engines.ray import training
+
+    assert training.REPLACED_AT_MOST == 3
+    monkeypatch.setattr(training, "REPLACED_AT_MOST", 1)  # each start takes seconds
+    killed: set[int] = set()
+    over = threading.Event()
+
+    def kill_each() -> None:
+        """Kills each worker as soon as it has a name. Without a limit, training would end well after five."""
+        while not over.wait(0.01) and len(killed) < 5:
+            for process in set(family(os.getpid())) - killed:
+                if "RayTrainWorker" in command_of(process):
+                    killed.add(process)
+                    os.kill(process, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_each)
+    killer.start()
+    job = TrainingJob("sample", RECIPE.changed({"epochs": 1}, {}), tmp_path / "run")
+    try:
+        with pytest.raises(ClusterError, match=r"failed 2 times .* replaced at most 1 times\. --resume"):
+            trained(engine("ray", workers=1), job, split)
+    finally:
+        over.set()
+        killer.join()
+    assert len(killed) == 2
+    assert not (tmp_path / "run.ray").exists()
 
 
 def test_a_local_process_that_is_killed_ends_training_with_a_word_and_can_be_resumed(

@@ -221,7 +221,9 @@ class _Crew(Generic[Piece]):
     cluster may be busy with other work, so it may start late."""
 
     def __init__(self, resources: Resources, make: Callable[[], Callable[[Piece], Any]]) -> None:
-        self.most, self.make = resources.workers, make
+        self.most = resources.workers
+        # Not an argument of the actor: Ray prints an error if actors that are replaced have large ones.
+        self.make = [ray.put(make)]
         # Processes are replaced without limit, but the number of attempts at one piece is limited.
         replaced = {"max_restarts": -1, "max_task_retries": LOST_AT_MOST - 1}
         self.actor = ray.remote(**replaced, **resources.options)(_Process)
@@ -233,7 +235,7 @@ class _Crew(Generic[Piece]):
         """Starts a piece. Returns a reference to its result."""
         while (number := self.free(AHEAD)) is None:
             self._wait(None)
-        reference = self.workers[number].do.remote(piece)
+        reference = self.workers[number].do.remote(self.make, piece)
         self.under_way[reference] = number
         return reference
 
@@ -241,7 +243,7 @@ class _Crew(Generic[Piece]):
         """Returns the number of the process with the least work, or None if it has `limit` pieces or more.
         Starts another process if there are too few."""
         if len(self.workers) < self.most:
-            worker = self.actor.remote(self.make)
+            worker = self.actor.remote()
             self.starting[worker.started.remote()] = len(self.workers)
             self.workers.append(worker)
         self._wait(0)
@@ -269,14 +271,14 @@ class _Crew(Generic[Piece]):
 
 
 class _Process:
-    def __init__(self, make: Callable[[], Callable[[Any], Any]]) -> None:
-        self.make = make
+    def __init__(self) -> None:
         self.work: Callable[[Any], Any] | None = None
 
     def started(self) -> None:
         """Returns as soon as the process is running."""
 
-    def do(self, piece: Any) -> Any:
+    def do(self, make: Sequence[Any], piece: Any) -> Any:
+        """Do a piece. `make` refers to the function that prepares the work. It is called once."""
         if self.work is None:  # not in __init__: an error there looks like a dead process
-            self.work = self.make()
+            self.work = ray.get(make[0])()
         return self.work(piece)

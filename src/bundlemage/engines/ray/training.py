@@ -1,4 +1,4 @@
-"""Training on a cluster: Ray Train starts processes, connects them for PyTorch, and replaces dead ones."""
+"""Training on a cluster: Ray Train starts processes and connects them for PyTorch. Dead ones are replaced."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from bundlemage.training.loop import TrainingResult
 
 REPLACED_AT_MOST = 3
 """Maximum number of times that dead workers are replaced. After that, the training fails."""
+NO_ROOM_YET = "WorkerGroupStartupTimeoutError"
+"""The error of Ray Train when other work has taken the processors or GPUs. The job waits for them."""
 
 
 def train(
@@ -33,6 +35,7 @@ def train(
     job = job.begin()
     scratch = job.folder.with_name(f"{job.folder.name}.ray")  # for Ray Train itself, on shared storage
     events, errors = (Queue(actor_options={"num_cpus": 0}) for _ in range(2))
+    run = RunConfig(name="run", storage_path=str(scratch.resolve()), failure_config=_never_again())
     trainer = TorchTrainer(
         _worker,
         train_loop_config={"job": job, "events": events, "errors": errors},
@@ -42,14 +45,8 @@ def train(
             use_gpu=bool(share.gpus),
             resources_per_worker={"CPU": share.cpus, "GPU": share.gpus},
         ),
-        run_config=RunConfig(
-            name="run",
-            storage_path=str(scratch.resolve()),
-            failure_config=FailureConfig(max_failures=REPLACED_AT_MOST),
-        ),
+        run_config=run,
     )
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.parent.mkdir(parents=True, exist_ok=True)
     logging.getLogger("ray.train").setLevel(logging.ERROR)
     failure: Exception | None = None
     interrupted = False
@@ -61,12 +58,20 @@ def train(
 
     watching = threading.Thread(target=show_all, daemon=True)
     watching.start()
-    try:
-        trainer.fit()
-    except KeyboardInterrupt:
-        interrupted = True
-    except Exception as error:
-        failure = error
+    failed = 0
+    while failed <= REPLACED_AT_MOST and errors.empty():
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.parent.mkdir(parents=True, exist_ok=True)
+        failure = None
+        try:
+            trainer.fit()
+            break
+        except (KeyboardInterrupt, SystemExit):  # Ray Train answers Ctrl-C with SystemExit
+            interrupted = True
+            break
+        except Exception as error:
+            failure = getattr(error, "controller_failure", error)
+            failed += type(failure).__name__ != NO_ROOM_YET
     events.put(None)
     watching.join()
     events.shutdown(force=True)
@@ -76,21 +81,26 @@ def train(
     if not errors.empty():
         raise errors.get()
     if failure is not None:
-        why = (str(failure).splitlines() or [type(failure).__name__])[0]
+        why = (str(failure).splitlines() or [type(failure).__name__])[0].rstrip(".:")
         raise ClusterError(
-            f"training on Ray failed ({why}); dead workers are replaced at most {REPLACED_AT_MOST} times. "
-            f"{RESUME_HINT}"
+            f"training on Ray failed {failed} times ({why}); dead workers are replaced at most "
+            f"{REPLACED_AT_MOST} times. {RESUME_HINT}"
         ) from failure
     seconds, where = time.perf_counter() - started, f"{share.workers} × {'cuda' if share.gpus else 'cpu'}"
     return job.finish(model, seconds, where, interrupted=interrupted)
 
 
+def _never_again() -> FailureConfig:
+    """Returns settings with which Ray Train replaces no worker. By itself it would replace workers that die
+    while they start without end, and would count them apart from those that die later."""
+    config = FailureConfig(max_failures=0, controller_failure_limit=0)
+    config.max_preemption_failures = 0  # older versions of Ray do not take it as an argument
+    return config
+
+
 def _worker(config: dict[str, Any]) -> None:
-    errors = config["errors"]
-    if not errors.empty():
-        return  # another worker has failed, and this one would fail in the same way
     try:
         train_part(config["job"], str(get_device()), [Forwarder(config["events"].put)])
     except BundleMageError as error:
-        errors.put(error)
+        config["errors"].put(error)
         raise  # otherwise the other processes would wait for this one
