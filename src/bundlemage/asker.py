@@ -32,6 +32,35 @@ Pages: TypeAlias = Callable[[], Iterable[Mapping[str, History]]]
 """A function that returns pages of users: user id → history. It is called more than once."""
 
 
+_Page: TypeAlias = tuple[Any, Histories]
+"""The ids of some users, as an Arrow array, and their encoded histories."""
+MOST_KEPT = 2**25
+"""Maximum number of interactions of encoded histories that are kept in memory. They take 256 MiB."""
+
+
+class _KeptPages:
+    """Reads pages of users, and keeps them for the next time if they are not too large for memory."""
+
+    def __init__(self, read: Callable[[], Iterable[_Page]]) -> None:
+        self._read = read
+        self._kept: list[_Page] | None = None
+
+    def __call__(self) -> Iterator[_Page]:
+        if self._kept is not None:
+            yield from self._kept
+            return
+        kept, room = list[_Page](), MOST_KEPT
+        for page in self._read():
+            room -= sum(len(ragged.values) + len(ragged) for ragged in (page[1].items, page[1].bundles))
+            if room >= 0:
+                kept.append(page)
+            else:
+                kept.clear()
+            yield page
+        if room >= 0:
+            self._kept = kept
+
+
 class Asker:
     """Answers questions with a model and a shop. Parameters and answers use the shop's ids."""
 
@@ -174,7 +203,14 @@ class Asker:
 
     # ── Designing ────────────────────────────────────────────────────────────────────────────────
 
-    def design(self, user: User, request: DesignRequest | None = None, **conditions: Any) -> Designs:
+    def design(
+        self,
+        user: User,
+        request: DesignRequest | None = None,
+        *,
+        progress: Progress = in_silence,
+        **conditions: Any,
+    ) -> Designs:
         """Returns whole bundles for a user that meet all conditions, given as a request or as its fields.
 
         >>> model.design("u0007", start=["g0022"], size=(3, 5), budget=40, tags={"at least": {"Horror": 1}})
@@ -184,7 +220,7 @@ class Asker:
         """
         require(self.model, Completer)
         request = DesignRequest.of(**conditions) if request is None else request
-        return design(self.model, self.shop, *self._encode([user]), request)
+        return design(self.model, self.shop, *self._encode([user]), request, progress)
 
     def explain(
         self, user: User, *, bundle: Id | None = None, item: Id | None = None, items: Sequence[Id] = ()
@@ -202,11 +238,13 @@ class Asker:
         place, partial = self.dataset.items.position(str(item)), tuple(self.shop.item_positions(items))
         return Explainer(self.model, self.shop, *self._encode([user])).item(place, partial)
 
-    def explain_bundles(self, user: User, bundles: Sequence[Id]) -> list[Explanation]:
+    def explain_bundles(
+        self, user: User, bundles: Sequence[Id], *, progress: Progress = in_silence
+    ) -> list[Explanation]:
         """Returns the reasons why each of the bundles is recommended to a user, in the same order."""
         require(self.model, Matcher)
         places = [self.shop.bundle_position(bundle) for bundle in bundles]
-        return Explainer(self.model, self.shop, *self._encode([user])).bundles(places)
+        return Explainer(self.model, self.shop, *self._encode([user]), progress).bundles(places)
 
     def score_bundle(
         self,
@@ -216,27 +254,36 @@ class Asker:
         discount: float | None = None,
         k: int = 10,
         users: Pages | None = None,
+        count: int = 0,
+        progress: Progress = in_silence,
     ) -> BundleForecast:
         """Returns the audience of a bundle that does not exist yet, among all users of the shop or `users`.
 
         The forecast has the k most likely buyers, the expected number of buyers, the most similar bundles,
         the weakest item and a better one. The model does not know prices: a price, or a discount on the
         items' prices, is only used to compute the revenue.
+
+        `count` is the number of `users`, 0 if it is unknown; it is only told to `progress`.
         """
         require(self.model, Matcher)
         _check_k(k)
         rows = rows_at_a_time(len(self.dataset.bundles), self.shop.device)
-
-        def everyone() -> Iterator[tuple[list[str], Histories]]:
-            pages = (
-                [(self.shop.user_ids, self.shop.everyone())]
-                if users is None
-                else (
+        if users is None:
+            read, count = (
+                _KeptPages(lambda: [(self.shop.user_ids, self.shop.everyone())]),
+                len(self.shop.user_ids),
+            )
+        else:
+            pages = users
+            read = _KeptPages(
+                lambda: (
                     (pa.array(list(page), pa.string()), self._encode(list(page.values()))[0])
-                    for page in users()
+                    for page in pages()
                 )
             )
-            for names, histories in pages:
+
+        def everyone() -> Iterator[tuple[list[str], Histories]]:
+            for names, histories in read():
                 for number, part in enumerate(slices(histories, rows)):
                     yield names.slice(number * rows, len(part)).to_pylist(), part
 
@@ -249,6 +296,8 @@ class Asker:
             discount=discount,
             k=k,
             calibration=self.calibration,
+            count=count,
+            progress=progress,
         )
 
     # ── All users at once ────────────────────────────────────────────────────────────────────────

@@ -216,5 +216,9 @@ class ClusterError(BundleMageError):
     """A cluster cannot be reached or used, or a training process failed."""
 
 
+class StoppedError(BundleMageError):
+    """Long work was stopped, because nobody waits for its result any more."""
+
+
 class BusyError(BundleMageError):
     """There are too many requests to answer in time, or the same work is under way already."""

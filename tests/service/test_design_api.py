@@ -1,33 +1,22 @@
-"""Designs, reasons and audiences over the API: the same as in Python, and never in the way of the others."""
+"""Designs, reasons and audiences over the API: the same as in Python."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event, Semaphore
 from typing import Any
 
 import httpx
 import pytest
-from anyio import CapacityLimiter
 
 from bundlemage.core.history import History
 from bundlemage.designer import conflict
-from bundlemage.errors import BusyError
-from bundlemage.live import Live
 from bundlemage.recommender import Recommender
-from bundlemage.service import app
 from bundlemage.service.routes import design
-from bundlemage.service.settings import Settings
 from bundlemage.wire.design import DesignIn, DesignRequest
 from tests.service.running import Inside, copied, inside, ok, problem
-from tests.waiting import wait_until
 
 SOMEONE = "u0007"
-SLOW = {"user_id": SOMEONE, "method": "exact", "n": 20, "size": {"least": 6, "most": 10}, "reasons": False}
-"""A search that always takes all the time that it is given."""
 
 
 @pytest.fixture(scope="module")
@@ -343,65 +332,3 @@ def test_what_is_newer_than_the_model_is_said(client: httpx.Client) -> None:
     answer = ok(client.post("/v1/design", json={"history": history, **wishes}))
     assert answer["history"] == {"items": 1, "bundles": 0, "not_in_model": 2}
     assert ok(client.post("/v1/explain", json={**someone, "item": "g0022", "items": ["newest"]}))
-
-
-# ── In nobody's way ──────────────────────────────────────────────────────────────────────────────
-
-
-def test_recommendations_go_on_while_designs_take_long(
-    sample_model: Path, sample_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two work, the third waits, and a fourth is sent away at once. The designs begin to search when the
-    test has seen all this, however slow the machine is."""
-    monkeypatch.setattr(app, "LONG_WAITING", 1)
-    seen, begun = Event(), Semaphore(0)
-    design_now = Live.design
-
-    def slow_design(live: Live, *arguments: Any) -> Any:
-        begun.release()
-        assert seen.wait(240)
-        return design_now(live, *arguments)
-
-    monkeypatch.setattr(Live, "design", slow_design)
-    with (
-        inside(sample_model, copied(sample_database, tmp_path), answer_timeout_s=240) as running,
-        running.client(timeout=240) as client,
-        ThreadPoolExecutor(4) as pool,
-    ):
-        long = running.service.long_work
-
-        def slow() -> httpx.Response:
-            return client.post("/v1/design", json={**SLOW, "time_limit": 0.5})
-
-        try:
-            designs = [pool.submit(slow) for _ in range(2)]
-            for _ in designs:
-                assert begun.acquire(timeout=240)
-            designs.append(pool.submit(slow))
-            wait_until(lambda: long.statistics().tasks_waiting == 1, "one that waits")
-            answer = slow()
-            assert problem(answer, 503, "already waiting")["title"] == "Busy"
-            assert answer.headers["retry-after"] == "1"
-            for _ in range(10):
-                ok(client.get(f"/v1/users/{SOMEONE}/bundles"))
-            assert not any(each.done() for each in designs)
-        finally:
-            seen.set()
-        while not all(each.done() for each in designs):
-            ok(client.get(f"/v1/users/{SOMEONE}/bundles"))
-        for each in designs:
-            assert ok(each.result())["bundles"]
-            assert ok(each.result())["complete"] is False
-
-
-def test_a_design_waits_only_as_long_as_an_answer_may_take() -> None:
-    nothing: Any = None
-    settings = Settings(answer_timeout_s=0.05)
-    service = app.Service(settings, nothing, nothing, nothing, nothing, long_work=CapacityLimiter(1))
-
-    async def play() -> None:
-        await service.long_work.acquire_on_behalf_of("another design")
-        with pytest.raises(BusyError, match="other long requests"):
-            await service.at_length(lambda _: None, nothing)
-
-    asyncio.run(play())

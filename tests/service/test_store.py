@@ -327,6 +327,9 @@ def test_users_are_found_by_the_beginning_of_their_id(shop: Store) -> None:
         assert [user.id for user in shop.users(prefix, after="ab", limit=3)] == [
             name for name in wanted if name > "ab"
         ][:3]
+    assert shop.user_count() == len(ordered)
+    assert shop.user_ids(3) == ordered[:3]
+    assert shop.user_ids(100, after="ab") == [name for name in ordered if name > "ab"]
     assert shop.users("ab", limit=1) == [UserLine(id="ab", items=2, bundles=1)]
     assert shop.users("only") == [UserLine(id="only bundles", items=0, bundles=1)]
 

@@ -22,6 +22,7 @@ from bundlemage.designer.constraints import price_of
 from bundlemage.errors import ConfigError, UnsupportedError
 from bundlemage.models.base import Completer, Embedder, Histories, Model, can, require
 from bundlemage.models.ragged import Ragged
+from bundlemage.progress import Progress, in_silence
 from bundlemage.wire.design_answers import (
     BundleForecast,
     ForecastItem,
@@ -51,11 +52,13 @@ def forecast(
     discount: float | None = None,
     k: int = 10,
     calibration: Calibration | None = None,
+    count: int = 0,
+    progress: Progress = in_silence,
 ) -> BundleForecast:
     """Forecasts how many users would take a bundle of these items, and names the k likeliest.
 
     The bundle has a price, or a discount off its items' prices. Without a calibration, fields such
-    as `expected` and `above` are None.
+    as `expected` and `above` are None. `progress` is told how many of the users (about `count`) are scored.
     """
     shop.item_positions(items)  # raises an error if it is not a list of known ids
     inside = tuple(dict.fromkeys(shop.dataset.items.positions(map(str, items)).tolist()))
@@ -64,7 +67,7 @@ def forecast(
     price, list_price, discount = _prices(shop, inside, price, discount)
     notes = [] if calibration else [UNCALIBRATED]
     near = _nearest(model, shop, inside, k, notes)
-    audience = _Audience(model, shop, user_batches, calibration)
+    audience = _Audience(model, shop, user_batches, calibration, count, progress)
     shorter = [inside[:n] + inside[n + 1 :] for n in range(len(inside))] if len(inside) > 1 else []
     totals, above, users, best = audience.score([inside, *shorter], max(k, BEST_USERS))
     weakest, replacement = None, None
@@ -190,10 +193,17 @@ class _Audience:
     """Scores all users for several bundles at a time. Only one batch of users is in memory."""
 
     def __init__(
-        self, model: Model, shop: Shop, user_batches: UserBatches, calibration: Calibration | None
+        self,
+        model: Model,
+        shop: Shop,
+        user_batches: UserBatches,
+        calibration: Calibration | None,
+        count: int,
+        progress: Progress,
     ) -> None:
         self.model, self.shop, self.calibration = model, shop, calibration
-        self._user_batches = user_batches
+        self._user_batches, self._count, self._progress = user_batches, count, progress
+        self._stage = "users"
         # Scoring all bundles of the shop is nearly all of the work, so it is done once for each batch. The
         # key tells whether the batch still has the same users: in a live shop, they may change.
         self._normalisers: dict[int, tuple[int, Tensor]] = {}
@@ -212,6 +222,7 @@ class _Audience:
         owners = _Owners(new, contents, len(self.shop.dataset.items))
         totals = torch.zeros(len(bundles), dtype=torch.float64)
         above, users, leading = 0, 0, None
+        self._progress(self._stage, 0, self._count)
         for number, (ids, histories) in enumerate(self._user_batches()):
             if not len(ids):
                 continue
@@ -231,8 +242,10 @@ class _Audience:
                 users += len(ids)
                 batch = _Users(list(ids), first, logs[:, 0].exp(), histories).best(best)
                 leading = batch if leading is None else leading.with_more(batch).best(best)
+            self._progress(self._stage, users, self._count and max(users, self._count))
         if leading is None:
             raise ConfigError("the shop has no users, so a bundle has no audience")
+        self._stage, self._count = "users, for a better item", users
         return totals.numpy(), above, users, leading
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,9 +29,11 @@ from bundlemage.wire.answers import (
     Tags,
     UserOut,
     UserPage,
+    WorkList,
+    WorkOut,
     Written,
 )
-from bundlemage.wire.design import SERVED_SECONDS, DesignRequest
+from bundlemage.wire.design import LONG_SECONDS, SERVED_SECONDS, DesignRequest
 from bundlemage.wire.design_answers import DesignsFor, ExplanationsFor, ForecastOut
 from bundlemage.wire.requests import Body, HistoryOf, Where
 
@@ -40,6 +43,7 @@ User: TypeAlias = Id | HistoryOf | Mapping[str, Any]
 Conditions: TypeAlias = Where | Mapping[str, Any] | None
 """Which items or bundles an answer may contain, such as `{"max_price": 40}`. `Where` lists the conditions."""
 Answer = TypeVar("Answer", bound=Out)
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _IDS: Final = {"user_id", "item", "item_id", "bundle_id", "sells_like"}
 _LISTS: Final = {"items", "bundles", "exclude", "among", "tags"}
 
@@ -60,9 +64,10 @@ class Interaction:
 class Client:
     """A client of a live service. Create one and keep it: it reuses connections, and is safe in any thread.
 
-    `timeout` is the number of seconds to wait for an answer; a design may take up to 30 seconds more. A
-    request is repeated up to `retries` times, with growing pauses, if the connection is lost or the service
-    is busy; the service never carries out such a request twice. Every failure is a `ServiceError`.
+    `timeout` is the number of seconds to wait for an answer; a design may take up to 30 seconds more, and a
+    forecast up to 120. A request is repeated up to `retries` times, with growing pauses, if the connection is
+    lost or the service is busy; the service never carries out such a request twice. Every failure is a
+    `ServiceError`.
     """
 
     def __init__(
@@ -133,16 +138,19 @@ class Client:
 
     # ── Designs ──────────────────────────────────────────────────────────────────────────────────
 
-    def design(self, user: User, **wishes: Any) -> DesignsFor:
+    def design(self, user: User, *, request_id: str | None = None, **wishes: Any) -> DesignsFor:
         """Design whole bundles for a user. `bundlemage.wire.design.DesignRequest` lists the wishes.
 
         >>> client.design("u0007", start=["g0022"], size=(3, 5), budget=40, tags={"at least": {"Horror": 1}})
 
         If no bundle is possible, the ServiceError's `conflict` names the wishes that cannot hold together,
-        and its `changes` say what would make a bundle possible.
+        and its `changes` say what would make a bundle possible. With a `request_id` of your own, `progress`
+        in another thread says how far the design is.
         """
         body = DesignRequest.of(**wishes).model_dump(mode="json", exclude_unset=True)
-        return self._post(DesignsFor, "/v1/design", {**_user(user), **body}, work=SERVED_SECONDS)
+        return self._post(
+            DesignsFor, "/v1/design", {**_user(user), **body}, headers=_named(request_id), work=SERVED_SECONDS
+        )
 
     def explain(
         self,
@@ -157,14 +165,40 @@ class Client:
         return self._post(ExplanationsFor, "/v1/explain", body, work=SERVED_SECONDS)
 
     def score_bundle(
-        self, items: Sequence[Id], price: float | None = None, *, discount: float | None = None, k: int = 10
+        self,
+        items: Sequence[Id],
+        price: float | None = None,
+        *,
+        discount: float | None = None,
+        k: int = 10,
+        request_id: str | None = None,
     ) -> ForecastOut:
         """Forecast which users would take a bundle that does not exist yet, and which item would improve it.
 
         The model ignores prices. A price, or a discount on the items' prices, is only used for the takings.
+        In a large shop this takes minutes. With a `request_id` of your own, `progress` in another thread says
+        how far it is.
         """
         body = {"items": items, "price": price, "discount": discount, "k": k}
-        return self._post(ForecastOut, "/v1/bundles:score", body, work=SERVED_SECONDS)
+        headers = _named(request_id)
+        return self._post(ForecastOut, "/v1/bundles:score", body, headers=headers, work=LONG_SECONDS)
+
+    def work(self) -> WorkList:
+        """Return the designs, explanations and forecasts that wait or run, and how far they are.
+
+        If the service has several processes, one of them answers, and it knows only its own.
+        """
+        return self._ask(WorkList, "GET", "/v1/work")
+
+    def progress(self, request_id: str) -> WorkOut | None:
+        """Return how far a design, an explanation or a forecast is. None if it has ended, or is unknown to
+        the process that answers."""
+        try:
+            return self._ask(WorkOut, "GET", _path("work", request_id))
+        except ServiceError as error:
+            if error.status == 404 and error.title == "No such work":
+                return None
+            raise
 
     # ── Users ────────────────────────────────────────────────────────────────────────────────────
 
@@ -349,6 +383,18 @@ def _path(kind: str, name: Id, *routes: str) -> str:
         raise ConfigError(
             f"the id {text!r} is not valid text: it contains half of a surrogate pair"
         ) from None
+
+
+def _named(request_id: str | None) -> dict[str, str]:
+    """The header that gives a request an id of the caller's choice."""
+    if request_id is None:
+        return {}
+    if not _REQUEST_ID.fullmatch(request_id):
+        raise ConfigError(
+            "a request id is 1 to 64 of the characters A-Z, a-z, 0-9, '.', '_' and '-'; found "
+            f"{request_id[:80]!r}"
+        )
+    return {"X-Request-Id": request_id}
 
 
 def _user(user: User) -> dict[str, Any]:

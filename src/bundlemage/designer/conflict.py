@@ -21,7 +21,7 @@ from itertools import islice
 import numpy as np
 
 from bundlemage.designer.constraints import Deadline, Integers, Rules
-from bundlemage.designer.solver import BundleModel, cp, new_solver, signatures
+from bundlemage.designer.solver import BundleModel, cp, new_solver, signatures, solve
 from bundlemage.errors import ConfigError, OutOfTimeError
 from bundlemage.wire.design import Change, ImpossibleDesignError, Step
 
@@ -44,7 +44,7 @@ def refuse_impossible(rules: Rules, deadline: Deadline) -> None:
 
     It may take the time that is left, or `SECONDS` if less is left.
     """
-    possible = Possible(rules, Deadline(max(SECONDS, deadline.left)))
+    possible = Possible(rules, deadline.within(max(SECONDS, deadline.left)))
     everything = frozenset(range(len(rules.rules)))
     if possible.together(everything):
         return
@@ -265,7 +265,7 @@ class Possible:
             upper = rules.numbers[free].upper
             problem.model.minimize(amount) if upper else problem.model.maximize(amount)
         solver = new_solver(0, self.deadline.left)
-        status = solver.solve(problem.model)
+        status = solve(solver, problem.model, self.deadline)
         if status == cp().INFEASIBLE:
             return None
         if status != cp().OPTIMAL:

@@ -30,14 +30,24 @@ clock: Callable[[], float] = time.perf_counter
 
 
 class Deadline:
-    """A point in time, `seconds` after its creation."""
+    """A point in time, `seconds` after its creation.
 
-    def __init__(self, seconds: float) -> None:
+    `tick` is called whenever `passed` is read. It may raise an error to stop the search.
+    """
+
+    def __init__(self, seconds: float, tick: Callable[[], None] | None = None) -> None:
         self._begun = clock()
         self._ends = self._begun + seconds
+        self.tick = tick
+
+    def within(self, seconds: float) -> Deadline:
+        """Returns a deadline `seconds` from now with the same `tick`."""
+        return Deadline(seconds, self.tick)
 
     @property
     def passed(self) -> bool:
+        if self.tick is not None:
+            self.tick()
         return clock() >= self._ends
 
     @property

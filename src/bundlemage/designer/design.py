@@ -22,6 +22,7 @@ from bundlemage.designer.solver import Fits, any_bundle, cp, every_bundle, neigh
 from bundlemage.errors import OutOfTimeError
 from bundlemage.models.base import Histories, Model
 from bundlemage.models.ragged import Ragged
+from bundlemage.progress import Progress, in_silence
 from bundlemage.wire.design import DesignRequest
 from bundlemage.wire.design_answers import Design, DesignedItem, Designs, Explanation, Terms
 
@@ -38,22 +39,32 @@ LIKELIEST = 256
 
 
 def design(
-    model: Model, shop: Shop, histories: Histories, contents: Ragged, request: DesignRequest
+    model: Model,
+    shop: Shop,
+    histories: Histories,
+    contents: Ragged,
+    request: DesignRequest,
+    progress: Progress = in_silence,
 ) -> Designs:
-    """Designs bundles for one user, the only row of `histories`. `contents` has the items of each bundle."""
+    """Designs bundles for one user, the only row of `histories`. `contents` has the items of each bundle.
+
+    `progress` counts the bundles found, and then the explained items.
+    """
     cp()  # raises at once if OR-Tools is missing
-    deadline = Deadline(request.time_limit)
+    found: list[Worth] = []
+    tick = None if progress is in_silence else lambda: progress("bundles", len(found), request.n)
+    deadline = Deadline(request.time_limit, tick)
     # A user who has a bundle has its items.
     owned = torch.cat([histories.items.values, contents.rows(histories.bundles.values).values])
     rules = Rules(request, shop.item_shelf, shop.trade.items_gone, np.unique(owned.cpu().numpy()))
-    objective = Objective(model, histories, contents, shop.item_shelf, rules)
-    search = _Search(objective, rules, deadline)
+    objective = Objective(model, histories, contents, shop.item_shelf, rules, tick)
+    search = _Search(objective, rules, deadline, found)
     worths = search.bundles()
     complete = search.complete
     why: list[list[Explanation | None]] = [[None for _ in worth.added] for worth in worths]
     if request.reasons:
         added, until = [worth.added for worth in worths], Deadline(max(REASONS, deadline.left))
-        why = Explainer(model, shop, histories, contents).added(rules.start, added, until)
+        why = Explainer(model, shop, histories, contents, progress).added(rules.start, added, until)
         complete &= all(reason is not None for reasons in why for reason in reasons)
     bundles = tuple(
         _named(rank, worth, reasons, rules, shop)
@@ -71,19 +82,22 @@ def design(
 class _Search:
     """Searches for one bundle after another. Each is the best that differs enough from those before it."""
 
-    def __init__(self, objective: Objective, rules: Rules, deadline: Deadline) -> None:
-        self.objective, self.rules, self.deadline = objective, rules, deadline
+    def __init__(self, objective: Objective, rules: Rules, deadline: Deadline, found: list[Worth]) -> None:
+        """`found` is empty. Bundles are added to it as soon as they are found."""
+        self.objective, self.rules, self.deadline, self.found = objective, rules, deadline, found
         self.complete, self.proven = True, False
 
     def bundles(self) -> list[Worth]:
         """Returns the bundles, the best first."""
-        request, chosen = self.rules.request, list[Worth]()
+        request, chosen = self.rules.request, self.found
         # If the last bundle had no freely chosen item, no other can differ from it.
         while len(chosen) < request.n and all(self.rules.earlier):
             if chosen and self.deadline.passed:
                 self.complete = False
                 break
-            share = Deadline(self.deadline.left / (request.n - len(chosen)))  # for the exact search
+            share = self.deadline.within(
+                self.deadline.left / (request.n - len(chosen))
+            )  # for the exact search
             grown = self._grown() or self._anything()
             if not grown:
                 break
@@ -130,7 +144,7 @@ class _Search:
             self.proven = self.proven or not self.rules.earlier
             return self._best(all_bundles, best)
         fits = Fits.of(self.objective, self.rules, known)
-        bundles, finished = shortlist(fits, self.rules, known, Deadline(deadline.left * 0.8))
+        bundles, finished = shortlist(fits, self.rules, known, deadline.within(deadline.left * 0.8))
         self.complete &= finished
         best = self._best([added for added in bundles if self.rules.hold(added)], best)
         while not deadline.passed:

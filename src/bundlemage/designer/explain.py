@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -13,6 +13,7 @@ from bundlemage.designer.constraints import Deadline, Items
 from bundlemage.errors import ConfigError, UnsupportedError
 from bundlemage.models.base import Completer, Gated, Histories, Matcher, Model, can, require
 from bundlemage.models.ragged import Ragged
+from bundlemage.progress import Progress, in_silence
 from bundlemage.wire.design_answers import Explanation, Reason, in_words
 
 MOST_LEFT_OUT = 2000
@@ -20,6 +21,7 @@ MOST_LEFT_OUT = 2000
 ROWS = 4096
 """The approximate number of scores that are computed at once."""
 
+T = TypeVar("T")
 Kind = Literal["item", "bundle", "partial"]
 
 
@@ -30,8 +32,16 @@ class Explainer:
     knows users only by id, there is only the first row.
     """
 
-    def __init__(self, model: Model, shop: Shop, history: Histories, contents: Ragged) -> None:
-        self.model, self.shop, self.contents = model, shop, contents
+    def __init__(
+        self,
+        model: Model,
+        shop: Shop,
+        history: Histories,
+        contents: Ragged,
+        progress: Progress = in_silence,
+    ) -> None:
+        """`progress` counts the answers that are explained."""
+        self.model, self.shop, self.contents, self.progress = model, shop, contents, progress
         most = MOST_LEFT_OUT if model.knows_new_users else 0
         items, bundles = history.items.values.tolist(), history.bundles.values.tolist()
         self.left_out: list[tuple[Kind, int]] = [("item", item) for item in items[:most]]
@@ -58,12 +68,15 @@ class Explainer:
             )
         device = self.shop.device
         among = len(self.shop.dataset.bundles)  # without the bundles that only the history has
-        with torch.inference_mode():
-            which = torch.arange(self.rows, device=device).repeat(len(bundles))
-            candidates = torch.tensor(bundles, device=device).repeat_interleave(self.rows)
-            matcher = require(self.model, Matcher)
-            fits = matcher.bundle_fit(self.users, which, candidates, self.contents, among)
-        return [self._explained(row) for row in fits.view(len(bundles), self.rows).tolist()]
+        explanations: list[Explanation] = []
+        for some in self._batches(bundles):
+            with torch.inference_mode():
+                which = torch.arange(self.rows, device=device).repeat(len(some))
+                candidates = torch.tensor(some, device=device).repeat_interleave(self.rows)
+                matcher = require(self.model, Matcher)
+                fits = matcher.bundle_fit(self.users, which, candidates, self.contents, among)
+            explanations += map(self._explained, fits.view(len(some), self.rows).tolist())
+        return explanations
 
     def item(self, item: int, partial: Items) -> Explanation:
         """Explains why an item completes a partial bundle for the user."""
@@ -91,9 +104,8 @@ class Explainer:
 
     def _items(self, cases: Sequence[tuple[int, Items]]) -> Iterator[Explanation]:
         """Explains items, given the other items of their bundles, in batches."""
-        device, at_once = self.shop.device, max(1, ROWS // self.rows)
-        for first in range(0, len(cases), at_once):
-            some = cases[first : first + at_once]
+        device = self.shop.device
+        for some in self._batches(cases):
             which: list[int] = []
             partials: list[Items] = []
             for _, partial in some:
@@ -112,6 +124,13 @@ class Explainer:
                 )
             for (_, partial), row in zip(some, torch.split(fits, lengths), strict=True):
                 yield self._explained(row.tolist(), partial)
+
+    def _batches(self, answers: Sequence[T]) -> Iterator[Sequence[T]]:
+        """Yields the answers to explain, so many at a time that about `ROWS` scores are computed."""
+        at_once = max(1, ROWS // self.rows)
+        for first in range(0, len(answers), at_once):
+            self.progress("reasons", first, len(answers))
+            yield answers[first : first + at_once]
 
     def _explained(self, fits: list[float], partial: Items = ()) -> Explanation:
         whole, *without = fits

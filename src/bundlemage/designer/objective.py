@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -48,11 +48,18 @@ class Objective:
     """
 
     def __init__(
-        self, model: Model, histories: Histories, contents: Ragged, shelf: Shelf, rules: Rules
+        self,
+        model: Model,
+        histories: Histories,
+        contents: Ragged,
+        shelf: Shelf,
+        rules: Rules,
+        tick: Callable[[], None] | None = None,
     ) -> None:
+        """`tick` is called before each batch of bundles is scored. It may raise an error to stop the work."""
         request = rules.request
         self.model, self.contents, self.start = require(model, Completer), contents, rules.start
-        self._one = histories
+        self._one, self._tick = histories, tick
         self._weight = request.diversity
         self.asks_for_variety = self._weight > 0
         self._seen: dict[Items, tuple[Integers, Floats]] = {}
@@ -75,6 +82,8 @@ class Objective:
         items, device = self.model.sizes.items, self.contents.device
         rows = rows_at_a_time(items, device)
         for first in range(0, len(bundles), rows):
+            if self._tick is not None:
+                self._tick()
             some = bundles[first : first + rows]
             partial = Ragged.from_lists(some, device)
             with torch.inference_mode():

@@ -10,6 +10,7 @@ values all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -33,6 +34,8 @@ LISTED = 3000
 """`every_bundle` returns None if this many bundles or more satisfy the rules."""
 POOL = 200
 """The number of the model's best items that the exact search chooses from; more if the rules need others."""
+SECONDS_BETWEEN_TICKS = 0.1
+"""How often a running solver is checked for whether it should stop."""
 FINE = 20
 """Log-probabilities are multiplied by this number and rounded: CP-SAT computes with whole numbers."""
 
@@ -53,6 +56,22 @@ def new_solver(seed: int, seconds: float) -> cp_model.CpSolver:
     solver.parameters.random_seed = seed
     solver.parameters.max_time_in_seconds = max(0.01, seconds)
     return solver
+
+
+def solve(solver: cp_model.CpSolver, model: Any, deadline: Deadline, callback: Any = None) -> Any:
+    """Solves a model and returns the status. If the deadline's `tick` raises an error, the solver stops."""
+    if deadline.tick is None:
+        return solver.solve(model, callback)
+    with ThreadPoolExecutor(1) as pool:
+        solving = pool.submit(solver.solve, model, callback)
+        try:
+            while wait([solving], SECONDS_BETWEEN_TICKS).not_done:
+                deadline.tick()
+        except BaseException:
+            while wait([solving], SECONDS_BETWEEN_TICKS).not_done:
+                solver.stop_search()  # again and again: it has no effect before the search has begun
+            raise
+    return solving.result()
 
 
 # ── The items to choose from ─────────────────────────────────────────────────────────────────────
@@ -223,7 +242,7 @@ def _any_of(rules: Rules, scores: Floats, places: Integers, deadline: Deadline) 
     likely = np.rint(100 * np.maximum(scores[places], -50)).astype(np.int64) + 5000
     choice.model.maximize(choice.weighted(likely))
     solver = new_solver(rules.request.seed, max(1.0, deadline.left))
-    status = solver.solve(choice.model)
+    status = solve(solver, choice.model, deadline)
     if status == cp().INFEASIBLE:
         return None
     if status not in (cp().OPTIMAL, cp().FEASIBLE):
@@ -248,7 +267,7 @@ def every_bundle(rules: Rules, deadline: Deadline) -> list[Items] | None:
     collected = _callback()(choice)
     solver = new_solver(rules.request.seed, deadline.left)
     solver.parameters.enumerate_all_solutions = True
-    status = solver.solve(choice.model, collected)
+    status = solve(solver, choice.model, deadline, collected)
     if len(collected.bundles) >= LISTED or status not in (cp().OPTIMAL, cp().INFEASIBLE):
         return None
     return list(collected.bundles)
@@ -286,7 +305,8 @@ def shortlist(
         if deadline.passed:
             return bundles, False
         same = [added for added in known if len(rules.start) + len(added) == size]
-        best, proved = _best_of_size(fits, rules, size, same, deadline.left / (len(all_sizes) - number))
+        share = deadline.within(deadline.left / (len(all_sizes) - number))
+        best, proved = _best_of_size(fits, rules, size, same, share)
         bundles += [best] if best else []
         finished &= proved
     return bundles, finished
@@ -383,7 +403,7 @@ class TwoByTwo:
 
 
 def _best_of_size(
-    fits: Fits, rules: Rules, size: int, known: Sequence[Items], seconds: float
+    fits: Fits, rules: Rules, size: int, known: Sequence[Items], deadline: Deadline
 ) -> tuple[Items | None, bool]:
     """Returns the best bundle of one size by pairs of items, and whether that is proven."""
     if size == len(rules.fixed):
@@ -405,9 +425,9 @@ def _best_of_size(
         choice.model.add_hint(chosen, item in (best or ()))
         total.append(part)
     choice.model.maximize(sum(total))
-    solver = new_solver(rules.request.seed, seconds)
+    solver = new_solver(rules.request.seed, deadline.left)
     solver.parameters.linearization_level = 2
-    status = solver.solve(choice.model)
+    status = solve(solver, choice.model, deadline)
     if status in (cp().OPTIMAL, cp().FEASIBLE):
         return choice.items(solver.value), status == cp().OPTIMAL
     return None, status == cp().INFEASIBLE

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from anyio import CapacityLimiter, move_on_after, to_thread
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 
 from bundlemage import __version__
-from bundlemage.errors import ArtifactError, BusyError, ConfigError, StoreError
+from bundlemage.errors import ArtifactError, ConfigError, StoreError
 from bundlemage.live import Live, record_of
 from bundlemage.progress import Progress, in_silence
 from bundlemage.recommender import Recommender
 from bundlemage.service import problems
 from bundlemage.service.answerer import Answerer, load_live
+from bundlemage.service.lanes import Kind, Lanes
 from bundlemage.service.metrics import Metrics
 from bundlemage.service.middleware import Frame
-from bundlemage.service.routes import catalogue, design, health, models, pages, recommend, session, users
+from bundlemage.service.routes import (
+    catalogue,
+    design,
+    health,
+    models,
+    pages,
+    recommend,
+    session,
+    users,
+    work,
+)
 from bundlemage.service.security import Security
 from bundlemage.service.settings import Settings
 from bundlemage.service.shared import Shared
@@ -31,11 +41,6 @@ from bundlemage.training.devices import resolve_device
 
 log = logging.getLogger("bundlemage.service")
 T = TypeVar("T")
-
-LONG_AT_ONCE = 2
-"""Maximum number of long requests that run at a time. They take CPU time from recommendations."""
-LONG_WAITING = 16
-"""Maximum number of long requests that may wait."""
 
 DESCRIPTION = """Recommends bundles for users and items for bundles. Every change affects the next answer.
 
@@ -52,29 +57,13 @@ class Service:
     answerer: Answerer
     metrics: Metrics
     security: Security
-    long_work: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(LONG_AT_ONCE))
+    lanes: Lanes
 
-    async def at_length(self, work: Callable[[Live], T], gone: Callable[[], Awaitable[bool]]) -> T:
-        """Run `work`, which may take seconds (such as a design), in a thread. Returns the result of `work`.
-
-        Only a few long requests run at a time. `gone` returns whether the caller has disconnected; then
-        `work` is not run. Raises `BusyError` if too many requests wait, or if this one waits too long.
-        """
-        if self.long_work.statistics().tasks_waiting >= LONG_WAITING:
-            raise BusyError(f"{LONG_WAITING} long requests are already waiting: try again in a second")
-        patience = self.settings.answer_timeout_s
-        with move_on_after(patience) as waiting:
-            await self.long_work.acquire()
-        if waiting.cancelled_caught:
-            raise BusyError(
-                f"the request waited {patience:g} s for other long requests: try again in a second"
-            )
-        try:
-            if await gone():
-                raise BusyError("the caller has disconnected")
-            return await to_thread.run_sync(work, await self.now())
-        finally:
-            self.long_work.release()
+    async def at_length(self, kind: Kind, request: Request, work: Callable[[Live, Progress], T]) -> T:
+        """Run `work`, which may take seconds or minutes, in the lane of its kind. Returns its result."""
+        live = await self.now()
+        request_id = request.state.request_id
+        return await self.lanes.run(kind, request_id, lambda progress: work(live, progress), _left(request))
 
     async def now(self) -> Live:
         """The current catalogue and model. The object never changes, so any thread may read it."""
@@ -82,8 +71,15 @@ class Service:
 
     def close(self) -> None:
         """Stop answering and close the store."""
+        self.lanes.close()
         self.answerer.close()
         self.store.close()
+
+
+async def _left(request: Request) -> None:
+    """Ends when the caller disconnects."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def open_service(settings: Settings, store: Store, progress: Progress = in_silence) -> Service:
@@ -100,7 +96,8 @@ def start_service(settings: Settings, store: Store, live: Live, shared: Shared |
         live = load_live(store, live.record)
     answerer = Answerer(store, live, settings, shared)
     metrics = Metrics(lambda: len(answerer.batcher), shared)
-    return Service(settings, store, answerer, metrics, Security(settings, store, shared))
+    lanes = Lanes(settings.answer_timeout_s, settings.long_limit_s)
+    return Service(settings, store, answerer, metrics, Security(settings, store, shared), lanes)
 
 
 def open_live(settings: Settings, store: Store, progress: Progress = in_silence) -> Live:
@@ -175,7 +172,7 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     problems.install(app)
-    for routes in (session, recommend, design, users, catalogue, models, health, pages):
+    for routes in (session, recommend, design, users, catalogue, models, work, health, pages):
         app.include_router(routes.router)
     app.mount("/static", pages.STATIC)
     app.add_middleware(Frame)

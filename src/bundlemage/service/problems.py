@@ -210,6 +210,7 @@ _MEANINGS = {
     429: ("Too many requests", "Too many requests; the header Retry-After says when to ask again."),
     500: ("Internal error", "The service failed."),
     503: ("Store unavailable", "Busy, or the store does not answer; try again."),
+    504: ("Took too long", "The work took longer than the service allows, and was stopped."),
 }
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from bundlemage.wire.design import LONG_SECONDS
+
 
 class Settings(BaseModel):
     """The settings of a service."""
@@ -33,6 +35,9 @@ class Settings(BaseModel):
     """Number of days for which served answers are kept. They show which recommendations were bought."""
     answer_timeout_s: float = Field(default=10, gt=0)
     """Maximum number of seconds that a request waits for its answer."""
+    long_limit_s: float = Field(default=LONG_SECONDS, gt=0)
+    """Maximum number of seconds that a forecast, a design or an explanation may work. Then it is stopped and
+    refused with status 504."""
     workers: int = Field(default=1, ge=1, le=64)
     """Number of processes that answer requests at the same address. Use at most one for each CPU core."""
     threads: int = Field(default=1, ge=1)

@@ -124,6 +124,17 @@ class HistoryStore(StorePart):
             items, bundles = (_counts(connection, table, names) for table, _ in _TABLES.values())
             return [UserLine(id=name, items=items[name], bundles=bundles[name]) for name in names]
 
+    def user_ids(self, limit: int, after: str = "") -> list[str]:
+        """Return the ids of at most `limit` users with a history, ordered by id, that come after `after`."""
+        with self._database.read() as connection:
+            return list(connection.scalars(_page("", limit, after)))
+
+    def user_count(self) -> int:
+        """Return the number of users with a history."""
+        with self._database.snapshot(long=True) as connection:
+            ids = sa.union(*(select(table.c.user_id) for table, _ in _TABLES.values())).subquery()
+            return connection.scalar(select(func.count()).select_from(ids)) or 0
+
     def sales(self) -> Sales:
         """Return the number of users who have each item and each bundle."""
         counts = []

@@ -228,6 +228,30 @@ class Reloaded(Out):
     changed: bool
 
 
+class WorkOut(Out):
+    """A long request that waits or runs: a forecast, a design or an explanation."""
+
+    request_id: str
+    """The id that the caller sent as X-Request-Id, or that the service chose."""
+    kind: Literal["forecast", "design", "explain"]
+    state: Literal["waiting", "running"]
+    stage: str | None
+    """What is counted in `done` and `of`, such as 'users'. It is null until the work says so."""
+    done: float
+    of: float | None
+    """The total of this stage; null if it is unknown."""
+    seconds: float
+    """The number of seconds since the request arrived."""
+    seconds_left: float | None
+    """Estimated number of seconds until this stage ends; null if it is unknown."""
+
+
+class WorkList(Listing[WorkOut]):
+    """The long requests of one process of the service, the oldest first."""
+
+    work: tuple[WorkOut, ...]
+
+
 class ServingModel(Out):
     version: str
     name: str

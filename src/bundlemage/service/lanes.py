@@ -1,0 +1,155 @@
+"""Runs long work, such as a design or a forecast, in threads of its own, so that others need not wait.
+
+Each kind of work has a lane: a few threads with low priority, and a queue. Work stops at its next call of the
+progress callback if its caller has left or its time limit has passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
+
+from bundlemage.errors import BusyError, StoppedError
+from bundlemage.progress import Progress
+from bundlemage.service.problems import ApiError
+from bundlemage.wire.answers import WorkOut
+
+T = TypeVar("T")
+Kind: TypeAlias = Literal["forecast", "design", "explain"]
+
+AT_ONCE: Final[dict[Kind, int]] = {"forecast": 1, "design": 2, "explain": 1}
+"""How many requests of each kind run at a time. They take CPU time from recommendations."""
+MOST_WAITING = 16
+"""Maximum number of requests of each kind that may wait."""
+NICENESS = 10
+"""The threads' priority: the system prefers threads with a lower number, such as those that answer others."""
+
+
+class Job:
+    """A long request that waits or runs."""
+
+    def __init__(self, kind: Kind, request_id: str) -> None:
+        self.kind, self.request_id = kind, request_id
+        self.began: float | None = None
+        self.stopped = False
+        self._arrived = time.monotonic()
+        self._stage, self._done, self._of = "", 0.0, 0.0
+        self._at_start = (0.0, 0.0)  # when the stage began, and how much was already done
+
+    def progress(self, stage: str, done: float, of: float, _note: str = "", /) -> None:
+        """The callback of the work. Raises `StoppedError` if nobody waits for the result any more."""
+        if self.stopped:
+            raise StoppedError("the work was stopped: its caller has left, or its time limit has passed")
+        if stage != self._stage:
+            self._at_start = (time.monotonic(), done)
+        self._stage, self._done, self._of = stage, done, of
+
+    def described(self) -> WorkOut:
+        now, (since, before) = time.monotonic(), self._at_start
+        done, of = self._done, self._of
+        rate = (done - before) / max(now - since, 1e-9)
+        return WorkOut(
+            request_id=self.request_id,
+            kind=self.kind,
+            state="waiting" if self.began is None else "running",
+            stage=self._stage or None,
+            done=done,
+            of=of or None,
+            seconds=round(now - self._arrived, 3),
+            seconds_left=round((of - done) / rate, 1) if rate > 0 and of >= done else None,
+        )
+
+
+class Lanes:
+    """The lanes of one process. Use them on one event loop."""
+
+    def __init__(self, patience: float, limit: float) -> None:
+        """A request may wait `patience` seconds for its turn, and then work for `limit` seconds."""
+        self._patience, self._limit = patience, limit
+        self._threads = {
+            kind: ThreadPoolExecutor(AT_ONCE[kind], f"long-{kind}", _step_back) for kind in get_args(Kind)
+        }
+        self._jobs: dict[Job, None] = {}
+
+    def work(self) -> list[WorkOut]:
+        """The requests that wait or run, the oldest first."""
+        return [job.described() for job in list(self._jobs)]
+
+    async def run(
+        self,
+        kind: Kind,
+        request_id: str,
+        work: Callable[[Progress], T],
+        left: Coroutine[Any, Any, None],
+    ) -> T:
+        """Run `work` in its lane and return its result. `left` ends when the caller disconnects.
+
+        Raises `BusyError` if too many wait already, or if the turn does not come in time. Raises `ApiError`
+        if the work takes too long. In every case, work that nobody waits for is stopped.
+        """
+        job, loop = Job(kind, request_id), asyncio.get_running_loop()
+        gone = loop.create_task(left)
+        began = asyncio.Event()
+
+        def begin() -> T:
+            job.began = time.monotonic()
+            loop.call_soon_threadsafe(began.set)
+            return work(job.progress)
+
+        turn = loop.create_task(began.wait())
+        try:
+            if sum(each.kind == kind and each.began is None for each in self._jobs) >= MOST_WAITING:
+                raise BusyError(f"{MOST_WAITING} others ({kind}) are already waiting: try again in a second")
+            future = self._threads[kind].submit(begin)
+            self._jobs[job] = None
+            future.add_done_callback(lambda _: self._jobs.pop(job, None))  # before the caller has the answer
+            answer = asyncio.wrap_future(future)
+            first, ends = asyncio.FIRST_COMPLETED, list[asyncio.Future[Any]]([answer, gone])
+            try:
+                await asyncio.wait([*ends, turn], timeout=self._patience, return_when=first)
+                if turn.done():
+                    await asyncio.wait(ends, timeout=self._limit, return_when=first)
+                if answer.done():
+                    return answer.result()
+                raise self._refusal(job, gone.done())
+            finally:
+                job.stopped = True
+                answer.cancel()  # if it waits, it never begins
+        finally:
+            gone.cancel()
+            turn.cancel()
+
+    def _refusal(self, job: Job, gone: bool) -> Exception:
+        if gone:
+            return ApiError(499, "Caller left", "The caller has disconnected, so the work was stopped.")
+        if job.began is None:
+            return BusyError(
+                f"the request waited {self._patience:g} s for others ({job.kind}): try again in a second"
+            )
+        now = job.described()
+        so_far = f" at {now.done:,.0f} of {now.of:,.0f} {now.stage}" if now.of else ""
+        return ApiError(
+            504,
+            "Took too long",
+            f"The {job.kind} was stopped after {self._limit:g} s{so_far}. Ask again when the service is less "
+            "busy, ask for less, or raise its setting 'long_limit_s'.",
+        )
+
+    def close(self) -> None:
+        """Stop all work and wait for the threads."""
+        for job in list(self._jobs):
+            job.stopped = True
+        for threads in self._threads.values():
+            threads.shutdown(cancel_futures=True)
+
+
+def _step_back() -> None:
+    """Give this thread, and threads that it starts, a low priority."""
+    if sys.platform == "linux":  # elsewhere, priorities belong to processes
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
