@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import ssl
 import subprocess
@@ -811,6 +812,8 @@ def test_every_route_has_a_method(server: Server, relay: Relay) -> None:
                 client.design("r", n=1, reasons=False),
                 client.explain("r", bundles=["r"]),
                 client.score_bundle([item], k=1),
+                client.work(),
+                client.progress("r"),
             ),
             lambda: (client.tags(), client.models(), client.reload(), client.insights()),
             lambda: (client.healthy(), client.ready(), client.erase_user("r")),
@@ -822,5 +825,5 @@ def test_every_route_has_a_method(server: Server, relay: Relay) -> None:
     seen = {tuple(line.split()[:2]) for line, _ in relay.seen}
     plain = {(method, path.partition("?")[0]) for method, path in seen}
     for method, path in routes:
-        pattern = path.replace("{user_id}", "r").replace("{item_id}", "r").replace("{bundle_id}", "r")
+        pattern = re.sub(r"{[a-z_]+}", "r", path)
         assert (method, pattern) in plain, f"no method asks {method} {path}"

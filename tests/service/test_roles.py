@@ -39,6 +39,8 @@ NEEDED: dict[tuple[str, str], Role] = {
     ("POST", "/v1/design"): "read",
     ("POST", "/v1/explain"): "read",
     ("POST", "/v1/bundles:score"): "read",
+    ("GET", "/v1/work"): "read",
+    ("GET", "/v1/work/{request_id}"): "read",
     ("GET", "/v1/users"): "read",
     ("GET", "/v1/users/{user_id}"): "read",
     ("DELETE", "/v1/users/{user_id}"): "write",
@@ -186,7 +188,8 @@ def test_a_route_refuses_every_bad_key_and_too_weak_ones(keyed: Keyed, method: s
                 problem(answer, 403, repr(needed), repr(role))
             else:
                 assert answer.status_code in {200, 201, 204, 404}, answer.text
-                assert answer.status_code != 404 or method == "DELETE"  # erased by the role before
+                # Erased by the role before, or long since done.
+                assert answer.status_code != 404 or method == "DELETE" or path.startswith("/v1/work/")
 
 
 def test_nothing_was_changed_by_those_who_were_refused(
@@ -264,5 +267,5 @@ def test_without_keys_all_is_open_to_this_machine_alone(
             if method != "GET":
                 problem(ask(client, method, path, {"Origin": "http://shop.example"}), 403, "another site")
         problem(client.get("/", headers={"Host": "shop.example"}), 403, "machine")
-        for method, path in sorted(NEEDED):
+        for method, path in sorted(set(NEEDED) - {("GET", "/v1/work/{request_id}")}):
             assert ask(client, method, path).is_success, (method, path)
