@@ -77,7 +77,7 @@ def small_app(service: Service) -> FastAPI:
     app.include_router(session.router)
     app.add_middleware(Frame)
 
-    @app.get("/v1/users/{user_id:path}/bundles", responses=problems.responses(401, 403, 422, 429))
+    @app.get("/v1/users/{user_id:id}/bundles", responses=problems.responses(401, 403, 422, 429))
     async def read(user_id: str, principal: Reader, k: int = 10) -> dict[str, Any]:
         return {"user_id": user_id, "k": k, "role": principal.role, "caller": principal.caller}
 

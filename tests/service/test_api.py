@@ -846,7 +846,8 @@ def test_routes_and_methods_that_are_not_there(client: httpx.Client) -> None:
         ("PUT", "/v1/users/u0007", "GET, DELETE"),
         ("PUT", "/v1/session", "GET, POST, DELETE"),
         ("OPTIONS", "/v1/recommend", "POST"),
-        ("PUT", "/healthz", "GET"),
+        ("PUT", "/healthz", "GET, HEAD"),
+        ("PUT", "/v1/users/u0007/gate", "GET"),
     ):
         answer = client.request(method, path)
         problem(answer, 405, method, allowed)

@@ -31,8 +31,6 @@ RELATED = [
 ]
 """What a schema cannot say of a request: ids that must be in the shop, or must not, a range that must not be
 empty, one of two fields. So a request that the document allows may be refused."""
-WITHIN_IDS = "^/v1/(users|bundles)/{[a-z_]+}/[a-z]+$"
-"""Ids may have slashes: `PUT /v1/bundles/b/similar` is about the bundle `b/similar`, not a wrong method."""
 UNSUITABLE = {
     "use_after_free": "DELETE withdraws: what was withdrawn can still be looked up",
     "missing_required_header": "the only one is the key's, and `ignored_auth` looks after that",
@@ -178,8 +176,6 @@ def configured(key: str | None, examples: int) -> SchemathesisConfig:
     if key is None:
         checks[NOT_WITHOUT_KEYS] = off
     related = [{"include-name": name, "checks": {"positive_data_acceptance": off}} for name in RELATED]
-    methods = {"unsupported_method": off, "allow_header_conformance": off}
-    within = {"include-path-regex": WITHIN_IDS, "checks": methods}
     return SchemathesisConfig.from_dict(
         {
             "seed": 20261115,
@@ -191,7 +187,7 @@ def configured(key: str | None, examples: int) -> SchemathesisConfig:
                 "with-security-parameters": key is not None,
             },
             "checks": checks,
-            "operations": [*related, within],
+            "operations": related,
         }
     )
 

@@ -235,7 +235,7 @@ class Client:
 
     def user(self, user: Id) -> UserOut:
         """Return the items and bundles that a user has."""
-        return self._ask(UserOut, "GET", _path("users", user, "/bundles", "/gate"))
+        return self._ask(UserOut, "GET", _path("users", user))
 
     def users(self, search: str = "", *, limit: int = 50, after: str = "") -> UserPage:
         """Return the users who have a history and whose ids begin with `search`, ordered by id. For the next
@@ -281,7 +281,7 @@ class Client:
 
     def bundle(self, bundle: Id) -> BundleOut:
         """Return a bundle. It may be withdrawn."""
-        return self._ask(BundleOut, "GET", _path("bundles", bundle, "/similar"))
+        return self._ask(BundleOut, "GET", _path("bundles", bundle))
 
     def bundles(
         self, search: str = "", *, tag: str | None = None, limit: int = 50, offset: int = 0
@@ -367,16 +367,9 @@ class Client:
             ) from error
 
 
-def _path(kind: str, name: Id, *routes: str) -> str:
-    """The path of a user, an item or a bundle. The id may contain any characters, also a slash.
-
-    An id that ends with one of `routes` is refused, because its URL would be that of another request.
-    """
+def _path(kind: str, name: Id) -> str:
+    """The path of a user, an item or a bundle. The id may contain any characters, also a slash."""
     text = str(name)
-    if text.endswith(routes):  # never true for an empty tuple
-        raise ConfigError(
-            f"the service cannot be asked for {text!r}: an id must not end with {' or '.join(routes)}"
-        )
     try:
         return f"/v1/{kind}/{quote(text, safe='')}"
     except UnicodeEncodeError:

@@ -1,8 +1,8 @@
 """The work before and after every route. All of it is in one ASGI layer, because each layer costs time.
 
-Before the route, it sets a request id, checks the rate and size limits, refuses writes from pages of other
-sites, and identifies the caller. After the route, it adds security headers, answers unexpected errors, counts
-the request and writes one line to the log.
+Before the route, it sets a request id, reads the path, checks the rate and size limits, refuses writes from
+pages of other sites, and identifies the caller. After the route, it adds security headers, answers unexpected
+errors, counts the request and writes one line to the log.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bundlemage.service import logs
+from bundlemage.service.paths import is_text, path_of
 from bundlemage.service.problems import ApiError, answer_of
 from bundlemage.service.security import is_own_origin, use_proxy_headers
 
@@ -26,6 +27,9 @@ _API = "/v1/"
 _LOGIN = "/v1/session"
 _STATIC = "/static"
 _NO_ROUTE = "(none)"
+_LOGIN_BYTES = 4096
+_MOST_LISTS = 100_000
+"""Maximum number of lists and objects in a JSON body. They take the longest to read: 0.1 s for a megabyte."""
 _CLIENT_LEFT = 499  # not a standard status, but commonly used
 
 _CONTENT_POLICY = (
@@ -60,7 +64,13 @@ class Frame:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if service.settings.trust_proxy:
             use_proxy_headers(scope, headers)
-        request, path, status = Request(scope), scope["path"], 0
+        read = path_of(scope)
+        path: str = scope["path"] if read is None else read
+        if path != scope["path"]:
+            scope = {**scope, "path": path}  # a copy, because the server may not expect the stand-ins
+        if b"range" in headers:  # files are small, and the framework answers a wrong range in plain text
+            scope["headers"] = [header for header in scope["headers"] if header[0] != b"range"]
+        request, status = Request(scope), 0
         request_id = request.state.request_id = _request_id(headers)
 
         async def send_with_headers(message: Message) -> None:
@@ -74,12 +84,14 @@ class Frame:
             await send(message)
 
         try:
-            self._admit(scope, headers, service)
+            service.security.admit(scope, headers)
+            _check_text(read, scope)
+            limit = self._check(scope, headers, service)
             if path.startswith(_API) and path != _LOGIN:
                 # This is done here, because the route would parse the whole body before it checks the caller.
                 await service.security.identify(request)
-            if b"transfer-encoding" in headers:  # otherwise the server stops reading at Content-Length
-                receive = _limited(receive, service.settings.body_limit)
+            if b"content-length" in headers or b"transfer-encoding" in headers:
+                receive = _limited(receive, limit)
             await self.app(scope, receive, send_with_headers)
         except Exception as error:
             if status:  # a part of the answer was sent, so the server must close the connection
@@ -97,40 +109,54 @@ class Frame:
             level = logging.ERROR if status >= 500 else logging.INFO
             logs.log.log(level, "request", extra={"fields": fields})
 
-    def _admit(self, scope: Scope, headers: dict[bytes, bytes], service: Any) -> None:
-        """Raise an ApiError for a request that exceeds a limit or comes from another site."""
-        service.security.admit(scope, headers)
-        length = headers.get(b"content-length")
-        if length is not None and int(length) > service.settings.body_limit:
-            raise _too_large(service.settings.body_limit)
-        origin = headers.get(b"origin")
-        if origin is None or scope["method"] in _HARMLESS:
-            return
-        if not is_own_origin(origin, headers):
+    def _check(self, scope: Scope, headers: dict[bytes, bytes], service: Any) -> int:
+        """Returns the maximum size of the body. Raises an ApiError for a request with a larger one, for one
+        from another site, and for too many logins. Nothing of the body has been read yet."""
+        origin, limit = headers.get(b"origin"), service.settings.body_limit
+        if origin is not None and scope["method"] not in _HARMLESS and not is_own_origin(origin, headers):
             raise ApiError(
                 403,
                 "From another site",
                 "A page of another site sent this request. From a browser, only the service's own page may "
                 "change data. If this is its own page, the proxy must pass on the Host header.",
             )
+        if scope["path"] == _LOGIN:
+            limit = min(limit, _LOGIN_BYTES)
+            if scope["method"] == "POST":
+                service.security.count_login(scope)
+        length = headers.get(b"content-length")
+        if length is not None and int(length) > limit:
+            raise _too_large(f"{limit:,} bytes")
+        return int(limit)
 
 
-def _too_large(limit: int) -> ApiError:
-    detail = f"A request body may have at most {limit:,} bytes. Send fewer interactions at a time."
-    return ApiError(413, "Body too large", detail)
+def _check_text(path: str | None, scope: Scope) -> None:
+    if path is None or not is_text(scope["query_string"]):
+        detail = "The path or the query is not UTF-8. Write such characters as %XX, in UTF-8."
+        raise ApiError(422, "Invalid request", detail)
+
+
+def _too_large(most: str) -> ApiError:
+    return ApiError(
+        413, "Body too large", f"The body of this request may have at most {most}. Send smaller requests."
+    )
 
 
 def _limited(receive: Receive, limit: int) -> Receive:
-    """Wrap `receive` for a body of unknown length: it counts the bytes, and refuses more than `limit`."""
-    seen = 0
+    """Wrap `receive`: it refuses a body of more than `limit` bytes, or with too many lists and objects."""
+    seen = lists = 0
 
     async def counted() -> Message:
-        nonlocal seen
+        nonlocal seen, lists
         message = await receive()
         if message["type"] == "http.request":
-            seen += len(message.get("body", b""))
+            body = message.get("body", b"")
+            seen += len(body)
+            lists += body.count(b"[") + body.count(b"{")
             if seen > limit:
-                raise _too_large(limit)
+                raise _too_large(f"{limit:,} bytes")
+            if lists > _MOST_LISTS:
+                raise _too_large(f"{_MOST_LISTS:,} lists and objects")
         return message
 
     return counted

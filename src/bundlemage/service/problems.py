@@ -19,9 +19,9 @@ from bundlemage import errors
 from bundlemage.service import logs
 from bundlemage.wire.answers import FieldError, ProblemOut
 from bundlemage.wire.design import Change, ImpossibleDesignError, Rule, Step
+from bundlemage.wire.requests import MOST_ERRORS
 
 MEDIA_TYPE = "application/problem+json"
-_MOST_ERRORS = 20
 _shorten = Repr()
 _shorten.maxstring = _shorten.maxother = _shorten.maxlong = 60
 # The errors of BundleMage whose messages callers may see, with the status and the title of the answer.
@@ -125,18 +125,20 @@ def _from_http(request: Request, error: HTTPException) -> ApiError:
     """Convert an error of the framework to one of our refusals."""
     status = error.status_code
     if status == 404:
-        return ApiError(404, "No such route", "There is no such route; GET /openapi.json lists all.")
+        path = request.scope["path"]
+        hint = " In an id, write / as %2F." if path.startswith("/v1/") and path.count("/") > 3 else ""
+        return ApiError(404, "No such route", f"There is no such route; GET /openapi.json lists all.{hint}")
     if status == 405:
         # A path may have several routes, but the framework names the methods of only one. A static file has
-        # no such route, so GET is named.
+        # no such route.
         methods = {
             method: None
-            for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
+            for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
             for route in request.app.routes
             if not isinstance(route, Mount)
             and route.matches({**request.scope, "method": method})[0] is Match.FULL
         }
-        allowed = ", ".join(methods) or "GET"
+        allowed = ", ".join(methods) or "GET, HEAD"
         detail = f"This route does not answer {request.method}. It answers {allowed}."
         return ApiError(405, "Wrong method", detail, {"Allow": allowed})
     if status == 400:  # the body is not text; report it like invalid JSON
@@ -147,8 +149,10 @@ def _from_http(request: Request, error: HTTPException) -> ApiError:
 def _from_validation(error: RequestValidationError) -> ApiError:
     """A refusal that lists the wrong fields, with the given values and what is expected."""
     faults = error.errors()
-    fields = [_field_error(fault) for fault in faults[:_MOST_ERRORS]]
-    more = f" (and {len(faults) - 1:,} more)" if len(faults) > 1 else ""
+    fields = [_field_error(fault) for fault in faults[:MOST_ERRORS]]
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    if len(faults) >= MOST_ERRORS:  # the check stopped here
+        more = " (and more)"
     return ApiError(422, "Invalid request", f"{fields[0].field}: {fields[0].message}{more}", errors=fields)
 
 

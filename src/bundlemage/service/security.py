@@ -134,9 +134,13 @@ class Security:
             self._keys_on = (on, now + self._seconds_cached)
         return on
 
-    async def log_in(self, text: str, address: str) -> str:
+    def count_login(self, scope: Mapping[str, Any]) -> None:
+        """Count a login attempt. Raises an ApiError if the address has made too many. This is called before
+        the body is read, so that an invalid body counts, too."""
+        _count(self._shared.logins, caller_address(scope), "Too many login attempts.")
+
+    async def log_in(self, text: str) -> str:
         """Start a session for a key. Returns the token for the cookie; the store keeps only its digest."""
-        _count(self._shared.logins, address, "Too many login attempts.")
         key = await self._verified(text.strip())
         if key is None:
             raise _unauthorised(

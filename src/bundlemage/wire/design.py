@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    FailFast,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from bundlemage.errors import BundleMageError, config_error
 from bundlemage.wire.requests import (
@@ -27,6 +38,7 @@ LONG_SECONDS = 120.0
 """How long a forecast may take, in seconds, if the service has no other setting."""
 _MOST_TAGS = 1_000
 _MOST_IDS = 1_000_000
+_PART = 100
 
 Method = Literal["beam", "greedy", "exact"]
 
@@ -76,20 +88,33 @@ def _tag_counts_of(value: Any) -> Any:
     return dict(zip(names, value.values(), strict=True))
 
 
+def _in_parts(entries: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Checks a dict in parts, and stops after the first part with errors, because each error takes time."""
+    if not isinstance(entries, dict):
+        return check(entries)
+    rest, checked = iter(entries.items()), dict[Any, Any]()
+    while part := dict(islice(rest, _PART)):
+        checked |= check(part)
+    return checked
+
+
+_InParts = WrapValidator(_in_parts)
 _Unique = AfterValidator(lambda names: tuple(dict.fromkeys(names)))
-Ids = Annotated[tuple[Id, ...], _short_form(_list_of), _Unique]
+Ids = Annotated[tuple[Id, ...], FailFast(), _short_form(_list_of), _Unique]
 TagName = Annotated[str, Field(min_length=1, max_length=500)]
 TagNames = Annotated[
     tuple[TagName, ...],
+    FailFast(),
     _short_form(lambda value: [value] if isinstance(value, str) else _list_of(value)),
     _Unique,
 ]
 Counts = Annotated[
     dict[TagName, Annotated[int, Field(ge=0, le=MOST_ITEMS), Number]],
+    _InParts,
     Field(max_length=_MOST_TAGS),
     _short_form(_dict_of),
 ]
-Costs = Annotated[dict[Id, BodyPrice], Field(max_length=_MOST_IDS), _short_form(_dict_of)]
+Costs = Annotated[dict[Id, BodyPrice], _InParts, Field(max_length=_MOST_IDS), _short_form(_dict_of)]
 ItemCount = Annotated[int, Field(ge=1, le=MOST_ITEMS), Number]
 Weight = Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False), Number]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), Number]
@@ -177,7 +202,7 @@ class DesignRequest(Body):
         - `budget=40` for at most 40, or `budget=(20, None)` for at least 20;
         - `tags={"at least": {"Horror": 1}}`, `one_per="brand:*"`, and ids as text or numbers.
 
-        Raises a `ConfigError` that names every wrong value.
+        Raises a `ConfigError` that names every wrong field.
         """
         try:
             return cls.model_validate(wishes, context=PYTHON)

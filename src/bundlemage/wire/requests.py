@@ -6,6 +6,7 @@ import json
 import unicodedata
 from functools import cache
 from importlib.resources import files
+from itertools import islice
 from typing import Annotated, Any, Final
 
 from pydantic import (
@@ -17,9 +18,13 @@ from pydantic import (
     Field,
     Strict,
     StringConstraints,
+    ValidationError,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     model_validator,
 )
+from pydantic_core import InitErrorDetails
 
 LONGEST_ID: Final = 200
 MANY: Final = 10_000
@@ -28,6 +33,9 @@ MOST_ITEMS: Final = 100
 """Maximum number of items in a bundle that is designed or scored."""
 MOST_OFF: Final = 0.99
 """Maximum discount on a bundle that is designed or scored."""
+MOST_ERRORS: Final = 20
+"""About as many errors are found in a body before its check stops. Each error takes time, and a body of a
+megabyte could have half a million. So lists of ids stop at their first error (`fail_fast`)."""
 PYTHON: Final = "python"
 """The validation context for values from Python code. Ids may then contain any characters, because the data
 of the shop decide which ids exist."""
@@ -100,6 +108,49 @@ class Body(BaseModel):
         extra="forbid", frozen=True, use_attribute_docstrings=True, json_schema_extra=add_examples
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _few_unknown(cls, fields: Any) -> Any:
+        """If there are many fields, drops all unknown ones but the first 20, because each one is an error."""
+        if not isinstance(fields, dict) or len(fields) <= 2 * MOST_ERRORS:
+            return fields
+        unknown = islice((name for name in fields if name not in cls.model_fields), MOST_ERRORS)
+        kept = {*cls.model_fields, *unknown}
+        return {name: value for name, value in fields.items() if name in kept}
+
+
+def _few_errors(values: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Checks a list with `check`, which stops at the first wrong element. If there is one, goes on after it,
+    until about 20 errors are found."""
+    faults: list[InitErrorDetails] = []
+    start, rest = 0, values
+    while len(faults) < MOST_ERRORS:
+        try:
+            checked = check(rest)
+        except ValidationError as error:
+            found = error.errors()
+            if not found[0]["loc"]:  # the list itself is wrong, such as an empty one
+                if not faults:
+                    raise
+                break
+            start += int(found[0]["loc"][0])
+            faults += (
+                InitErrorDetails(
+                    type=each["type"],
+                    loc=(start, *each["loc"][1:]),
+                    input=each["input"],
+                    ctx=each.get("ctx", {}),
+                )
+                for each in found
+            )
+            start += 1
+            rest = values[start : start + MANY]
+        else:
+            if not faults:
+                return checked
+            break
+    raise ValidationError.from_exception_data("list", faults)
+
 
 def _exactly_one(first: str, second: str) -> Any:
     """Returns a validator: a body must have either the field `first` or the field `second`."""
@@ -118,23 +169,23 @@ def _exactly_one(first: str, second: str) -> Any:
 class Where(Body):
     """Which items or bundles an answer may contain. They must meet all conditions."""
 
-    tags: list[Tag] = Field(default=[], max_length=100)
+    tags: list[Tag] = Field(default=[], max_length=100, fail_fast=True)
     """Only items or bundles with at least one of these tags."""
     min_price: BodyPrice | None = None
     max_price: BodyPrice | None = None
     in_stock: Flag = False
     """Only items in stock. A bundle is in stock if all its items are."""
-    exclude: list[Id] = Field(default=[], max_length=MANY)
+    exclude: list[Id] = Field(default=[], max_length=MANY, fail_fast=True)
     """Leave out the items or bundles with these ids."""
-    among: list[Id] | None = Field(default=None, max_length=MANY)
+    among: list[Id] | None = Field(default=None, max_length=MANY, fail_fast=True)
     """Only items or bundles with these ids."""
 
 
 class HistoryOf(Body):
     """The history of a user whom the shop does not know."""
 
-    items: list[Id] = Field(default=[], max_length=MANY)
-    bundles: list[Id] = Field(default=[], max_length=MANY)
+    items: list[Id] = Field(default=[], max_length=MANY, fail_fast=True)
+    bundles: list[Id] = Field(default=[], max_length=MANY, fail_fast=True)
 
 
 class UserOrHistory(Body):
@@ -164,7 +215,7 @@ class RecommendIn(Filtered):
 
 
 class CompleteIn(Filtered):
-    items: list[Id] = Field(default=[], max_length=1000)
+    items: list[Id] = Field(default=[], max_length=1000, fail_fast=True)
     """The items that are already in the bundle."""
     k: Annotated[K, Number] = 5
 
@@ -172,11 +223,11 @@ class CompleteIn(Filtered):
 class ExplainIn(UserOrHistory):
     """Which bundles, or which item, to explain."""
 
-    bundles: list[Id] | None = Field(default=None, min_length=1, max_length=50)
+    bundles: list[Id] | None = Field(default=None, min_length=1, max_length=50, fail_fast=True)
     """The bundles to explain."""
     item: Id | None = None
     """Instead of bundles: the item to explain."""
-    items: list[Id] = Field(default=[], max_length=1000)
+    items: list[Id] = Field(default=[], max_length=1000, fail_fast=True)
     """With an item: the items that are already in the bundle."""
 
     _bundles_or_item = _exactly_one("bundles", "item")
@@ -191,7 +242,7 @@ class ExplainIn(UserOrHistory):
 class ScoreIn(Body):
     """A bundle that does not exist yet."""
 
-    items: list[Id] = Field(min_length=1, max_length=MOST_ITEMS)
+    items: list[Id] = Field(min_length=1, max_length=MOST_ITEMS, fail_fast=True)
     price: BodyPrice | None = None
     """The price of the bundle. The default is the sum of the items' prices minus the discount."""
     discount: Discount | None = None
@@ -219,24 +270,28 @@ class InteractionIn(Body):
 
 
 class InteractionsIn(Body):
-    interactions: list[InteractionIn] = Field(min_length=1, max_length=MANY)
+    interactions: Annotated[
+        list[InteractionIn],
+        Field(min_length=1, max_length=MANY, fail_fast=True),
+        WrapValidator(_few_errors),
+    ]
 
 
 class ItemIn(Body):
     title: Text | None = None
     price: BodyPrice | None = None
-    tags: list[Tag] = Field(default=[], max_length=100)
+    tags: list[Tag] = Field(default=[], max_length=100, fail_fast=True)
     stock: Annotated[int, Field(ge=0, lt=2**53), Number] | None = None
     """The number in stock. It is unknown if left out."""
 
 
 class BundleIn(Body):
-    items: list[Id] = Field(min_length=1, max_length=1000)
+    items: list[Id] = Field(min_length=1, max_length=1000, fail_fast=True)
     title: Text | None = None
     price: BodyPrice | None = None
     discount: Annotated[float, Field(ge=0, le=1), Number] | None = None
     """The discount as a fraction: 0.2 is 20% off."""
-    tags: list[Tag] = Field(default=[], max_length=100)
+    tags: list[Tag] = Field(default=[], max_length=100, fail_fast=True)
     expected_sales: BodyPrice | None = None
     """The expected number of sales. A model that is older than the bundle uses this number to rank it. If
     left out, the model uses one number for all new bundles."""
@@ -257,7 +312,7 @@ class ItemChange(ItemIn):
 class BundleChange(BundleIn):
     """The fields of a bundle to change. Fields that are left out stay as they are."""
 
-    items: list[Id] = Field(default=[], min_length=1, max_length=1000)
+    items: list[Id] = Field(default=[], min_length=1, max_length=1000, fail_fast=True)
 
 
 class ReloadIn(Body):

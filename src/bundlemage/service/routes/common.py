@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 from fastapi import Depends, Path, Query, Request
-from starlette.convertors import PathConvertor, register_url_convertor
 
 from bundlemage.core.filters import Filter
 from bundlemage.live import Live, Question
@@ -25,16 +24,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-
-class _AnyId(PathConvertor):
-    """Converts `{user_id:id}` in a path. An id may contain slashes. Line breaks match, too, so that the
-    check of ids can refuse them. The framework's `path` would drop a line break at the end of an id."""
-
-    regex = "(?s:.*)"
-
-
-register_url_convertor("id", _AnyId())
 
 
 def allow(role: Role, *codes: int, also: dict[int | str, Any] | None = None) -> dict[str, Any]:

@@ -18,7 +18,17 @@ from bundlemage.service.security import require
 router = APIRouter(include_in_schema=False)
 HERE = Path(str(files("bundlemage.service"))) / "pages"
 PAGES = {"": "index", "builder": "builder", "insights": "insights", "login": "login"}
-STATIC = StaticFiles(directory=HERE / "static")
+WHOLE = {"Accept-Ranges": "none"}  # the frame drops the header Range
+
+
+class _Files(StaticFiles):
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        response = super().file_response(*args, **options)
+        response.headers.update(WHOLE)
+        return response
+
+
+STATIC = _Files(directory=HERE / "static")
 """The files that the pages load, under /static."""
 mimetypes.add_type("text/javascript", ".js")  # browsers need this type, and the system may use another
 
@@ -44,4 +54,4 @@ async def page(request: Request) -> Response:
                 raise
             target = f"{request.url.path}?{request.url.query}".removesuffix("?")
             return RedirectResponse(f"/login?next={quote(target, safe='')}", status_code=303)
-    return FileResponse(HERE / f"{PAGES[name]}.html", media_type="text/html; charset=utf-8")
+    return FileResponse(HERE / f"{PAGES[name]}.html", headers=WHOLE, media_type="text/html; charset=utf-8")

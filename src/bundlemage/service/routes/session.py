@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr
 
 from bundlemage.service.problems import ApiError, responses
 from bundlemage.service.routes.common import TheService
-from bundlemage.service.security import COOKIE, caller_address, session_token
+from bundlemage.service.security import COOKIE, session_token
 from bundlemage.store.records import Role
 from bundlemage.wire.answers import Out
 from bundlemage.wire.requests import Body
@@ -51,7 +51,7 @@ async def log_in(request: Request, service: TheService, login: LoginIn) -> Respo
     security = service.security
     if not await security.keys_are_on():
         raise ApiError(409, "No login", "The service has no keys, so no login is needed.")
-    token = await security.log_in(login.key.get_secret_value(), caller_address(request.scope))
+    token = await security.log_in(login.key.get_secret_value())
     answer = Response(status_code=204)
     lifetime = int(3600 * service.settings.session_hours)
     answer.set_cookie(COOKIE, token, max_age=lifetime, **_cookie_rules(request))
