@@ -161,10 +161,11 @@ class UnstorableError(StoreError):
 class SupersededError(StoreError):
     """The model that was to be replaced is no longer the one in service. Nothing was published."""
 
-    def __init__(self, serving: str | None, instead_of: str) -> None:
+    def __init__(self, serving: str | None, instead_of: str | None) -> None:
         super().__init__(
-            f"nothing was published: the new model should replace {instead_of}, but {serving} "
-            "serves now. Compare the new model with the one that serves, and publish again"
+            f"nothing was published: the new model should replace {instead_of or 'no model'}, but "
+            f"{serving or 'no model'} serves now. Compare the new model with the one that serves, "
+            "and publish again"
         )
         self.serving = serving
 

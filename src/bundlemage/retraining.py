@@ -32,7 +32,7 @@ from bundlemage.models.registry import build
 from bundlemage.progress import Progress, in_silence
 from bundlemage.recommender import Recommender, evaluate_beside_popularity
 from bundlemage.store.records import ModelRecord, Owned, Sales
-from bundlemage.store.repository import Store
+from bundlemage.store.repository import AnyModel, Store
 from bundlemage.training.history import EpochProgress, Observer
 from bundlemage.training.loop import TrainingResult
 
@@ -192,7 +192,7 @@ def _publish(
     path = candidate.save(_new_folder(folder, Path(serving.path).name)).resolve()
     record = record_of(path)
     try:
-        store.publish(record, instead_of=None if force else serving.version)
+        store.publish(record, instead_of=AnyModel.ANY if force else serving.version)
     except SupersededError as error:
         shutil.rmtree(path)  # the store has no record of it
         return replace(outcome, reason=_meanwhile(error.serving))

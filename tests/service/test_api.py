@@ -733,6 +733,7 @@ def test_insights_add_up(own: httpx.Client, recommender: Recommender) -> None:
     users = list(recommender.dataset.users)[:25]
     shown = [ids(own.get(f"/v1/users/{user}/bundles", params={"k": 4})) for user in users]
     took(own, {"user_id": users[0], "bundle_id": shown[0][0]}, {"user_id": "other", "bundle_id": shown[0][0]})
+    wait_until(lambda: ok(own.get("/v1/insights"))["served"]["answers"], "newer insights")
     told = ok(own.get("/v1/insights"))
     assert told["served"]["answers"] == 25
     assert told["served"]["taken"] == 1
@@ -765,7 +766,7 @@ def test_insights_asked_for_by_many_at_once_lose_no_answer(fresh: Inside) -> Non
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(ask, range(1, 9)))
     with fresh.client() as client:
-        assert ok(client.get("/v1/insights"))["served"]["answers"] == 40
+        wait_until(lambda: ok(client.get("/v1/insights"))["served"]["answers"] == 40, "all 40 answers")
 
 
 def test_metrics_count_what_was_asked(own: httpx.Client, fresh: Inside) -> None:

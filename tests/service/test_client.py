@@ -332,7 +332,7 @@ def test_what_is_recorded_counts_in_the_next_answer(client: Client) -> None:
     assert [bundle.id for bundle in known.bundles] == [first[0].id]
     assert len(known.items) == 1
     assert client.gate(user).items + client.gate(user).bundles == pytest.approx(1)
-    assert client.insights().served.taken >= 1
+    wait_until(lambda: client.insights().served.taken >= 1, "newer insights")
 
     items = client.items(limit=3)
     many = [Interaction(user, item=item.id, at=at) for item in items]

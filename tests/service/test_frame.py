@@ -22,9 +22,9 @@ from bundlemage.service import logs
 from bundlemage.service.logs import JsonLines, Traces
 from bundlemage.service.metrics import Metrics
 from bundlemage.service.problems import responses
-from bundlemage.service.routes.health import SharedCheck
 from bundlemage.service.settings import Settings
 from bundlemage.service.shared import Buckets
+from bundlemage.service.shared_result import SharedResult
 from bundlemage.store.records import State
 from bundlemage.store.repository import Store
 from bundlemage.wire.answers import ProblemOut
@@ -242,13 +242,14 @@ def test_a_flood_of_probes_does_not_reach_the_store(
 ) -> None:
     with inside(sample_model, whole_copy(sample_database, tmp_path)) as running:
         looks: list[float] = []
-        state = running.store.state
+        store = running.service.answerer.own_store
+        state = store.state
 
         def counted() -> State:
             looks.append(time.monotonic())
             return state()
 
-        monkeypatch.setattr(running.store, "state", counted)
+        monkeypatch.setattr(store, "state", counted)
         begun = time.monotonic()
         with running.client() as client, ThreadPoolExecutor(4) as pool:
             answers = list(pool.map(lambda _: client.get("/readyz"), range(80)))
@@ -270,7 +271,7 @@ def test_an_outcome_is_kept_for_a_while_whether_good_or_bad() -> None:
         raise ConfigError("not now")
 
     async def play() -> None:
-        kept = SharedCheck(seconds=0.3)
+        kept: SharedResult[None] = SharedResult(seconds=0.3)
         await asyncio.gather(*(kept.result(fine) for _ in range(20)))
         await kept.result(bad)
         assert len(looks) == 1
@@ -288,7 +289,8 @@ def test_an_outcome_is_kept_for_a_while_whether_good_or_bad() -> None:
 
 def test_an_outcome_is_there_for_the_others_if_the_first_who_asked_has_left() -> None:
     async def play() -> None:
-        kept, looks = SharedCheck(seconds=1), 0
+        looks = 0
+        kept: SharedResult[None] = SharedResult(seconds=1)
 
         async def slow() -> None:
             nonlocal looks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sqlite3
 import threading
@@ -19,6 +20,9 @@ from bundlemage.data.folders import swap_in
 from bundlemage.errors import ArtifactError
 from bundlemage.live import record_of
 from bundlemage.recommender import Recommender
+from bundlemage.service.app import open_service
+from bundlemage.service.settings import Settings
+from bundlemage.store.records import ModelRecord
 from bundlemage.store.repository import Store
 from tests.service.running import Inside, copied, inside, new_key, ok, problem
 from tests.small_shop import QUICK, small_shop
@@ -250,6 +254,52 @@ def test_a_service_that_starts_again_serves_what_was_published_last(
     for given in (served, None):
         with inside(given, db) as again, again.client() as client:
             assert serving(client) == artifact_version(second_model)
+
+
+class Interrupted(Store):
+    """A store in which another process publishes a model just after a starting service has read the state."""
+
+    publishes: ModelRecord
+
+    def is_empty(self) -> bool:
+        elsewhere = Store.open(self._database.address.render_as_string(hide_password=False))
+        elsewhere.publish(self.publishes)
+        elsewhere.close()
+        return super().is_empty()
+
+
+@pytest.mark.parametrize("published_before", [True, False])
+def test_a_service_that_starts_does_not_undo_a_publication(
+    sample_model: Path, second_model: Path, store_url: str, published_before: bool
+) -> None:
+    first, second = record_of(sample_model), record_of(second_model)
+    if published_before:
+        before = Store.open(store_url)
+        before.publish(first)
+        before.close()
+    store = Interrupted.open(store_url)
+    assert isinstance(store, Interrupted)
+    store.publishes = second
+    service = open_service(Settings(model=sample_model, db=store_url), store)
+    try:
+        assert service.store.state().model == second.version
+        wait_until(lambda: asyncio.run(service.now()).record.version == second.version, "the published model")
+        assert service.store.state().model == second.version
+    finally:
+        service.close()
+
+
+def test_a_reload_does_not_undo_a_publication(
+    running: Inside, client: httpx.Client, served: Path, second_model: Path, tmp_path: Path
+) -> None:
+    first = serving(client)
+    other = Path(shutil.copytree(second_model, tmp_path / "other"))
+    (other / "model.safetensors").unlink()  # so the service cannot follow, and still serves the first one
+    running.store.publish(record_of(other))
+    told = problem(client.post("/v1/models/reload"), 409, first, artifact_version(other))
+    assert told["title"] == "Superseded"
+    assert running.store.state().model == artifact_version(other)
+    assert reload(client, first)["serving"] == first  # by its name it can be chosen
 
 
 def test_only_an_admin_may_reload(running: Inside, served: Path, second_model: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import pytest
+from sqlalchemy import event
 from sqlalchemy.dialects import sqlite
 
 from bundlemage.data.dataset import Vocabulary
@@ -380,6 +382,31 @@ def test_answers_are_counted_and_attributed(shop: Store) -> None:
     assert shop.served_since(NOON) == ServedSummary(1, {"room": 1}, 1)
 
 
+def test_what_was_taken_is_looked_up_by_its_key(store: Store) -> None:
+    shown = [[bundle for bundle in range(50) if bundle != user] for user in range(40)]
+    store.import_dataset(dataset_of([[0]] * 40, shown, [[0]] * 50, 1))
+    store.add_served(
+        [Served("r", "bundles", f"u{user}", "m", ("b0", f"b{user}"), NOON) for user in range(40)]
+    )
+    asked: list[tuple[str, Any]] = []
+
+    def note(_: Any, __: Any, statement: str, parameters: Any, *more: Any) -> None:
+        asked.append((statement, parameters))
+
+    database = store._database
+    event.listen(database._snapshot, "before_cursor_execute", note)
+    store.served_since(NOON)
+    event.remove(database._snapshot, "before_cursor_execute", note)
+    ((statement, parameters),) = (each for each in asked if "user_bundle" in each[0])
+    explain = "EXPLAIN QUERY PLAN" if database.is_sqlite else "EXPLAIN"
+    with database.read() as connection:
+        rows = connection.exec_driver_sql(f"{explain} {statement}", parameters)
+        steps = [str(row[-1]) for row in rows if "user_bundle" in str(row[-1])]
+    key = "SEARCH user_bundle USING PRIMARY KEY (user_id=? AND bundle_id=?)"
+    assert steps == [key] if database.is_sqlite else "Index Scan using pk_user_bundle" in steps[0]
+    assert not any("Seq Scan" in step for step in steps)
+
+
 def test_what_was_imported_was_not_taken_from_an_answer(store: Store) -> None:
     store.import_dataset(dataset_of([[0]], [[0]], [[0]], 1))
     store.add_served([Served("r", "bundles", "u0", "m", ("b0",), NOON)])
@@ -387,6 +414,16 @@ def test_what_was_imported_was_not_taken_from_an_answer(store: Store) -> None:
 
 
 # Models, keys and sessions
+
+
+def test_a_model_can_be_published_only_if_nothing_was(store: Store) -> None:
+    first, second = (ModelRecord(name, f"models/{name}", "popularity") for name in "ab")
+    store.publish(first, instead_of=None)
+    with pytest.raises(SupersededError, match="should replace no model, but a serves now"):
+        store.publish(second, instead_of=None)
+    assert store.state().model == "a"
+    store.publish(second)
+    assert store.state().model == "b"
 
 
 def test_the_model_published_last_is_to_serve(store: Store) -> None:
@@ -409,7 +446,7 @@ def test_the_model_published_last_is_to_serve(store: Store) -> None:
 
 def test_a_model_takes_the_place_only_of_the_one_it_was_made_for(store: Store) -> None:
     first, second, third = (ModelRecord(name, f"models/{name}", "bundlemage", {}, NOON) for name in "abc")
-    with pytest.raises(SupersededError, match="the new model should replace a, but None serves now"):
+    with pytest.raises(SupersededError, match="the new model should replace a, but no model serves now"):
         store.publish(second, instead_of="a")
     store.publish(first)
     store.publish(second, instead_of="a")

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from bundlemage.errors import StoreError
+from bundlemage.errors import BusyError, StoreError
 from bundlemage.store import connections
 from bundlemage.store import histories as answers
 from bundlemage.store.connections import Database
@@ -82,7 +82,7 @@ def test_more_who_write_than_there_are_connections_are_told_so(
     taken = [database.write() for _ in range(15)]
     for one in taken:
         one.__enter__()
-    with pytest.raises(StoreError, match="All connections are in use"), database.write():
+    with pytest.raises(BusyError, match="all connections to the store were in use"), database.write():
         pass
     with database.read() as connection:
         assert connection.exec_driver_sql("SELECT 1").scalar() == 1

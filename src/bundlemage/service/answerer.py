@@ -26,7 +26,7 @@ from bundlemage.live import EMPTY, Live, Question, load_published
 from bundlemage.service.settings import Settings
 from bundlemage.service.shared import Shared
 from bundlemage.store.records import ModelRecord, Owned, Served
-from bundlemage.store.repository import Store
+from bundlemage.store.repository import AnyModel, Store
 from bundlemage.wire.answers import Known
 
 T = TypeVar("T")
@@ -67,6 +67,8 @@ class Answerer:
 
     def __init__(self, store: Store, live: Live, settings: Settings, shared: Shared) -> None:
         self.store = store
+        self.own_store = store.beside(connections=1)
+        """The store for what runs on the answering thread. So it never waits for a connection."""
         self.failed: dict[str, str] = {}
         """For each model version that could not be loaded: the reason."""
         self._served_days = settings.served_days
@@ -94,7 +96,10 @@ class Answerer:
         return cast(Answer, await self.batcher.ask(question))
 
     async def on_live(self, work: Callable[[Live], T]) -> T:
-        """Call `work` on the model's thread with the current catalogue and model. Returns its result."""
+        """Call `work` on the model's thread with the current catalogue and model. Returns its result.
+
+        If `work` reads the store, it must use `own_store`.
+        """
         return cast(T, await self.batcher.ask(work))
 
     def shown(self, served: Served) -> None:
@@ -114,7 +119,7 @@ class Answerer:
             answers = iter(self._answers(live, good))
             return [error or next(answers) for error in errors]
         names = list({question.user for question in questions if isinstance(question.user, str)})
-        histories = self.store.histories(names) if names else {}
+        histories = self.own_store.histories(names) if names else {}
         owned = [histories[q.user] if isinstance(q.user, str) else q.user for q in questions]
         outcomes = live.answer([replace(q, user=user) for q, user in zip(questions, owned, strict=True)])
         return [
@@ -129,13 +134,13 @@ class Answerer:
         # Read `_next` first: its model is already published, so the state that is read next includes it.
         following, sales = self._next, self._fresh_sales
         live = self.serving if following is None else following
-        state = self.store.state()
+        state = self.own_store.state()
         known = live.stock.version
         if state.catalogue < known:  # the database was restored to an earlier time
-            stock = EMPTY.after(self.store.catalogue())
-            live = Live(live.recommender, stock, self.store.sales(), live.record)
+            stock = EMPTY.after(self.own_store.catalogue())
+            live = Live(live.recommender, stock, self.own_store.sales(), live.record)
         elif state.catalogue > known or sales is not None:
-            live = live.after(self.store.catalogue(known), sales)
+            live = live.after(self.own_store.catalogue(known), sales)
         self.serving = live
         if self._next is following:  # cleared last: after a failure above, the next call tries again
             self._next = None
@@ -161,10 +166,13 @@ class Answerer:
             self.failed[version] = str(error)
             log.exception("the published model %s cannot be loaded; the previous model still serves", version)
 
-    def load(self, record: ModelRecord, *, publish: bool = True) -> None:
+    def load(
+        self, record: ModelRecord, *, publish: bool = True, instead_of: str | AnyModel = AnyModel.ANY
+    ) -> None:
         """Load a model while the current one serves. Publish it if needed, then serve it instead.
 
-        Without `publish`, nothing happens if another model was published in the meantime.
+        Without `publish`, nothing happens if another model was published in the meantime. If `instead_of` is
+        given but is not the published version, `SupersededError` is raised.
         """
         with self._loading, self._loading_in_turn:
             published = self.store.state().model == record.version
@@ -176,7 +184,7 @@ class Answerer:
                 now = self.serving
                 following = _opened(Live(load_published(record), now.stock, now.sales, record))
             if not published:
-                self.store.publish(record)
+                self.store.publish(record, instead_of=instead_of)
             self._next = following or self._next
             if following:
                 log.info("the model %s is loaded and serves", record.version)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from fastapi import FastAPI, Request
 
 from bundlemage import __version__
-from bundlemage.errors import ArtifactError, ConfigError, StoreError
+from bundlemage.errors import ArtifactError, ConfigError, StoreError, SupersededError
 from bundlemage.live import Live, record_of
 from bundlemage.progress import Progress, in_silence
 from bundlemage.recommender import Recommender
@@ -35,12 +35,16 @@ from bundlemage.service.routes import (
 from bundlemage.service.security import Security
 from bundlemage.service.settings import Settings
 from bundlemage.service.shared import Shared
+from bundlemage.service.shared_result import SharedResult
 from bundlemage.store.records import ModelRecord
 from bundlemage.store.repository import Store
 from bundlemage.training.devices import resolve_device
 
 log = logging.getLogger("bundlemage.service")
 T = TypeVar("T")
+
+SHARED_FOR = 1.0
+"""Seconds for which a result of /readyz or /v1/insights is reused."""
 
 DESCRIPTION = """Recommends bundles for users and items for bundles. Every change affects the next answer.
 
@@ -58,6 +62,10 @@ class Service:
     metrics: Metrics
     security: Security
     lanes: Lanes
+    readiness: SharedResult[None] = field(default_factory=lambda: SharedResult(SHARED_FOR))
+    """For /readyz, which needs no key and so must be cheap."""
+    insights: SharedResult[bytes] = field(default_factory=lambda: SharedResult(SHARED_FOR))
+    """The JSON of /v1/insights, which counts thousands of answers."""
 
     async def at_length(self, kind: Kind, request: Request, work: Callable[[Live, Progress], T]) -> T:
         """Run `work`, which may take seconds or minutes, in the lane of its kind. Returns its result."""
@@ -96,13 +104,15 @@ def start_service(settings: Settings, store: Store, live: Live, shared: Shared |
         live = load_live(store, live.record)
     answerer = Answerer(store, live, settings, shared)
     metrics = Metrics(lambda: len(answerer.batcher), shared)
+    security = Security(settings, store.beside(connections=3), shared)
     lanes = Lanes(settings.answer_timeout_s, settings.long_limit_s)
-    return Service(settings, store, answerer, metrics, Security(settings, store, shared), lanes)
+    return Service(settings, store, answerer, metrics, security, lanes)
 
 
 def open_live(settings: Settings, store: Store, progress: Progress = in_silence) -> Live:
     """Load the model to serve, and publish it if it is not published yet."""
-    record, device = _to_serve(store, settings.model), "auto" if settings.workers == 1 else "cpu"
+    before = store.state().model
+    record, device = _to_serve(store, before, settings.model), "auto" if settings.workers == 1 else "cpu"
     if store.is_empty():
         try:
             store.import_dataset(Recommender.load(record.path, device="cpu").dataset, progress)
@@ -123,18 +133,20 @@ def open_live(settings: Settings, store: Store, progress: Progress = in_silence)
         )
         record, live = other, load_live(store, other, device)
     known = store.model(record.version)
-    if store.state().model != record.version or known is None or known.path != record.path:
-        store.publish(record)  # only after it was loaded
+    if before != record.version or known is None or known.path != record.path:
+        try:
+            store.publish(record, instead_of=before)  # only after it was loaded
+        except SupersededError as error:  # the answerer serves the other model from the beginning
+            log.warning("%s was published while the service started, and serves", error.serving)
     return live
 
 
-def _to_serve(store: Store, named: Path | None) -> ModelRecord:
-    """The model to serve: the published one, or the named one if it was never published.
+def _to_serve(store: Store, version: str | None, named: Path | None) -> ModelRecord:
+    """The model to serve: the published `version`, or the named model if it was never published.
 
     So a service that is restarted with its original command serves the model that was published last. If the
     named model cannot be read, for example because it was deleted, the published model serves.
     """
-    version = store.state().model
     published = store.model(version) if version is not None else None
     if named is None:
         if published is None:

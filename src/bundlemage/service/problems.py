@@ -38,6 +38,7 @@ _OURS: dict[type, tuple[int, str]] = {
     errors.UnsupportedError: (409, "Not with this model"),
     errors.MissingExtraError: (409, "Not installed"),
     errors.ArtifactError: (409, "Model cannot be read"),
+    errors.SupersededError: (409, "Superseded"),
     errors.BusyError: (503, "Busy"),
 }
 

@@ -14,13 +14,16 @@ from typing import Any, Final
 
 from sqlalchemy import URL, Connection, Engine, RowMapping, Select, create_engine, event, func, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from bundlemage.errors import BusyError, StoreError
 
 _CONNECT_SECONDS: Final = 10
 _BUSY_SECONDS: Final = 30
 _STATEMENT_SECONDS: Final = 8
-"""Time limit for a PostgreSQL statement, unless the caller lifts it."""
+"""Time limit for a PostgreSQL statement, unless the caller lifts it, and for the wait for a connection."""
+MOST_CONNECTIONS: Final = 15
+"""Maximum number of connections in a pool."""
 _LOCK_SECONDS: Final = 7
 """Time limit for a PostgreSQL writer that waits for a lock. It is shorter than the limit for a statement, so
 the error message names the lock."""
@@ -44,7 +47,6 @@ _HINTS: Final = {
     "lock timeout": _WRITING_FOR_LONG,
     "statement timeout": f"It took over {_STATEMENT_SECONDS} s, or waited for another writer: find out what "
     "keeps the database busy, and try again",
-    "QueuePool": "All connections are in use: find out what keeps the database busy, and try again",
     "not a database": "Give the path of a database that bundlemage created, or of a new file",
     "malformed": "The file is damaged: put a backup in its place",
     "readonly": "Allow this user to write to the file and to its folder",
@@ -57,9 +59,10 @@ _HINTS: Final = {
 
 
 class Database:
-    """Pools of connections, used with `read`, `snapshot` or `write`. Every failure raises `StoreError`."""
+    """Pools of connections, used with `read`, `snapshot` or `write`. Every failure raises `StoreError`, or
+    `BusyError` if no connection gets free in time."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str | URL, most_connections: int = MOST_CONNECTIONS) -> None:
         self.address = _address(url)
         kind = self.address.get_backend_name()
         self.url = self.address.set(drivername=kind).render_as_string(hide_password=True)
@@ -67,7 +70,7 @@ class Database:
         self._writing = threading.Lock()
         if self.is_sqlite:
             _make_file(Path(str(self.address.database)))
-            engine = _sqlite_engine(self.address)
+            engine = _sqlite_engine(self.address, most_connections)
             self._read: Engine = engine
             self._snapshot: Engine = engine.execution_options(**{_BEGIN: "BEGIN"})
             self._write: Engine = engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
@@ -75,10 +78,17 @@ class Database:
                 self._use_write_ahead_log()
         else:
             # Two pools: writers that wait for each other must not use up the connections of readers.
-            engine = _postgresql_engine(self.address)
+            engine = _postgresql_engine(self.address, most_connections)
             self._read = engine.execution_options(isolation_level="AUTOCOMMIT")
             self._snapshot = engine.execution_options(isolation_level="REPEATABLE READ")
-            self._write = _postgresql_engine(self.address)
+            self._write = _postgresql_engine(self.address, most_connections)
+
+    def beside(self, most_connections: int) -> Database:
+        """Return the same database with pools of its own. Callers of one never wait for callers of the other,
+        except to write to SQLite."""
+        other = Database(self.address, most_connections)
+        other._writing = self._writing
+        return other
 
     def close(self) -> None:
         self._read.dispose()
@@ -130,6 +140,10 @@ class Database:
         """Replace errors of the driver by a `StoreError` with a hint."""
         try:
             yield
+        except PoolTimeoutError:
+            raise BusyError(
+                f"all connections to the store were in use for {_STATEMENT_SECONDS} s: try again in a second"
+            ) from None
         except (SQLAlchemyError, self._driver_error) as error:
             # Do not chain the error: it may contain a password or personal data.
             raise self._failure(str(getattr(error, "orig", None) or error)) from None
@@ -232,10 +246,12 @@ class StorePart:
         """The database's URL without the password, for messages."""
         self.alone = database.alone
         """`with store.alone("retrain"):` ensures that only one process at a time does this work."""
+        self._beside: list[Database] = []
 
     def close(self) -> None:
         """Close all connections."""
-        self._database.close()
+        for database in (self._database, *self._beside):
+            database.close()
 
     def _rows(self, query: Select[Any]) -> Sequence[RowMapping]:
         """The rows of a query, as mappings from column names to values."""
@@ -243,7 +259,7 @@ class StorePart:
             return connection.execute(query).mappings().all()
 
 
-def _address(url: str) -> URL:
+def _address(url: str | URL) -> URL:
     hint = "Write sqlite:///path/to/store.db or postgresql://user:password@host:5432/database"
     try:
         address = make_url(url)
@@ -272,10 +288,23 @@ def _make_file(path: Path) -> None:
         raise StoreError(f"{path}: {error.strerror}. {_HINTS['unable to open']}") from None
 
 
-def _sqlite_engine(address: URL) -> Engine:
+def _pool(most_connections: int) -> dict[str, Any]:
+    """The options of a pool of connections. A third of them stay open while nobody needs them."""
+    kept = max(1, most_connections // 3)
+    return {
+        "pool_size": kept,
+        "max_overflow": most_connections - kept,
+        "pool_timeout": _STATEMENT_SECONDS,
+    }
+
+
+def _sqlite_engine(address: URL, most_connections: int) -> Engine:
     # isolation_level None: only `begin` below starts transactions, never the driver.
     engine = create_engine(
-        address, hide_parameters=True, connect_args={"isolation_level": None, "timeout": _BUSY_SECONDS}
+        address,
+        hide_parameters=True,
+        connect_args={"isolation_level": None, "timeout": _BUSY_SECONDS},
+        **_pool(most_connections),
     )
 
     @event.listens_for(engine, "connect")
@@ -294,16 +323,14 @@ def _sqlite_engine(address: URL) -> Engine:
     return engine
 
 
-def _postgresql_engine(address: URL) -> Engine:
+def _postgresql_engine(address: URL, most_connections: int) -> Engine:
     options = {"connect_timeout": _CONNECT_SECONDS, **_LOST_AFTER}
     engine = create_engine(
         address,
         hide_parameters=True,
         connect_args={name: value for name, value in options.items() if name not in address.query},
         pool_pre_ping=True,  # replaces connections that were lost while in the pool
-        pool_size=5,
-        max_overflow=10,
-        pool_timeout=_STATEMENT_SECONDS,
+        **_pool(most_connections),
     )
 
     @event.listens_for(engine, "connect")

@@ -158,24 +158,30 @@ class HistoryStore(StorePart):
             if cut_at is None or cut_at <= at:
                 cut_at = None
             at = cut_at or at
-            # Count in the database: in Python, 100,000 lists of ids would block other requests.
-            shown = elements(served.c.ids, is_sqlite(connection))
-            recent = (served.c.at >= at, served.c.kind == "bundles")
+            # Count in the database: in Python, 100,000 lists of ids would block other requests. The databases
+            # choose bad orders of work by themselves: they read all answers, or all of `user_bundle` for each
+            # answer. So the recent answers come first, and each shown bundle is looked up by the key.
+            recent = (
+                select(served.c.user_id, served.c.ids, served.c.at)
+                .where(served.c.at >= at, served.c.kind == "bundles")
+                .cte("recent")
+                .prefix_with("MATERIALIZED")
+            )
+            shown = elements(recent.c.ids, is_sqlite(connection))
             counts = (
                 select(shown.c.value, func.count().label("shown"))
-                .select_from(served, shown)
-                .where(*recent)
+                .select_from(recent, shown)
                 .group_by(shown.c.value)
             )
+            taken_at = (
+                select(user_bundle.c.at)
+                .where(user_bundle.c.user_id == recent.c.user_id, user_bundle.c.bundle_id == shown.c.value)
+                .scalar_subquery()
+            )
             taken = (
-                select(user_bundle.c.user_id, user_bundle.c.bundle_id)
-                .select_from(served, shown, user_bundle)
-                .where(
-                    *recent,
-                    user_bundle.c.user_id == served.c.user_id,
-                    user_bundle.c.bundle_id == shown.c.value,
-                    user_bundle.c.at >= served.c.at,
-                )
+                select(recent.c.user_id, shown.c.value)
+                .select_from(recent, shown)
+                .where(taken_at >= recent.c.at)
                 .distinct()
                 .subquery()
             )

@@ -216,7 +216,7 @@ def _one_of_in_postgresql(element: one_of, compiler: Any, **more: Any) -> str:
     return f"{column} = ANY (ARRAY(SELECT json_array_elements_text(CAST({values} AS json))))"
 
 
-def elements(column: Column[Any], for_sqlite: bool) -> TableValuedAlias:
+def elements(column: sa.ColumnElement[Any], for_sqlite: bool) -> TableValuedAlias:
     """Expands a column with JSON lists of texts into rows with the column `value`, for a lateral join."""
     text = sa.type_coerce(column, Text)
     if for_sqlite:

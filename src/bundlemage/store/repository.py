@@ -6,6 +6,7 @@ Opening it creates or updates its tables.
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from enum import Enum
 from typing import Final
 
 from sqlalchemy import Connection, MetaData, String, delete, func, insert, inspect, select, update
@@ -31,6 +32,12 @@ VERSION: Final = Table(
 """One row: the version of the tables in this database."""
 
 
+class AnyModel(Enum):
+    """`Store.publish(…, instead_of=AnyModel.ANY)`: it does not matter which model was published before."""
+
+    ANY = "any"
+
+
 class Store(CatalogueStore, HistoryStore):
     """A database with the service's data. The base classes have the methods for the catalogue and the users.
 
@@ -52,10 +59,19 @@ class Store(CatalogueStore, HistoryStore):
             raise
         return cls(database)
 
-    def publish(self, record: ModelRecord, *, instead_of: str | None = None) -> None:
+    def beside(self, connections: int) -> Store:
+        """Return a store of the same database with this number of connections of its own.
+
+        It is for work that must never wait until others return theirs. It is closed with this store.
+        """
+        self._beside.append(self._database.beside(connections))
+        return Store(self._beside[-1])
+
+    def publish(self, record: ModelRecord, *, instead_of: str | AnyModel | None = AnyModel.ANY) -> None:
         """Write a model's record, or replace it, and select this model for serving.
 
-        If `instead_of` is given but is not the version selected until now, `SupersededError` is raised.
+        If `instead_of` is given but is not the version selected until now, `SupersededError` is raised. None
+        stands for no version: nothing was published yet.
         """
         check_ids("model", [record.version])
         published_at = record.published_at or datetime.now(UTC)
@@ -63,7 +79,7 @@ class Store(CatalogueStore, HistoryStore):
         row = {**vars(record), "metrics": dict(record.metrics), "published_at": published_at}
         with self._database.write() as connection:
             serving = connection.scalar(select(clock.c.model).with_for_update())  # locks out other publishers
-            if instead_of is not None and serving != instead_of:
+            if not isinstance(instead_of, AnyModel) and serving != instead_of:
                 raise SupersededError(serving, instead_of)
             insert_or_replace(connection, models, row)
             connection.execute(update(clock).values(model=record.version))

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 from fastapi.concurrency import run_in_threadpool
 
 from bundlemage.live import Live, record_of
 from bundlemage.service.problems import ApiError
 from bundlemage.service.routes.common import TheService, allow
 from bundlemage.store.records import ServedSummary
+from bundlemage.store.repository import AnyModel
 from bundlemage.wire.answers import Exposure, Insights, ModelLine, Models, Reloaded, ServedOut, ServingModel
 from bundlemage.wire.requests import ReloadIn
+
+if TYPE_CHECKING:
+    from bundlemage.service.app import Service
 
 router = APIRouter(prefix="/v1", tags=["models"])
 DAYS_OF_INSIGHT = 7
@@ -35,7 +40,9 @@ async def models(service: TheService) -> Models:
 
 @router.post("/models/reload", **allow("admin", 404, 409, 413))
 async def reload(service: TheService, body: ReloadIn | None = None) -> Reloaded:
-    """Load the model from its folder again, or serve an earlier version. No request fails meanwhile."""
+    """Load the model from its folder again, or serve an earlier version. No request fails meanwhile.
+
+    Without a version, it is refused (409) if another model was published since this one began to serve."""
     answerer = service.answerer
     before = answerer.serving.record
     version = body.version if body else None
@@ -45,32 +52,39 @@ async def reload(service: TheService, body: ReloadIn | None = None) -> Reloaded:
         if record is None:
             detail = f"there is no model {version!r}: GET /v1/models lists all models"
             raise ApiError(404, "No such model", detail)
-        answerer.load(record)
+        # What another process has published meanwhile stays, unless the caller names a version.
+        answerer.load(record, instead_of=before.version if version is None else AnyModel.ANY)
 
     await run_in_threadpool(load)
     serving = (await service.now()).record.version
     return Reloaded(serving=serving, previous=before.version, changed=serving != before.version)
 
 
-@router.get("/insights", **allow("read"))
-async def insights(service: TheService) -> Insights:
-    """The model's quality, each bundle's share of sales and of answers, and the response times."""
+@router.get("/insights", response_model=Insights, **allow("read"))
+async def insights(service: TheService) -> Response:
+    """The model's quality, each bundle's share of sales and of answers, and the response times.
+
+    A result is reused for one second."""
+
+    async def compute() -> bytes:
+        return await run_in_threadpool(_insights, service, await service.now())
+
+    return Response(await service.insights.result(compute), media_type="application/json")
+
+
+def _insights(service: Service, live: Live) -> bytes:
     since = datetime.now(UTC) - timedelta(days=DAYS_OF_INSIGHT)
-
-    def served_answers() -> ServedSummary:
-        service.answerer.write_shown()
-        return service.store.served_since(since)
-
-    served = await run_in_threadpool(served_answers)
-    live = await service.now()
-    exposures = await run_in_threadpool(_exposures, live, served)
-    return Insights(
+    service.answerer.write_shown()
+    served = service.store.served_since(since)
+    exposures = _exposures(live, served)
+    found = Insights(
         model=_described(live),
         popularity=exposures[:MOST_EXPOSURES],
         left_out=len(exposures[MOST_EXPOSURES:]),
         latency=service.metrics.latency(),
         served=ServedOut(since=served.cut_at or since, answers=served.answers, taken=served.taken),
     )
+    return found.model_dump_json().encode()
 
 
 def _described(live: Live) -> ServingModel:

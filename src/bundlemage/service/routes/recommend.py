@@ -100,7 +100,7 @@ async def gate(user_id: UserId, service: TheService, request_id: RequestId) -> G
     """How much weight the model gives to a user's items and to their bundles."""
 
     def work(live: Live) -> Gate:
-        share = live.gate(service.store.histories([user_id])[user_id])
+        share = live.gate(service.answerer.own_store.histories([user_id])[user_id])
         return Gate(
             request_id=request_id,
             model_version=live.record.version,

@@ -51,7 +51,7 @@ async def user(user_id: UserId, service: TheService) -> UserOut:
     """The items and bundles that a user has."""
 
     def work(live: Live) -> UserOut:
-        owned = service.store.histories([user_id])[user_id]
+        owned = service.answerer.own_store.histories([user_id])[user_id]
         if not owned.items and not owned.bundles:
             raise ApiError(404, "No such user", f"the user {user_id!r} has no items and no bundles yet")
         items = (live.stock.items.get(name) or Item(name) for name in owned.items)
