@@ -12,7 +12,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from bundlemage.service.routes.session import LoginIn  # noqa: F401  (a body, too)
+from bundlemage.service.routes.session import LoginIn
 from bundlemage.wire.design import DesignIn
 from bundlemage.wire.requests import MANY, Body, InteractionsIn, RecommendIn
 from tests.service.running import Inside, copied, inside, ok, problem
@@ -30,6 +30,7 @@ def kinds(of: type[Body] = Body) -> Iterator[type[Body]]:
 
 
 KINDS = sorted(set(kinds()), key=lambda kind: str(kind.__name__))
+assert {LoginIn, DesignIn} <= {*KINDS}
 WRONG: list[Any] = [[], {}, {"a": 1}, "", 1, None]
 
 

@@ -177,7 +177,7 @@ class Where(Body):
     """Only items in stock. A bundle is in stock if all its items are."""
     exclude: list[Id] = Field(default=[], max_length=MANY, fail_fast=True)
     """Leave out the items or bundles with these ids."""
-    among: list[Id] | None = Field(default=None, max_length=MANY, fail_fast=True)
+    among: Annotated[list[Id], Field(fail_fast=True)] | None = Field(default=None, max_length=MANY)
     """Only items or bundles with these ids."""
 
 
@@ -223,7 +223,9 @@ class CompleteIn(Filtered):
 class ExplainIn(UserOrHistory):
     """Which bundles, or which item, to explain."""
 
-    bundles: list[Id] | None = Field(default=None, min_length=1, max_length=50, fail_fast=True)
+    bundles: Annotated[list[Id], Field(fail_fast=True)] | None = Field(
+        default=None, min_length=1, max_length=50
+    )
     """The bundles to explain."""
     item: Id | None = None
     """Instead of bundles: the item to explain."""
