@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import socket
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
 from bundlemage.engines.base import Engine, Workers
+from bundlemage.engines.ray.joining import joined
 from bundlemage.errors import BundleMageError, ClusterError, MissingExtraError
 from bundlemage.progress import Progress, in_silence
 
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from bundlemage.training.history import Observer
     from bundlemage.training.loop import TrainingResult
     from bundlemage.tuning.study import Search, Study
-
-
-SECONDS_TO_ANSWER = 10.0
 
 
 class RayEngine(Engine):
@@ -76,45 +73,22 @@ class RayEngine(Engine):
         # Ray shall not send usage reports, and its processes shall not print messages.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        import ray
-        from ray.exceptions import RayError
+        ray = sys.modules.get("ray")  # a broken Ray may end the process that imports it
+        with ExitStack() as at_the_end:
+            if ray is None or not ray.is_initialized():
+                at_the_end.enter_context(joined(self.address, self.workers))
+            from ray.exceptions import RayError
 
-        joined_before = ray.is_initialized()
-        if not joined_before:
-            self._join()
-        try:
-            yield
-        except BundleMageError:
-            raise
-        except Exception as error:
-            if cause := _cause(error):
-                raise cause from None
-            if isinstance(error, RayError):
-                raise ClusterError(f"{needed_for} failed: {str(error).splitlines()[0]}") from error
-            raise
-        finally:
-            if not joined_before:
-                ray.shutdown()
-
-    def _join(self) -> None:
-        import ray
-
-        options = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
-        try:
-            if self.address is None:
-                # Declare enough processors for all workers, even if this machine has fewer.
-                cpus = max(os.cpu_count() or 1, self.workers or 1)
-                ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
-            else:
-                _check_listening(self.address)
-                ray.init(address=self.address, **options)
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            where = f"at {self.address}" if self.address else "on this machine"
-            why = str(error).splitlines()[0].rstrip(".")
-            raise ClusterError(
-                f"cannot join a Ray cluster {where}: {why}. Is it running ('ray start --head'), and does it "
-                "need a token (RAY_AUTH_TOKEN_PATH)? Without --address, Ray is started on this machine"
-            ) from error
+            try:
+                yield
+            except BundleMageError:
+                raise
+            except Exception as error:
+                if cause := _cause(error):
+                    raise cause from None
+                if isinstance(error, RayError):
+                    raise ClusterError(f"{needed_for} failed: {str(error).splitlines()[0]}") from error
+                raise
 
 
 def _cause(error: BaseException | None) -> BundleMageError | None:
@@ -124,12 +98,3 @@ def _cause(error: BaseException | None) -> BundleMageError | None:
             return error
         error = getattr(error, "cause", None) or error.__cause__
     return None
-
-
-def _check_listening(address: str) -> None:
-    """Raises an error if nothing listens at the address. Ray itself would retry for many minutes."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if colon:
-        if not port.isdecimal():
-            raise ValueError("the address must be HOST:PORT, ray://HOST:PORT or auto")
-        socket.create_connection((host.strip("[]"), int(port)), SECONDS_TO_ANSWER).close()
