@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bundlemage.errors import ConfigError
 from bundlemage.models.config import parse_config
-from bundlemage.service import logs
+from bundlemage.service import logs, shared
 from bundlemage.service.logs import JsonLines, Traces
 from bundlemage.service.metrics import Metrics
 from bundlemage.service.problems import responses
@@ -207,10 +207,9 @@ def test_buckets_take_bounded_memory_and_forget_the_quietest_first() -> None:
 
 def test_too_many_requests_are_told_when_to_come_again(template: Path, tmp_path: Path) -> None:
     with serving(copied(template, tmp_path), Settings(rate_limit=2)) as slow, slow.client() as client:
-        codes = [client.get(READ).status_code for _ in range(8)]
-        assert codes[:4] == [200] * 4
-        assert 429 in codes
-        answer = client.get(READ)
+        assert [client.get(READ).status_code for _ in range(4)] == [200] * 4
+        while (answer := client.get(READ)).status_code == 200:  # a slow machine gains tokens meanwhile
+            pass
         assert "Wait 1 s" in problem(answer, 429).detail
         assert answer.headers["retry-after"] == "1"
         assert [client.get("/healthz").status_code for _ in range(8)] == [
@@ -220,19 +219,19 @@ def test_too_many_requests_are_told_when_to_come_again(template: Path, tmp_path:
         assert client.get(READ).status_code == 200
 
 
-def test_probes_have_a_share_of_their_own_for_each_address(template: Path, tmp_path: Path) -> None:
+def test_probes_have_a_share_of_their_own_for_each_address(
+    template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "PROBES_PER_SECOND", 0.002)  # one, and the next after some minutes
     with serving(copied(template, tmp_path), Settings(trust_proxy=True)) as running:
         key = running.key("read")
         flood = {"X-Forwarded-For": "192.0.2.1"}
         with running.client(key) as client:
-            codes = [client.get(path, headers=flood).status_code for path in ("/healthz", "/readyz") * 100]
-            assert codes[:100] == [200, 404] * 50  # this small service has no /readyz, yet it is counted
-            assert set(codes[100:]) >= {429}
-            assert codes.count(429) > 20
-            while (answer := client.get("/healthz", headers=flood)).status_code == 200:
-                pass
-            assert "Wait 1 s" in problem(answer, 429).detail
-            assert answer.headers["retry-after"] == "1"
+            assert client.get("/healthz", headers=flood).status_code == 200
+            for path in ("/readyz", "/healthz"):
+                answer = client.get(path, headers=flood)
+                assert "Wait" in problem(answer, 429).detail
+                assert int(answer.headers["retry-after"]) > 1
             assert client.get("/healthz", headers={"X-Forwarded-For": "192.0.2.2"}).status_code == 200
             assert client.get(READ, headers=flood).status_code == 200
 
