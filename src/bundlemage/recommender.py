@@ -10,7 +10,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from bundlemage.artifact.files import Artifact, load_artifact, load_without_users, model_card, save_artifact
+from bundlemage.artifact.files import (
+    Artifact,
+    load_artifact,
+    load_without_users,
+    model_card,
+    one_line,
+    save_artifact,
+)
 from bundlemage.asker import Asker
 from bundlemage.campaigns import chances
 from bundlemage.campaigns.chances import Calibration
@@ -20,13 +27,14 @@ from bundlemage.campaigns.settings import Campaign, CampaignSummary
 from bundlemage.core.filters import Filter
 from bundlemage.core.history import Id
 from bundlemage.core.shop import Shop, Trade
+from bundlemage.data.checked_json import typed
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import Source, Split, SplitPlan
 from bundlemage.errors import ArtifactError, ConfigError
 from bundlemage.evaluation import Evaluation, case_metrics, evaluation_of
 from bundlemage.models.base import Interactions, Matcher, Model, SalesScorer, Sizes, can, require
 from bundlemage.models.config import ModelConfig
-from bundlemage.models.registry import build_ensemble, check_ensemble, make_config, members_of
+from bundlemage.models.registry import check_ensemble, make_config, members_of, restored
 from bundlemage.progress import Progress, in_silence, stderr_display
 from bundlemage.training.assumed_sales import AssumedSales, find_assumed_sales
 from bundlemage.training.devices import resolve_device
@@ -205,7 +213,11 @@ class Recommender(Asker):
 
     @classmethod
     def load(cls, path: str | Path, *, device: str = "auto") -> Recommender:
-        """Read a saved model and verify the checksum of each file. Returns the recommender."""
+        """Read a saved model and verify the checksum of each file. Returns the recommender.
+
+        The weights are mapped from the file, so that processes on one machine share them. Replace the folder
+        of a loaded model as a whole, as `save` does: do not write into its files.
+        """
         artifact = load_artifact(Path(path))
         return cls._of(artifact, Path(path), device, len(artifact.dataset.users))
 
@@ -221,31 +233,25 @@ class Recommender(Asker):
     def _of(
         cls, artifact: Artifact, path: Path, device: str, users: int, sales: Sales | None = None
     ) -> Recommender:
-        config, dataset = artifact.config, artifact.dataset
-        members = config.get("ensemble", 1)  # earlier versions had no ensembles
-        try:
-            loaded = cls(config["model"], ensemble=members, **config["settings"])
-        except ConfigError as error:
-            raise ArtifactError(f"{path} does not fit this program: {error}. {TRAIN_AGAIN}") from None
-        loaded.config = make_config(loaded.model_name, {**config["settings"], "device": device})
-        loaded.plan = SplitPlan(**config["split"])
-        loaded.protocol = config["protocol"]
-        loaded.metrics = artifact.metrics
-        loaded.history = tuple(map(EpochRecord.from_line, artifact.history.splitlines()))
-        audience = config.get("audience")  # earlier versions did not save it
-        loaded.calibration = None if audience is None else Calibration(**audience)
-        assumed = config.get("new_bundle_credit")
-        loaded.new_bundle_credit = None if assumed is None else AssumedSales.from_json(assumed)
         on_device = resolve_device(device)
+        config, dataset = artifact.config, artifact.dataset
         sizes = replace(Sizes.of(dataset), users=users)
-        model = build_ensemble(loaded.model_name, loaded.config, sizes, members)
         try:
-            model.load_state_dict(artifact.weights)
-        except RuntimeError as error:
-            raise ArtifactError(
-                f"{path} does not fit the {model.title} of this program: {' '.join(str(error).split())} "
-                f"{TRAIN_AGAIN}"
-            ) from None
+            members = config.get("ensemble", 1)  # earlier versions had no ensembles
+            loaded = cls(config["model"], ensemble=members, **config["settings"])
+            loaded.config = make_config(loaded.model_name, {**config["settings"], "device": device})
+            loaded.plan = typed(SplitPlan, config["split"])
+            loaded.protocol = config["protocol"]
+            loaded.metrics = artifact.metrics
+            loaded.history = tuple(map(EpochRecord.from_line, artifact.history.splitlines()))
+            audience = config.get("audience")  # earlier versions did not save it
+            loaded.calibration = None if audience is None else typed(Calibration, audience)
+            assumed = config.get("new_bundle_credit")
+            loaded.new_bundle_credit = None if assumed is None else typed(AssumedSales, assumed)
+            model = restored(loaded.model_name, loaded.config, sizes, members, artifact.weights)
+        except Exception as error:  # a damaged or forged model may fail in any way
+            reason = one_line(error).rstrip(".")
+            raise ArtifactError(f"{path} does not fit this program: {reason}. {TRAIN_AGAIN}") from error
         model.to(on_device).eval()
         trade = Trade.of(dataset)
         if sales is not None:

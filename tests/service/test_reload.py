@@ -18,12 +18,13 @@ import pytest
 from bundlemage.artifact.files import artifact_version
 from bundlemage.data.folders import swap_in
 from bundlemage.errors import ArtifactError
-from bundlemage.live import record_of
+from bundlemage.live import Live, record_of
 from bundlemage.recommender import Recommender
 from bundlemage.service.app import open_service
 from bundlemage.service.settings import Settings
 from bundlemage.store.records import ModelRecord
 from bundlemage.store.repository import Store
+from tests.forged import REFUSED, deep, forge
 from tests.service.running import Inside, copied, inside, new_key, ok, problem
 from tests.small_shop import QUICK, small_shop
 from tests.waiting import wait_until
@@ -171,6 +172,62 @@ def test_a_damaged_model_is_refused_and_the_old_one_goes_on(
     assert scores(client) == pytest.approx(before)
     assert [model["version"] for model in ok(client.get("/v1/models"))["models"]] == [first]
     assert running.store.state().model == first
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", ["split-type", "metrics-deep", "metrics-very-deep", "history-list",
+    "ensemble-huge", "setting-large-size", "tensor-shape", "tensor-nan", "bundle-gone", "title-not-text",
+    "many-rows", "pipe", "pipe-manifest", "device", "folder-manifest"])  # fmt: skip
+def test_a_forged_model_is_refused_and_the_old_one_goes_on(
+    running: Inside, client: httpx.Client, served: Path, second_model: Path, name: str
+) -> None:
+    first, before = serving(client), scores(client)
+    replace(served, second_model)
+    forge(served, REFUSED[name])
+    problem(client.post("/v1/models/reload"), 409, str(served))
+    assert serving(client) == running.store.state().model == first
+    assert scores(client) == pytest.approx(before)
+    assert [model["version"] for model in ok(client.get("/v1/models"))["models"]] == [first]
+
+
+def test_a_model_that_loads_but_cannot_answer_is_refused(
+    client: httpx.Client, served: Path, second_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = serving(client)
+    replace(served, second_model)
+
+    def cannot(*_: object) -> None:
+        raise IndexError("index 7 is out of bounds")
+
+    monkeypatch.setattr(Live, "warm", cannot)
+    problem(client.post("/v1/models/reload"), 409, str(served), "cannot answer", "index 7 is out of bounds")
+    assert serving(client) == first
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        f'{{"more": {deep(990)}}}',
+        deep(200_000),
+        "[1]",
+        "no json",
+        '{"test": NaN}',
+        '{"more": 1e999}',
+        '"\\ud800"',
+    ],
+    ids=["deep", "very-deep", "list", "no-json", "nan", "infinite", "surrogate"],
+)
+def test_a_bad_record_in_the_store_does_not_hide_the_other_models(
+    client: httpx.Client, running: Inside, metrics: str
+) -> None:
+    first = serving(client)
+    with closing(sqlite3.connect(running.store.url.removeprefix("sqlite:///"))) as connection, connection:
+        connection.execute("insert into models values ('bad', '/nowhere', 'x', ?, 0)", [metrics])
+    models = {model["version"]: model for model in ok(client.get("/v1/models"))["models"]}
+    assert models.keys() == {first, "bad"}
+    assert models["bad"]["metrics"].keys() <= {"unreadable", "test"}
+    problem(client.post("/v1/models/reload", json={"version": "bad"}), 409, "/nowhere")
+    assert ok(client.get("/v1/insights"))["model"]["version"] == first
 
 
 def test_a_version_that_nobody_knows_or_that_was_overwritten(

@@ -7,18 +7,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from safetensors.torch import load as load_tensors
+from pydantic import BaseModel, NonNegativeInt
+from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save as save_tensors
+from scipy import sparse
 from torch import Tensor
 
+from bundlemage.data.checked_json import parse, typed
 from bundlemage.data.dataset import (
     BUNDLE_SCHEMA,
     ITEM_SCHEMA,
@@ -48,6 +56,30 @@ FILES = (
 )
 ROWS_IN_A_GROUP = 2**17
 """Rows in a row group of the Parquet files. Small groups allow reading a few users without the others."""
+_PAIRS = pa.schema([("row", pa.int32()), ("column", pa.int32())])
+SCHEMAS = {
+    "users": pa.schema([("user_id", pa.string())]),
+    "items": ITEM_SCHEMA,
+    "bundles": BUNDLE_SCHEMA,
+    **dict.fromkeys(MATRICES, _PAIRS),
+}
+BYTES_OF = {"INT32": 4, "INT64": 8, "DOUBLE": 8, "BYTE_ARRAY": 4}
+"""The bytes of a value in memory. A text is a number until its dictionary is looked up."""
+LARGEST = {
+    MANIFEST: 2**20,
+    "config.json": 2**20,
+    "metrics.json": 2**20,
+    "history.jsonl": 2**26,
+    "README.md": 2**26,
+}
+"""The largest size of each file that is read as a whole. Real ones have some thousand bytes."""
+MOST_UNPACKED = 128
+"""How many times its file's size a Parquet table may take in memory. Tables of real shops take 1 to 5 times
+as much. If each of 20,000 users has all 256 items, they take 68 times as much, and 30 times as much if all
+items have the same title of 100 letters. A table that is more repetitive is saved without compression."""
+LONGEST_REASON = 1000
+ALIGNMENT = 64
+"""PyTorch allocates memory at multiples of this number of bytes."""
 
 
 @dataclass(frozen=True)
@@ -75,22 +107,14 @@ def save_artifact(artifact: Artifact, path: Path, *, overwrite: bool = False) ->
 
 def artifact_version(path: Path) -> str:
     """The version of a saved model: a short checksum of its manifest, which lists the files' checksums."""
-    try:
-        return hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()[:12]
-    except OSError:
-        why = f"it has no {MANIFEST}" if path.exists() else "there is no such folder"
-        raise ArtifactError(f"{path} is not a saved model: {why}") from None
+    return _version(_manifest(path))
 
 
 def describe_artifact(path: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """The version, the content of config.json, and the metrics. Nothing else is read."""
-    version = artifact_version(path)
-    try:
-        config, metrics = (json.loads((path / f"{name}.json").read_bytes()) for name in ("config", "metrics"))
-        _ = config["model"], config["dataset"]
-    except (OSError, ValueError, KeyError) as error:
-        raise ArtifactError(f"{path} is damaged: its config.json or metrics.json cannot be read") from error
-    return version, config, metrics
+    manifest = _manifest(path)
+    saved = _listed(path, manifest)
+    return _version(manifest), _config(path, saved), _metrics_of(path, saved)
 
 
 def check_replaceable(path: Path) -> None:
@@ -98,8 +122,8 @@ def check_replaceable(path: Path) -> None:
     if not path.exists():
         return
     try:
-        is_model = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["format"] == FORMAT
-    except (OSError, ValueError, KeyError, TypeError):
+        is_model = parse(_manifest(path))["format"] == FORMAT
+    except (ArtifactError, ValueError, KeyError, TypeError):
         is_model = False
     if not is_model:
         raise ArtifactError(f"{path} is not a saved model, so it is not overwritten; choose another folder")
@@ -120,22 +144,43 @@ def _write(artifact: Artifact, folder: Path) -> None:
             "catalogue": dataset.catalogue is not None,
         },
     }
-    (folder / "model.safetensors").write_bytes(save_tensors(weights))
+    _write_weights(weights, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
     (folder / "metrics.json").write_text(json.dumps(artifact.metrics, indent=2), encoding="utf-8")
     (folder / "history.jsonl").write_text(artifact.history, encoding="utf-8")
     (folder / "README.md").write_text(artifact.card, encoding="utf-8")
-    users = pa.table({"user_id": dataset.users.to_arrow()})
-    pq.write_table(users, folder / "users.parquet", row_group_size=ROWS_IN_A_GROUP)
-    pq.write_table(catalogue.items, folder / "items.parquet")
-    pq.write_table(catalogue.bundles, folder / "bundles.parquet")
+    _write_table(pa.table({"user_id": dataset.users.to_arrow()}), folder / "users.parquet")
+    _write_table(catalogue.items, folder / "items.parquet")
+    _write_table(catalogue.bundles, folder / "bundles.parquet")
     for name in MATRICES:
         matrix = getattr(dataset, name).tocoo()
         pairs = {"row": matrix.row.astype(np.int32), "column": matrix.col.astype(np.int32)}
-        pq.write_table(pa.table(pairs), folder / f"{name}.parquet", row_group_size=ROWS_IN_A_GROUP)
+        _write_table(pa.table(pairs), folder / f"{name}.parquet")
     files = {name: _seal(folder / name) for name in FILES}
     manifest = {"format": FORMAT, "version": FORMAT_VERSION, "files": files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+
+
+def _write_weights(weights: dict[str, Tensor], file: Path) -> None:
+    """Write tensors so that most of their bytes lie in aligned tensors, which `_weights` need not copy."""
+    content = memoryview(save_tensors(weights))
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = bytes(content[8:end])
+    aligned = Counter[int]()
+    for tensor in json.loads(header).values():
+        start, stop = tensor["data_offsets"]
+        aligned[-(end + start) % ALIGNMENT] += stop - start
+    padding = max(aligned, key=lambda spaces: aligned[spaces], default=0)
+    with file.open("wb") as handle:
+        handle.write((len(header) + padding).to_bytes(8, "little"))
+        handle.write(header + b" " * padding)  # spaces at the end are a part of the format
+        handle.write(content[end:])
+
+
+def _write_table(table: pa.Table, file: Path) -> None:
+    pq.write_table(table, file, row_group_size=ROWS_IN_A_GROUP)
+    if table.nbytes > _most_unpacked(file.stat().st_size) // 2:  # loading would refuse it, or nearly so
+        pq.write_table(table, file, row_group_size=ROWS_IN_A_GROUP, compression="none", use_dictionary=False)
 
 
 def _seal(file: Path) -> dict[str, Any]:
@@ -145,10 +190,53 @@ def _seal(file: Path) -> dict[str, Any]:
         return {"bytes": handle.tell(), "sha256": checksum}
 
 
+# ── Reading. Nothing in the folder is trusted, even if the checksums are right ───────────────────
+
+
+Saved: TypeAlias = Mapping[str, tuple[int, str]]
+"""The name of a file → its size and checksum in the manifest. Files that are not in it are not compared."""
+
+
+class _Described(BaseModel):
+    name: str
+    notes: list[str]
+    fingerprint: str
+    catalogue: bool
+
+
+class _Config(BaseModel):
+    model: str
+    settings: dict[str, Any]
+    protocol: str
+    split: dict[str, Any]
+    dataset: _Described
+    ensemble: int = 1  # earlier versions had no ensembles
+
+
+class _Row(BaseModel):
+    model: str
+    matching: dict[str, float | None] | None = None
+    generation: dict[str, float | None] | None = None
+
+
+class _Metrics(BaseModel):
+    test: list[_Row] = []
+
+
+class _Listed(BaseModel):
+    bytes: NonNegativeInt
+    sha256: str
+
+
+class _Manifest(BaseModel):
+    format: Any
+    version: Any
+    files: dict[str, _Listed]
+
+
 def load_artifact(path: Path) -> Artifact:
     """Read a folder, and check the checksum of each file."""
-    files = {name: _checked(path / name, *saved) for name, saved in _listed(path).items()}
-    return _artifact(files)
+    return _artifact(path, _listed(path, _manifest(path)))
 
 
 def load_without_users(path: Path) -> Artifact:
@@ -156,30 +244,20 @@ def load_without_users(path: Path) -> Artifact:
 
     Many processes call this, so it checks no checksums. `verify_artifact` checks them once.
     """
-    of_users = {"users.parquet", *(f"{name}.parquet" for name in MATRICES if name.startswith("user"))}
-    try:
-        files = {name: (path / name).read_bytes() for name in FILES if name not in of_users}
-    except OSError as error:
-        raise ArtifactError(f"{error.filename} cannot be read ({error.strerror})") from None
-    return _artifact(files)
+    return _artifact(path, {}, users=False)
 
 
-def _artifact(files: dict[str, bytes]) -> Artifact:
-    config = json.loads(files["config.json"])
+def _artifact(path: Path, saved: Saved, *, users: bool = True) -> Artifact:
+    config = _config(path, saved)
     described = config["dataset"]
-    items, bundles = _table(files["items.parquet"]), _table(files["bundles.parquet"])
-    users = _table(files["users.parquet"])["user_id"].to_pylist() if "users.parquet" in files else []
-    ids = {
-        "user": Vocabulary("user", users),
-        "item": Vocabulary("item", items["item_id"].to_pylist()),
-        "bundle": Vocabulary("bundle", bundles["bundle_id"].to_pylist()),
-    }
+    items, bundles = _table(path, saved, "items"), _table(path, saved, "bundles")
+    tables = {"user": _table(path, saved, "users") if users else None, "item": items, "bundle": bundles}
+    ids = {kind: Vocabulary(kind, _ids(path, kind, table)) for kind, table in tables.items()}
     matrices = {}
     for name in MATRICES:
         rows, columns = name.split("_")
-        file = files.get(f"{name}.parquet")
-        pairs = [[], []] if file is None else [_table(file)[axis].to_numpy() for axis in ("row", "column")]
-        matrices[name] = binary_matrix(pairs[0], pairs[1], (len(ids[rows]), len(ids[columns])))
+        pairs = _table(path, saved, name) if users or rows != "user" else None
+        matrices[name] = _matrix(path, name, pairs, (len(ids[rows]), len(ids[columns])))
     dataset = BundleDataset(
         **matrices,
         users=ids["user"],
@@ -191,66 +269,223 @@ def _artifact(files: dict[str, bytes]) -> Artifact:
     )
     return Artifact(
         config=config,
-        weights=load_tensors(files["model.safetensors"]),
+        weights=_weights(path, saved),
         dataset=dataset,
-        metrics=json.loads(files["metrics.json"]),
-        history=files["history.jsonl"].decode(),
-        card=files["README.md"].decode(),
+        metrics=_metrics_of(path, saved),
+        history=_text(path, saved, "history.jsonl"),
+        card=_text(path, saved, "README.md"),
     )
 
 
 def verify_artifact(path: Path, progress: Progress = in_silence) -> str:
     """Check the checksum of every file, without reading a whole file into memory. Returns the version."""
-    listed, done = _listed(path), 0
-    total = sum(size for size, _ in listed.values())
-    for name, saved in listed.items():
+    manifest = _manifest(path)
+    saved, done = _listed(path, manifest), 0
+    total = sum(size for size, _ in saved.values())
+    for name, (size, _) in saved.items():
         progress("bytes checked", done, total)
-        _checked(path / name, *saved, keep=False)
-        done += saved[0]
+        with _opened(path / name, saved) as handle:
+            if name.endswith(".parquet"):
+                _parquet(handle, SCHEMAS[name.removesuffix(".parquet")])
+        done += size
     progress("bytes checked", total, total)
-    return artifact_version(path)
+    return _version(manifest)
 
 
-def _listed(path: Path) -> dict[str, tuple[int, str]]:
-    """The size and the checksum of each file, as the manifest lists them."""
+def _manifest(path: Path) -> bytes:
+    """The content of the manifest."""
     if not path.is_dir():
         raise ArtifactError(f"no saved model at {path}: there is no such folder")
+    if not (path / MANIFEST).exists():
+        raise ArtifactError(f"{path} is not a saved model: it has no {MANIFEST}")
+    with _opened(path / MANIFEST, {}) as handle:
+        return handle.read()
+
+
+def _version(manifest: bytes) -> str:
+    return hashlib.sha256(manifest).hexdigest()[:12]
+
+
+def _listed(path: Path, content: bytes) -> Saved:
+    """The size and the checksum of each file, as the manifest lists them."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        format_, version, files = manifest["format"], manifest["version"], manifest["files"]
-        listed = {name: (files[name]["bytes"], files[name]["sha256"]) for name in FILES}
-    except FileNotFoundError:
-        raise ArtifactError(f"{path} is not a saved model: it has no {MANIFEST}") from None
-    except (ValueError, KeyError, TypeError):
-        raise ArtifactError(f"{path / MANIFEST} is damaged; save the model again") from None
-    if format_ != FORMAT:
+        manifest = typed(_Manifest, parse(content))
+        listed = {name: (manifest.files[name].bytes, manifest.files[name].sha256) for name in FILES}
+    except (ValueError, KeyError) as error:
+        reason = f"{error} is not listed" if isinstance(error, KeyError) else error
+        raise ArtifactError(f"{path / MANIFEST} is damaged ({reason}); save the model again") from None
+    if manifest.format != FORMAT:
         raise ArtifactError(f"{path} is not a saved model: its {MANIFEST} was written by another program")
-    if version != FORMAT_VERSION:
+    if manifest.version != FORMAT_VERSION:
         raise ArtifactError(
-            f"{path} has format version {version}; this program reads version {FORMAT_VERSION}. "
-            "Train the model again, or use the version that saved it."
+            f"{path} has format version {str(manifest.version)[:20]}; this program reads version "
+            f"{FORMAT_VERSION}. Train the model again, or use the version that saved it."
         )
     return listed
 
 
-def _checked(file: Path, size: int, checksum: str, *, keep: bool = True) -> bytes:
-    """Check the size and the checksum of a file. Returns its content, or b"" without `keep`."""
+@contextmanager
+def _opened(file: Path, saved: Saved) -> Iterator[BinaryIO]:
+    """Open a file, after comparing its size and its checksum with the saved ones.
+
+    Every error in the `with` block becomes an ArtifactError that names the file.
+    """
     try:
-        with file.open("rb") as handle:
-            content = handle.read() if keep else b""
-            digest = hashlib.sha256(content) if keep else hashlib.file_digest(handle, "sha256")
-            length = handle.tell()
+        # A named pipe would hold up an ordinary open until somebody writes.
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        descriptor = os.open(file, flags)
     except OSError as error:
         raise ArtifactError(f"{file} cannot be read ({error.strerror}); copy the folder again") from None
-    if length != size:
-        raise ArtifactError(f"{file} has {length:,} bytes where {size:,} were saved; copy the folder again")
-    if digest.hexdigest() != checksum:
-        raise ArtifactError(f"{file} was altered after it was saved; copy the folder again")
-    return content
+    try:
+        _check(descriptor, file, saved)
+        with os.fdopen(descriptor, "rb", closefd=False) as handle:
+            yield handle
+    except ArtifactError:
+        raise
+    except Exception as error:
+        raise ArtifactError(f"{file} is damaged ({one_line(error)}); copy the folder again") from error
+    finally:
+        os.close(descriptor)
 
 
-def _table(content: bytes) -> pa.Table:
-    return pq.read_table(pa.BufferReader(content))
+def _check(descriptor: int, file: Path, saved: Saved) -> None:
+    """Check that this is an ordinary file, then its size, then its checksum."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise ArtifactError(f"{file} is not an ordinary file; copy the folder again")
+    found, most = status.st_size, LARGEST.get(file.name)
+    if most is not None and found > most:
+        raise ArtifactError(f"{file} has {found:,} bytes; at most {most:,} are read. Copy the folder again")
+    if file.name in saved:
+        size, checksum = saved[file.name]
+        if found != size:
+            raise ArtifactError(
+                f"{file} has {found:,} bytes where {size:,} were saved; copy the folder again"
+            )
+        with os.fdopen(descriptor, "rb", closefd=False) as handle:
+            if hashlib.file_digest(handle, "sha256").hexdigest() != checksum:
+                raise ArtifactError(f"{file} was altered after it was saved; copy the folder again")
+        os.lseek(descriptor, 0, os.SEEK_SET)
+
+
+def one_line(error: Exception) -> str:
+    """The message of an error as one line of limited length."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}…"
+
+
+def _text(path: Path, saved: Saved, name: str) -> str:
+    with _opened(path / name, saved) as handle:
+        return handle.read().decode()
+
+
+def _config(path: Path, saved: Saved) -> dict[str, Any]:
+    return _object(path, saved, "config.json", _Config)
+
+
+def _metrics_of(path: Path, saved: Saved) -> dict[str, Any]:
+    return _object(path, saved, "metrics.json", _Metrics)
+
+
+def _object(path: Path, saved: Saved, name: str, kind: type[BaseModel]) -> dict[str, Any]:
+    """The content of a JSON file, after checking that it has the fields of `kind`."""
+    with _opened(path / name, saved) as handle:
+        content: dict[str, Any] = parse(handle.read())
+        typed(kind, content)
+        return content
+
+
+def _weights(path: Path, saved: Saved) -> dict[str, Tensor]:
+    """The tensors, mapped from the file: processes that load the same file share the memory.
+
+    A tensor may be written: the system then copies the page, and the file does not change. A tensor that is
+    not aligned is copied, because the last digits of a product may depend on the alignment.
+    """
+    file = path / "model.safetensors"
+    with _opened(file, saved) as handle:
+        same = Path("/dev/fd", str(handle.fileno()))  # the file that was checked, whatever its name is now
+        weights = load_tensors(same if same.exists() else file)
+    return {
+        name: tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
+        for name, tensor in weights.items()
+    }
+
+
+def _table(path: Path, saved: Saved, name: str) -> pa.Table:
+    expected = SCHEMAS[name]
+    with _opened(path / f"{name}.parquet", saved) as handle:
+        most = _most_unpacked(os.fstat(handle.fileno()).st_size)
+        # Each distinct text is held once until the size of all of them is known.
+        table = _parquet(handle, expected).read()
+        table.validate(full=True)
+        if sum(map(_text_bytes, table.columns)) > most:
+            raise ValueError(f"its texts would take more than {most:,} bytes")
+        needed = table.column_names if name in MATRICES else table.column_names[:1]
+        for column in needed:
+            if table[column].null_count:
+                raise ValueError(f"the column {column!r} has a missing value")
+        return table.cast(expected)
+
+
+def _parquet(handle: BinaryIO, expected: pa.Schema) -> pq.ParquetFile:
+    """Open a Parquet file whose texts are read as dictionaries. Checks what can be known without reading."""
+    file = pq.ParquetFile(handle)
+    if not file.schema_arrow.equals(expected):
+        found, wanted = (
+            ", ".join(f"{each.name} {each.type}" for each in schema)
+            for schema in (file.schema_arrow, expected)
+        )
+        raise ValueError(f"its columns are {found}; expected {wanted}")
+    about = file.metadata
+    leaves = [about.schema.column(number) for number in range(about.num_columns)]
+    groups = [about.row_group(number) for number in range(about.num_row_groups)]
+    chunks = [group.column(number) for group in groups for number in range(about.num_columns)]
+    codecs = {chunk.compression for chunk in chunks} - {"SNAPPY", "UNCOMPRESSED"}
+    if codecs:
+        raise ValueError(f"it is compressed with {codecs.pop()}; expected SNAPPY")
+    unpacked = sum(chunk.num_values * BYTES_OF[chunk.physical_type] for chunk in chunks)
+    most = _most_unpacked(os.fstat(handle.fileno()).st_size)
+    if unpacked > most:
+        raise ValueError(
+            f"its {about.num_rows:,} rows would take {unpacked:,} bytes of memory; {most:,} are allowed"
+        )
+    texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+    return pq.ParquetFile(handle, read_dictionary=texts)
+
+
+def _most_unpacked(size: int) -> int:
+    """The most bytes that the values of a Parquet file of this size may take."""
+    return MOST_UNPACKED * size + 2**24
+
+
+def _text_bytes(column: pa.ChunkedArray) -> int:
+    """The bytes of all texts in a column whose texts are dictionaries; 0 for numbers."""
+    total = 0
+    for chunk in column.chunks:
+        values = chunk.flatten() if pa.types.is_list(chunk.type) else chunk
+        if pa.types.is_dictionary(values.type):
+            lengths = pc.take(pc.binary_length(values.dictionary), values.indices)
+            total += pc.sum(lengths).as_py() or 0
+    return total
+
+
+def _ids(path: Path, kind: str, table: pa.Table | None) -> list[str]:
+    ids: list[str] = [] if table is None else table.column(0).to_pylist()
+    if len(set(ids)) != len(ids):
+        raise ArtifactError(
+            f"{path / f'{kind}s.parquet'} has the same {kind} id twice; copy the folder again"
+        )
+    return ids
+
+
+def _matrix(path: Path, name: str, pairs: pa.Table | None, shape: tuple[int, int]) -> sparse.csr_matrix:
+    rows, columns = ([], []) if pairs is None else (pairs[axis].to_numpy() for axis in ("row", "column"))
+    try:
+        return binary_matrix(rows, columns, shape)
+    except ValueError as error:
+        raise ArtifactError(
+            f"{path / f'{name}.parquet'} is damaged ({error}); copy the folder again"
+        ) from None
 
 
 # ── The model card ───────────────────────────────────────────────────────────────────────────────
@@ -303,11 +538,15 @@ def _metrics(metrics: dict[str, Any]) -> str:
             names = list(rows[0][1])
             lines = [f"| {task} | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
             lines += [
-                f"| {model} | {' | '.join(f'{values[name]:.4f}' for name in names)} |"
+                f"| {model} | {' | '.join(_figure(values.get(name)) for name in names)} |"
                 for model, values in rows
             ]
             tables.append("\n".join(lines))
     return "\n\n".join(tables) or "It was not evaluated: no test cases were held out."
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
 
 
 def _training(history: Sequence[EpochRecord]) -> str:

@@ -154,7 +154,7 @@ class Model(nn.Module, ABC):
     """The base class of all models. Every model is also a `Matcher`, a `Completer`, or both.
 
     Everything that must be saved is a parameter or a buffer. If the size of a buffer depends on the data,
-    register it empty: loading gives it the saved size.
+    register it with the size 0: loading gives it the saved size.
     """
 
     lacks: ClassVar[str] = ""
@@ -206,7 +206,9 @@ class Model(nn.Module, ABC):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         for name, buffer in self._buffers.items():
             saved = state_dict.get(prefix + name)
-            if buffer is not None and saved is not None and saved.shape != buffer.shape:
+            if buffer is None or saved is None or saved.ndim != buffer.ndim:
+                continue
+            if all(size in (0, new) for size, new in zip(buffer.shape, saved.shape, strict=True)):
                 self._buffers[name] = torch.empty_like(saved, device=buffer.device)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 

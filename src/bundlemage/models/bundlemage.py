@@ -129,7 +129,8 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
         self.dropout = nn.Dropout(config.dropout)
         # Log-temperatures and popularity weights: first for matching, then for generation.
         self.log_temperatures: Tensor
-        temperatures = torch.tensor([config.temperature, config.generation_temperature]).log()
+        # Without a device, it would be lost if the model is built without memory to be loaded.
+        temperatures = torch.tensor([config.temperature, config.generation_temperature], device="cpu").log()
         if config.learn_temperature:
             self.register_parameter("log_temperatures", nn.Parameter(temperatures))
         else:

@@ -4,6 +4,7 @@ of the same kind."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -234,6 +235,35 @@ def member_configs(model: str, config: ModelConfig, members: int) -> list[ModelC
 def build_ensemble(model: str, config: ModelConfig, sizes: Sizes, members: int) -> Model:
     """Builds an untrained model: a single model, or an ensemble of several members."""
     return joined([build(model, member, sizes) for member in member_configs(model, config, members)])
+
+
+def restored(
+    model: str, config: ModelConfig, sizes: Sizes, members: int, weights: Mapping[str, Tensor]
+) -> Model:
+    """Builds a model or an ensemble with these weights. Raises ValueError if they do not fit.
+
+    The model uses the tensors themselves. Memory is needed only for a model of another package, which may
+    compute tensors that are not among its weights.
+    """
+    found = {name.split(".")[1] for name in weights if name.startswith("members.")}
+    if members > 1 and members != len(found):
+        raise ValueError(f"it is an ensemble of {members:,} members, and has the weights of {len(found):,}")
+    own = model in MODELS
+    with torch.device("meta") if own else nullcontext():
+        built = build_ensemble(model, config, sizes, members)
+    types = {name: tensor.dtype for name, tensor in built.state_dict().items()}
+    try:
+        built.load_state_dict(weights, assign=own)
+    except RuntimeError as error:
+        raise ValueError(f"the weights are not those of {built.title}: {error}") from None
+    for name, expected in types.items():
+        tensor = weights[name]
+        if tensor.dtype != expected:
+            raise ValueError(f"the weights {name!r} are {tensor.dtype}; expected {expected}")
+        # The sum is a quick test. Large finite numbers can add up to infinity, hence the second test.
+        if own and not bool(torch.isfinite(tensor.sum())) and not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"the weights {name!r} have a value that is not a finite number")
+    return built
 
 
 def joined(members: Sequence[Model]) -> Model:

@@ -20,12 +20,20 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 
+from bundlemage.artifact.files import one_line
 from bundlemage.core.shop import Recommendation
-from bundlemage.errors import BundleMageError, BusyError, ConfigError, UnknownThingsError, UnstorableError
-from bundlemage.live import EMPTY, Live, Question, load_published
+from bundlemage.errors import (
+    ArtifactError,
+    BundleMageError,
+    BusyError,
+    ConfigError,
+    UnknownThingsError,
+    UnstorableError,
+)
+from bundlemage.live import EMPTY, Live, Question, Stock, load_published
 from bundlemage.service.settings import Settings
 from bundlemage.service.shared import Shared
-from bundlemage.store.records import ModelRecord, Owned, Served
+from bundlemage.store.records import ModelRecord, Owned, Sales, Served
 from bundlemage.store.repository import AnyModel, Store
 from bundlemage.wire.answers import Known
 
@@ -182,7 +190,7 @@ class Answerer:
             if (self._next or self.serving).record.version != record.version:
                 log.info("loading the model %s", record.version)
                 now = self.serving
-                following = _opened(Live(load_published(record), now.stock, now.sales, record))
+                following = _opened(record, now.stock, now.sales)
             if not published:
                 self.store.publish(record, instead_of=instead_of)
             self._next = following or self._next
@@ -339,20 +347,26 @@ def _unknown(live: Live, question: Question) -> UnknownThingsError | None:
 
 def load_live(store: Store, record: ModelRecord, device: str = "auto") -> Live:
     """Returns a published model with the store's catalogue, ready to serve."""
-    stock = EMPTY.after(store.catalogue())
-    return _opened(Live(load_published(record, device), stock, store.sales(), record))
+    return _opened(record, EMPTY.after(store.catalogue()), store.sales(), device)
 
 
-def _opened(live: Live) -> Live:
-    """Returns `live` prepared for serving. Raises `ConfigError` if the model was trained for another shop."""
-    stock = live.stock
-    if stock.items and not any(map(live.in_model, stock.items)):
-        first, other = next(iter(stock.items)), live.dataset.items[0]
+def _opened(record: ModelRecord, stock: Stock, sales: Sales, device: str = "auto") -> Live:
+    """Returns a model that has answered once. Raises `ConfigError` if it was trained for another shop, and
+    `ArtifactError` if it cannot be loaded or cannot answer."""
+    recommender = load_published(record, device)
+    items = recommender.dataset.items
+    if stock.items and not any(name in items for name in stock.items):
+        first, other = next(iter(stock.items)), next(iter(items), "none")
         raise ConfigError(
-            f"the store and the model {live.record.path} belong to different shops: no item is in both (the "
+            f"the store and the model {record.path} belong to different shops: no item is in both (the "
             f"store has {first!r}, the model {other!r}). Use a separate database for each shop (--db)"
         )
-    return live.warm()
+    try:
+        return Live(recommender, stock, sales, record).warm()
+    except BundleMageError:
+        raise
+    except Exception as error:  # weights that somebody altered may fail in any way
+        raise ArtifactError(f"{record.path} cannot answer ({one_line(error)}); train it again") from error
 
 
 def _attempt(work: Callable[[Live], T], live: Live) -> T | Exception:

@@ -19,6 +19,8 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import TableValuedAlias
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
+from bundlemage.data.checked_json import parse
+
 _INSERTED_AT_ONCE: Final = 20_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -47,6 +49,20 @@ class Json(TypeDecorator[Any]):
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
         return None if value is None else json.loads(value)
+
+
+class Metrics(Json):
+    """The metrics of a model. If the stored text cannot be read, the reason is returned instead of metrics:
+    one bad record must not hide the other models."""
+
+    cache_ok = True
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        try:
+            metrics = parse(value or "{}")
+        except ValueError as error:
+            return {"unreadable": str(error)}
+        return metrics if isinstance(metrics, dict) else {"unreadable": "it is not an object"}
 
 
 def name_type() -> TypeEngine[str]:
@@ -148,7 +164,7 @@ models = Table(
     Column("version", name_type(), primary_key=True),
     Column("path", Text, nullable=False),
     Column("name", Text, nullable=False),
-    Column("metrics", Json, nullable=False),
+    Column("metrics", Metrics, nullable=False),
     Column("published_at", Moment, nullable=False),
 )
 

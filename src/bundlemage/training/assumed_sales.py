@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor
 
 from bundlemage.data.dataset import BundleDataset, binary_matrix
@@ -61,10 +60,6 @@ class AssumedSales:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, saved: dict[str, Any]) -> AssumedSales:
-        return TypeAdapter(cls).validate_python(saved)
 
     def __str__(self) -> str:
         """A paragraph for the model card."""

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bundlemage.data.checked_json import parse, typed
 from bundlemage.errors import MissingExtraError
 from bundlemage.progress import Progress
 
@@ -48,8 +49,8 @@ class EpochRecord:
 
     @classmethod
     def from_line(cls, line: str) -> EpochRecord:
-        """Returns the record from a line that `to_line` wrote."""
-        return cls(**json.loads(line))
+        """Returns the record from a line that `to_line` wrote. Raises ValueError if it is none."""
+        return typed(cls, parse(line))
 
 
 def kept(history: Sequence[EpochRecord]) -> list[EpochRecord]:

@@ -138,7 +138,7 @@ class EaseModel(Model):
         # d, and the columns of X. They are empty if the solution is B.
         self.own_share = self.new_buffer("own_share", torch.zeros(0))
         self.column_rows = self.new_buffer("column_rows", torch.zeros(0, dtype=torch.int64))
-        self.column_offsets = self.new_buffer("column_offsets", torch.zeros(1, dtype=torch.int64))
+        self.column_offsets = self.new_buffer("column_offsets", torch.zeros(0, dtype=torch.int64))
         self.column_weights = self.new_buffer("column_weights", torch.zeros(0))
         # log(1 + count) of each predicted column.
         self.popularity = self.new_buffer("popularity", torch.zeros(predicted))

@@ -32,7 +32,7 @@ class GramSmotConfig(LearnedConfig):
 
     embedding_dim: int = Field(200, ge=1)
     """d: the length of every vector. It must be a multiple of `heads`."""
-    layers: int = Field(1, ge=1)
+    layers: int = Field(1, ge=1, le=32)
     """The number of attention layers."""
     heads: int = Field(1, ge=1)
     """The number of attention heads. Each head uses its own part of the dimensions."""

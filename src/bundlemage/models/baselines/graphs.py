@@ -134,7 +134,7 @@ class LightGCNConfig(GraphConfig):
 
     space = GraphConfig.space | {"layers": OneOf(1, 2, 3, 4)}
 
-    layers: int = Field(3, ge=0)
+    layers: int = Field(3, ge=0, le=32)
     """The number of propagation steps. The initial vectors count as one more layer."""
 
 
@@ -172,7 +172,7 @@ class BGCNConfig(GraphConfig):
 
     weight_decay: float = Field(0.00002, ge=0)
     ego_penalty: float = Field(0.0, ge=0)
-    layers: int = Field(1, ge=1)
+    layers: int = Field(1, ge=1, le=32)
     """The number of layers on each of the two graphs. A node's vectors of all layers are concatenated."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """The dropout rate on the output of each layer."""

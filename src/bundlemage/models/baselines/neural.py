@@ -39,7 +39,7 @@ class NCFConfig(PairsConfig):
 
     embedding_dim: int = Field(200, ge=1)
     """The length of vectors. Users and bundles have two vectors each: one for GMF, one for the MLP."""
-    layers: int = Field(3, ge=1)
+    layers: int = Field(3, ge=1, le=32)
     """The number of hidden layers. The first has `embedding_dim` units, each further layer half as many."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """The dropout rate on all vectors and hidden layers. The publication uses no dropout."""
@@ -151,7 +151,7 @@ class DAMConfig(PairsConfig):
         "bundle_bias": OneOf(False, True),
     }
 
-    hidden_dims: tuple[PositiveInt, ...] = Field((100, 50), min_length=1)
+    hidden_dims: tuple[PositiveInt, ...] = Field((100, 50), min_length=1, max_length=32)
     """The widths of the layers that items and bundles share."""
     pooling: Literal["product", "both"] = "both"
     """The input of the layers. `product`: user ⊙ item or bundle. `both`: the product and the two vectors."""

@@ -29,7 +29,7 @@ class ViewsConfig(GraphConfig):
 
     weight_decay: float = Field(0.00004, ge=0)
     ego_penalty: float = Field(0.0, ge=0)
-    layers: int = Field(1, ge=1)
+    layers: int = Field(1, ge=1, le=32)
     """The number of propagation steps on each graph."""
     augmentation: Literal["none", "edges", "messages", "noise"] = "none"
     """The random change in training. `edges` drops edges, `messages` sets some numbers of the propagated
