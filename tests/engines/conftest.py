@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +19,7 @@ def ray_cluster() -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # or workers wait until every other test has a break
+    folder = tempfile.mkdtemp(prefix="bm", dir="/tmp")  # a short name, because there are sockets in it
     ray.init(
         address="local",  # whatever else runs on this machine
         num_cpus=2,
@@ -24,9 +27,11 @@ def ray_cluster() -> Iterator[None]:
         object_store_memory=300 * 2**20,
         log_to_driver=False,
         logging_level="ERROR",
+        _temp_dir=folder,
     )
     yield
     ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(params=ENGINES)

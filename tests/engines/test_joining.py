@@ -10,6 +10,7 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def test_a_job_leaves_no_folder_behind(command: list[str], temporary: Path) -> N
         (folder / "session").mkdir(parents=True)
     living = os.open(locked, os.O_RDONLY)
     fcntl.flock(living, fcntl.LOCK_EX)
-    done = run_forked([*command, "--workers", "1", "--overwrite"])
+    done = run_forked([*command, "--workers", "1"], before=partial(_wait, 600))
     os.close(living)
     assert done.returncode == 0, done.stderr
     assert [*temporary.iterdir()] == [locked]
@@ -92,7 +93,7 @@ def test_a_start_that_hangs_can_be_ended(command: list[str], temporary: Path, ho
 def test_a_cluster_that_does_not_answer_is_given_up(command: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"127.0.0.1:{mute.getsockname()[1]}"
-        done = run_forked([*command, "--address", address], before=_with_little_patience)
+        done = run_forked([*command, "--address", address], before=partial(_wait, 1))
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(
         f"error: cannot join a Ray cluster at {address}: no answer within 1 s. Is it"
@@ -100,7 +101,8 @@ def test_a_cluster_that_does_not_answer_is_given_up(command: list[str]) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def _with_little_patience() -> None:
+def _wait(seconds: float) -> None:
+    """Sets the time limits of a command. A busy machine takes longer than others."""
     from bundlemage.engines.ray import joining
 
-    joining.SECONDS_TO_JOIN = 1
+    joining.SECONDS_TO_JOIN = joining.SECONDS_TO_START = seconds

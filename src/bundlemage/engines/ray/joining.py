@@ -53,7 +53,8 @@ def joined(address: str | None, workers: int | None) -> Iterator[None]:
                 ) from error
             raise ClusterError(
                 f"cannot join a Ray cluster at {address}: {why}. Is it running ('ray start --head')? Does "
-                "it need a token (RAY_AUTH_TOKEN_PATH)? Without --address, Ray is started on this machine"
+                "it need a token (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN_PATH)? Without --address, Ray is "
+                "started on this machine"
             ) from error
         yield
 
