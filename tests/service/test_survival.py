@@ -101,9 +101,9 @@ def test_every_acknowledged_write_of_a_stream_survives_kill_9(sample_model: Path
                     except httpx.TransportError:
                         return
 
-        with ThreadPoolExecutor(4) as pool:
-            writers = [pool.submit(write, writer) for writer in range(4)]
-            wait_until(lambda: len(acknowledged) > 80, "the stream of writes")
+        with ThreadPoolExecutor(12) as pool:  # so many that several interactions are committed together
+            writers = [pool.submit(write, writer) for writer in range(12)]
+            wait_until(lambda: len(acknowledged) > 240, "the stream of writes")
             service.kill()
             for writer in writers:
                 writer.result()

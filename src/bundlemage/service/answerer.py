@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import torch
 
@@ -67,7 +67,9 @@ class Answer:
 
 
 Work = Question | Callable[[Live], Any]
-_Waiting: TypeAlias = tuple[Work, "asyncio.Future[Any]"]
+Q = TypeVar("Q")
+_Waiting: TypeAlias = tuple[Q, "asyncio.Future[Any]", threading.Lock]
+"""A question, its answer, and a lock: who takes it either begins to answer the question or refuses it."""
 
 
 class Answerer:
@@ -93,7 +95,7 @@ class Answerer:
         version = store.state().model
         if version is not None and version != live.record.version:  # published after `live` was loaded
             self._follow(version)
-        self.batcher = Batcher(self._work, settings.queue_limit, settings.answer_timeout_s)
+        self.batcher: Batcher[Work] = Batcher(self._work, settings.queue_limit, settings.answer_timeout_s)
         self._housekeeper = threading.Thread(target=self._keep_house, name="housekeeping", daemon=True)
         self._housekeeper.start()
 
@@ -251,18 +253,26 @@ class Answerer:
             log.warning("the last answers are not written to the store: %s", error)
 
 
-class Batcher:
+class Batcher(Generic[Q]):
     """Passes all waiting questions to a function as one batch. It never waits for more questions.
 
     So a single question is answered at once. Under load, batches grow.
     """
 
-    def __init__(self, answer: Callable[[list[Work]], Sequence[Any]], waiting: int, patience: float) -> None:
+    def __init__(
+        self,
+        answer: Callable[[list[Q]], Sequence[Any]],
+        waiting: int,
+        patience: float,
+        name: str = "answers",
+        finish: bool = False,
+    ) -> None:
         """`answer` returns an answer or an error for each question. A question is refused if `waiting` others
-        wait already, and fails after `patience` seconds."""
-        self._answer, self._waiting, self._patience = answer, waiting, patience
-        self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="answers", daemon=True)
+        wait already, and fails after `patience` seconds. With `finish`, it does not fail once its batch has
+        begun, because what was done could not be undone."""
+        self._answer, self._waiting, self._patience, self._finish = answer, waiting, patience, finish
+        self._queue: queue.SimpleQueue[_Waiting[Q] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._closed = False
         self._thread.start()
 
@@ -270,18 +280,21 @@ class Batcher:
         """The number of waiting questions."""
         return self._queue.qsize()
 
-    async def ask(self, question: Work) -> Any:
+    async def ask(self, question: Q) -> Any:
         """Returns the answer to a question. Raises `BusyError` if too many wait, or if it takes too long."""
         if self._closed:
             raise BusyError("the service is shutting down")
         if len(self) >= self._waiting:
             raise BusyError(f"{self._waiting:,} questions are waiting already: ask again in a second")
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._queue.put((question, future))
+        begun = threading.Lock()
+        self._queue.put((question, future, begun))
         try:
             async with asyncio.timeout(self._patience):
-                return await future
+                return await (asyncio.shield(future) if self._finish else future)
         except TimeoutError:
+            if not begun.acquire(blocking=False) and self._finish:
+                return await future
             message = f"there was no answer within {self._patience:g} s: ask again in a second"
             raise BusyError(message) from None
 
@@ -293,23 +306,27 @@ class Batcher:
 
     def _work(self) -> None:
         while (first := self._queue.get()) is not None:
-            batch: list[_Waiting | None] = [first]
+            batch: list[_Waiting[Q] | None] = [first]
             while batch[-1] is not None and len(batch) < MOST_AT_ONCE and not self._queue.empty():
                 batch.append(self._queue.get())
             self._settle([waiting for waiting in batch if waiting is not None])
             if batch[-1] is None:
                 return
 
-    def _settle(self, batch: list[_Waiting]) -> None:
-        batch = [waiting for waiting in batch if not waiting[1].cancelled()]
+    def _settle(self, batch: list[_Waiting[Q]]) -> None:
+        batch = [
+            (question, future, begun)
+            for question, future, begun in batch
+            if not future.cancelled() and begun.acquire(blocking=False)
+        ]
         if not batch:
             return
         try:
-            outcomes = self._answer([question for question, _ in batch])
+            outcomes = self._answer([question for question, *_ in batch])
         except Exception as error:
             outcomes = [error] * len(batch)
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
-        for (_, future), outcome in zip(batch, outcomes, strict=True):
+        for (_, future, _), outcome in zip(batch, outcomes, strict=True):
             by_loop.setdefault(future.get_loop(), []).append((future, outcome))
         for loop, settled in by_loop.items():
             if not loop.is_closed():

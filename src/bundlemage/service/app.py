@@ -36,6 +36,7 @@ from bundlemage.service.security import Security
 from bundlemage.service.settings import Settings
 from bundlemage.service.shared import Shared
 from bundlemage.service.shared_result import SharedResult
+from bundlemage.service.writer import InteractionWriter
 from bundlemage.store.records import ModelRecord
 from bundlemage.store.repository import Store
 from bundlemage.training.devices import resolve_device
@@ -59,6 +60,7 @@ class Service:
     settings: Settings
     store: Store
     answerer: Answerer
+    writer: InteractionWriter
     metrics: Metrics
     security: Security
     lanes: Lanes
@@ -81,6 +83,7 @@ class Service:
         """Stop answering and close the store."""
         self.lanes.close()
         self.answerer.close()
+        self.writer.close()
         self.store.close()
 
 
@@ -105,8 +108,9 @@ def start_service(settings: Settings, store: Store, live: Live, shared: Shared |
     answerer = Answerer(store, live, settings, shared)
     metrics = Metrics(lambda: len(answerer.batcher), shared)
     security = Security(settings, store.beside(connections=3), shared)
+    writer = InteractionWriter(store, settings)
     lanes = Lanes(settings.answer_timeout_s, settings.long_limit_s)
-    return Service(settings, store, answerer, metrics, security, lanes)
+    return Service(settings, store, answerer, writer, metrics, security, lanes)
 
 
 def open_live(settings: Settings, store: Store, progress: Progress = in_silence) -> Live:

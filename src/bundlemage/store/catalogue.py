@@ -35,6 +35,7 @@ from bundlemage.store.records import Bundle, CatalogueChange, Item, State, check
 Kind = Literal["item", "bundle"]
 _TABLES: dict[Kind, Table] = {"item": items, "bundle": bundles}
 _STATE = select(clock.c.catalogue, clock.c.model)
+_KNOWN = {kind: select(table.c.id).where(one_of(table.c.id, "ids")) for kind, table in _TABLES.items()}
 ANY_ITEM = select(items.c.id).limit(1)
 _LOCK = select(clock.c.catalogue).with_for_update()
 """Locks the catalogue against other writers until the transaction ends. (SQLite has only one writer.)"""
@@ -165,8 +166,7 @@ def check_known(connection: Connection, kind: Kind, ids: Iterable[str]) -> None:
     """Raise `UnknownThingsError` for ids that are not in the catalogue."""
     names = list(dict.fromkeys(ids))
     if names:
-        column = _TABLES[kind].c.id
-        known = connection.scalars(select(column).where(one_of(column, "ids")), {"ids": names})
+        known = connection.scalars(_KNOWN[kind], {"ids": names})
         missing = set(names).difference(known)
         if missing:
             raise UnknownThingsError(kind, [name for name in names if name in missing])

@@ -14,9 +14,10 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Select, Table, Text, delete, func, insert, select, update
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.selectable import CompoundSelect
 
-from bundlemage.errors import IdempotencyError
+from bundlemage.errors import BundleMageError, IdempotencyError, StoreError
 from bundlemage.store.catalogue import Kind, check_known
 from bundlemage.store.connections import StorePart
 from bundlemage.store.models import (
@@ -33,6 +34,7 @@ from bundlemage.store.models import (
 )
 from bundlemage.store.records import (
     InteractionRecord,
+    InteractionsRecord,
     Owned,
     Recorded,
     Sales,
@@ -49,6 +51,8 @@ from bundlemage.wire.requests import LONGEST_ID
 KEYS_KEPT_FOR: Final = timedelta(days=7)
 """The store remembers an idempotency key for at least this time."""
 _SECONDS_BETWEEN_FORGETTING: Final = 3600
+_GROUP_LOCK_MS: Final = 200
+"""Milliseconds that one record of several waits for a PostgreSQL lock. The others wait with it."""
 _SEPARATOR: Final = "\x1f"  # a control character, which no id contains
 _LONG_AGO: Final = -(2**63)  # imported interactions have no time
 _LAST_LETTERS: Final = LONGEST_ID * "\U0010ffff"
@@ -97,22 +101,64 @@ class HistoryStore(StorePart):
         the first result. Raises `IdempotencyError` if the interactions differ, and `UnknownThingsError` for
         unknown items or bundles.
         """
+        record = InteractionsRecord(interactions, idempotency_key, caller)
+        with self._database.write() as connection:
+            return self._record(connection, record)
+
+    def add_all_interactions(
+        self, records: Sequence[InteractionsRecord]
+    ) -> list[Recorded | BundleMageError | None]:
+        """Do what `add_interactions` does for several records, but with one commit, which takes most time.
+
+        Returns for each record its result or its error, which does not affect the other records. None means
+        that the database refused it, for example because another process holds a lock: nothing was written,
+        and `add_interactions` may succeed. Raises `StoreError` if the commit fails.
+        """
+        results: list[Recorded | BundleMageError | None] = []
+        try:
+            with self._database.write() as connection:
+                if not is_sqlite(connection):
+                    # Shorter than the time after which PostgreSQL looks for deadlocks. They end by this, too.
+                    connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_GROUP_LOCK_MS}ms'")
+                results.extend(self._apart(connection, record) for record in records)
+        except StoreError:
+            if len(results) == len(records):
+                raise
+            return [None] * len(records)
+        return results
+
+    def _apart(self, connection: Connection, record: InteractionsRecord) -> Recorded | BundleMageError | None:
+        """Write a record as a part of a transaction. If it fails, the rest of the transaction goes on."""
+        savepoint = connection.begin_nested()
+        try:
+            recorded = self._record(connection, record)
+        except BundleMageError as error:
+            savepoint.rollback()
+            return error
+        except DBAPIError:
+            if is_sqlite(connection):  # it may have ended the whole transaction
+                raise
+            savepoint.rollback()
+            return None
+        savepoint.commit()
+        return recorded
+
+    def _record(self, connection: Connection, record: InteractionsRecord) -> Recorded:
+        interactions, key, caller = record.interactions, record.idempotency_key, record.caller
         for interaction in interactions:
             check_event(interaction)
-        with self._database.write() as connection:
-            if idempotency_key is None:
-                return _add(connection, interactions)
-            this_key = (idempotency.c.caller == caller, idempotency.c.key == idempotency_key)
-            recorded = _claim(connection, caller, idempotency_key, _digest(interactions))
-            if recorded is None:
-                recorded = _add(connection, interactions)
-                outcome = update(idempotency).where(*this_key)
-                connection.execute(outcome.values(new=recorded.new, known=recorded.known))
-            if time.monotonic() - self._forgot_at > _SECONDS_BETWEEN_FORGETTING:
-                self._forgot_at = time.monotonic()
-                too_old = datetime.now(UTC) - KEYS_KEPT_FOR
-                connection.execute(delete(idempotency).where(idempotency.c.at < too_old))
-            return recorded
+        if key is None:
+            return _add(connection, interactions)
+        recorded = _claim(connection, caller, key, _digest(interactions))
+        if recorded is None:
+            recorded = _add(connection, interactions)
+            outcome = update(idempotency).where(idempotency.c.caller == caller, idempotency.c.key == key)
+            connection.execute(outcome.values(new=recorded.new, known=recorded.known))
+        if time.monotonic() - self._forgot_at > _SECONDS_BETWEEN_FORGETTING:
+            self._forgot_at = time.monotonic()
+            too_old = datetime.now(UTC) - KEYS_KEPT_FOR
+            connection.execute(delete(idempotency).where(idempotency.c.at < too_old))
+        return recorded
 
     def users(self, search: str = "", limit: int = 50, after: str = "") -> list[UserLine]:
         """Return users with a history, ordered by id: ids that start with `search` and come after `after`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from itertools import islice
 from typing import Any, Final
 
@@ -242,20 +243,21 @@ def elements(column: sa.ColumnElement[Any], for_sqlite: bool) -> TableValuedAlia
 
 def insert_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> int:
     """Insert the rows that do not exist yet. Returns the number of inserted rows."""
-    statement = _insert(connection, table).on_conflict_do_nothing()
+    statement = _insert_new(is_sqlite(connection), table)
     return connection.execute(statement, rows, execution_options={"preserve_rowcount": True}).rowcount
+
+
+@cache  # building it takes longer than looking it up
+def _insert_new(for_sqlite: bool, table: Table) -> sqlite.Insert | postgresql.Insert:
+    return (sqlite.insert(table) if for_sqlite else postgresql.insert(table)).on_conflict_do_nothing()
 
 
 def insert_or_replace(connection: Connection, table: Table, row: Mapping[str, Any]) -> None:
     """Insert a row, or update the row with the same key."""
-    insert = _insert(connection, table)
+    insert = sqlite.insert(table) if is_sqlite(connection) else postgresql.insert(table)
     key = [column.name for column in table.primary_key]
     values = {column.name: insert.excluded[column.name] for column in table.c if column.name not in key}
     connection.execute(insert.on_conflict_do_update(index_elements=key, set_=values), row)
-
-
-def _insert(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
-    return sqlite.insert(table) if is_sqlite(connection) else postgresql.insert(table)
 
 
 def insert_many(

@@ -88,6 +88,16 @@ class InteractionRecord:
 
 
 @dataclass(frozen=True)
+class InteractionsRecord:
+    """Interactions that are written all together or not at all, such as those of one request."""
+
+    interactions: Sequence[InteractionRecord]
+    idempotency_key: str | None = None
+    caller: str = ""
+    """The idempotency keys of different callers do not affect each other."""
+
+
+@dataclass(frozen=True)
 class Recorded:
     """The result of writing interactions."""
 

@@ -10,7 +10,7 @@ from bundlemage.live import Live
 from bundlemage.service.problems import ApiError, responses
 from bundlemage.service.routes.common import RequestId, TheService, UserId, allow, bundle_out, item_out
 from bundlemage.service.security import Writer
-from bundlemage.store.records import Bundle, InteractionRecord, Item
+from bundlemage.store.records import Bundle, InteractionRecord, InteractionsRecord, Item
 from bundlemage.wire.answers import UserOut, UserPage, Written
 from bundlemage.wire.requests import ID_PATTERN, InteractionIn, InteractionsIn
 
@@ -74,7 +74,7 @@ def erase(user_id: UserId, service: TheService) -> None:
 
 
 @router.post("/interactions", responses=responses(401, 403, 404, 413, 429, 503))
-def interactions(
+async def interactions(
     body: InteractionsIn,
     service: TheService,
     request_id: RequestId,
@@ -83,11 +83,8 @@ def interactions(
     idempotency_key: IdempotencyKey = None,
 ) -> Written:
     """Record all interactions on disk, or none if there is an error. They affect the next answer."""
-    recorded = service.store.add_interactions(
-        [_record(interaction) for interaction in body.interactions],
-        idempotency_key=idempotency_key,
-        caller=principal.caller,
-    )
+    records = [_record(interaction) for interaction in body.interactions]
+    recorded = await service.writer.write(InteractionsRecord(records, idempotency_key, principal.caller))
     if recorded.replayed:
         response.headers["Idempotency-Replayed"] = "true"
     else:
