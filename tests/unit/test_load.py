@@ -21,9 +21,15 @@ def server(answer: Answer) -> Iterator[str]:
     number, counting = 0, threading.Lock()
 
     class Handler(socketserver.StreamRequestHandler):
+        def head(self) -> bytes:
+            lines = b""
+            while (line := self.rfile.readline()) not in (b"", b"\r\n"):
+                lines += line
+            return lines
+
         def handle(self) -> None:
             nonlocal number
-            while head := b"".join(iter(self.rfile.readline, b"\r\n")):
+            while head := self.head():
                 length = re.search(rb"content-length: (\d+)", head.lower())
                 body = self.rfile.read(int(length[1])) if length else b""
                 if b"/v1/bundles?" in head:
