@@ -51,6 +51,34 @@ def killed(process: subprocess.Popen[str]) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
+def test_a_process_that_comes_and_goes_takes_no_write_of_another_one_with_it(store_url: str) -> None:
+    """It must not take itself for the last user of a SQLite file, which removes the log of the file."""
+    script = """
+store.put(Item("lamp", "A lamp"))
+store.put(Bundle("room", ("lamp",)))
+beside = store.beside(1)
+again = Store.open(sys.argv[1])
+say("open")
+sys.stdin.readline()
+store.add_interactions([InteractionRecord("ann", "bundle", "room")])
+say("done")
+time.sleep(60)
+"""
+    process = started(store_url, script)
+    assert heard(process) == "open"
+    visitor = started(store_url, "store.keys(); store.close(); say('gone')")
+    assert heard(visitor) == "gone"
+    visitor.communicate()
+    assert process.stdin is not None
+    process.stdin.write("go on\n")
+    process.stdin.flush()
+    assert heard(process) == "done"
+    killed(process)
+    store = Store.open(store_url)
+    assert store.histories(["ann"])["ann"].bundles == ("room",)
+    store.close()
+
+
 def test_what_was_acknowledged_outlives_the_process(store_url: str) -> None:
     script = """
 store.put(Item("lamp", "A lamp"))

@@ -283,7 +283,11 @@ def _make_file(path: Path) -> None:
     if path.is_dir():
         raise StoreError(f"{path}: this is a folder. Give the path of a file, such as {path / 'store.db'}")
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        # A file that is there is not opened: closing it would release the locks of this process on it. Then
+        # another process that ends takes itself for the last one, and removes the log with the latest writes.
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        return
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror}. {_HINTS['unable to open']}") from None
 
