@@ -7,17 +7,18 @@ DEMO := runs/demo
 # Python keeps what it compiled, or each of the many processes of the tests would compile it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve test test-slow bench reproduce lint clean
+.PHONY: help demo serve test test-slow test-torture bench reproduce lint clean
 
 help:
-	@echo "make demo       set up, train on the sample shop, show recommendations and a completed bundle"
-	@echo "make serve      set up, then the live service and its page with the sample shop, on http://127.0.0.1:8000/"
-	@echo "make test       set up, check style, types and imports, run the tests (some minutes)"
-	@echo "make test-slow  the tests that take minutes each"
-	@echo "make bench      speed and memory as one table, and in runs/bench.json (half an hour without a GPU)"
-	@echo "make reproduce  the paper's tables on Youshu (BUNDLEMAGE_DATA names the data; a day without a GPU)"
-	@echo "make lint       only style, types and imports"
-	@echo "make clean      remove the environment, runs and caches"
+	@echo "make demo          set up, train on the sample shop, show recommendations and a completed bundle"
+	@echo "make serve         set up, then the live service and its page with the sample shop, on http://127.0.0.1:8000/"
+	@echo "make test          set up, check style, types and imports, run the tests (some minutes)"
+	@echo "make test-slow     the tests that take minutes each"
+	@echo "make test-torture  fuzzed requests and kills against the live service (20 minutes)"
+	@echo "make bench         speed and memory as one table, and in runs/bench.json (half an hour without a GPU)"
+	@echo "make reproduce     the paper's tables on Youshu (BUNDLEMAGE_DATA names the data; a day without a GPU)"
+	@echo "make lint          only style, types and imports"
+	@echo "make clean         remove the environment, runs and caches"
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -67,6 +68,10 @@ test: lint
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 3600
+
+# Options go in TORTURE: make test-torture TORTURE='--requests 5000 --kills 20 --db sqlite'
+test-torture: $(VENV)/.dev
+	$(BIN)/python -m tests.torture $(TORTURE)
 
 # Options go in BENCH: make bench BENCH='--only epoch --repeat 3'
 bench: $(VENV)/.core

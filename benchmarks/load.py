@@ -164,7 +164,7 @@ class Load:
         self.stopped = False
         parts = urlsplit(plan.address)
         self._target = (parts.hostname or "127.0.0.1", parts.port or 80)
-        self._bundles = some_bundles(plan.address) if plan.writes else [b""]
+        self.bundles = some_bundles(plan.address) if plan.writes else [b""]
         self._random = random.Random(plan.seed)
         self._written = 0
         self._sent = 0
@@ -248,7 +248,7 @@ class Load:
         if plan.writes and self._random.random() < plan.writes:
             connection.write = number = self._written
             self._written += 1
-            bundle = self._bundles[number % len(self._bundles)]
+            bundle = self.bundles[number % len(self.bundles)]
             body = b'{"interactions":[{"user_id":"%s-%d","bundle_id":"%s"}]}'
             body %= (plan.name.encode(), number, bundle)
             connection.pending = _WRITE % (len(body), body)
