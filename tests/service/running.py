@@ -17,10 +17,9 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from bundlemage.recommender import Recommender
-from bundlemage.service.app import Service, create_app, open_service
+from bundlemage.service.app import Service, create_server, open_service
 from bundlemage.service.security import make_key
 from bundlemage.service.settings import Settings
 from bundlemage.store.records import Role
@@ -158,7 +157,7 @@ class Inside(Running):
 def inside(model: Path | None, db: str, **settings: Any) -> Iterator[Inside]:
     """The same app on a real server in a thread, which starts sooner than a process does."""
     service = open_service(Settings(model=model, db=db, **settings), Store.open(db))
-    server = uvicorn.Server(uvicorn.Config(create_app(service), log_config=None, access_log=False))
+    server = create_server(service)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

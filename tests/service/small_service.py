@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import httpx
-import uvicorn
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
@@ -27,6 +26,7 @@ from bundlemage.service.metrics import Metrics
 from bundlemage.service.middleware import Frame
 from bundlemage.service.routes import session
 from bundlemage.service.security import Principal, Security, Writer, make_key, require
+from bundlemage.service.server import Server, make_server
 from bundlemage.service.settings import Settings
 from bundlemage.store.records import Role
 from bundlemage.store.repository import Store
@@ -123,6 +123,7 @@ class Running:
     port: int
     service: Service
     app: FastAPI
+    server: Server
 
     @property
     def url(self) -> str:
@@ -173,10 +174,7 @@ def serving(
     service = Service(settings, store, Metrics(), Security(settings, store, None, seconds_believed))
     app = small_app(service)
     logs.configure(stream=OUTPUT)
-    config = uvicorn.Config(
-        app, log_config=None, access_log=False, server_header=False, proxy_headers=False, ws="none"
-    )
-    server = uvicorn.Server(config)
+    server = make_server(app, settings, service.metrics)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
@@ -185,7 +183,7 @@ def serving(
             assert thread.is_alive(), OUTPUT.getvalue()
             time.sleep(0.01)
         try:
-            yield Running(listening.getsockname()[1], service, app)
+            yield Running(listening.getsockname()[1], service, app, server)
         finally:
             server.should_exit = True
             thread.join(timeout=20)

@@ -281,7 +281,7 @@ def test_what_has_begun_is_finished_and_what_was_refused_is_never_begun() -> Non
         return [name.upper() for name in batch]
 
     async def play() -> None:
-        batcher = Batcher(work, waiting=10, patience=0.2, finish=True)
+        batcher = Batcher(work, patience=0.2, finish=True)
         first = asyncio.create_task(batcher.ask("first"))
         await asyncio.to_thread(wait_until, lambda: begun, "the first")
         with pytest.raises(BusyError, match=r"within 0\.2 s"):

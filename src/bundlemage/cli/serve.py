@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bundlemage.store.repository import Store
 
 SAMPLE = Path("bundlemage-sample")
-_NEEDED = ("fastapi", "prometheus_client", "sqlalchemy", "uvicorn")
+_NEEDED = ("fastapi", "httptools", "prometheus_client", "sqlalchemy", "uvicorn")
 
 SETTINGS = FromModel(
     "bundlemage.service.settings.Settings",
@@ -81,10 +81,9 @@ def _serve(settings: Settings, sockets: Sequence[socket.socket]) -> None:
     """Load the model, then serve it: in this process, or in one forked process for each socket."""
     check_extra()
     import torch
-    import uvicorn
 
     from bundlemage.service import logs, workers
-    from bundlemage.service.app import create_app, open_live, start_service
+    from bundlemage.service.app import create_server, open_live, start_service
     from bundlemage.service.security import check_may_listen
     from bundlemage.service.shared import Shared
     from bundlemage.store.repository import Store
@@ -125,17 +124,9 @@ def _serve(settings: Settings, sockets: Sequence[socket.socket]) -> None:
         if settings.workers > 1:
             logs.configure(debug=settings.debug, worker=number)
         service = start_service(settings, Store.open(settings.db), live, shared)
-        config = uvicorn.Config(
-            create_app(service),
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            ws="none",  # web sockets are not used, and log lines about them would contain paths
-            timeout_graceful_shutdown=10,
-        )
+        server = create_server(service)
         with suppress(KeyboardInterrupt):  # the server raises it again after it has stopped
-            uvicorn.Server(config).run(sockets=[sockets[number - 1]])
+            server.run(sockets=[sockets[number - 1]])
 
     try:
         if settings.workers > 1:

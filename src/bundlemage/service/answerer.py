@@ -95,7 +95,7 @@ class Answerer:
         version = store.state().model
         if version is not None and version != live.record.version:  # published after `live` was loaded
             self._follow(version)
-        self.batcher: Batcher[Work] = Batcher(self._work, settings.queue_limit, settings.answer_timeout_s)
+        self.batcher: Batcher[Work] = Batcher(self._work, settings.answer_timeout_s)
         self._housekeeper = threading.Thread(target=self._keep_house, name="housekeeping", daemon=True)
         self._housekeeper.start()
 
@@ -262,15 +262,15 @@ class Batcher(Generic[Q]):
     def __init__(
         self,
         answer: Callable[[list[Q]], Sequence[Any]],
-        waiting: int,
         patience: float,
         name: str = "answers",
         finish: bool = False,
     ) -> None:
-        """`answer` returns an answer or an error for each question. A question is refused if `waiting` others
-        wait already, and fails after `patience` seconds. With `finish`, it does not fail once its batch has
-        begun, because what was done could not be undone."""
-        self._answer, self._waiting, self._patience, self._finish = answer, waiting, patience, finish
+        """`answer` returns an answer or an error for each question. A question fails after
+        `patience` seconds. With `finish`, it does not fail once its batch has begun, because what was done
+        could not be undone."""
+        self._answer, self._patience, self._finish = answer, patience, finish
+        self._began: float | None = None
         self._queue: queue.SimpleQueue[_Waiting[Q] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._closed = False
@@ -280,12 +280,15 @@ class Batcher(Generic[Q]):
         """The number of waiting questions."""
         return self._queue.qsize()
 
+    def busy_for(self) -> float:
+        """For how many seconds the current batch has been running; 0 if there is none."""
+        began = self._began
+        return 0.0 if began is None else time.monotonic() - began
+
     async def ask(self, question: Q) -> Any:
-        """Returns the answer to a question. Raises `BusyError` if too many wait, or if it takes too long."""
+        """Returns the answer to a question. Raises `BusyError` if it takes too long."""
         if self._closed:
             raise BusyError("the service is shutting down")
-        if len(self) >= self._waiting:
-            raise BusyError(f"{self._waiting:,} questions are waiting already: ask again in a second")
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         begun = threading.Lock()
         self._queue.put((question, future, begun))
@@ -309,7 +312,9 @@ class Batcher(Generic[Q]):
             batch: list[_Waiting[Q] | None] = [first]
             while batch[-1] is not None and len(batch) < MOST_AT_ONCE and not self._queue.empty():
                 batch.append(self._queue.get())
+            self._began = time.monotonic()
             self._settle([waiting for waiting in batch if waiting is not None])
+            self._began = None
             if batch[-1] is None:
                 return
 

@@ -19,6 +19,7 @@ from bundlemage.recommender import Recommender
 from bundlemage.service import problems
 from bundlemage.service.answerer import Answerer, load_live
 from bundlemage.service.lanes import Kind, Lanes
+from bundlemage.service.load import Load
 from bundlemage.service.metrics import Metrics
 from bundlemage.service.middleware import Frame
 from bundlemage.service.routes import (
@@ -33,6 +34,7 @@ from bundlemage.service.routes import (
     work,
 )
 from bundlemage.service.security import Security
+from bundlemage.service.server import Server, make_server
 from bundlemage.service.settings import Settings
 from bundlemage.service.shared import Shared
 from bundlemage.service.shared_result import SharedResult
@@ -50,7 +52,8 @@ SHARED_FOR = 1.0
 DESCRIPTION = """Recommends bundles for users and items for bundles. Every change affects the next answer.
 
 Send your key in the header `Authorization: Bearer KEY`. `bundlemage keys create` creates a key. Errors have
-the format `application/problem+json` (RFC 9457)."""
+the format `application/problem+json` (RFC 9457). Besides the answers of each route, any request may get
+400 (not HTTP), 408 (too slow), 414 or 431 (URL or headers too large), or 503 (too many are waiting)."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,12 @@ def _to_serve(store: Store, version: str | None, named: Path | None) -> ModelRec
     if published is None or record.version == published.version or store.model(record.version) is None:
         return record
     return published
+
+
+def create_server(service: Service) -> Server:
+    """The web application of a service, with its server."""
+    reads, writes = Load(service.answerer.batcher.busy_for), Load(service.writer.batcher.busy_for)
+    return make_server(create_app(service), service.settings, service.metrics, reads, writes)
 
 
 def create_app(service: Service) -> FastAPI:

@@ -15,6 +15,8 @@ from prometheus_client.registry import Collector
 from bundlemage.service.shared import Recent, Shared
 from bundlemage.wire.answers import Latency
 
+NO_ROUTE = "(none)"
+"""The route of a request that no route has answered."""
 _METHODS = {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"}
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 M = TypeVar("M", Counter, Histogram)

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bundlemage.service import logs
+from bundlemage.service.metrics import NO_ROUTE
 from bundlemage.service.paths import is_text, path_of
 from bundlemage.service.problems import ApiError, answer_of
 from bundlemage.service.security import is_own_origin, use_proxy_headers
@@ -26,7 +27,6 @@ _HARMLESS = {"GET", "HEAD", "OPTIONS"}
 _API = "/v1/"
 _LOGIN = "/v1/session"
 _STATIC = "/static"
-_NO_ROUTE = "(none)"
 _LOGIN_BYTES = 4096
 _MOST_LISTS = 100_000
 """Maximum number of lists and objects in a JSON body. They take the longest to read: 0.1 s for a megabyte."""
@@ -37,7 +37,7 @@ _CONTENT_POLICY = (
     "frame-ancestors 'none'"
 )
 _PERMISSIONS = "camera=(), geolocation=(), microphone=(), payment=(), usb=()"
-_SECURITY_HEADERS = (
+SECURITY_HEADERS = (
     (b"content-security-policy", _CONTENT_POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"same-origin"),  # `no-referrer` would also remove the Origin of a form's POST
@@ -80,7 +80,7 @@ class Frame:
                 headers_of_route = message.get("headers", ())
                 caching = _caching(path, status, headers_of_route)
                 identity = (b"x-request-id", request_id.encode())
-                message["headers"] = [*headers_of_route, *_SECURITY_HEADERS, *caching, identity]
+                message["headers"] = [*headers_of_route, *SECURITY_HEADERS, *caching, identity]
             await send(message)
 
         try:
@@ -188,4 +188,4 @@ def _template(scope: Scope, path: str) -> str:
     if path.startswith(f"{_STATIC}/"):
         return _STATIC
     template = getattr(scope.get("route"), "path_format", None)
-    return template if isinstance(template, str) and template else _NO_ROUTE
+    return template if isinstance(template, str) and template else NO_ROUTE

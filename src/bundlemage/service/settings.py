@@ -43,8 +43,20 @@ class Settings(BaseModel):
     threads: int = Field(default=1, ge=1)
     """Number of CPU threads of the model in each process. Batches are small, so one thread is as fast as
     several, unless there are more than some hundred thousand bundles."""
-    queue_limit: int = Field(default=2000, ge=1)
-    """Maximum number of waiting requests. Further requests are refused with status 503."""
+    queue_target_s: float = Field(default=0.4, gt=0)
+    """If a new request would wait longer than this number of seconds, it is refused with status 503."""
+    connection_limit: int = Field(default=4000, ge=1)
+    """Maximum number of connections. Above it, the one that has been idle the longest is closed."""
+    head_limit: int = Field(default=32 * 1024, ge=512)
+    """Maximum number of bytes of the URL and the headers of a request."""
+    head_timeout_s: float = Field(default=10, gt=0)
+    """Number of seconds in which the headers of a request must arrive, and the next part of a body."""
+    body_timeout_s: float = Field(default=30, gt=0)
+    """Number of seconds in which a body must arrive."""
+    idle_timeout_s: float = Field(default=5, gt=0)
+    """Number of seconds after which a connection without a further request is closed."""
+    write_timeout_s: float = Field(default=30, gt=0)
+    """Number of seconds in which the caller must read an answer."""
     trust_proxy: bool = False
     """Whether to trust the headers X-Forwarded-For, -Proto and -Host. Set it only behind a proxy: otherwise
     callers could forge them."""

@@ -25,7 +25,7 @@ class InteractionWriter:
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store, self._own_store = store, store.beside(connections=1)
         self._patience = settings.answer_timeout_s
-        self.batcher = Batcher(self._write, settings.queue_limit, self._patience, name="writes", finish=True)
+        self.batcher = Batcher(self._write, self._patience, name="writes", finish=True)
 
     async def write(self, record: InteractionsRecord) -> Recorded:
         """Write the interactions of a request. Returns when they are on disk.

@@ -1,0 +1,488 @@
+"""The HTTP server: uvicorn, with limits on what a connection may send, hold and wait for.
+
+The limits apply before the application sees a request. One object per connection (`Connection`) keeps them. A
+sweep over all connections every half second checks the deadlines, so a request needs no timers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections import OrderedDict
+from contextlib import suppress
+from enum import Enum, auto
+from functools import cache
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from bundlemage.service.load import Load, Refusals
+from bundlemage.service.metrics import Metrics
+from bundlemage.service.middleware import SECURITY_HEADERS
+from bundlemage.service.problems import MEDIA_TYPE, ApiError
+from bundlemage.service.settings import Settings
+
+MOST_HEADERS = 100
+PAUSE_S = 1.0
+"""Seconds for which nothing is read from a connection after a refusal, if there are many refusals."""
+LINGER_S = 1.0
+"""Seconds for which a refused connection stays open. If it were closed while the caller still sends, the
+caller's system would discard the answer."""
+FOR_HEALTH_CHECKS = 64
+"""Number of connections above the limit, which may ask for nothing else."""
+OTHER_FILES = 256
+"""Number of file descriptors that are left for the store, the models and the log."""
+_TICKS_PER_SWEEP = 5  # of 0.1 s each
+_END_OF_HEAD = b"\r\n\r\n"
+_HEALTH_CHECKS = {b"/healthz", b"/readyz", b"/metrics"}
+_LONG = {b"/v1/design", b"/v1/explain", b"/v1/bundles:score", b"/v1/insights", b"/v1/models/reload"}
+"""Requests that may take seconds. Other requests do not wait for them, so they are not counted."""
+_READING = {b"GET", b"HEAD"}
+_READS = {b"/v1/recommend", b"/v1/complete", b"/v1/design", b"/v1/explain", b"/v1/bundles:score"}
+"""Requests with another method that read, too. The model answers them, and not the thread that writes."""
+_COUNTED, _REFUSAL = "bundlemage.counted", "bundlemage.refusal"
+_NO_ID = "0" * 16  # replaced by the request's id
+
+BUSY = ApiError(
+    503, "Busy", "Too many requests are waiting: ask again in a second.", headers={"Retry-After": "1"}
+)
+NOT_HTTP = ApiError(400, "Not HTTP", "This is not a valid HTTP/1.1 request.")
+
+
+class Phase(Enum):
+    """What a connection is doing."""
+
+    HEAD = auto()
+    """It waits for a request, or receives its first line and headers."""
+    BODY = auto()
+    ANSWER = auto()
+    """The request was received, and the application answers it."""
+    PAUSE = auto()
+    """Nothing is read for a second, because a request was refused."""
+    CLOSING = auto()
+    """What arrives is discarded. The connection is closed after the answer."""
+
+
+class Limits:
+    """The limits of a server, and what its connections share."""
+
+    def __init__(self, settings: Settings, metrics: Metrics, reads: Load, writes: Load) -> None:
+        self.settings = settings
+        self.reads, self.writes = reads, writes
+        self.refusals = Refusals(metrics)
+        self.most_connections, self.backlog = _connections(settings.connection_limit)
+        self.without_request: OrderedDict[Connection, None] = OrderedDict()
+        """The connections on which no request is being answered. The first has been waiting the longest."""
+        limit = f"{settings.head_limit:,} bytes"
+        self.url_too_long = ApiError(
+            414, "URL too long", f"The URL and the headers may have {limit} together. Send a body instead."
+        )
+        self.head_too_large = ApiError(
+            431,
+            "Headers too large",
+            f"There may be {MOST_HEADERS} headers. The URL and the headers may have {limit} together, and so "
+            "may trailers.",
+        )
+        self.late_head = ApiError(
+            408, "Too slow", f"The headers did not arrive within {settings.head_timeout_s:g} s."
+        )
+        self.late_body = ApiError(
+            408,
+            "Too slow",
+            f"The body did not arrive within {settings.body_timeout_s:g} s, or nothing arrived for "
+            f"{settings.head_timeout_s:g} s. Send less at a time.",
+        )
+
+
+class Config(uvicorn.Config):
+    """The configuration that uvicorn passes to each connection."""
+
+    limits: Limits
+
+
+class Server(uvicorn.Server):
+    """A server that checks the deadlines of its connections."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.limits = config.limits
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _TICKS_PER_SWEEP == 0:
+            now = asyncio.get_running_loop().time()
+            for connection in tuple(self.server_state.connections):
+                if isinstance(connection, Connection):
+                    connection.check_deadlines(now)
+            self.limits.refusals.start_again()
+        if counter % 10 == 0:
+            self.limits.refusals.write_log()
+        return await super().on_tick(counter)
+
+
+def make_server(
+    app: ASGIApp, settings: Settings, metrics: Metrics, reads: Load | None = None, writes: Load | None = None
+) -> Server:
+    """The server of an app. `reads` and `writes` measure how long its requests wait."""
+    limits = Limits(settings, metrics, reads or Load(), writes or Load())
+    config = Config(
+        _Counted(app),
+        http=Connection,
+        ws="none",  # web sockets are not used, and log lines about them would contain paths
+        backlog=limits.backlog,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=10,
+    )
+    config.limits = limits
+    return Server(config)
+
+
+class _Counted:
+    """The application, as the server calls it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. If the request is refused while its body is being read, reading raises the
+        error."""
+
+        async def receive_or_fail() -> Message:
+            message = await receive()
+            if _REFUSAL in scope:
+                error: ApiError = scope[_REFUSAL]
+                raise error.with_traceback(None)
+            return message
+
+        try:
+            await self._app(scope, receive_or_fail, send)
+        finally:
+            if _COUNTED in scope:
+                scope[_COUNTED].end()
+
+
+class _Flow(FlowControl):
+    """Reads nothing while `stopped`, also if the application asks for more of the body."""
+
+    stopped = False
+
+    def resume_reading(self) -> None:
+        if not self.stopped:
+            super().resume_reading()
+
+
+class Connection(HttpToolsProtocol):
+    """A connection to a caller. It passes one request at a time to the application."""
+
+    def __init__(self, config: Config, *arguments: Any, **options: Any) -> None:
+        super().__init__(config, *arguments, **options)
+        self.limits = config.limits
+        self.flow: _Flow
+        self.access_log = False  # its lines would contain paths
+        self.url = b""
+        self._phase = Phase.HEAD
+        self._since = 0.0
+        """When the phase began; with `Phase.HEAD`: when the first byte of a request arrived."""
+        self._answering = False
+        """Whether the application answers a request. This may begin and end before the body has arrived."""
+        self._only_health_checks = False
+        self._load: Load | None = None
+        """Counts the request, if others wait for it."""
+        self._pauses = False
+        self._held = b""
+        """What arrived after a request and before its answer."""
+        self._end = b""
+        """The last bytes of an incomplete head."""
+        self._bytes = 0
+        """Number of bytes of the head; with `Phase.BODY`: of what is not body, such as trailers."""
+        self._left = 0
+        """Number of bytes of the body that have not arrived, if the header Content-Length said so."""
+        self._heard_at = 0.0
+        self._unread_since = 0.0
+        """When the caller left a part of an answer unread; 0 if it has read everything."""
+
+    # ── Opening and closing ──────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = _Flow(transport)
+        self._since = self.loop.time()
+        limits = self.limits
+        if len(self.connections) > limits.most_connections:
+            if not limits.without_request:
+                self._only_health_checks = True
+                if len(self.connections) > limits.most_connections + FOR_HEALTH_CHECKS:
+                    self._phase = Phase.CLOSING
+                    self._send(BUSY, close=True)
+                    transport.close()
+                return
+            limits.without_request.popitem(last=False)[0].transport.close()
+        limits.without_request[self] = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.limits.without_request.pop(self, None)
+        self._held = b""
+        super().connection_lost(exc)
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer with an error, and close the connection."""
+        if self._answering:  # the application is reading the body, and gets the error instead
+            self.scope[_REFUSAL] = error  # type: ignore[literal-required]
+            self._phase = Phase.CLOSING
+            self.cycle.message_event.set()
+        else:
+            self._send(error, close=True)
+            self._close()
+
+    def _close(self) -> None:
+        """Close the connection after a moment, in which the caller can read the answer."""
+        self._phase, self._since = Phase.CLOSING, self.loop.time()
+        self.flow.stopped = False
+        self.flow.resume_reading()
+        if not self.transport.is_closing():
+            self.transport.write_eof()
+
+    def _send(self, error: ApiError, *, close: bool, head_only: bool = False, method: str = "") -> None:
+        """Send an error without the application, and count it."""
+        self.limits.refusals.count(error.status_code, method)
+        head, body = _prepared(error)
+        identity = secrets.token_hex(8).encode()
+        dates = (b"%b: %b\r\n" % header for header in self.server_state.default_headers)
+        closing = b"connection: close\r\n" if close else b""
+        body = b"" if head_only else body.replace(_NO_ID.encode(), identity)
+        self.transport.write(
+            b"%b%bx-request-id: %b\r\n%b\r\n%b" % (head, b"".join(dates), identity, closing, body)
+        )
+
+    def check_deadlines(self, now: float) -> None:
+        """Close the connection if the caller is too slow. This is called every half second."""
+        settings, age = self.limits.settings, now - self._since
+        if not self.transport.get_write_buffer_size():
+            self._unread_since = 0.0
+        elif not self._unread_since:
+            self._unread_since = now
+        elif now - self._unread_since > settings.write_timeout_s:
+            self.transport.abort()
+            return
+        if self._phase is Phase.HEAD:
+            if self._bytes:
+                if age > settings.head_timeout_s:
+                    self._refuse(self.limits.late_head)
+            elif age > (settings.idle_timeout_s if self._had_request() else settings.head_timeout_s):
+                self.transport.close()
+        elif self._phase is Phase.BODY:
+            if not self._answering:  # it was answered without the body
+                if age > settings.body_timeout_s:
+                    self.transport.abort()
+            elif self.flow.read_paused or self.cycle.waiting_for_100_continue:
+                self._heard_at = now  # the caller is not the slow one
+            elif age > settings.body_timeout_s or now - self._heard_at > settings.head_timeout_s:
+                self._refuse(self.limits.late_body)
+        elif self._phase is Phase.PAUSE:
+            if age > PAUSE_S:
+                self._pauses = False
+                self._wait_for_request()
+        elif self._phase is Phase.CLOSING and not self._answering and age > LINGER_S:
+            self.transport.abort()
+
+    def _had_request(self) -> bool:
+        return self.cycle is not None or self.headers is not None
+
+    # ── Receiving ────────────────────────────────────────────────────────────────────────────────
+
+    def data_received(self, data: bytes) -> None:
+        """Give the parser one request at a time. What follows is held until the request is answered."""
+        while data and self._phase is not Phase.CLOSING:
+            if self._phase is Phase.HEAD:
+                data = self._receive_head(data)
+            elif self._phase is Phase.BODY:
+                data = self._receive_body(data)
+            elif self._phase is Phase.ANSWER:
+                self._held += data
+                self.flow.pause_reading()
+                self.flow.stopped = True
+                return
+            else:  # it sends more, though it was refused
+                self._close()
+
+    def _receive_head(self, data: bytes) -> bytes:
+        """Parse a head, or a part of it. Returns what follows the head."""
+        if not self._bytes:
+            self._since = self.loop.time()
+        seen = self._end + data  # the end of the head may be split
+        end = seen.find(_END_OF_HEAD)
+        length = len(data) if end < 0 else end + len(_END_OF_HEAD) - len(self._end)
+        self._end = seen[-3:] if end < 0 else b""
+        left = self.limits.settings.head_limit - self._bytes
+        self._bytes += length
+        if length <= left:
+            self._parse(data[:length])
+            return data[length:]
+        self._parse(data[:left])
+        if self._phase is Phase.HEAD:
+            long_url = len(self.url) > self.limits.settings.head_limit // 2
+            self._refuse(self.limits.url_too_long if long_url else self.limits.head_too_large)
+        return b""
+
+    def _receive_body(self, data: bytes) -> bytes:
+        """Parse a part of a body. Returns what follows the body, if the length of the body is known."""
+        self._heard_at = self.loop.time()
+        if self._left:
+            part, rest = data[: self._left], data[self._left :]
+            self._left -= len(part)
+        else:
+            part, rest = data, b""
+            self._bytes += len(data)
+        self._parse(part)
+        if self._phase is Phase.BODY and self._bytes > self.limits.settings.head_limit:
+            self._refuse(self.limits.head_too_large)
+        return rest
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # The request was answered as any other. What follows may be another protocol.
+            self._answer_last()
+        except httptools.HttpParserError as error:
+            if self._phase is not Phase.CLOSING:
+                reason = error.__context__
+                self._refuse(reason if isinstance(reason, ApiError) else NOT_HTTP)
+
+    def _answer_last(self) -> None:
+        """Read no further requests. Close the connection after the current answer."""
+        if self._answering:
+            self._phase = Phase.CLOSING
+            self.cycle.keep_alive = False
+        elif self._phase is not Phase.CLOSING:
+            self._close()
+
+    def on_message_begin(self) -> None:
+        if self._phase is not Phase.HEAD:  # a second request follows a body without a known length
+            self._answer_last()
+            raise NOT_HTTP.with_traceback(None)
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._phase is not Phase.HEAD:
+            return  # a trailer
+        name = name.lower()
+        if name == b"content-length":
+            self._left = int(value)
+        elif name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+        if len(self.headers) > MOST_HEADERS:
+            raise self.limits.head_too_large.with_traceback(None)
+
+    def on_headers_complete(self) -> None:
+        path = self.url.partition(b"?")[0]
+        if path not in _HEALTH_CHECKS:
+            limits = self.limits
+            if self._only_health_checks and len(self.connections) > limits.most_connections:
+                raise BUSY.with_traceback(None)
+            reads = path in _READS or self.parser.get_method() in _READING
+            load = limits.reads if reads else limits.writes
+            if load.wait() > limits.settings.queue_target_s:
+                self._shed()
+                return
+            self._load = load if path not in _LONG else None
+        else:
+            self._load = None
+        super().on_headers_complete()
+        self._answering = True
+        self.limits.without_request.pop(self, None)
+        self._start_body()
+
+    def _start_body(self) -> None:
+        self._phase, self._bytes = Phase.BODY, 0
+        self._since = self._heard_at = self.loop.time()
+
+    def _shed(self) -> None:
+        """Refuse a request because others wait. If there are many refusals, pause before the next request."""
+        method = self.parser.get_method().decode("ascii")
+        # A caller who waits for "100 Continue" may not send the body now.
+        close = not self.parser.should_keep_alive() or self.expect_100_continue
+        self._send(BUSY, close=close, head_only=method == "HEAD", method=method)
+        self._pauses = self.limits.refusals.are_many()
+        if close:
+            self._close()
+        else:
+            self._start_body()
+
+    def on_body(self, body: bytes) -> None:
+        self._bytes = 0
+        if self._answering and self._phase is Phase.BODY:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._phase is Phase.CLOSING:
+            return
+        if not self._answering:
+            self._wait_for_request()
+            return
+        self._phase = Phase.ANSWER
+        if self._load:
+            self._load.begin()
+            self.scope[_COUNTED] = self._load  # type: ignore[literal-required]
+        super().on_message_complete()
+
+    def _wait_for_request(self) -> None:
+        self._phase = Phase.PAUSE if self._pauses else Phase.HEAD
+        self._since, self._bytes, self._left = self.loop.time(), 0, 0
+        if self._pauses:
+            self.flow.pause_reading()
+        else:
+            self.flow.resume_reading()
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        self._answering = False
+        if self.transport.is_closing():
+            return
+        self.limits.without_request[self] = None
+        if self._phase is Phase.CLOSING or (self._phase is Phase.BODY and self.expect_100_continue):
+            self._close()
+        elif self._phase is Phase.BODY:  # the rest of the body is discarded
+            self.flow.resume_reading()
+        else:
+            self.flow.stopped = False
+            self._wait_for_request()
+            held, self._held = self._held, b""
+            self.data_received(held)
+
+
+@cache
+def _prepared(error: ApiError) -> tuple[bytes, bytes]:
+    """The head of an answer, without its last headers, and its body, with a request id of zeros."""
+    body = json.dumps(error.problem(_NO_ID)).encode("ascii")
+    headers = {"content-type": MEDIA_TYPE, "content-length": str(len(body)), **(error.headers or {})}
+    lines = [f"HTTP/1.1 {error.status_code} {HTTPStatus(error.status_code).phrase}"]
+    lines += [f"{name.lower()}: {value}" for name, value in headers.items()]
+    lines += [f"{name.decode()}: {value.decode()}" for name, value in SECURITY_HEADERS]
+    return "\r\n".join([*lines, "cache-control: no-store", ""]).encode(), body
+
+
+def _connections(limit: int) -> tuple[int, int]:
+    """Returns the maximum number of connections, and of those that wait to be accepted.
+
+    It is `limit`, or less if the system does not allow the process to open so many files.
+    """
+    files = limit + 2048 + FOR_HEALTH_CHECKS + OTHER_FILES
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if allowed != resource.RLIM_INFINITY:
+            files = min(files, allowed)
+    # All that wait may be accepted at once, before one of them is closed.
+    backlog = min(2048, files // 4)
+    return max(1, min(limit, files - backlog - FOR_HEALTH_CHECKS - OTHER_FILES)), backlog
