@@ -31,7 +31,12 @@ from tests.service.small_service import OUTPUT, Running, copied, serving
 from tests.waiting import wait_until
 
 # So that on a busy machine only those tests meet a deadline that set one.
-PATIENT = {"head_timeout_s": 600, "body_timeout_s": 600, "idle_timeout_s": 600, "write_timeout_s": 600}
+PATIENT: dict[str, Any] = {
+    "head_timeout_s": 600,
+    "body_timeout_s": 600,
+    "idle_timeout_s": 600,
+    "write_timeout_s": 600,
+}
 READ = "/v1/users/u0007/bundles"
 POST = b"POST /v1/ask HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
