@@ -404,7 +404,9 @@ def record_of(path: Path) -> ModelRecord:
     return ModelRecord(version, str(path.resolve()), config["model"], metrics)
 
 
-def load_published(record: ModelRecord, device: str = "auto") -> Recommender:
+def load_published(
+    record: ModelRecord, device: str = "auto", shared_weights: Path | None = None
+) -> Recommender:
     """Load a published model. Raises ArtifactError if its folder now holds another model."""
     path = Path(record.path)
     version = artifact_version(path)
@@ -412,4 +414,4 @@ def load_published(record: ModelRecord, device: str = "auto") -> Recommender:
         raise ArtifactError(
             f"{path} no longer holds the model {record.version}: it was replaced by {version}"
         )
-    return Recommender.load(path, device=device)
+    return Recommender.load(path, device=device, shared_weights=shared_weights)

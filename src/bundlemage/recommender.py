@@ -212,13 +212,14 @@ class Recommender(Asker):
         return Path(path)
 
     @classmethod
-    def load(cls, path: str | Path, *, device: str = "auto") -> Recommender:
+    def load(
+        cls, path: str | Path, *, device: str = "auto", shared_weights: Path | None = None
+    ) -> Recommender:
         """Read a saved model and verify the checksum of each file. Returns the recommender.
 
-        The weights are mapped from the file, so that processes on one machine share them. Replace the folder
-        of a loaded model as a whole, as `save` does: do not write into its files.
+        Processes that give the same folder as `shared_weights` have the weights in memory only once.
         """
-        artifact = load_artifact(Path(path))
+        artifact = load_artifact(Path(path), shared_weights)
         return cls._of(artifact, Path(path), device, len(artifact.dataset.users))
 
     @classmethod

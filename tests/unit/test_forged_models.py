@@ -177,16 +177,23 @@ def test_a_table_that_repeats_itself_is_saved_so_that_it_loads(
 
 class TestMapping:
     def mapped(self, folder: Path) -> list[str]:
-        inode = f" {(folder / 'model.safetensors').stat().st_ino} "
-        return [line for line in Path("/proc/self/maps").read_text().splitlines() if inode in line]
+        inodes = [f" {file.stat().st_ino} " for file in folder.glob("*.safetensors")]
+        return [
+            line
+            for line in Path("/proc/self/maps").read_text().splitlines()
+            if any(inode in line for inode in inodes)
+        ]
 
     def test_large_weights_are_not_copied(self, tmp_path: Path) -> None:
         even = QUICK | {"embedding_dim": 32, "shared_fraction": 0.5}  # rows of 64 bytes
         model = Recommender(**even).fit(small_shop(items=900), SplitPlan("none"), progress=False)
         saved = model.save(tmp_path / "model")
-        one, other = (Recommender.load(saved, device="cpu") for _ in range(2))
-        assert len(self.mapped(saved)) == 2, "each of the two models reads the same file"
-        ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in self.mapped(saved)]
+        shared = tmp_path / "shared"
+        shared.mkdir()
+        one, other = (Recommender.load(saved, device="cpu", shared_weights=shared) for _ in range(2))
+        assert not self.mapped(saved), "whoever writes into the folder must not change a loaded model"
+        assert len(self.mapped(shared)) == 2, "each of the two models reads the same file"
+        ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in self.mapped(shared)]
         for each in (one, other):
             sizes = {True: 0, False: 0}
             for tensor in each.model.state_dict().values():
@@ -194,16 +201,19 @@ class TestMapping:
                 sizes[inside] += tensor.nbytes
             assert sizes[True] > 2 * sizes[False], "most bytes are those of the file"
 
-    def test_a_change_of_the_weights_stays_in_this_process(self, saved: Path) -> None:
-        before = (saved / "model.safetensors").read_bytes()
-        one, other = (Recommender.load(saved, device="cpu") for _ in range(2))
+    def test_a_change_of_the_weights_stays_in_this_process(self, saved: Path, tmp_path: Path) -> None:
+        shared = tmp_path / "shared"
+        shared.mkdir()
+        one, other = (Recommender.load(saved, device="cpu", shared_weights=shared) for _ in range(2))
+        (copy,) = shared.iterdir()
+        before = copy.read_bytes()
         with torch.no_grad():
             for tensor in one.model.state_dict().values():
                 tensor.zero_()
-        assert (saved / "model.safetensors").read_bytes() == before
+        assert copy.read_bytes() == before
         assert all(tensor.any() for name, tensor in other.model.state_dict().items() if "item_" in name)
 
-    @pytest.mark.parametrize("how", ["moved", "deleted", "overwritten"])
+    @pytest.mark.parametrize("how", ["moved", "deleted", "overwritten", "emptied"])
     def test_a_loaded_model_does_not_need_its_folder(self, saved: Path, how: str) -> None:
         loaded = Recommender.load(saved, device="cpu")
         before = loaded.recommend("u0002", 9), loaded.complete("u0002", ["g0003"], 9)
@@ -211,6 +221,8 @@ class TestMapping:
             saved.rename(saved.with_name("moved"))
         elif how == "deleted":
             shutil.rmtree(saved)
+        elif how == "emptied":
+            (saved / "model.safetensors").write_bytes(b"")
         else:
             other = Recommender(**(QUICK | {"seed": 9})).fit(
                 loaded.dataset, SplitPlan("none"), progress=False

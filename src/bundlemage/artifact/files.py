@@ -21,7 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel, NonNegativeInt
-from safetensors.torch import load_file as load_tensors
+from safetensors.torch import load as load_tensors
+from safetensors.torch import load_file as map_tensors
 from safetensors.torch import save as save_tensors
 from scipy import sparse
 from torch import Tensor
@@ -36,7 +37,7 @@ from bundlemage.data.dataset import (
     binary_matrix,
     empty_catalogue,
 )
-from bundlemage.data.folders import beside
+from bundlemage.data.folders import beside, write_whole
 from bundlemage.errors import ArtifactError
 from bundlemage.progress import Progress, in_silence
 from bundlemage.training.assumed_sales import AssumedSales
@@ -162,7 +163,7 @@ def _write(artifact: Artifact, folder: Path) -> None:
 
 
 def _write_weights(weights: dict[str, Tensor], file: Path) -> None:
-    """Write tensors so that most of their bytes lie in aligned tensors, which `_weights` need not copy."""
+    """Write tensors so that most of their bytes lie in aligned tensors, which workers can share."""
     content = memoryview(save_tensors(weights))
     end = 8 + int.from_bytes(content[:8], "little")
     header = bytes(content[8:end])
@@ -234,9 +235,12 @@ class _Manifest(BaseModel):
     files: dict[str, _Listed]
 
 
-def load_artifact(path: Path) -> Artifact:
-    """Read a folder, and check the checksum of each file."""
-    return _artifact(path, _listed(path, _manifest(path)))
+def load_artifact(path: Path, shared: Path | None = None) -> Artifact:
+    """Read a folder, and check the checksum of each file.
+
+    All processes that give the same folder as `shared` have the weights in memory only once.
+    """
+    return _artifact(path, _listed(path, _manifest(path)), shared=shared)
 
 
 def load_without_users(path: Path) -> Artifact:
@@ -247,7 +251,7 @@ def load_without_users(path: Path) -> Artifact:
     return _artifact(path, {}, users=False)
 
 
-def _artifact(path: Path, saved: Saved, *, users: bool = True) -> Artifact:
+def _artifact(path: Path, saved: Saved, *, users: bool = True, shared: Path | None = None) -> Artifact:
     config = _config(path, saved)
     described = config["dataset"]
     items, bundles = _table(path, saved, "items"), _table(path, saved, "bundles")
@@ -269,7 +273,7 @@ def _artifact(path: Path, saved: Saved, *, users: bool = True) -> Artifact:
     )
     return Artifact(
         config=config,
-        weights=_weights(path, saved),
+        weights=_weights(path, saved, shared),
         dataset=dataset,
         metrics=_metrics_of(path, saved),
         history=_text(path, saved, "history.jsonl"),
@@ -395,19 +399,26 @@ def _object(path: Path, saved: Saved, name: str, kind: type[BaseModel]) -> dict[
         return content
 
 
-def _weights(path: Path, saved: Saved) -> dict[str, Tensor]:
-    """The tensors, mapped from the file: processes that load the same file share the memory.
+def _weights(path: Path, saved: Saved, shared: Path | None) -> dict[str, Tensor]:
+    """The tensors. With `shared`, a copy of the file is kept there and mapped by all processes.
 
-    A tensor may be written: the system then copies the page, and the file does not change. A tensor that is
-    not aligned is copied, because the last digits of a product may depend on the alignment.
+    The file itself is not mapped: if somebody wrote into it, the processes would read the new bytes, or die.
+    A mapped tensor may be changed: the system then copies the page. A tensor that is not aligned is copied,
+    because the last digits of a product may depend on the alignment.
     """
-    file = path / "model.safetensors"
-    with _opened(file, saved) as handle:
-        same = Path("/dev/fd", str(handle.fileno()))  # the file that was checked, whatever its name is now
-        weights = load_tensors(same if same.exists() else file)
+    with _opened(path / "model.safetensors", saved) as handle:
+        content = handle.read()
+    if shared is None:
+        weights: dict[str, Tensor] = load_tensors(content)
+        return weights
+    copy = shared / f"{hashlib.sha256(content).hexdigest()}.safetensors"
+    if not copy.exists():
+        for outdated in shared.glob("*.safetensors"):  # whoever has mapped it keeps it
+            outdated.unlink(missing_ok=True)
+        write_whole(copy, content)
     return {
         name: tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
-        for name, tensor in weights.items()
+        for name, tensor in map_tensors(copy).items()
     }
 
 

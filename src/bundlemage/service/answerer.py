@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import torch
@@ -86,7 +87,7 @@ class Answerer:
         self.serving = live
         """The model and catalogue of the last answer. They may be outdated; `on_live` updates them first."""
         self._next: Live | None = None
-        self._loading, self._loading_in_turn = threading.Lock(), shared.loading
+        self._loading, self._shared = threading.Lock(), shared
         self._tried: dict[str, float] = {}
         self._shown: deque[Served] = deque(maxlen=100_000)
         self._writing_shown = threading.Lock()
@@ -184,7 +185,7 @@ class Answerer:
         Without `publish`, nothing happens if another model was published in the meantime. If `instead_of` is
         given but is not the published version, `SupersededError` is raised.
         """
-        with self._loading, self._loading_in_turn:
+        with self._loading, self._shared.loading:
             published = self.store.state().model == record.version
             if not published and not publish:  # another model was published while this one waited
                 return
@@ -192,7 +193,7 @@ class Answerer:
             if (self._next or self.serving).record.version != record.version:
                 log.info("loading the model %s", record.version)
                 now = self.serving
-                following = _opened(record, now.stock, now.sales)
+                following = _opened(record, now.stock, now.sales, folder=self._shared.folder)
             if not published:
                 self.store.publish(record, instead_of=instead_of)
             self._next = following or self._next
@@ -372,10 +373,12 @@ def load_live(store: Store, record: ModelRecord, device: str = "auto") -> Live:
     return _opened(record, EMPTY.after(store.catalogue()), store.sales(), device)
 
 
-def _opened(record: ModelRecord, stock: Stock, sales: Sales, device: str = "auto") -> Live:
+def _opened(
+    record: ModelRecord, stock: Stock, sales: Sales, device: str = "auto", folder: Path | None = None
+) -> Live:
     """Returns a model that has answered once. Raises `ConfigError` if it was trained for another shop, and
     `ArtifactError` if it cannot be loaded or cannot answer."""
-    recommender = load_published(record, device)
+    recommender = load_published(record, device, folder)
     items = recommender.dataset.items
     if stock.items and not any(name in items for name in stock.items):
         first, other = next(iter(stock.items)), next(iter(items), "none")

@@ -30,7 +30,8 @@ class Shared:
         self.number = 1
         """The number of this worker. Each forked process sets its own."""
         self.folder = Path(tempfile.mkdtemp(prefix="bundlemage-workers-")) if several else None
-        """For the files in which the workers count requests. None without workers."""
+        """Holds the files in which the workers count requests, and the weights that they share. None without
+        workers."""
         self._file = tempfile.TemporaryFile() if several else None  # noqa: SIM115  (open until the end)
         self.requests = Buckets(settings.rate_limit, 2 * settings.rate_limit, self.lock(0))
         self.logins = Buckets(settings.login_limit / 60, settings.login_limit, self.lock(1))
