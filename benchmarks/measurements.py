@@ -33,6 +33,7 @@ MEASUREMENTS = (
     Measurement("whole", "Youshu: the recipe to the end", "training:whole", long_on_cpu=True),
     Measurement("bulk", "Top-20 of 4,771 bundles for a million users", "asking:bulk"),
     Measurement("request", "One request with 100,000 bundles", "asking:request", threads=1),
+    Measurement("change", "A change of a catalogue with 100,000 bundles", "changes:change", threads=1),
     Measurement("netease", "Generated data of NetEase's size", "training:netease"),
     Measurement("sampled", "Five million items, sampled softmax", "training:sampled", long_on_cpu=True),
     Measurement("items", "Growth with the items", "growth:items", _SIZES, _TINY_SIZES),

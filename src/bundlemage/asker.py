@@ -192,7 +192,8 @@ class Asker:
                 f"the bundle {str(bundle)!r} has no items, so it cannot be compared with others"
             )
         with torch.inference_mode():
-            vector = require(self.model, Embedder).vectors_of_bundles(contents)[place : place + 1]
+            only_this = contents.rows(torch.tensor([place], device=contents.device))
+            vector = require(self.model, Embedder).vectors_of_bundles(only_this)
         return nearest(self.model, contents, vector, self.shop.bundles(where), k, exclude=place)
 
     def gate(self, user: User) -> float:

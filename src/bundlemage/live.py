@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import chain
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
-from scipy import sparse
 from torch import Tensor
 
 from bundlemage.artifact.files import artifact_version, describe_artifact
@@ -27,7 +25,8 @@ from bundlemage.asker import Asker
 from bundlemage.core.filters import Facts, Filter, Mask, Shelf
 from bundlemage.core.history import History, Id, NewBundles, User
 from bundlemage.core.shop import Recommendation, Shop, Trade
-from bundlemage.data.dataset import BundleDataset, Vocabulary, binary_matrix, row_of
+from bundlemage.data.dataset import BundleDataset, Vocabulary, binary_matrix, row_of, with_rows
+from bundlemage.data.layered import changed
 from bundlemage.errors import ArtifactError, UnknownIdError, UnsupportedError
 from bundlemage.models.base import Completer, Histories, Interactions, Matcher, SalesScorer, can
 from bundlemage.models.ragged import Contents, Ragged
@@ -38,6 +37,8 @@ from bundlemage.wire.answers import Known
 Positions: TypeAlias = npt.NDArray[np.int64]
 NO_SALES = Sales({}, {})
 UNPUBLISHED = ModelRecord("", "", "", {})
+_STAMPS = count(1)
+"""The stamps of contents (see `Contents.stamps`). Each change takes the next one."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,19 @@ class Stock:
                 new_holders.setdefault(name, list(self.holders.get(name, ()))).append(bundle.id)
         return Stock(
             change.version,
-            {**self.items, **{item.id: item for item in change.items}},
-            {**self.bundles, **{bundle.id: bundle for bundle in change.bundles}},
-            {**self.holders, **{name: tuple(holders) for name, holders in new_holders.items()}},
+            changed(self.items, {item.id: item for item in change.items}),
+            changed(self.bundles, {bundle.id: bundle for bundle in change.bundles}),
+            changed(self.holders, {name: tuple(holders) for name, holders in new_holders.items()}),
         )
 
-    def affected(self, change: CatalogueChange) -> set[str]:
-        """The ids of bundles that a change may have put on sale or off sale. `self` already includes it."""
-        held = (self.holders.get(item.id, ()) for item in change.items)
+    def affected(self, change: CatalogueChange, before: Stock) -> set[str]:
+        """The ids of bundles that a change may have put on sale, off sale, in stock or out of stock. `before`
+        is the stock before the change, and `self` the stock after it."""
+        held = (
+            self.holders.get(item.id, ())
+            for item in change.items
+            if _availability(item) != _availability(before.items.get(item.id))
+        )
         return {bundle.id for bundle in change.bundles}.union(*held)
 
     def sellable(self, bundle: Bundle) -> bool:
@@ -83,30 +89,76 @@ class Stock:
         )
 
 
+def _availability(item: Item | None) -> tuple[bool, bool] | None:
+    return None if item is None else (item.withdrawn, bool(item.stock))
+
+
 EMPTY = Stock(0, {}, {})
 _TYPES = {"price": pa.float64(), "tags": pa.list_(pa.string()), "stock": pa.int64()}
 
 
 class RecordShelf(Shelf):
-    """A shelf made from the store's records. A column is made when a filter first needs it, so a change of
-    the catalogue is cheap. Items and bundles that only the model knows have no title, price or tag."""
+    """A shelf made from the store's records. A column is made when a filter first needs it. After a change of
+    the catalogue, the new shelf takes over the columns of the old one, and only changed entries are read.
+    Items and bundles that only the model knows have no title, price or tag."""
 
-    def __init__(self, ids: Vocabulary, stock: Stock, in_stock: Mask | None = None) -> None:
-        """`in_stock` marks the bundles in stock. It is None for items: their records hold the stock."""
+    def __init__(
+        self,
+        ids: Vocabulary,
+        stock: Stock,
+        in_stock: Mask | None = None,
+        before: RecordShelf | None = None,
+        changes: Sequence[Item | Bundle] = (),
+    ) -> None:
+        """`in_stock` marks the bundles in stock. It is None for items: their records hold the stock. `before`
+        is the shelf before `changes`."""
         super().__init__(ids, None)
         self._stock, self._in_stock = stock, in_stock
         self._records: Mapping[str, Item | Bundle] = stock.items if in_stock is None else stock.bundles
         self._columns: dict[str, pa.Array | None] = {}
+        if before is not None:
+            known = [record for record in changes if record.id in ids]
+            self._take_over(before, known, [ids.known_positions[record.id] for record in known])
+
+    def _take_over(
+        self, before: RecordShelf, changes: Sequence[Item | Bundle], places: Sequence[int]
+    ) -> None:
+        """Fill in the cached properties of `Shelf` that the shelf before the changes has. A column that is
+        empty now is left out: `Shelf` raises an error if a filter needs it."""
+        kept, new = vars(before), np.arange(len(before.ids), len(self.ids))
+        if "prices" in kept:
+            prices = np.append(kept["prices"], np.full(len(new), np.nan))
+            prices[places] = [np.nan if record.price is None else record.price for record in changes]
+            if not np.isnan(prices).all():
+                vars(self)["prices"] = prices
+        if "in_stock" in kept and self._in_stock is None:
+            in_stock = kept["in_stock"].copy()
+            in_stock[places] = [bool(record.stock) for record in changes if isinstance(record, Item)]
+            if in_stock.any():
+                vars(self)["in_stock"] = in_stock
+        if "tagged" in kept:
+            tagged: dict[str, Positions] = dict(kept["tagged"])
+            for record, place in zip(changes, places, strict=True):
+                old = before._records.get(record.id)
+                for tag in set(old.tags if old else ()):
+                    tagged[tag] = tagged[tag][tagged[tag] != place]
+                for tag in record.tags:
+                    tagged[tag] = np.append(tagged.get(tag, new[:0]), place)
+            tagged = {tag: positions for tag, positions in tagged.items() if len(positions)}
+            if tagged:
+                vars(self)["tagged"] = tagged
 
     def _values(self, name: str) -> Any:
         if name not in self._columns:
-            values: Any = [getattr(record, name, None) for record in map(self._records.get, self.ids)]
-            if name == "tags":
-                values = [tags or None for tags in values]
-            elif name == "stock" and self._in_stock is not None:
+            values: Any
+            if name == "stock" and self._in_stock is not None:
                 # Stock is known if any item has one, even an item that is newer than the model.
                 is_known = any(item.stock is not None for item in self._stock.items.values())
                 values = self._in_stock.astype(np.int64) if is_known else None
+            else:
+                values = [getattr(record, name, None) for record in map(self._records.get, self.ids)]
+                if name == "tags":
+                    values = [tags or None for tags in values]
             self._columns[name] = None if values is None else pa.array(values, _TYPES[name])
         return self._columns[name]
 
@@ -131,27 +183,43 @@ class BundleRows:
 
     dataset: BundleDataset
     device: torch.device
-    sales: Tensor | None = None  # [training bundles]
+    sales: Tensor | None  # [training bundles]
     """The sales of the training bundles. None if the model's scores do not depend on sales."""
+    interactions: Interactions
+    """The rows as input of a model, with their expected sales and their stamps."""
     expected: Mapping[str, float | str | None] = field(default_factory=dict)
     """Bundle id → its expected sales: a number, or the id of another bundle that sells as often. Only entries
     of bundles that were added after training are used."""
+    alike: Mapping[str, str] = field(default_factory=dict)
+    """The entries of `expected` that are ids."""
 
     @classmethod
     def of(cls, trained: BundleDataset, device: torch.device, sales: Tensor | None = None) -> BundleRows:
         """Makes the rows of a model before the shop's catalogue is read: all bundles are empty."""
-        nothing = np.zeros(0, np.int64)
-        return cls(_dataset(trained, trained.bundles.ids, nothing, nothing), device, sales)
+        items, bundles = len(trained.items), Vocabulary("bundle", trained.bundles.ids)
+        dataset = BundleDataset(
+            binary_matrix([], [], (0, items)),
+            binary_matrix([], [], (0, len(bundles))),
+            binary_matrix([], [], (len(bundles), items)),
+            Vocabulary("user", ()),
+            trained.items,
+            bundles,
+            name=trained.name,
+        )
+        stamps = torch.full((len(bundles),), next(_STAMPS), device=device)
+        unknown = torch.full((len(bundles),), torch.nan, device=device)
+        return cls(dataset, device, sales, _interactions(dataset, unknown, stamps))
 
     def after(self, bundles: Sequence[Bundle]) -> BundleRows:
         """Adds or changes bundles. Returns the same object if no contents and no expected sales changed."""
-        dataset, expected = self.dataset, dict(self.expected)
+        dataset = self.dataset
+        expected: dict[str, float | str | None] = {}
         items, places = dataset.items.known_positions, dataset.bundles.known_positions
         new: list[str] = []
         rows: dict[int, list[int]] = {}
         for bundle in bundles:
             sales = bundle.sells_like if bundle.expected_sales is None else bundle.expected_sales
-            if sales != expected.get(bundle.id):
+            if sales != self.expected.get(bundle.id):
                 expected[bundle.id] = sales
             place = places.get(bundle.id)
             inside = sorted({items[name] for name in bundle.items if name in items})
@@ -160,72 +228,71 @@ class BundleRows:
                 new.append(bundle.id)
             elif inside != row_of(dataset.bundle_item, place).tolist():
                 rows[place] = inside
-        if not rows:
-            return self if expected == self.expected else replace(self, expected=expected)
-        kept = np.isin(self._owners, list(rows), invert=True)
-        owners = np.repeat(np.array(list(rows), np.int64), [len(row) for row in rows.values()])
-        members = np.fromiter(chain.from_iterable(rows.values()), np.int64, len(owners))
-        owners = np.concatenate([self._owners[kept], owners])
-        members = np.concatenate([dataset.bundle_item.indices[kept], members])
-        changed = _dataset(dataset, (*dataset.bundles, *new), owners, members)
-        return replace(self, dataset=changed, expected=expected)
+        if not rows and not expected:
+            return self
+        contents = self.interactions.bundle_item
+        assert isinstance(contents, Contents)
+        assert contents.stamps is not None
+        stamps, counts = contents.stamps, contents.expected_sales
+        if rows:
+            size = len(places) + len(new)
+            counts = torch.cat([counts, counts.new_full((len(new),), torch.nan)])
+            stamps = torch.cat([stamps, stamps.new_zeros(len(new))])
+            stamps[list(rows)] = next(_STAMPS)
+            dataset = replace(
+                dataset,
+                user_bundle=binary_matrix([], [], (0, size)),
+                bundle_item=with_rows(dataset.bundle_item, rows, size),
+                bundles=dataset.bundles.with_more(new),
+            )
+        all_expected, alike = self.expected, self.alike
+        if expected:
+            all_expected = changed(self.expected, expected)
+            alike = {name: like for name, like in self.alike.items() if name not in expected}
+            alike |= {name: like for name, like in expected.items() if isinstance(like, str)}
+            counts = self._counted({*expected, *alike}, all_expected, dataset.bundles, counts.clone())
+        interactions = _interactions(dataset, counts, stamps)
+        return BundleRows(dataset, self.device, self.sales, interactions, all_expected, alike)
 
-    @cached_property
-    def interactions(self) -> Interactions:
-        """The rows as input of a model. They are cached, because a model embeds the same object only once."""
-        plain = Interactions.of(self.dataset, self.device)
-        if self.sales is None:
-            return plain
-        places, known = self.dataset.bundles.known_positions, len(self.sales)
-        later = [name for name, sales in self.expected.items() if places[name] >= known and sales is not None]
-        if not later:
-            return plain
-        expected = torch.full((len(places),), torch.nan, device=self.device)  # [bundles]
-        expected[[places[name] for name in later]] = torch.tensor(
-            [self._sales_of(name, self.sales) for name in later], device=self.device
-        )
-        return replace(plain, bundle_item=Contents.of(plain.bundle_item, expected))
+    def _counted(
+        self,
+        names: Iterable[str],
+        expected: Mapping[str, float | str | None],
+        ids: Vocabulary,
+        counts: Tensor,
+    ) -> Tensor:
+        """Writes the expected sales of these bundles into `counts`, except for training bundles."""
+        if self.sales is not None:
+            for name in names:
+                if ids.known_positions[name] >= len(self.sales):
+                    counts[ids.known_positions[name]] = _sales_of(name, expected, ids, self.sales)
+        return counts
 
-    def _sales_of(self, name: str, sales: Tensor) -> float:
-        """Follows `sells_like` from bundle to bundle until it finds a number. Without one it returns nan."""
-        places = self.dataset.bundles.known_positions
-        passed: set[str] = set()
-        while name not in passed:
-            place = places.get(name, len(sales))
-            if place < len(sales):
-                return float(sales[place])
-            passed.add(name)
-            expected = self.expected.get(name)
-            if not isinstance(expected, str):
-                return math.nan if expected is None else expected
-            name = expected
-        return math.nan  # the bundles refer to each other in a circle
-
-    @cached_property
-    def filled(self) -> dict[str, int]:
-        """The positions of the bundles that contain at least one item known to the model."""
-        sizes = np.diff(self.dataset.bundle_item.indptr)
-        return {name: place for name, place in self.dataset.bundles.known_positions.items() if sizes[place]}
-
-    @cached_property
-    def _owners(self) -> Positions:
-        return np.repeat(np.arange(len(self.dataset.bundles)), np.diff(self.dataset.bundle_item.indptr))
+    def place(self, bundle: str) -> int | None:
+        """The position of a bundle that contains at least one item known to the model."""
+        place = self.dataset.bundles.known_positions.get(bundle)
+        return None if place is None or not len(row_of(self.dataset.bundle_item, place)) else place
 
 
-def _dataset(
-    trained: BundleDataset, names: Sequence[str], owners: Positions, members: Positions
-) -> BundleDataset:
-    """Makes a dataset without users. The bundle at position `owners[n]` contains the item `members[n]`."""
-    items = len(trained.items)
-    return BundleDataset(
-        sparse.csr_matrix((0, items), dtype=np.float32),
-        sparse.csr_matrix((0, len(names)), dtype=np.float32),
-        binary_matrix(owners, members, (len(names), items)),
-        Vocabulary("user", ()),
-        trained.items,
-        Vocabulary("bundle", names),
-        name=trained.name,
-    )
+def _sales_of(name: str, expected: Mapping[str, float | str | None], ids: Vocabulary, sales: Tensor) -> float:
+    """Follows `sells_like` from bundle to bundle until it finds a number. Without one it returns nan."""
+    passed: set[str] = set()
+    while name not in passed:
+        place = ids.known_positions.get(name, len(sales))
+        if place < len(sales):
+            return float(sales[place])
+        passed.add(name)
+        count = expected.get(name)
+        if not isinstance(count, str):
+            return math.nan if count is None else count
+        name = count
+    return math.nan  # the bundles refer to each other in a circle
+
+
+def _interactions(dataset: BundleDataset, expected_sales: Tensor, stamps: Tensor) -> Interactions:
+    plain = Interactions.of(dataset, stamps.device)
+    bundles = plain.bundle_item
+    return replace(plain, bundle_item=Contents(bundles.values, bundles.offsets, expected_sales, stamps))
 
 
 @dataclass(frozen=True)
@@ -243,11 +310,23 @@ class Question:
 class LiveShop(Shop):
     """A shop that ignores items and bundles in a history if the model does not know them."""
 
-    def __init__(self, rows: BundleRows, trade: Trade, stock: Stock, in_stock: npt.NDArray[np.bool_]) -> None:
-        dataset = rows.dataset
-        shelves = RecordShelf(dataset.items, stock), RecordShelf(dataset.bundles, stock, in_stock)
-        super().__init__(dataset, rows.device, trade, shelves, rows.interactions)
-        self.filled = rows.filled
+    def __init__(
+        self,
+        rows: BundleRows,
+        trade: Trade,
+        stock: Stock,
+        in_stock: npt.NDArray[np.bool_],
+        change: CatalogueChange,
+        before: LiveShop | None,
+    ) -> None:
+        """`before` is the shop before the change, whose columns are used again."""
+        dataset, shelves = rows.dataset, before.shelves if before else (None, None)
+        self.shelves: tuple[RecordShelf, RecordShelf] = (
+            RecordShelf(dataset.items, stock, None, shelves[0], change.items),
+            RecordShelf(dataset.bundles, stock, in_stock, shelves[1], change.bundles),
+        )
+        super().__init__(dataset, rows.device, trade, self.shelves, rows.interactions)
+        self.rows = rows
 
     def encode(
         self,
@@ -261,9 +340,11 @@ class LiveShop(Shop):
         if new or len(histories) < len(users):
             raise UnsupportedError("a live shop takes only histories, and bundles of its catalogue")
         items: Mapping[Any, int] = self.dataset.items.known_positions
-        bundles: Mapping[Any, int] = self.filled
         of_items = [[items[name] for name in history.items if name in items] for history in histories]
-        of_bundles = [[bundles[name] for name in history.bundles if name in bundles] for history in histories]
+        of_bundles = [
+            [place for name in history.bundles if (place := self.rows.place(str(name))) is not None]
+            for history in histories
+        ]
         encoded = Histories(
             Ragged.from_lists(of_items, self.device), Ragged.from_lists(of_bundles, self.device)
         )
@@ -276,9 +357,10 @@ class LiveShop(Shop):
 
     def bundle_position(self, bundle: Id) -> int:
         """The position of a bundle. Raises UnknownIdError if the model knows none of its items."""
-        if str(bundle) not in self.filled:
-            raise UnknownIdError("bundle", [str(bundle)], self.filled)
-        return self.filled[str(bundle)]
+        place = self.rows.place(str(bundle))
+        if place is None:
+            raise UnknownIdError("bundle", [str(bundle)], self.dataset.bundles)
+        return place
 
 
 class Live(Asker):
@@ -308,17 +390,19 @@ class Live(Asker):
         self._trade = replace(trade, items_gone=~trade.items_gone, bundles_gone=~trade.bundles_gone)
         self._in_stock = np.zeros_like(trade.bundles_gone)
         in_order = sorted(stock.bundles.values(), key=lambda bundle: bundle.id)
-        self._apply(CatalogueChange(stock.version, list(stock.items.values()), in_order), sales)
+        self._apply(CatalogueChange(stock.version, list(stock.items.values()), in_order), sales, EMPTY, None)
 
     def after(self, change: CatalogueChange, sales: Sales | None = None) -> Live:
         """Returns the same model with the catalogue after a change. Only changed parts are computed again."""
         live = copy(self)
         live.stock = self.stock.after(change)
         live.sales = self.sales if sales is None else sales
-        live._apply(change, sales)
+        live._apply(change, sales, self.stock, self._live_shop)
         return live
 
-    def _apply(self, change: CatalogueChange, sales: Sales | None) -> None:
+    def _apply(
+        self, change: CatalogueChange, sales: Sales | None, stock_before: Stock, shop_before: LiveShop | None
+    ) -> None:
         """Apply a change to the rows and arrays of this snapshot. `stock` already includes the change.
 
         `sales` is None if the sales have not changed. Arrays are copied first: other snapshots share them.
@@ -339,12 +423,13 @@ class Live(Asker):
         for item in change.items:
             if item.id in items:
                 trade.items_gone[items[item.id]] = item.withdrawn
-        for name in stock.affected(change):
+        for name in stock.affected(change, stock_before):
             bundle, place = stock.bundles[name], bundles[name]
             trade.bundles_gone[place] = not stock.sellable(bundle)
             self._in_stock[place] = stock.in_stock(bundle)
         self._trade = trade
-        self._fitted = (self.recommender.model, LiveShop(self._rows, trade, stock, self._in_stock))
+        self._live_shop = LiveShop(self._rows, trade, stock, self._in_stock, change, shop_before)
+        self._fitted = (self.recommender.model, self._live_shop)
 
     def in_model(self, item: str) -> bool:
         """Whether the model knows an item."""
@@ -358,7 +443,7 @@ class Live(Asker):
         """Counts the items and bundles of a history that the model uses, and those that it does not know."""
         known_items = self.dataset.items.known_positions
         items = sum(name in known_items for name in history.items)
-        bundles = sum(name in self._rows.filled for name in history.bundles)
+        bundles = sum(self._rows.place(str(name)) is not None for name in history.bundles)
         newer = len(history.items) + len(history.bundles) - items - bundles
         return Known(items=items, bundles=bundles, not_in_model=newer)
 
@@ -388,6 +473,11 @@ class Live(Asker):
             cases = [(question.user, question.partial or ()) for question in questions]
             answers = self.complete_many(cases, largest_k, **options)
         return [best[: question.k] for question, best in zip(questions, answers, strict=True)]
+
+    def merge_changes(self) -> None:
+        """Let the model tidy up after many changes. Questions can be answered meanwhile."""
+        with torch.inference_mode():
+            self.model.merge_changes(self.shop.interactions.bundle_item)
 
     def warm(self) -> Live:
         """Fill all caches now, so that the first question need not wait. Returns the same object."""

@@ -15,6 +15,7 @@ from sqlalchemy.event import listen, remove
 
 from bundlemage.core.history import History
 from bundlemage.core.shop import Recommendation
+from bundlemage.models.bundlemage import BundleMage
 from bundlemage.recommender import Recommender
 from tests.service.running import Inside, copied, ids, inside, ok, problem
 from tests.waiting import wait_until
@@ -280,6 +281,27 @@ def test_a_bundle_put_is_recommended_to_a_fitting_user_at_once(own: httpx.Client
     assert ids(own.get(f"/v1/bundles/{best['id']}/similar", params={"k": 1})) == ["planted"]
     took(own, {"user_id": SOMEONE, "bundle_id": "planted"})
     assert "planted" not in ids(own.get(f"/v1/users/{SOMEONE}/bundles", params={"k": 100}))
+
+
+def test_of_all_bundles_only_the_one_that_was_put_is_embedded(
+    own: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    embed = BundleMage.bundle_embeddings
+
+    def counted(model: BundleMage, table: Any, contents: Any) -> Any:
+        rows.append(len(contents))
+        return embed(model, table, contents)
+
+    monkeypatch.setattr(BundleMage, "bundle_embeddings", counted)
+    for number in range(1, 4):
+        ok(own.put(f"/v1/bundles/new-{number}", json={"items": ["g0022", "g0401"]}), 201)
+        ok(own.get(f"/v1/users/{SOMEONE}/bundles"))
+        assert sum(rows) == number
+    ok(own.put("/v1/bundles/new-1", json={"items": ["g0022", "g0401"], "price": 3}))
+    ok(own.put("/v1/items/g0022", json={"stock": 0}))
+    ok(own.get(f"/v1/users/{SOMEONE}/bundles"))
+    assert sum(rows) == 3
 
 
 def test_a_new_bundle_ranks_as_it_is_expected_to_sell(own: httpx.Client) -> None:

@@ -41,6 +41,7 @@ EXPECTED = {
     "whole": {"matching: training and test", "full ranking: test recall@20", "generation: test ndcg@5"},
     "bulk": {"all users", "throughput", "peak memory"},
     "request": {"p50", "p99", "peak memory"},
+    "change": {"a new bundle, p50", "a new bundle, p99", "an item is withdrawn, p50"},
     "netease": {"training", "peak memory"},
     "sampled": {"training", "peak memory"},
     "items": {"training", "peak memory", "bulk", "one request, p50"},

@@ -16,10 +16,14 @@ from hypothesis import strategies as st
 from bundlemage import Filter, Recommender, sample_shop
 from bundlemage.core.history import History
 from bundlemage.core.shop import Recommendation
+from bundlemage.data import dataset, layered
 from bundlemage.data.dataset import BundleDataset
-from bundlemage.errors import UnknownIdError, UnsupportedError
+from bundlemage.errors import ConfigError, UnknownIdError, UnsupportedError
 from bundlemage.live import EMPTY, Live, Question, Stock
-from bundlemage.models.base import SalesScorer, require
+from bundlemage.models import bundlemage
+from bundlemage.models.base import Completer, Embedder, Learner, Matcher, SalesScorer, can, require
+from bundlemage.models.bundlemage import BundleMage
+from bundlemage.models.registry import model_class, model_names
 from bundlemage.store.records import Bundle, CatalogueChange, Item, Owned, Sales
 from bundlemage.wire.answers import Known
 
@@ -296,7 +300,14 @@ BUNDLES = st.builds(
     price=st.none() | st.integers(0, 50).map(float),
     tags=st.sampled_from([(), ("Seafaring",), ("late",)]),
     withdrawn=st.booleans(),
+    expected_sales=st.none() | st.sampled_from([0.0, 50.0]),
+) | st.builds(
+    Bundle,
+    NAMES,
+    st.lists(PARTS, min_size=1, max_size=2, unique=True).map(tuple),
+    sells_like=st.sampled_from(["b0001", "b0166", "spring"]),
 )
+FILTERS = (None, Filter(max_price=25), Filter(tags=["late", "Seafaring"]), Filter(in_stock=True))
 
 
 def some(things: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
@@ -304,25 +315,72 @@ def some(things: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
     return st.lists(things, max_size=3, unique_by=lambda thing: thing.id)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(some(ITEMS), some(BUNDLES)), max_size=5))
+CHANGES = st.lists(st.tuples(some(ITEMS), some(BUNDLES), st.booleans()), max_size=5)
+OWNED = Owned(("g0001", "g0022"), ("b0166", "spring"))
+
+
+@settings(max_examples=30, deadline=None)
+@given(CHANGES)
 def test_many_small_changes_come_to_the_same_as_opening_anew(
-    live: Live, changes: list[tuple[list[Item], list[Bundle]]]
+    live: Live, changes: list[tuple[list[Item], list[Bundle], bool]]
 ) -> None:
-    now = live.after(CatalogueChange(2, [Item("new-1"), Item("new-2")], []))
-    for number, (items, bundles) in enumerate(changes):
-        now = now.after(CatalogueChange(3 + number, items, bundles))
-    fresh = EMPTY.after(CatalogueChange(9, list(now.stock.items.values()), list(now.stock.bundles.values())))
-    anew = Live(live.recommender, fresh, live.sales)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layered, "MOST_CHANGES", 4)
+        patch.setattr(dataset, "MOST_CHANGES", 4)
+        patch.setattr(bundlemage, "MERGED_ROWS", 1)
+        first = now = live.after(CatalogueChange(2, [Item("new-1"), Item("new-2")], []))
+        before = everything(first)
+        for number, (items, bundles, merge) in enumerate(changes):
+            now = now.after(CatalogueChange(3 + number, items, bundles))
+            everything(now)  # so that the next snapshot takes over what this one has computed
+            if merge:
+                now.merge_changes()
+        assert_as_anew(now)
+        assert everything(first) == pytest.approx(before, rel=1e-4)  # the snapshot before is as it was
+
+
+@pytest.mark.parametrize("name", [n for n in model_names() if model_class(n).knows_new_users])
+def test_every_model_scores_a_changed_shop_as_if_it_were_opened_anew(name: str) -> None:
+    shop = sample_shop().dataset
+    learns = issubclass(model_class(name), Learner)
+    options: dict[str, Any] = {"epochs": 1} if learns else {}
+    model = Recommender(name, device="cpu", **options).fit(shop, progress=False)
+    stock = stock_of(shop)
+    now = Live(model, stock)
+    everything(now)
+    other = replace(stock.bundles["b0001"], items=stock.bundles["b0002"].items)
+    for number, bundle in enumerate(
+        [Bundle("spring", ("g0001", "g0022")), other, Bundle("b0002", ("g0022",))]
+    ):
+        now = now.after(CatalogueChange(2 + number, [], [bundle]))
+        assert_as_anew(now)
+
+
+def assert_as_anew(now: Live) -> None:
+    """A snapshot gives the same answers as one that is made from the whole catalogue."""
+    catalogue = CatalogueChange(9, list(now.stock.items.values()), list(now.stock.bundles.values()))
+    fresh = EMPTY.after(catalogue)
+    anew = Live(now.recommender, fresh, now.sales)
     assert holders(now.stock) == holders(fresh)
     assert seen(now) == seen(anew)
     assert np.array_equal(now.shop.trade.items_gone, anew.shop.trade.items_gone)
-    owned = Owned(("g0001", "g0022"), ("b0166", "spring"))
-    for where in (None, Filter(max_price=25), Filter(tags=["late", "Seafaring"]), Filter(in_stock=True)):
-        mine, theirs = (ask(each, owned, 300, where=where) for each in (now, anew))
-        assert {a.id: a.score for a in mine} == pytest.approx({a.id: a.score for a in theirs}, rel=1e-4)
-        mine, theirs = (ask(each, owned, 600, where=where, partial=()) for each in (now, anew))
-        assert ids(mine) == ids(theirs)
+    assert everything(now) == pytest.approx(everything(anew), rel=1e-4, abs=1e-6)
+
+
+def everything(live: Live) -> dict[tuple[Any, ...], float]:
+    """The scores of all bundles and items, with each filter, and of some similar bundles."""
+    scores: dict[tuple[Any, ...], float] = {}
+    for where in FILTERS:
+        if can(live.model, Matcher):
+            found = ask(live, OWNED, 300, where=where)
+            scores.update({("bundles", where, answer.id): answer.score for answer in found})
+        if can(live.model, Completer):
+            found = ask(live, OWNED, 600, where=where, partial=())
+            scores.update({("items", where, answer.id): answer.score for answer in found})
+    if can(live.model, Embedder):
+        scores.update({("similar", answer.id): answer.score for answer in live.similar("b0003", 300)})
+        scores["reason",] = live.explain(Owned(("g0300", "g0301")), bundle="b0003").reasons[0].effect
+    return scores
 
 
 def holders(stock: Stock) -> dict[str, list[str]]:
@@ -343,6 +401,102 @@ def test_a_change_of_price_leaves_what_the_model_has_worked_out(live: Live) -> N
     assert live.after(CatalogueChange(2, [], [cheaper])).shop.interactions is live.shop.interactions
     other = replace(cheaper, items=cheaper.items[1:])
     assert live.after(CatalogueChange(2, [], [other])).shop.interactions is not live.shop.interactions
+
+
+def embedded_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of bundles in each call that embeds bundles from now on."""
+    sizes: list[int] = []
+    embed = BundleMage.bundle_embeddings
+
+    def counted(self: BundleMage, items: Any, contents: Any) -> Any:
+        sizes.append(len(contents))
+        return embed(self, items, contents)
+
+    monkeypatch.setattr(BundleMage, "bundle_embeddings", counted)
+    return sizes
+
+
+def test_only_bundles_with_new_contents_are_embedded(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    live.warm()
+    sizes = embedded_rows(monkeypatch)
+    spring, b0166 = Bundle("spring", ("g0022", "g0401")), live.stock.bundles["b0166"]
+    now = live.after(CatalogueChange(2, [], [spring]))
+    first = ask(now, OWNED)
+    assert sum(sizes) == 1
+    for change in (
+        CatalogueChange(3, [], [replace(spring, price=3.0)]),
+        CatalogueChange(4, [], [replace(b0166, withdrawn=True)]),
+        CatalogueChange(5, [replace(live.stock.items["g0022"], withdrawn=True)], []),
+        CatalogueChange(6, [], [replace(spring, expected_sales=7.0)]),
+    ):
+        now = now.after(change)
+        ask(now, OWNED)
+    assert sum(sizes) == 1
+    now = now.after(CatalogueChange(7, [], [replace(b0166, items=("g0022",)), Bundle("summer", ("g0401",))]))
+    ask(now, OWNED)
+    assert sum(sizes) == 3
+    monkeypatch.setattr(bundlemage, "MERGED_ROWS", 0)
+    now.merge_changes()
+    ask(now, OWNED)
+    again = live.after(CatalogueChange(2, [], [spring]))  # another branch: it does not see the later rows
+    assert [answer.id for answer in ask(again, OWNED)] == [answer.id for answer in first]
+    assert sum(sizes) == 5  # "spring" and the first contents of b0166
+
+
+def test_after_a_change_only_changed_records_are_read(
+    recommender: Recommender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = stock_of(recommender.dataset)
+    live = Live(recommender, stock)
+    asked = [Question(OWNED, 1, where) for where in FILTERS]
+    live.answer(asked)
+    read: set[str] = set()
+
+    def attribute(record: Bundle, name: str) -> Any:
+        value = object.__getattribute__(record, name)
+        if not name.startswith("__"):
+            read.add(object.__getattribute__(record, "id"))
+        return value
+
+    monkeypatch.setattr(Bundle, "__getattribute__", attribute, raising=False)
+    item = stock.items["g0022"]
+    for change in (
+        CatalogueChange(2, [], [Bundle("spring", ("g0022",), "Spring", 12.5, tags=("late",))]),
+        CatalogueChange(
+            3, [], [replace(stock.bundles["b0001"], items=("g0022",), price=1.0, tags=("late",))]
+        ),
+        CatalogueChange(4, [replace(item, price=1.0)], []),
+    ):
+        read.clear()
+        live = live.after(change)
+        shown = {answer.id for answers in live.answer(asked) for answer in answers}  # type: ignore[union-attr]
+        assert read <= shown | {bundle.id for bundle in change.bundles}
+    read.clear()
+    live.after(CatalogueChange(5, [replace(item, withdrawn=True)], []))
+    assert read <= set(stock.holders["g0022"]) | {"spring", "b0001"}
+
+
+def test_a_filter_is_refused_when_nothing_has_a_price_tag_or_stock_any_more(recommender: Recommender) -> None:
+    stock = stock_of(recommender.dataset)
+    items = [Item(name) for name in stock.items]
+    bundles = [Bundle(name, bundle.items) for name, bundle in stock.bundles.items()]
+    now = Live(recommender, EMPTY.after(CatalogueChange(1, items, bundles)))
+    filters = (Filter(max_price=9), Filter(tags=["late"]), Filter(in_stock=True))
+    full = CatalogueChange(
+        2,
+        [Item(part, price=1.0, tags=("late",), stock=1) for part in bundles[0].items],
+        [replace(bundles[0], price=1.0, tags=("late",))],
+    )
+    for change, expected in ((full, [bundles[0].id]), (CatalogueChange(3, items, bundles), None)) * 2:
+        now = now.after(change)
+        for where in filters:
+            for partial in (None, ()):
+                if expected is None:
+                    with pytest.raises(ConfigError, match="cannot filter by"):
+                        ask(now, Owned(), 5, where=where, partial=partial)
+                else:
+                    found = ids(ask(now, Owned(), 50, where=where, partial=partial))
+                    assert found == expected if partial is None else set(found) == set(bundles[0].items)
 
 
 def test_a_snapshot_goes_as_soon_as_another_has_its_place(live: Live) -> None:

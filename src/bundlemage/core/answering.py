@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bundlemage.core.ranking import Ranker, Ranking, top
@@ -84,8 +83,7 @@ def nearest(
     """Returns the k bundles whose vectors have the highest cosine with `vector`. The cosine is the score.
     The bundle at the position `exclude` is left out."""
     with torch.inference_mode():
-        order = F.cosine_similarity(require(model, Embedder).vectors_of_bundles(contents), vector)
-        order = order + candidates.hidden
+        order = require(model, Embedder).cosines(contents, vector) + candidates.hidden
         if exclude is not None:
             order[exclude] = -torch.inf
         values, positions = top(order[None], min(k, len(order)))

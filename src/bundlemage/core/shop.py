@@ -17,7 +17,7 @@ from torch import Tensor
 from bundlemage.core.filters import Filter, Mask, Shelf
 from bundlemage.core.history import History, Id, NewBundles, User
 from bundlemage.core.ranking import Ranker, Ranking
-from bundlemage.data.dataset import BundleDataset, row_of
+from bundlemage.data.dataset import BundleDataset, Vocabulary, row_of
 from bundlemage.errors import ConfigError
 from bundlemage.models.base import Histories, Interactions, Model, SalesScorer, require
 from bundlemage.models.ragged import Contents, Ragged
@@ -44,7 +44,7 @@ class Recommendation:
 class Candidates:
     """The items or bundles that an answer may contain."""
 
-    ids: tuple[str, ...]
+    ids: Vocabulary
     title: Callable[[int], str | None]
     """The title at a position, or None."""
     shares: Tensor  # [candidates], the share of each in all sales
@@ -140,7 +140,7 @@ class Shop:
         shares = torch.cat([known.shares, known.shares.new_zeros(len(new))])
         items = [self.item_positions(contents) for contents in new.values()]
         hidden = self._hide_bundles(where, list(zip(new, items, strict=True)))
-        return Candidates(known.ids + tuple(new), known.title, shares, hidden)
+        return Candidates(known.ids.with_more(tuple(new)), known.title, shares, hidden)
 
     @cached_property
     def _all_items(self) -> Candidates:
@@ -152,7 +152,7 @@ class Shop:
 
     def _all(self, shelf: Shelf, sales: npt.NDArray[np.int64]) -> Candidates:
         shares = torch.from_numpy((sales / max(1, sales.sum())).astype(np.float32)).to(self.device)
-        return Candidates(shelf.ids.ids, shelf.title, shares, torch.zeros_like(shares))
+        return Candidates(shelf.ids, shelf.title, shares, torch.zeros_like(shares))
 
     @cached_property
     def user_ids(self) -> pa.Array:

@@ -6,10 +6,12 @@ A vocabulary translates between ids, as users write them, and positions in matri
 from __future__ import annotations
 
 import hashlib
+import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from scipy import sparse
 
+from bundlemage.data.layered import MOST_CHANGES, changed
 from bundlemage.errors import UnknownIdError
 
 Positions = npt.NDArray[np.int32]
@@ -58,17 +61,30 @@ def canonical_order(ids: Iterable[str]) -> list[str]:
 class Vocabulary:
     """An immutable list of distinct ids: the position of an id is its row or column in a matrix."""
 
-    __slots__ = ("__dict__", "_ids", "kind")
+    __slots__ = ("__dict__", "_ids", "_later", "kind")
 
     def __init__(self, kind: str, ids: Sequence[str] | range) -> None:
         """`kind` is `user`, `item` or `bundle`. A range stands for its numbers as text."""
         self.kind = kind
         self._ids: tuple[str, ...] | range = ids if isinstance(ids, range) else tuple(ids)
+        self._later: tuple[str, ...] = ()  # the ids after `_ids`
 
     @classmethod
     def numbered(cls, kind: str, size: int) -> Vocabulary:
         """Returns the ids 0 … size-1, for data that has only positions. They take no memory."""
         return cls(kind, range(size))
+
+    def with_more(self, names: Sequence[str]) -> Vocabulary:
+        """Returns a vocabulary with new ids at the end. It shares memory with this one."""
+        if not names:
+            return self
+        later = (*self._later, *names)
+        is_small = len(later) <= MOST_CHANGES
+        more = Vocabulary(self.kind, self._ids if is_small else (*map(str, self._ids), *later))
+        more._later = later if is_small else ()
+        places = {name: place for place, name in enumerate(names, start=len(self))}
+        vars(more)["known_positions"] = changed(self.known_positions, places)
+        return more
 
     @cached_property
     def known_positions(self) -> Mapping[str, int]:
@@ -81,16 +97,17 @@ class Vocabulary:
     @property
     def ids(self) -> tuple[str, ...]:
         """All ids in their order. Stored ids are not copied."""
-        return tuple(self) if isinstance(self._ids, range) else self._ids
+        return tuple(self) if isinstance(self._ids, range) or self._later else self._ids
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._ids) + len(self._later)
 
     def __iter__(self) -> Iterator[str]:
-        return map(str, self._ids)
+        return map(str, chain(self._ids, self._later))
 
     def __getitem__(self, position: int) -> str:
-        return str(self._ids[position])
+        after = position - len(self._ids)
+        return str(self._ids[position]) if after < 0 else self._later[after]
 
     def __contains__(self, name: object) -> bool:
         return name in self.known_positions
@@ -98,12 +115,12 @@ class Vocabulary:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Vocabulary) or len(self) != len(other):
             return False
-        if type(self._ids) is type(other._ids):
+        if isinstance(self._ids, range) and isinstance(other._ids, range) and not self._later + other._later:
             return self._ids == other._ids
-        return all(own == others for own, others in zip(self, other, strict=True))
+        return all(map(operator.eq, self, other))
 
     def __hash__(self) -> int:
-        return hash((len(self), *map(str, self._ids[:3])))
+        return hash((len(self), *islice(self, 3)))
 
     def __repr__(self) -> str:
         return f"Vocabulary({self.kind!r}, {len(self):,} ids)"
@@ -130,7 +147,7 @@ class Vocabulary:
 
     def to_arrow(self, start: int = 0, stop: int | None = None) -> pa.Array:
         """Returns all ids, or those of some positions, as Arrow strings."""
-        ids = self._ids[start:stop]
+        ids = self.ids[start:stop] if self._later else self._ids[start:stop]
         return pa.array(map(str, ids) if isinstance(ids, range) else ids, type=pa.string())
 
 
@@ -149,6 +166,29 @@ def binary_matrix(rows: npt.ArrayLike, columns: npt.ArrayLike, shape: tuple[int,
     indptr = np.concatenate([[0], np.cumsum(counts)])
     indices = (keys % max(shape[1], 1)).astype(np.int32)
     return frozen(sparse.csr_matrix((np.ones(len(keys), np.float32), indices, indptr), shape=shape))
+
+
+def with_rows(
+    matrix: sparse.csr_matrix, rows: Mapping[int, Sequence[int]], row_count: int
+) -> sparse.csr_matrix:
+    """Returns a binary matrix with other columns in some rows. `rows` has the columns, sorted, each once.
+
+    The result has `row_count` rows. All other rows are copied as they are, without sorting.
+    """
+    places = sorted(rows)
+    before = np.pad(matrix.indptr, (0, row_count - matrix.shape[0]), mode="edge")
+    lengths = np.diff(before)
+    lengths[places] = [len(rows[place]) for place in places]
+    parts, end = [], 0
+    for place, start, stop in zip(places, before[places], before[[row + 1 for row in places]], strict=True):
+        parts += [matrix.indices[end:start], np.array(rows[place], np.int32)]
+        end = stop
+    indices = np.concatenate([*parts, matrix.indices[end:]])
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    ones = np.ones(len(indices), np.float32)
+    result = sparse.csr_matrix((ones, indices, indptr), shape=(row_count, matrix.shape[1]))
+    result.has_canonical_format = True  # otherwise SciPy would look at all entries to find it out
+    return frozen(result)
 
 
 def row_of(matrix: sparse.csr_matrix, row: int) -> Positions:

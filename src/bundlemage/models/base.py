@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeGuard, TypeVar, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bundlemage.data.dataset import BundleDataset
@@ -189,6 +190,12 @@ class Model(nn.Module, ABC):
     def encoded(self, histories: Histories, contents: Ragged) -> Any:
         """Encodes users once. The result is the argument `users` of `bundle_fit` and `item_fit`."""
         return histories
+
+    def merge_changes(self, contents: Ragged) -> None:
+        """Tidy up after many small changes of a shop's bundles, if the model keeps anything for `contents`.
+
+        It may take long. The service calls it while another thread answers questions with the same model.
+        """
 
     def checked(self, method: str, scores: Tensor, rows: int, columns: int) -> Tensor:
         """Returns the scores. Raises UnsupportedError if their shape is wrong or one is not finite."""
@@ -401,6 +408,10 @@ class Embedder(Model):
     @abstractmethod
     def vectors_of_bundles(self, contents: Ragged) -> Tensor:
         """A vector for every row of `contents`. Similar bundles have similar directions."""
+
+    def cosines(self, contents: Ragged, vector: Tensor) -> Tensor:
+        """The cosine of each bundle's vector with `vector`, [1, d]."""  # [bundles]
+        return F.cosine_similarity(self.vectors_of_bundles(contents), vector)
 
 
 class Gated(Model):

@@ -43,6 +43,13 @@ GENERATION = Phase("generation", over="user_bundle", learns_contents=True)
 COMPLETIONS = Phase("generation", over="completions", learns_contents=True)
 Task = Literal["matching", "generation"]
 
+MOST_CHANGED = 0.25
+"""If a larger share of the bundles has changed, all bundles are embedded again."""
+MERGED_ROWS = 1000
+"""`BundleMage.merge_changes` makes a new table if more rows than this have changed."""
+SNAPSHOTS_KEPT = 3
+"""Number of tables to keep of a shop whose bundles change: a long request may still use an earlier one."""
+
 
 def feed_forward(dim: int) -> nn.Sequential:
     """FNN: ℝᵈ → ℝᵈᐟ² → ℝᵈ. A ReLU follows the first layer, but not the second."""
@@ -79,9 +86,11 @@ class PreMix(nn.Module):
 class VectorTable:
     """Vectors for scoring, in the layouts that products need."""
 
-    def __init__(self, rows: Tensor, cosine: bool) -> None:
+    def __init__(self, rows: Tensor, cosine: bool, stamps: Tensor | None = None) -> None:
+        """`stamps` are those of the bundles (see `Contents`). Only a table with stamps can be the base of a
+        `ChangedTable`."""
         self.rows = rows  # [rows, d]
-        self.cosine = cosine
+        self.cosine, self.stamps = cosine, stamps
 
     @cached_property
     def factors(self) -> Tensor:
@@ -96,6 +105,88 @@ class VectorTable:
     @cached_property
     def mean(self) -> Tensor:
         return self.factors.mean(0)  # [d]
+
+    def scores(self, z: Tensor, bias: Tensor | None) -> Tensor:
+        """Returns the product of each vector in `z` with each of `factors`, plus the bias."""
+        return z @ self.columns if bias is None else torch.addmm(bias, z, self.columns)  # [z, rows]
+
+    def rows_at(self, index: Tensor) -> Tensor:
+        return self.rows[index]
+
+    def mean_of(self, ragged: Ragged) -> Tensor:
+        """`Ragged.mean_of` for the rows of this table."""
+        return ragged.mean_of(self.rows)
+
+
+class ChangedTable(VectorTable):
+    """A table that differs from another one in a few rows. Those are stored here, and the others are shared.
+
+    `factors` and `columns` are computed for all rows if they are asked for, but scores do not need them.
+    """
+
+    def __init__(self, base: VectorTable, places: Tensor, changed: Tensor, stamps: Tensor) -> None:
+        """`changed` has the vectors of the rows at `places`, which are in ascending order."""
+        self.base, self.places, self.changed = base, places, VectorTable(changed, base.cosine)
+        self.cosine, self.stamps, self.size = base.cosine, stamps, len(stamps)
+        self.shared = min(len(base.rows), self.size)  # `places` may be among these rows
+
+    @cached_property
+    def rows(self) -> Tensor:  # type: ignore[override]
+        rows = self.base.rows.new_empty(self.size, self.base.rows.shape[1])
+        rows[: self.shared] = self.base.rows[: self.shared]
+        rows[self.places] = self.changed.rows
+        return rows
+
+    @cached_property
+    def mean(self) -> Tensor:
+        total, base = self.base.mean * len(self.base.rows), self.base.factors
+        gone = base[self.shared :].sum(0) + base[self.places[self.places < self.shared]].sum(0)
+        return (total - gone + self.changed.factors.sum(0)) / self.size
+
+    def scores(self, z: Tensor, bias: Tensor | None) -> Tensor:
+        bias = z.new_zeros(self.size) if bias is None else bias
+        scores, shared = z.new_empty(len(z), self.size), slice(self.shared)
+        torch.addmm(bias[shared], z, self.base.columns[:, shared], out=scores[:, shared])
+        scores[:, self.places] = self.changed.scores(z, bias[self.places])
+        return scores
+
+    def rows_at(self, index: Tensor) -> Tensor:
+        rows = self.base.rows[index.clamp(max=len(self.base.rows) - 1)]
+        if len(self.places):
+            nearest = torch.searchsorted(self.places, index).clamp(max=len(self.places) - 1)
+            here = self.places[nearest] == index
+            rows[here] = self.changed.rows[nearest[here]]
+        return rows
+
+    def mean_of(self, ragged: Ragged) -> Tensor:
+        used, places = torch.unique(ragged.values, return_inverse=True)
+        return Ragged(places, ragged.offsets).mean_of(self.rows_at(used))
+
+
+def table_after(
+    before: VectorTable, contents: Contents, embed: Callable[[Ragged], Tensor]
+) -> VectorTable | None:
+    """Returns the table of other contents, and embeds only rows that `before` does not have. Returns None if
+    too many rows differ."""
+    stamps, base = contents.stamps, before.base if isinstance(before, ChangedTable) else before
+    if stamps is None or before.stamps is None or base.stamps is None:
+        return None
+    places = _different(base.stamps, stamps).nonzero()[:, 0]
+    if len(places) > len(stamps) * MOST_CHANGED:
+        return None
+    is_new = _different(before.stamps, stamps)[places]
+    rows = base.rows.new_empty(len(places), base.rows.shape[1])
+    rows[~is_new] = before.rows_at(places[~is_new])
+    rows[is_new] = embed(contents.rows(places[is_new]))
+    return ChangedTable(base, places, rows, stamps)
+
+
+def _different(before: Tensor, after: Tensor) -> Tensor:
+    """True for each entry of `after` that is not the same in `before`."""
+    both = min(len(before), len(after))
+    different = torch.ones_like(after, dtype=torch.bool)
+    different[:both] = before[:both] != after[:both]
+    return different
 
 
 class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
@@ -147,6 +238,7 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
         # Tables for scoring, and the objects that they were made from. Several threads may use a model: a
         # table never changes, it is only replaced by another one.
         self._tables: dict[str, tuple[object, VectorTable]] = {}
+        self._snapshots: tuple[VectorTable, ...] = ()  # of bundles with stamps, the latest first
         self.register_load_state_dict_post_hook(BundleMage.forget_tables)  # type: ignore[no-untyped-call]
         # In training: the part of the scores that is the same for every user (popularity).
         self.bundle_prior: Prior | None = None
@@ -339,7 +431,7 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
     def forget_tables(self, *_: object) -> None:
         """Drops all tables when weights may change: by training, moving and loading. (A tensor's version
         cannot show a change: fused Adam does not increase it.)"""
-        self._tables = {}
+        self._tables, self._snapshots = {}, ()
 
     def _kept(self, name: str, of: object) -> VectorTable | None:
         """The table of this name, if it was made from the same object."""
@@ -363,10 +455,35 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
         """E², the item vectors used in generation."""
         return self._table("completing", None, self.generation_embeddings)
 
+    def _embed(self, contents: Ragged) -> Tensor:
+        return self.bundle_embeddings(self._item_table().rows, contents)
+
     def _bundle_table(self, contents: Ragged) -> VectorTable:
         """E¹XD⁻¹, the bundle vectors used in matching."""
-        rows = self.bundle_embeddings
-        return self._table("bundles", contents, lambda: rows(self._item_table().rows, contents))
+        if not isinstance(contents, Contents) or contents.stamps is None or self.training:
+            return self._table("bundles", contents, lambda: self._embed(contents))
+        snapshots = self._snapshots
+        for kept in snapshots:
+            if kept.stamps is contents.stamps:
+                return kept
+        table = table_after(snapshots[0], contents, self._embed) if snapshots else None
+        if table is None:
+            table, snapshots = VectorTable(self._embed(contents), self.cosine, contents.stamps), ()
+        self._snapshots = (table, *snapshots[: SNAPSHOTS_KEPT - 1])
+        return table
+
+    def _kept_bundles(self, contents: Ragged) -> VectorTable | None:
+        """The table of a shop's bundles. None for other bundles, which must not replace the shop's table."""
+        if isinstance(contents, Contents) and contents.stamps is not None:
+            return self._bundle_table(contents)
+        return self._kept("bundles", contents)
+
+    def merge_changes(self, contents: Ragged) -> None:
+        table = self._bundle_table(contents)
+        if isinstance(table, ChangedTable) and len(table.places) > MERGED_ROWS:
+            merged = VectorTable(table.rows, self.cosine, table.stamps)
+            _ = merged.columns, merged.mean  # computed here, so that no question waits for them
+            self._snapshots = (merged,)
 
     def _bias(self, contents: Ragged, start: int = 0) -> Tensor | None:
         """The popularity term of the scores, for bundles from `start` on.
@@ -400,12 +517,17 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
     def _means(self, histories: Histories, contents: Ragged) -> tuple[Tensor, Tensor]:
         """Returns p_u and q_u: the mean of each user's items, and of each user's bundles."""
         p = self.division.mean_of_histories(histories, self._item_table().rows)
-        return p, histories.bundles.mean_of(self._bundle_table(contents).rows)
+        return p, self._bundle_table(contents).mean_of(histories.bundles)
 
     def vectors_of_bundles(self, contents: Ragged) -> Tensor:
         """E¹XD⁻¹, the bundle vectors used in matching."""  # [bundles, d]
-        kept = self._kept("bundles", contents)  # other bundles must not replace the shop's table
-        return self.bundle_embeddings(self._item_table().rows, contents) if kept is None else kept.rows
+        kept = self._kept_bundles(contents)
+        return self._embed(contents) if kept is None else kept.rows
+
+    def cosines(self, contents: Ragged, vector: Tensor) -> Tensor:
+        if not self.cosine:
+            return super().cosines(contents, vector)
+        return self._bundle_table(contents).scores(F.normalize(vector, dim=1), None)[0]
 
     def factors_of_bundles(self, contents: Ragged, start: int = 0) -> Factors:
         if start:  # later bundles must not replace the shop's table
@@ -417,7 +539,7 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
         return Factors(vectors, vectors.new_zeros(len(vectors)) if bias is None else bias)
 
     def factors_of_users(self, histories: Histories, contents: Ragged) -> Tensor:
-        if self._kept("bundles", contents) is not None:
+        if self._kept_bundles(contents) is not None:
             return self.query(self.encoded(histories, contents), "matching")
         # For contents without a kept table, only the bundles in histories are embedded.
         held, places = torch.unique(histories.bundles.values, return_inverse=True)
@@ -432,8 +554,7 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
         """Eq. matching_prob before its softmax: (E¹XD⁻¹)ᵀz_u, or the cosine of the two vectors."""
         z = self.query(self.encoded(histories, contents), "matching")
-        table, bias = self._bundle_table(contents).columns, self._bias(contents)
-        return z @ table if bias is None else torch.addmm(bias, z, table)  # [rows, bundles]
+        return self._bundle_table(contents).scores(z, self._bias(contents))  # [rows, bundles]
 
     def score_new_bundles(self, histories: Histories, contents: Ragged, new: Ragged) -> Tensor:
         """As `score_bundles`, but only for the bundles in `new`."""  # [rows, new]
@@ -450,15 +571,15 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
         self, users: Tensor, which: Tensor, bundles: Tensor, contents: Ragged, among: int
     ) -> Tensor:
         z, table = self.query(users[which], "matching"), self._bundle_table(contents)
-        mean = table.mean if among == len(table.rows) else table.factors[:among].mean(0)
-        fit, bias = (z * (table.factors[bundles] - mean)).sum(1), self._bias(contents)  # [rows]
+        mean = table.mean if among == len(contents) else table.factors[:among].mean(0)
+        factors, bias = self.factors(table.rows_at(bundles)), self._bias(contents)
+        fit = (z * (factors - mean)).sum(1)  # [rows]
         return fit if bias is None else fit + bias[bundles] - bias[:among].mean()
 
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
         """Eq. reconstruction before its softmax: E²ᵀz_b^(u), or the cosine of the two vectors."""
         z = self._pair_query(self.encoded(histories, contents), partial)
-        columns, bias = self._completing_table().columns, self._item_bias()
-        return z @ columns if bias is None else torch.addmm(bias, z, columns)  # [rows, items]
+        return self._completing_table().scores(z, self._item_bias())  # [rows, items]
 
     def score_item_candidates(
         self, histories: Histories, partial: Ragged, candidates: Tensor, contents: Ragged

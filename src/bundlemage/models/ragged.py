@@ -174,6 +174,9 @@ class Contents(Ragged):
     """The items of bundles, and the expected sales of some bundles."""
 
     expected_sales: Tensor  # [rows]; nan: unknown
+    stamps: Tensor | None = None  # [rows] int64
+    """If two contents have the same stamp in a row, that row has the same items in both. So a model can use
+    the row's vector again. None: the contents cannot be compared with others."""
 
     @classmethod
     def of(cls, bundles: Ragged, expected_sales: Tensor | None = None) -> Contents:

@@ -185,6 +185,10 @@ class Ensemble(Completer, Indexable, SalesScorer, Embedder, Gated):
     score_item_candidates = _mean(Completer, "score_item_candidates")
     item_share = _mean(Gated, "item_share")
 
+    def merge_changes(self, contents: Ragged) -> None:
+        for member in self._each(Model):
+            member.merge_changes(contents)
+
     def encoded(self, histories: Histories, contents: Ragged) -> list[Any]:
         """The encoded users of each member. The ensemble's fit is the mean of its members' fits."""
         return [member.encoded(histories, contents) for member in self._each(Model)]

@@ -212,6 +212,7 @@ class Answerer:
             try:
                 self.write_shown()
                 self.store.tidy()
+                self.serving.merge_changes()
                 if time.monotonic() - follow_at > FOLLOW_EVERY:
                     version = self.store.state().model
                     if version is not None and version != (self._next or self.serving).record.version:
