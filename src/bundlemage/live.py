@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -27,7 +28,8 @@ from bundlemage.core.history import History, Id, NewBundles, User
 from bundlemage.core.shop import Recommendation, Shop, Trade
 from bundlemage.data.dataset import BundleDataset, Vocabulary, binary_matrix, row_of, with_rows
 from bundlemage.data.layered import changed
-from bundlemage.errors import ArtifactError, UnknownIdError, UnsupportedError
+from bundlemage.designer.solver import cp
+from bundlemage.errors import ArtifactError, MissingExtraError, UnknownIdError, UnsupportedError
 from bundlemage.models.base import Completer, Histories, Interactions, Matcher, SalesScorer, can
 from bundlemage.models.ragged import Contents, Ragged
 from bundlemage.recommender import Recommender
@@ -485,6 +487,8 @@ class Live(Asker):
             self.recommend(Owned(), 1)
         if can(self.model, Completer):
             self.complete(Owned(), (), 1)
+        with suppress(MissingExtraError):
+            cp()  # other threads would have to wait while a design imports it
         return self
 
 

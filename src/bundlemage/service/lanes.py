@@ -28,7 +28,7 @@ AT_ONCE: Final[dict[Kind, int]] = {"forecast": 1, "design": 2, "explain": 1}
 MOST_WAITING = 16
 """Maximum number of requests of each kind that may wait."""
 NICENESS = 10
-"""The threads' priority: the system prefers threads with a lower number, such as those that answer others."""
+"""How much lower the threads' priority is than that of the service's other threads."""
 
 
 class Job:
@@ -152,4 +152,6 @@ class Lanes:
 def _step_back() -> None:
     """Give this thread, and threads that it starts, a low priority."""
     if sys.platform == "linux":  # elsewhere, priorities belong to processes
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        thread = threading.get_native_id()
+        priority = os.getpriority(os.PRIO_PROCESS, thread) + NICENESS
+        os.setpriority(os.PRIO_PROCESS, thread, min(priority, 19))
