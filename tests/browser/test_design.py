@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -13,6 +14,9 @@ from playwright.sync_api import Browser, Locator, Page, Request, ViewportSize, e
 from tests.browser.conftest import DESKTOP, NARROWEST, PHONE, Service, Visit, visiting
 from tests.browser.test_access import check_width, serious
 from tests.browser.test_builder import inside
+from tests.service.held import PAGE, Held
+from tests.service.running import inside as in_this_process
+from tests.waiting import wait_until
 
 DESIGNER = "/builder?user=u0007&design=yes"
 
@@ -213,6 +217,42 @@ def test_the_forecast_of_a_bundle_and_the_swap_of_its_weakest_item(visit: Visit,
     # What was said of a bundle is not left standing beside another one.
     page.locator("#bundle-items li button").last.click()
     expect(forecast).to_have_count(0)
+
+
+def test_a_long_forecast_shows_its_progress_and_can_be_cancelled(
+    browser: Browser, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(monkeypatch)
+    with (
+        in_this_process(model, f"sqlite:///{tmp_path}/shop.db") as running,
+        running.client() as api,
+        visiting(browser, Service(running.url, running.db, api, {})) as visit,
+    ):
+        try:
+            page = visit.open("/builder?item=g0022&item=g0401")
+            button = page.locator("#forecast-ask")
+            button.click()
+            held.go.release(2)
+            for _ in range(3):
+                held.wait_for_a_batch()
+            everybody = running.store.user_count()
+            told = page.locator("#forecast-work")
+            expect(told).to_contain_text(f"{2 * PAGE} of {everybody} users", timeout=60_000)
+            bar = told.get_by_role("progressbar")
+            assert (bar.get_attribute("value"), bar.get_attribute("max")) == (str(2 * PAGE), str(everybody))
+            assert serious(page) == []
+            told.get_by_role("button", name="Cancel").click()
+            expect(told).to_be_empty()
+            expect(button).to_have_text("Forecast its audience")
+            expect(button).to_be_focused()
+            left = 'route="/v1/bundles:score",status="499"'
+            wait_until(lambda: left in api.get("/metrics").text, "the end of the request")
+        finally:
+            held.let_all_go()
+        wait_until(lambda: not running.service.lanes.work(), "the end of the work")
+        assert held.batches == 3
+        button.click()  # a forecast that is not cancelled
+        expect(page.locator(".forecast .expected")).to_be_visible(timeout=60_000)
 
 
 def test_cards_of_the_shop_say_why_in_the_models_own_words(visit: Visit, service: Service) -> None:

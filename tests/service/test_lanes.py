@@ -19,8 +19,6 @@ import httpx
 import pytest
 
 from bundlemage import asker
-from bundlemage.campaigns import audience
-from bundlemage.campaigns.chances import normaliser
 from bundlemage.client import Client
 from bundlemage.designer.constraints import Deadline
 from bundlemage.designer.solver import cp, new_solver, solve
@@ -30,6 +28,7 @@ from bundlemage.recommender import Recommender
 from bundlemage.service import lanes
 from bundlemage.service.routes import design
 from bundlemage.store.repository import Store
+from tests.service.held import PAGE, Held
 from tests.service.running import Inside, copied, inside, ok, problem
 from tests.waiting import wait_until
 
@@ -38,33 +37,6 @@ DESIGN = {"user_id": SOMEONE, "n": 1, "size": {"least": 2, "most": 3}, "method":
 EXPLAIN = {"user_id": SOMEONE, "bundles": ["b0013"]}
 ITEMS = ["g0022", "g0401", "g0004"]
 FORECAST = {"items": ITEMS, "k": 5}
-PAGE = 100
-
-
-class Held:
-    """Batches of users of a forecast. Each waits until the test lets it go on."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.batches = 0
-        self.priorities: set[int] = set()
-        self.go = threading.Semaphore(0)
-        self._begun = threading.Semaphore(0)
-
-        def held(*arguments: Any) -> Any:
-            self.batches += 1
-            self.priorities.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-            self._begun.release()
-            assert self.go.acquire(timeout=240)
-            return normaliser(*arguments)
-
-        monkeypatch.setattr(audience, "normaliser", held)
-        monkeypatch.setattr(design, "USERS_AT_A_TIME", PAGE)
-
-    def wait_for_a_batch(self) -> None:
-        assert self._begun.acquire(timeout=240)
-
-    def let_all_go(self) -> None:
-        self.go.release(10_000)
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ async function bodyOf(response) {
  * Sends a request and returns the answer. If the service cannot be reached, waits and sends it again.
  * `once` is for requests that must not be sent twice: they fail instead.
  */
-async function ask(method, path, { body, query, signal, key, onlyNew, once = false } = {}) {
+async function ask(method, path, { body, query, signal, key, id, onlyNew, once = false } = {}) {
   const parameters = new URLSearchParams(
     Object.entries(query ?? {}).filter(([, value]) => value !== "" && value != null),
   );
@@ -74,6 +74,7 @@ async function ask(method, path, { body, query, signal, key, onlyNew, once = fal
   const headers = { Accept: "application/json" };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   if (key) headers["Idempotency-Key"] = key;
+  if (id) headers["X-Request-Id"] = id;
   if (onlyNew) headers["If-None-Match"] = "*";
   for (;;) {
     let response;
@@ -107,9 +108,10 @@ export const api = {
   userBundles: (id, k, signal) => ask("GET", `${at("users", id)}/bundles`, { query: { k }, signal }),
   recommend: (question, signal) => ask("POST", at("recommend"), { body: question, signal }),
   complete: (question, signal) => ask("POST", at("complete"), { body: question, signal }),
-  design: (question, signal) => ask("POST", at("design"), { body: question, signal }),
+  design: (question, signal, id) => ask("POST", at("design"), { body: question, signal, id }),
   explain: (question, signal) => ask("POST", at("explain"), { body: question, signal }),
-  scoreBundle: (question, signal) => ask("POST", "/v1/bundles:score", { body: question, signal }),
+  scoreBundle: (question, signal, id) => ask("POST", "/v1/bundles:score", { body: question, signal, id }),
+  work: (signal) => ask("GET", at("work"), { signal, once: true }),
   record: (interactions, key) => ask("POST", at("interactions"), { body: { interactions }, key }),
   items: (query, signal) => ask("GET", at("items"), { query, signal }),
   item: (id, signal) => ask("GET", at("items", id), { signal }),

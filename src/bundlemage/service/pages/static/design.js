@@ -3,8 +3,9 @@
 import { api, Newest } from "./api.js";
 import { skeletonCards } from "./cards.js";
 import { constraintPanel } from "./constraints.js";
-import { byId, h, plural } from "./dom.js";
+import { byId, h, plural, randomKey } from "./dom.js";
 import { announce, problemBox } from "./frame.js";
+import { withProgress } from "./progress.js";
 import { drawProposals, foundWords } from "./proposals.js";
 
 const MOST_BUNDLES = 20;
@@ -86,7 +87,9 @@ export function designer({ shopData, draft, onTake }) {
     waiting(true, request.n);
     announce("Looking for bundles.");
     try {
-      const answer = await asking.run((signal) => api.design(request, signal));
+      const answer = await withProgress(byId("design-work"), randomKey(), (id) =>
+        asking.run((signal) => api.design(request, signal, id)),
+      );
       if (number !== latest) return;
       waiting(false); // before the proposals are shown: removing the note later would shift the page
       if (answer) {

@@ -1,8 +1,9 @@
 // The forecast for a new bundle: who would buy it, and which item would improve it.
 
 import { api, Newest } from "./api.js";
-import { byId, count, figure, h, percent, plural, price, titleOf } from "./dom.js";
+import { byId, count, figure, h, percent, plural, price, randomKey, titleOf } from "./dom.js";
 import { announce, problemBox } from "./frame.js";
+import { withProgress } from "./progress.js";
 
 const FEW = 5; // the number of users and similar bundles that are listed
 
@@ -99,6 +100,12 @@ export function forecaster({ draft, onSwap }) {
   const asking = new Newest();
   const [button, place] = [byId("forecast-ask"), byId("forecast")];
 
+  function cancel() {
+    asking.stop();
+    announce("Stopped.");
+    button.focus(); // the pressed button is removed
+  }
+
   async function ask() {
     const { items, discount } = draft();
     if (!items.length) return;
@@ -110,7 +117,12 @@ export function forecaster({ draft, onSwap }) {
         k: FEW,
         ...(discount === null ? {} : { discount }),
       };
-      const forecast = await asking.run((signal) => api.scoreBundle(question, signal));
+      const forecast = await withProgress(
+        byId("forecast-work"),
+        randomKey(),
+        (id) => asking.run((signal) => api.scoreBundle(question, signal, id)),
+        cancel,
+      );
       if (!forecast) return;
       place.replaceChildren(
         h(
