@@ -30,6 +30,7 @@ from rich.table import Table
 
 KEPT_OPEN = 3.0
 """Seconds after which an idle connection is not used again. The service closes one after 5 s."""
+NOT_SENT = "no free connection"
 _READ = b"GET /v1/users/c%07d/bundles?k=%d HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 _WRITE = (
     b"POST /v1/interactions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -61,6 +62,8 @@ class Plan:
     """The users of writes are called `NAME-0`, `NAME-1` and so on."""
     seed: int = 0
     timeout: float = 10.0
+    patience: float = 10.0
+    """Seconds for which a request of an open loop waits for a free connection. Then it is not sent."""
 
 
 @dataclass(frozen=True)
@@ -213,6 +216,10 @@ class Load:
             return 0.02
         return min(max(self._due() - now, 0.0), 0.02)
 
+    def is_late(self) -> bool:
+        """Whether requests of an open loop wait for a free connection."""
+        return time.perf_counter() - self._due() > 0.1
+
     def _due(self) -> float:
         assert self.plan.rate is not None
         return self.outcome.began + self._sent / self.plan.rate
@@ -222,9 +229,14 @@ class Load:
             while self._idle or (len(self._open) < self.plan.connections and now >= self._retry_at):
                 self._send(self._connection(now), time.perf_counter())
             return
-        while (due := self._due()) <= now and (self._idle or len(self._open) < self.plan.connections):
+        while (due := self._due()) <= now:
+            if now - due > self.plan.patience:
+                self.outcome.failures.append((now, NOT_SENT))
+            elif self._idle or len(self._open) < self.plan.connections:
+                self._send(self._connection(now), due)
+            else:
+                return
             self._sent += 1
-            self._send(self._connection(now), due)
 
     def _connection(self, now: float) -> _Connection:
         """An idle connection, the one that was used last, or a new one."""

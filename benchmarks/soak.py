@@ -33,7 +33,12 @@ from benchmarks.serving import Serving, databases
 
 PHASES = (("kills", 0.4), ("quiet", 0.4), ("kills", 0.2))
 SETTLED = 3.0
-"""Seconds after a restart in which requests that waited may still fail or be refused."""
+"""Seconds after a restart, and after the last request had to wait for a connection because of it, in which
+requests may still fail or be refused."""
+SHORTEST_LIFE = 5.0
+"""Seconds between a restart and the next kill, at least."""
+PATIENCE = 1.0
+"""Seconds for which a request waits for a free connection."""
 FLAT = 0.05
 """Memory is flat if it rises by less than this share of itself in the phase without kills. From one killed
 process to the next it may rise by twice as much."""
@@ -64,6 +69,11 @@ class Phase:
                 found[kind] += 1
         found["status 503"] = sum(not self._away(at, at) for at in self.outcome.refusals)
         return +found
+
+    def extend_window(self, now: float) -> None:
+        """Requests that waited during the last restart are still being sent."""
+        if self.windows and now < self.windows[-1][1]:
+            self.windows[-1] = (self.windows[-1][0], max(self.windows[-1][1], now + SETTLED))
 
     def _away(self, began: float, ended: float) -> bool:
         return any(begin <= ended and began <= end for begin, end in self.windows)
@@ -126,9 +136,11 @@ class Soak:
                 if phase.name == "kills" and now >= next_kill and loading.is_alive():
                     phase.memory.append((now, self.serving.memory()))
                     self._kill(phase)
-                    next_kill += self.kill_every
+                    next_kill = max(next_kill + self.kill_every, time.perf_counter() + SHORTEST_LIFE)
                 elif phase.name == "quiet":
                     phase.memory.append((now, self.serving.memory()))
+                if load.is_late():
+                    phase.extend_window(time.perf_counter())
                 progress.update(task, description=self._told(number, phase))
         finally:
             load.stopped = True
@@ -176,20 +188,24 @@ class Soak:
         log = self.serving.folder / "retrain"
         while not self.ended.wait(self.retrain_every):
             with log.open("ab") as output:
-                ended = subprocess.run(
+                process = subprocess.Popen(
                     command,
                     env=self.serving.environment(),
                     cwd=self.serving.folder,
                     stdout=output,
                     stderr=output,
-                    check=False,
                 )
-            said = log.read_text(errors="replace")
-            if "Traceback" in said:
-                self.findings.append(f"bundlemage retrain: {said[-3000:]}")
+            while process.poll() is None and not self.ended.wait(0.5):
+                pass
+            if self.ended.is_set():
+                process.kill()
+                process.wait()
                 return
-            # It fails if another model was published meanwhile; the reloads here do that.
-            self.changes["retrainings" if ended.returncode == 0 else "retrainings that were overtaken"] += 1
+            if process.returncode:
+                said = log.read_text(errors="replace")[-3000:]
+                self.findings.append(f"'bundlemage retrain' ended with {process.returncode}: {said}")
+                return
+            self.changes["retrainings"] += 1
 
     def judge(self, bundles: Sequence[bytes]) -> None:
         """Add to the findings what should not be. The service has ended."""
@@ -203,7 +219,10 @@ class Soak:
             if rise is not None and rise[1] > (FLAT if phase.name == "quiet" else 2 * FLAT):
                 self.findings.append(f"{where}: memory rose by {rise[0]:.0f} MB ({rise[1]:.1%})")
             self.findings += self._lost(f"soak{number}", phase.outcome, bundles)
-        self.findings += faults_of_log(self.serving.log)[:20]
+        # The first process says of each worker that was killed here that it ended with the signal's number.
+        expected = f"ended with status {-signal.SIGKILL}"
+        faults = faults_of_log(self.serving.log, most=1000)
+        self.findings += [fault for fault in faults if expected not in fault][:20]
 
     def _lost(self, name: str, outcome: Outcome, bundles: Sequence[bytes]) -> list[str]:
         from bundlemage.store.repository import Store
@@ -254,7 +273,7 @@ def main(
             Load(Plan(**{**vars(plan), "name": "warm"})).run()
             measured = Load(Plan(**{**vars(plan), "name": "capacity", "seconds": 15.0})).run().figures()
         capacity = measured["reads"]["per_second"] + measured["writes"]["per_second"]
-        plan = Plan(**{**vars(plan), "connections": 256, "rate": share * capacity})
+        plan = Plan(**{**vars(plan), "connections": 256, "rate": share * capacity, "patience": PATIENCE})
         console.print(f"capacity {capacity:,.0f} requests/s with 16 connections; now {plan.rate:,.0f}/s")
         soak = Soak(serving, plan, kill_every, reload_every, retrain_every)
         bundles = Load(plan).bundles

@@ -167,6 +167,11 @@ def test_the_soak_tells_failures_of_kills_from_others_and_sees_growing_memory() 
     phase.outcome.refusals += [11.0, 60.0]
     expected = {lost: 1, refused: 1, "timeout": 1, "status 503": 1}
     assert phase.unexpected(timeout=10) == expected
+    phase.extend_window(19.0)
+    assert phase.windows == [(10.0, 22.0)]
+    phase.extend_window(30.0)  # this is no consequence of the restart any more
+    phase.extend_window(10.0)
+    assert phase.windows == [(10.0, 22.0)]
     assert phase.rise() is None
     phase.memory = [(float(second), 400 + 10 * (second < 20)) for second in range(100)]
     assert phase.rise() == pytest.approx((0.0, 0.0), abs=1e-6)

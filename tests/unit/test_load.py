@@ -120,6 +120,21 @@ def test_an_open_loop_counts_the_time_that_a_request_waited_for_a_connection() -
     assert sum(seconds > 0.1 for seconds in outcome.reads) > 20
 
 
+def test_an_open_loop_does_not_send_what_waited_too_long() -> None:
+    first = threading.Semaphore(1)
+
+    def answer(number: int, _: bytes) -> bytes:
+        if first.acquire(blocking=False):
+            threading.Event().wait(0.5)
+        return GOOD
+
+    outcome = asked(answer, enough=30, connections=1, rate=200, patience=0.1, writes=1.0).outcome
+    # One connection was held for 0.5 s, and 100 requests were due meanwhile.
+    assert outcome.errors["no free connection"] > 50
+    assert set(outcome.errors) == {"no free connection"}
+    assert not outcome.unknown  # nobody has seen them
+
+
 def test_nobody_listens() -> None:
     with server(lambda *_: GOOD) as address:
         pass
