@@ -479,7 +479,7 @@ class Live(Asker):
     def merge_changes(self) -> None:
         """Let the model tidy up after many changes. Questions can be answered meanwhile."""
         with torch.inference_mode():
-            self.model.merge_changes(self.shop.interactions.bundle_item)
+            self.model.merge_changes()
 
     def warm(self) -> Live:
         """Fill all caches now, so that the first question need not wait. Returns the same object."""

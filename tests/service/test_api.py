@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ from sqlalchemy.event import listen, remove
 
 from bundlemage.core.history import History
 from bundlemage.core.shop import Recommendation
+from bundlemage.models import bundlemage
 from bundlemage.models.bundlemage import BundleMage
 from bundlemage.recommender import Recommender
 from tests.service.running import Inside, copied, ids, inside, ok, problem
@@ -302,6 +304,29 @@ def test_of_all_bundles_only_the_one_that_was_put_is_embedded(
     ok(own.put("/v1/items/g0022", json={"stock": 0}))
     ok(own.get(f"/v1/users/{SOMEONE}/bundles"))
     assert sum(rows) == 3
+
+
+def test_the_vectors_of_many_changed_bundles_are_merged_by_another_thread(
+    fresh: Inside, own: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundlemage, "MERGED_ROWS", 2)
+    merged: list[tuple[str, int]] = []
+    table = bundlemage.VectorTable
+
+    class Watched(table):  # type: ignore[valid-type, misc]
+        def __init__(self, rows: Any, *more: Any) -> None:
+            merged.append((threading.current_thread().name, len(rows)))
+            super().__init__(rows, *more)
+
+    size = len(fresh.service.answerer.serving.stock.bundles)
+    monkeypatch.setattr(bundlemage, "VectorTable", Watched)
+    for number in range(3):
+        ok(own.put(f"/v1/bundles/new-{number}", json={"items": ["g0022", "g0401"]}), 201)
+        ok(own.get(f"/v1/users/{SOMEONE}/bundles"))
+    wait_until(lambda: ("housekeeping", size + 3) in merged, "the table is merged")
+    ok(own.put("/v1/bundles/new-3", json={"items": ["g0022", "g0401"]}), 201)
+    ok(own.get(f"/v1/users/{SOMEONE}/bundles"))
+    assert [rows for name, rows in merged if name == "answers"] == [1, 2, 3, 1]
 
 
 def test_a_new_bundle_ranks_as_it_is_expected_to_sell(own: httpx.Client) -> None:

@@ -191,8 +191,8 @@ class Model(nn.Module, ABC):
         """Encodes users once. The result is the argument `users` of `bundle_fit` and `item_fit`."""
         return histories
 
-    def merge_changes(self, contents: Ragged) -> None:
-        """Tidy up after many small changes of a shop's bundles, if the model keeps anything for `contents`.
+    def merge_changes(self) -> None:
+        """Tidy up what the model keeps of a shop's bundles, after many small changes of them.
 
         It may take long. The service calls it while another thread answers questions with the same model.
         """

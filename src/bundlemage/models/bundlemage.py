@@ -478,8 +478,8 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
             return self._bundle_table(contents)
         return self._kept("bundles", contents)
 
-    def merge_changes(self, contents: Ragged) -> None:
-        table = self._bundle_table(contents)
+    def merge_changes(self) -> None:
+        table = next(iter(self._snapshots), None)
         if isinstance(table, ChangedTable) and len(table.places) > MERGED_ROWS:
             merged = VectorTable(table.rows, self.cosine, table.stamps)
             _ = merged.columns, merged.mean  # computed here, so that no question waits for them

@@ -185,9 +185,9 @@ class Ensemble(Completer, Indexable, SalesScorer, Embedder, Gated):
     score_item_candidates = _mean(Completer, "score_item_candidates")
     item_share = _mean(Gated, "item_share")
 
-    def merge_changes(self, contents: Ragged) -> None:
+    def merge_changes(self) -> None:
         for member in self._each(Model):
-            member.merge_changes(contents)
+            member.merge_changes()
 
     def encoded(self, histories: Histories, contents: Ragged) -> list[Any]:
         """The encoded users of each member. The ensemble's fit is the mean of its members' fits."""
