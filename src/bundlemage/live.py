@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import chain, count, repeat
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -341,14 +341,14 @@ class LiveShop(Shop):
         histories = [user for user in users if isinstance(user, History)]
         if new or len(histories) < len(users):
             raise UnsupportedError("a live shop takes only histories, and bundles of its catalogue")
-        items: Mapping[Any, int] = self.dataset.items.known_positions
-        of_items = [[items[name] for name in history.items if name in items] for history in histories]
-        of_bundles = [
-            [place for name in history.bundles if (place := self.rows.place(str(name))) is not None]
-            for history in histories
-        ]
+        items, bundles, starts = self.dataset.items, self.dataset.bundles, self.dataset.bundle_item.indptr
+        of_items, item_ends = _places([history.items for history in histories], items.known_positions)
+        of_bundles, bundle_ends = _places([history.bundles for history in histories], bundles.known_positions)
+        # A bundle counts if it contains at least one item known to the model.
+        filled = (of_bundles >= 0) & (starts[of_bundles + 1] > starts[of_bundles])
         encoded = Histories(
-            Ragged.from_lists(of_items, self.device), Ragged.from_lists(of_bundles, self.device)
+            _kept(of_items, item_ends, of_items >= 0).to(self.device),
+            _kept(of_bundles, bundle_ends, filled).to(self.device),
         )
         return encoded, self.interactions.bundle_item
 
@@ -363,6 +363,21 @@ class LiveShop(Shop):
         if place is None:
             raise UnknownIdError("bundle", [str(bundle)], self.dataset.bundles)
         return place
+
+
+# Loops in Python would hold up other threads while a forecast encodes all users.
+
+
+def _places(rows: Sequence[Sequence[Any]], known: Mapping[str, int]) -> tuple[Positions, Positions]:
+    """The position of each name in the rows, -1 for a name that is not known, and the ends of the rows."""
+    places = np.fromiter(map(known.get, chain.from_iterable(rows), repeat(-1)), np.int64)
+    return places, np.cumsum([0, *map(len, rows)])
+
+
+def _kept(places: Positions, ends: Positions, kept: Mask) -> Ragged:
+    """Rows of positions, of which only those marked True are kept."""
+    counted = np.concatenate([[0], np.cumsum(kept)])
+    return Ragged(torch.from_numpy(places[kept]), torch.from_numpy(counted[ends]))
 
 
 class Live(Asker):

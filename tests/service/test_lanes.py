@@ -310,9 +310,9 @@ def test_histories_are_read_once_if_they_fit_into_memory(
     monkeypatch.setattr(design, "USERS_AT_A_TIME", PAGE)
     read, histories = list[str](), Store.histories
 
-    def counted(store: Store, names: Any) -> Any:
+    def counted(store: Store, names: Any, **options: Any) -> Any:
         read.extend(names)
-        return histories(store, names)
+        return histories(store, names, **options)
 
     monkeypatch.setattr(Store, "histories", counted)
     with running(sample_model, sample_database, tmp_path) as (service, post):

@@ -77,12 +77,18 @@ class HistoryStore(StorePart):
     _forgot_at = -math.inf
     _must_empty_log = True  # at the start, too: an earlier process may have been killed before emptying it
 
-    def histories(self, user_ids: Sequence[str]) -> dict[str, Owned]:
-        """Return the history of each user, with one query; `Owned()` for a user without a history."""
+    def histories(self, user_ids: Sequence[str], *, in_order: bool = True) -> dict[str, Owned]:
+        """Return the history of each user, with one query; `Owned()` for a user without a history.
+
+        Without `in_order`, nothing is sorted, which takes less time.
+        """
         names = list(filter(is_id, dict.fromkeys(user_ids)))
         with self._database.read() as connection:
             rows = connection.execute(_histories(), {"users": names})
-            owned = {(user_id, kind): _oldest_first(things, times) for user_id, kind, things, times in rows}
+            owned = {
+                (user_id, kind): _oldest_first(things, times) if in_order else tuple(things.split(_SEPARATOR))
+                for user_id, kind, things, times in rows
+            }
         return {
             user_id: Owned(owned.get((user_id, "item"), ()), owned.get((user_id, "bundle"), ()))
             for user_id in user_ids

@@ -116,7 +116,7 @@ def everyone(store: Store) -> Iterator[Mapping[str, Owned]]:
     after = ""
     while users := store.user_ids(USERS_AT_A_TIME, after):
         after = users[-1]
-        yield store.histories(users)
+        yield store.histories(users, in_order=False)
 
 
 def _shortened(item: DesignedItem) -> DesignedItem:
