@@ -419,6 +419,43 @@ def test_busy_connections_leave_room_for_health_checks(start: Start) -> None:
             assert b"\r\nretry-after: 1\r\n" in answer
 
 
+def test_new_callers_do_not_wait_for_each_other(start: Start) -> None:
+    """uvloop accepts one connection in each round of its loop. Here, a round never ends by itself."""
+    running, _ = start()
+    rounds = 0
+    loop, go_on = run_in_server(running)
+
+    def turn() -> None:
+        nonlocal rounds
+        rounds += 1
+        go_on.wait(60)
+        if len(running.server.server_state.connections) < 60:
+            loop.call_soon(turn)
+
+    loop.call_soon_threadsafe(turn)
+    wait_until(lambda: rounds, "the first round")
+    with ExitStack() as stack:
+        for _ in range(60):
+            stack.enter_context(connected(running))  # the system accepts them for now
+        go_on.set()
+        wait_until(lambda: len(running.server.server_state.connections) == 60, "the connections")
+    assert rounds < 20
+
+
+def run_in_server(running: Running) -> tuple[asyncio.AbstractEventLoop, threading.Event]:
+    """The loop of a server, and an event for a test that stops it."""
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    @running.app.get("/v1/loop")
+    async def loop() -> None:
+        loops.append(asyncio.get_running_loop())
+
+    with running.client() as client:
+        client.get("/v1/loop")
+    wait_until(lambda: not running.server.server_state.connections, "the end of the connection")
+    return loops[0], threading.Event()
+
+
 def test_the_files_that_the_system_allows_limit_the_connections(plain: Running) -> None:
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, allowed), most))
@@ -426,9 +463,8 @@ def test_the_files_that_the_system_allows_limit_the_connections(plain: Running) 
         server = make_server(plain.app, Settings(), plain.service.metrics)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
-    # All connections, those that wait to be accepted, and 256 other files.
-    assert server.limits.most_connections + 64 + server.config.backlog + 256 <= 1024
-    assert server.limits.most_connections > 400
+    # All connections, those that are being accepted, those for health checks, and 256 other files.
+    assert server.limits.most_connections == 1024 - 100 - 64 - 256
 
 
 # ── Overload ─────────────────────────────────────────────────────────────────────────────────────
@@ -562,3 +598,26 @@ def test_the_expected_time_follows_the_measured_one(monkeypatch: pytest.MonkeyPa
         load.begin()
         load.end()
     assert 0.1 < load.wait() < 0.3
+
+
+def test_all_who_need_the_same_look_up_share_it(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise all requests in progress read the store when what was cached expires."""
+    running, _ = start()
+    key, store = running.key("read"), running.service.store
+    calls, go_on = [], threading.Event()
+    look_up = store.key
+
+    def slowly(identity: str) -> Any:
+        calls.append(identity)
+        assert go_on.wait(60)
+        return look_up(identity)
+
+    monkeypatch.setattr(store, "key", slowly)
+    with ExitStack() as stack:
+        callers = [stack.enter_context(connected(running)) for _ in range(10)]
+        for connection in callers:
+            connection.sendall(get(READ, more=f"Authorization: Bearer {key}\r\n"))
+        wait_until(lambda: running.server.limits.reads.in_progress == 10, "the requests")
+        go_on.set()
+        assert [one(connection)[0] for connection in callers] == [200] * 10
+    assert len(calls) == 1

@@ -14,7 +14,7 @@ from bundlemage.service.metrics import NO_ROUTE, Metrics
 
 FEW = 16
 """So many requests may always be in progress. One batch of the model answers more than that."""
-_MEMORY = 512
+_MEMORY = 128
 """Number of answers after which the measured time of an answer has lost two thirds of its weight."""
 _FIRST_GUESS_S = 0.001
 _MANY_REFUSALS = 50

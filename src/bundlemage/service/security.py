@@ -9,12 +9,12 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Callable, Coroutine, Hashable, Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar, cast
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
@@ -27,6 +27,7 @@ from bundlemage.store.records import Key, Role
 from bundlemage.store.repository import Store
 from bundlemage.wire.answers import FieldError
 
+T = TypeVar("T")
 COOKIE = "bundlemage_session"
 ROLES: Final[dict[Role, int]] = {"read": 1, "write": 2, "admin": 3}
 _KEY = re.compile(r"bm_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
@@ -88,6 +89,8 @@ class Security:
         self._known_keys: _Cache = {}
         self._known_sessions: _Cache = {}
         self._keys_on: tuple[bool, float] = (True, 0.0)
+        self._looked_up: dict[Hashable, asyncio.Task[Any]] = {}
+        """The look-ups that are being done."""
 
     async def identify(self, request: Request) -> Principal:
         """Returns the caller of a request. The result is kept in `request.state`.
@@ -130,7 +133,7 @@ class Security:
         on, until = self._keys_on
         now = time.monotonic()
         if now >= until:
-            on = await asyncio.to_thread(self._store.has_keys)
+            on = await self._together("keys", lambda: asyncio.to_thread(self._store.has_keys))
             self._keys_on = (on, now + self._seconds_cached)
         return on
 
@@ -198,13 +201,13 @@ class Security:
             )
 
     async def _cached(
-        self, cache: _Cache, secret: str, look_up: Callable[[str], Awaitable[Key | None]]
+        self, cache: _Cache, secret: str, look_up: Callable[[str], Coroutine[Any, Any, Key | None]]
     ) -> Principal | None:
         now, digest = time.monotonic(), _digest(secret)
         entry = cache.get(digest)
         if entry is not None and entry[1] > now:
             return entry[0]
-        key = await look_up(secret)
+        key = await self._together((look_up.__name__, digest), lambda: look_up(secret))
         if key is None:
             cache.pop(digest, None)
             return None
@@ -213,6 +216,14 @@ class Security:
         principal = Principal(key.role, key.id)
         cache[digest] = (principal, now + self._seconds_cached)
         return principal
+
+    async def _together(self, what: Hashable, look_up: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Returns the result of a look-up in the store. Those who ask at the same time share one."""
+        task = self._looked_up.get(what)
+        if task is None:
+            task = self._looked_up[what] = asyncio.create_task(look_up())
+            task.add_done_callback(lambda _: self._looked_up.pop(what))
+        return cast(T, await asyncio.shield(task))  # a caller who leaves must not cancel it for the others
 
     async def _session(self, token: str) -> Key | None:
         return await asyncio.to_thread(self._store.session, _digest(token))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import socket
+import sys
 from collections import OrderedDict
 from contextlib import suppress
 from enum import Enum, auto
@@ -23,19 +25,24 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bundlemage.service.load import Load, Refusals
+from bundlemage.service.logs import log
 from bundlemage.service.metrics import Metrics
 from bundlemage.service.middleware import SECURITY_HEADERS
 from bundlemage.service.problems import MEDIA_TYPE, ApiError
 from bundlemage.service.settings import Settings
 
 MOST_HEADERS = 100
-PAUSE_S = 1.0
-"""Seconds for which nothing is read from a connection after a refusal, if there are many refusals."""
+RETRY_AFTER_S = 1
+PAUSE_S = 0.5
+"""Seconds for which nothing is read from a caller who ignores the header Retry-After."""
 LINGER_S = 1.0
 """Seconds for which a refused connection stays open. If it were closed while the caller still sends, the
 caller's system would discard the answer."""
+MOST_DISCARDED = 1_000_000
+"""Number of bytes that are read from a refused connection in this time."""
 FOR_HEALTH_CHECKS = 64
 """Number of connections above the limit, which may ask for nothing else."""
+MOST_ACCEPTED_AT_ONCE = 100
 OTHER_FILES = 256
 """Number of file descriptors that are left for the store, the models and the log."""
 _TICKS_PER_SWEEP = 5  # of 0.1 s each
@@ -50,7 +57,10 @@ _COUNTED, _REFUSAL = "bundlemage.counted", "bundlemage.refusal"
 _NO_ID = "0" * 16  # replaced by the request's id
 
 BUSY = ApiError(
-    503, "Busy", "Too many requests are waiting: ask again in a second.", headers={"Retry-After": "1"}
+    503,
+    "Busy",
+    "Too many requests are waiting: ask again in a second.",
+    headers={"Retry-After": str(RETRY_AFTER_S)},
 )
 NOT_HTTP = ApiError(400, "Not HTTP", "This is not a valid HTTP/1.1 request.")
 
@@ -64,7 +74,7 @@ class Phase(Enum):
     ANSWER = auto()
     """The request was received, and the application answers it."""
     PAUSE = auto()
-    """Nothing is read for a second, because a request was refused."""
+    """Nothing is read for a while, because requests were refused again and again."""
     CLOSING = auto()
     """What arrives is discarded. The connection is closed after the answer."""
 
@@ -76,7 +86,7 @@ class Limits:
         self.settings = settings
         self.reads, self.writes = reads, writes
         self.refusals = Refusals(metrics)
-        self.most_connections, self.backlog = _connections(settings.connection_limit)
+        self.most_connections = _connections(settings.connection_limit)
         self.without_request: OrderedDict[Connection, None] = OrderedDict()
         """The connections on which no request is being answered. The first has been waiting the longest."""
         limit = f"{settings.head_limit:,} bytes"
@@ -109,9 +119,25 @@ class Config(uvicorn.Config):
 class Server(uvicorn.Server):
     """A server that checks the deadlines of its connections."""
 
+    config: Config
+
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.limits = config.limits
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if sockets is None or sys.platform == "win32":
+            await super().startup(sockets)
+            return
+        for each in sockets:
+            each.setblocking(False)
+            each.listen(self.config.backlog)
+        await super().startup([])  # everything but listening
+        self.servers.extend(_Listener(self, each) for each in sockets)  # type: ignore[misc]
+
+    def connect(self) -> Connection:
+        """A new connection, before it has a socket."""
+        return Connection(self.config, self.server_state, self.lifespan.state)
 
     async def on_tick(self, counter: int) -> bool:
         if counter % _TICKS_PER_SWEEP == 0:
@@ -134,7 +160,7 @@ def make_server(
         _Counted(app),
         http=Connection,
         ws="none",  # web sockets are not used, and log lines about them would contain paths
-        backlog=limits.backlog,
+        backlog=4096,  # the system may allow fewer
         log_config=None,
         access_log=False,
         server_header=False,
@@ -143,6 +169,52 @@ def make_server(
     )
     config.limits = limits
     return Server(config)
+
+
+class _Listener:
+    """Accepts connections on a socket. uvloop itself accepts one in each round of its loop. A round of a busy
+    service takes 0.1 s, so hundreds of new callers would wait for many seconds."""
+
+    def __init__(self, server: Server, listening: socket.socket) -> None:
+        self._server, self._listening = server, listening
+        self._loop = asyncio.get_running_loop()
+        self._opening: set[asyncio.Task[Any]] = set()
+        self._closed = False
+        self._listen()
+
+    def _listen(self) -> None:
+        if not self._closed:
+            self._loop.add_reader(self._listening, self._accept)
+
+    def _accept(self) -> None:
+        while len(self._opening) < MOST_ACCEPTED_AT_ONCE:
+            try:
+                accepted, _ = self._listening.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:  # for example: too many open files
+                log.error("no connection is accepted for a second: %s", error)
+                self._loop.remove_reader(self._listening)
+                self._loop.call_later(1, self._listen)
+                return
+            accepted.setblocking(False)
+            task = self._loop.create_task(self._open(accepted))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    async def _open(self, accepted: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._server.connect, accepted)
+        except OSError:  # the caller has left already
+            accepted.close()
+
+    def close(self) -> None:
+        """Accept no more connections."""
+        self._closed = True
+        self._loop.remove_reader(self._listening)
+
+    async def wait_closed(self) -> None:
+        """There is nothing to wait for; an asyncio server has this method."""
 
 
 class _Counted:
@@ -202,10 +274,12 @@ class Connection(HttpToolsProtocol):
         self._end = b""
         """The last bytes of an incomplete head."""
         self._bytes = 0
-        """Number of bytes of the head; with `Phase.BODY`: of what is not body, such as trailers."""
+        """Number of bytes of the head; with `Phase.BODY`: of what is not body, such as trailers; with
+        `Phase.CLOSING`: of what was discarded."""
         self._left = 0
         """Number of bytes of the body that have not arrived, if the header Content-Length said so."""
         self._heard_at = 0.0
+        self._refused_at = -1e9
         self._unread_since = 0.0
         """When the caller left a part of an answer unread; 0 if it has read everything."""
 
@@ -244,7 +318,7 @@ class Connection(HttpToolsProtocol):
 
     def _close(self) -> None:
         """Close the connection after a moment, in which the caller can read the answer."""
-        self._phase, self._since = Phase.CLOSING, self.loop.time()
+        self._phase, self._since, self._bytes = Phase.CLOSING, self.loop.time(), 0
         self.flow.stopped = False
         self.flow.resume_reading()
         if not self.transport.is_closing():
@@ -312,6 +386,10 @@ class Connection(HttpToolsProtocol):
                 return
             else:  # it sends more, though it was refused
                 self._close()
+        if self._phase is Phase.CLOSING:
+            self._bytes += len(data)
+            if self._bytes > MOST_DISCARDED:
+                self.flow.pause_reading()
 
     def _receive_head(self, data: bytes) -> bytes:
         """Parse a head, or a part of it. Returns what follows the head."""
@@ -407,12 +485,15 @@ class Connection(HttpToolsProtocol):
         self._since = self._heard_at = self.loop.time()
 
     def _shed(self) -> None:
-        """Refuse a request because others wait. If there are many refusals, pause before the next request."""
+        """Refuse a request because others wait. If there are many refusals, do not read for a while from a
+        caller who does not wait as long as the header Retry-After said."""
         method = self.parser.get_method().decode("ascii")
         # A caller who waits for "100 Continue" may not send the body now.
         close = not self.parser.should_keep_alive() or self.expect_100_continue
         self._send(BUSY, close=close, head_only=method == "HEAD", method=method)
-        self._pauses = self.limits.refusals.are_many()
+        now = self.loop.time()
+        self._pauses = now - self._refused_at < RETRY_AFTER_S and self.limits.refusals.are_many()
+        self._refused_at = now
         if close:
             self._close()
         else:
@@ -471,18 +552,12 @@ def _prepared(error: ApiError) -> tuple[bytes, bytes]:
     return "\r\n".join([*lines, "cache-control: no-store", ""]).encode(), body
 
 
-def _connections(limit: int) -> tuple[int, int]:
-    """Returns the maximum number of connections, and of those that wait to be accepted.
-
-    It is `limit`, or less if the system does not allow the process to open so many files.
-    """
-    files = limit + 2048 + FOR_HEALTH_CHECKS + OTHER_FILES
+def _connections(limit: int) -> int:
+    """The maximum number of connections: `limit`, or less if the process may not open so many files."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 
-        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if allowed != resource.RLIM_INFINITY:
-            files = min(files, allowed)
-    # All that wait may be accepted at once, before one of them is closed.
-    backlog = min(2048, files // 4)
-    return max(1, min(limit, files - backlog - FOR_HEALTH_CHECKS - OTHER_FILES)), backlog
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if files != resource.RLIM_INFINITY:
+            limit = min(limit, files - MOST_ACCEPTED_AT_ONCE - FOR_HEALTH_CHECKS - OTHER_FILES)
+    return max(1, limit)
