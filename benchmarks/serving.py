@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 from uuid import uuid4
 
@@ -167,15 +167,7 @@ class Serving:
     def processes(self) -> list[int]:
         """The process ids of the command and its workers."""
         assert self.process is not None
-        found = []
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                group = int(stat.read_text().rpartition(")")[2].split()[2])
-            except OSError:
-                continue
-            if group == self.process.pid:
-                found.append(int(stat.parent.name))
-        return sorted(found)
+        return alive_in_group(self.process.pid)
 
     def memory(self) -> float:
         """Megabytes of all its processes. What they share is counted once."""
@@ -193,9 +185,16 @@ class Serving:
         """Let it serve another of its models."""
         body = json.dumps({"version": version}).encode()
         order = Request(f"{self.address}/v1/models/reload", body, {"Content-Type": "application/json"})
-        with urlopen(order, timeout=60) as answer:
-            told: dict[str, Any] = json.load(answer)
-        return told
+        for _ in range(30):
+            try:
+                with urlopen(order, timeout=60) as answer:
+                    told: dict[str, Any] = json.load(answer)
+                    return told
+            except HTTPError as error:
+                if error.code != 503:  # a busy service asks to try again
+                    raise
+                time.sleep(1)
+        raise RuntimeError("the service was too busy to change its model")
 
     def kill(self) -> None:
         """SIGKILL for the command and its workers."""
@@ -213,9 +212,30 @@ class Serving:
 
     def _end(self, number: int) -> None:
         if self.process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)
+            end_group(self.process.pid, number)
             self.process.wait()
+
+
+def alive_in_group(group: int) -> list[int]:
+    """The ids of the processes of a group that have not ended."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, its_group, *_ = stat.read_text().rpartition(")")[2].split()
+            if int(its_group) == group and state not in "ZX":
+                found.append(int(stat.parent.name))
+    return sorted(found)
+
+
+def end_group(group: int, number: int) -> None:
+    """Send a signal to all processes of a group, and wait until they have ended and their port is free."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, number)
+    deadline = time.monotonic() + SECONDS_TO_START
+    while alive_in_group(group):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"processes of the group {group} did not end after signal {number}")
+        time.sleep(0.01)
 
 
 def free_port() -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serving import free_port
+from benchmarks.serving import end_group, free_port
 from bundlemage import sample_shop
 from bundlemage.live import record_of
 from bundlemage.recommender import Recommender
@@ -116,8 +116,7 @@ class Shop:
         assert self.process is not None
         with suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGKILL)
-        with suppress(ProcessLookupError):  # the group is there as soon as the process has begun
-            os.killpg(self.process.pid, signal.SIGKILL)
+        end_group(self.process.pid, signal.SIGKILL)  # the group is there as soon as the process has begun
         self.process.wait(60)
 
     def stop(self) -> int:
