@@ -155,14 +155,14 @@ def test_a_killed_worker_is_replaced_and_the_other_goes_on(two: Two) -> None:
 # ── The processes themselves ─────────────────────────────────────────────────────────────────────
 
 SLEEPERS = """
-import os, signal
+import os, signal, time
 from bundlemage.service.workers import Workers
 
 def sleep(number):
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    print(os.getpid(), flush=True)
+    os.write(1, b"%d\\n" % os.getpid())  # in one piece, as both write to the same pipe
     while True:
-        signal.pause()
+        time.sleep(0.05)  # a signal just before signal.pause() would be missed
 
 Workers(2, sleep).run()
 """

@@ -21,6 +21,7 @@ log = logging.getLogger("bundlemage.service")
 
 SHORT_LIFE = 10.0
 """A worker that lives for fewer seconds than this has failed to start."""
+_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
 MOST_FAILURES = 5
 """Number of failed starts in a row after which the service gives up."""
 
@@ -41,18 +42,27 @@ class Workers:
         """For each process id: the worker's number, and when it was started."""
         self._stopped_by = 0
         self._failures = 0
+        self._signals, wake = os.pipe()
+        """A byte for each signal that has arrived, so that none is missed, whichever thread gets it."""
+        os.set_blocking(wake, False)
+        self._wake = wake
         # No worker has the writing end, so the workers can read from it only when this process has died.
         self._alive, self._keep = os.pipe()
 
     def run(self) -> None:
         """Start the workers. Returns when all have stopped after SIGINT or SIGTERM."""
-        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        waking = signal.set_wakeup_fd(self._wake)
         try:
             for number in range(1, self._count + 1):
                 self._start(number)
             while self._running:
-                self._replace(*os.waitpid(-1, 0))
+                os.read(self._signals, 1)
+                if self._stopped_by:
+                    self._tell_all()
+                self._replace_ended()
         finally:
+            signal.set_wakeup_fd(waking)
             for number, handler in before.items():
                 signal.signal(number, handler)
         if self._failures >= MOST_FAILURES:
@@ -62,39 +72,49 @@ class Workers:
         if self._stopped_by == signal.SIGTERM:
             signal.raise_signal(signal.SIGTERM)  # so that whoever started this process sees how it ended
 
-    def _stop(self, number: int, _: FrameType | None = None) -> None:
-        self._stopped_by = number
+    def _note(self, number: int, _: FrameType | None) -> None:
+        if number != signal.SIGCHLD:
+            self._stopped_by = number
+
+    def _tell_all(self) -> None:
         for process in self._running:
             os.kill(process, signal.SIGTERM)
 
-    def _replace(self, process: int, status: int) -> None:
-        number, started = self._running.pop(process, (0, 0.0))
-        if not number or self._stopped_by:
+    def _replace_ended(self) -> None:
+        while self._running:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if not process:
+                return
+            if process in self._running:
+                self._replace(*self._running.pop(process), os.waitstatus_to_exitcode(status))
+
+    def _replace(self, number: int, started: float, status: int) -> None:
+        if self._stopped_by:
             return
-        ended = os.waitstatus_to_exitcode(status)
-        log.error("worker %d ended with status %d; another takes its place", number, ended)
+        log.error("worker %d ended with status %d; another takes its place", number, status)
         self._failures = self._failures + 1 if time.monotonic() - started < SHORT_LIFE else 0
         if self._failures >= MOST_FAILURES:
-            self._stop(signal.SIGINT)
+            self._stopped_by = signal.SIGINT
+            self._tell_all()
             return
         time.sleep(min(0.1 * 2**self._failures, 2) if self._failures > 1 else 0)
         if not self._stopped_by:
             self._start(number)
 
     def _start(self, number: int) -> None:
-        signals = {signal.SIGINT, signal.SIGTERM}
-        signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # none must arrive before the child is known
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until the child has its own handlers
         process = os.fork()
         if process:
             self._running[process] = number, time.monotonic()
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             return
         code = 1
         try:
-            for each in signals:
+            signal.set_wakeup_fd(-1)
+            for each in _SIGNALS:
                 signal.signal(each, signal.SIG_DFL)
-            # A terminal sends SIGINT to all processes at once, but the first process tells us to stop.
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            # SIGINT stays blocked. A terminal sends it to all processes, but the first one tells us to stop.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS - {signal.SIGINT})
             os.close(self._keep)
             threading.Thread(target=_end_with_parent, args=(self._alive,), daemon=True).start()
             self._work(number)
