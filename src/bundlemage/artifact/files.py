@@ -408,8 +408,8 @@ def _weights(path: Path, saved: Saved, shared: Path | None) -> dict[str, Tensor]
     """
     with _opened(path / "model.safetensors", saved) as handle:
         content = handle.read()
-    if shared is None:
         weights: dict[str, Tensor] = load_tensors(content)
+    if shared is None:
         return weights
     copy = shared / f"{hashlib.sha256(content).hexdigest()}.safetensors"
     if not copy.exists():
@@ -417,7 +417,7 @@ def _weights(path: Path, saved: Saved, shared: Path | None) -> dict[str, Tensor]
             outdated.unlink(missing_ok=True)
         write_whole(copy, content)
     return {
-        name: tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
+        name: tensor if tensor.data_ptr() % ALIGNMENT == 0 else weights[name]
         for name, tensor in map_tensors(copy).items()
     }
 
