@@ -131,12 +131,12 @@ def main(
                 serving.wait_until_ready()
                 plan = Plan(serving.address, seconds, 64, rate, users)
                 Load(replace(plan, seconds=3)).run()  # so that nothing is measured for the first time
-                rows.append((f"{name}, nothing else", Load(plan).run().figures()))
+                rows.append((f"{name}, alone", Load(plan).run().figures()))
                 with long_work(serving.address, requests) as took:
                     time.sleep(2)
                     figures = Load(plan).run().figures()
                 figures["work"] = {kind: [round(each, 2) for each in times] for kind, times in took.items()}
-                rows.append((f"{name}, {', '.join(requests)}", figures))
+                rows.append((f"{name}, with long work", figures))
             finally:
                 serving.stop()
     console.print(

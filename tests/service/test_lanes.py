@@ -159,6 +159,32 @@ def test_a_request_waits_only_as_long_as_an_answer_may_take(
         ok(first.result())
 
 
+def test_long_work_pauses_while_an_answer_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "LONGEST_REST", 240)
+    answering = iter([True, True, True, False])
+    job = lanes.Job("design", "mine", lambda: next(answering))
+    job.progress("bundles", 0, 1)
+    assert next(answering, None) is None
+
+
+def test_a_design_lets_others_go_first_while_it_builds_the_solvers_model(recommender: Recommender) -> None:
+    """That takes tens of milliseconds in Python for each size of a bundle, and every item may pause it."""
+    counts = []
+    for sizes in (1, 2):
+        ticks: list[object] = []
+        recommender.design(
+            SOMEONE,
+            n=1,
+            size=(4, 3 + sizes),
+            method="exact",
+            reasons=False,
+            time_limit=2,
+            progress=lambda *told, ticks=ticks: ticks.append(told),
+        )
+        counts.append(len(ticks))
+    assert counts[1] - counts[0] > 40
+
+
 # ── Stopping ─────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -417,6 +417,8 @@ def _best_of_size(
     choice = BundleModel(rules, rules.fixed, fits.places[index], values=exactly)
     total = []
     for chosen, item, place in zip(choice.counts, choice.kinds.tolist(), index, strict=True):
+        if deadline.tick is not None:
+            deadline.tick()
         limit = int(problem.limits[place])
         part = choice.model.new_int_var(0, limit, "")
         pairs = choice.weighted(problem.together[place, index])

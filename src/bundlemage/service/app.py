@@ -112,7 +112,7 @@ def start_service(settings: Settings, store: Store, live: Live, shared: Shared |
     metrics = Metrics(lambda: len(answerer.batcher), shared)
     security = Security(settings, store.beside(connections=3), shared)
     writer = InteractionWriter(store, settings)
-    lanes = Lanes(settings.answer_timeout_s, settings.long_limit_s)
+    lanes = Lanes(settings.answer_timeout_s, settings.long_limit_s, answerer.batcher.busy_for)
     return Service(settings, store, answerer, writer, metrics, security, lanes)
 
 

@@ -30,25 +30,40 @@ MOST_WAITING = 16
 NICENESS = 10
 """How much lower the threads' priority is than that of the service's other threads."""
 
+WORK_BETWEEN_RESTS = 0.002
+REST = 0.0002
+LONGEST_REST = 0.01
+"""Seconds. A thread that calls libraries releases Python's lock often, but each time only for an instant. A
+thread that waits for the lock wakes too late to get it. An answer needs the lock about a hundred times. So
+long work pauses now and then, and while an answer is being computed."""
+
 
 class Job:
     """A long request that waits or runs."""
 
-    def __init__(self, kind: Kind, request_id: str) -> None:
-        self.kind, self.request_id = kind, request_id
+    def __init__(self, kind: Kind, request_id: str, answering: Callable[[], object]) -> None:
+        """`answering` returns whether an answer to somebody else is being computed."""
+        self.kind, self.request_id, self._answering = kind, request_id, answering
         self.began: float | None = None
         self.stopped = False
         self._arrived = time.monotonic()
         self._stage, self._done, self._of = "", 0.0, 0.0
         self._at_start = (0.0, 0.0)  # when the stage began, and how much was already done
+        self._rested = 0.0
 
     def progress(self, stage: str, done: float, of: float, _note: str = "", /) -> None:
         """The callback of the work. Raises `StoppedError` if nobody waits for the result any more."""
         if self.stopped:
             raise StoppedError("the work was stopped: its caller has left, or its time limit has passed")
+        now = time.monotonic()
         if stage != self._stage:
-            self._at_start = (time.monotonic(), done)
+            self._at_start = (now, done)
         self._stage, self._done, self._of = stage, done, of
+        if now - self._rested > WORK_BETWEEN_RESTS:
+            time.sleep(REST)
+            while self._answering() and time.monotonic() - now < LONGEST_REST:
+                time.sleep(REST)
+            self._rested = time.monotonic()
 
     def described(self) -> WorkOut:
         now, (since, before) = time.monotonic(), self._at_start
@@ -69,9 +84,10 @@ class Job:
 class Lanes:
     """The lanes of one process. Use them on one event loop."""
 
-    def __init__(self, patience: float, limit: float) -> None:
-        """A request may wait `patience` seconds for its turn, and then work for `limit` seconds."""
-        self._patience, self._limit = patience, limit
+    def __init__(self, patience: float, limit: float, answering: Callable[[], object]) -> None:
+        """A request may wait `patience` seconds for its turn, and then work for `limit` seconds. Its work
+        pauses while `answering` returns that an answer to somebody else is being computed."""
+        self._patience, self._limit, self._answering = patience, limit, answering
         self._threads = {
             kind: ThreadPoolExecutor(AT_ONCE[kind], f"long-{kind}", _step_back) for kind in get_args(Kind)
         }
@@ -93,7 +109,7 @@ class Lanes:
         Raises `BusyError` if too many wait already, or if the turn does not come in time. Raises `ApiError`
         if the work takes too long. In every case, work that nobody waits for is stopped.
         """
-        job, loop = Job(kind, request_id), asyncio.get_running_loop()
+        job, loop = Job(kind, request_id, self._answering), asyncio.get_running_loop()
         gone = loop.create_task(left)
         began = asyncio.Event()
 
