@@ -20,6 +20,7 @@ from bundlemage.data.folders import swap_in
 from bundlemage.errors import ArtifactError
 from bundlemage.live import Live, record_of
 from bundlemage.recommender import Recommender
+from bundlemage.service import answerer
 from bundlemage.service.app import open_service
 from bundlemage.service.settings import Settings
 from bundlemage.store.records import ModelRecord
@@ -140,6 +141,23 @@ def test_the_new_model_answers_as_it_does_alone(
     alone = Recommender.load(second_model, device="cpu").recommend(USERS[0], 5)
     assert scores(client) == pytest.approx({each.id: each.score for each in alone}, rel=1e-3)
     assert scores(client) != pytest.approx(old)
+
+
+def test_the_memory_of_the_last_model_is_given_back(
+    running: Inside, client: httpx.Client, second_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back: list[str] = []
+    real = answerer.give_back_memory
+
+    def counted() -> None:
+        given_back.append(running.service.answerer.serving.record.version)
+        real()
+
+    monkeypatch.setattr(answerer, "give_back_memory", counted)
+    record = record_of(second_model)
+    running.store.publish(record)
+    wait_until(lambda: serving(client) == record.version, "the new model")
+    wait_until(lambda: given_back == [record.version], "the memory")
 
 
 def test_what_was_posted_stays_when_the_model_changes(

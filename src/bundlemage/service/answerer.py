@@ -8,12 +8,14 @@ every process.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -87,6 +89,8 @@ class Answerer:
         self.serving = live
         """The model and catalogue of the last answer. They may be outdated; `on_live` updates them first."""
         self._next: Live | None = None
+        self._switched = False
+        """Whether another model has taken over, and the memory of the last one may be given back."""
         self._loading, self._shared = threading.Lock(), shared
         self._tried: dict[str, float] = {}
         self._shown: deque[Served] = deque(maxlen=100_000)
@@ -155,6 +159,7 @@ class Answerer:
         self.serving = live
         if self._next is following:  # cleared last: after a failure above, the next call tries again
             self._next = None
+        self._switched = self._switched or following is not None
         if self._fresh_sales is sales:
             self._fresh_sales = None
         if state.model is not None and state.model != live.record.version:
@@ -213,6 +218,9 @@ class Answerer:
                 self.write_shown()
                 self.store.tidy()
                 self.serving.merge_changes()
+                if self._switched:
+                    self._switched = False
+                    give_back_memory()
                 if time.monotonic() - follow_at > FOLLOW_EVERY:
                     version = self.store.state().model
                     if version is not None and version != (self._next or self.serving).record.version:
@@ -348,6 +356,12 @@ def _set_outcomes(settled: Iterable[tuple[asyncio.Future[Any], Any]]) -> None:
             future.set_exception(outcome)
         else:
             future.set_result(outcome)
+
+
+def give_back_memory() -> None:
+    """Return free memory to the system. The C library keeps what a thread that loads a model frees."""
+    with suppress(OSError, AttributeError):  # not Linux, or another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def check_catalogue(live: Live, items: Sequence[str] = (), bundles: Sequence[str] = ()) -> None:
