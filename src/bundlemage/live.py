@@ -193,7 +193,7 @@ class BundleRows:
     """Bundle id → its expected sales: a number, or the id of another bundle that sells as often. Only entries
     of bundles that were added after training are used."""
     alike: Mapping[str, str] = field(default_factory=dict)
-    """The entries of `expected` that are ids."""
+    """The entries of `expected` that are ids of bundles added after training, whose sales may change."""
 
     @classmethod
     def of(cls, trained: BundleDataset, device: torch.device, sales: Tensor | None = None) -> BundleRows:
@@ -251,7 +251,11 @@ class BundleRows:
         if expected:
             all_expected = changed(self.expected, expected)
             alike = {name: like for name, like in self.alike.items() if name not in expected}
-            alike |= {name: like for name, like in expected.items() if isinstance(like, str)}
+            alike |= {
+                name: like
+                for name, like in expected.items()
+                if isinstance(like, str) and self._is_later(like, dataset.bundles)
+            }
             counts = self._counted({*expected, *alike}, all_expected, dataset.bundles, counts.clone())
         interactions = _interactions(dataset, counts, stamps)
         return BundleRows(dataset, self.device, self.sales, interactions, all_expected, alike)
@@ -264,11 +268,15 @@ class BundleRows:
         counts: Tensor,
     ) -> Tensor:
         """Writes the expected sales of these bundles into `counts`, except for training bundles."""
-        if self.sales is not None:
-            for name in names:
-                if ids.known_positions[name] >= len(self.sales):
-                    counts[ids.known_positions[name]] = _sales_of(name, expected, ids, self.sales)
+        later = [name for name in names if self._is_later(name, ids)]
+        if self.sales is not None and later:
+            sales = [_sales_of(name, expected, ids, self.sales) for name in later]
+            counts[[ids.known_positions[name] for name in later]] = counts.new_tensor(sales)
         return counts
+
+    def _is_later(self, name: str, ids: Vocabulary) -> bool:
+        """Whether a bundle was added after training, in a model whose scores depend on sales."""
+        return self.sales is not None and ids.known_positions.get(name, len(ids)) >= len(self.sales)
 
     def place(self, bundle: str) -> int | None:
         """The position of a bundle that contains at least one item known to the model."""

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bundlemage import Filter, Recommender, sample_shop
+from bundlemage import live as live_module
 from bundlemage.core.history import History
 from bundlemage.core.shop import Recommendation
 from bundlemage.data import dataset, layered
@@ -547,6 +548,36 @@ class TestExpectedSales:
         loop = self.scores(live, self.new(sells_like="other"), self.new("other", sells_like="box"))
         plain = self.scores(live, self.new(), self.new("other"))
         assert loop["box"] == pytest.approx(plain["box"])
+
+    def test_only_sales_that_may_have_changed_are_looked_up(
+        self, live: Live, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Those of a bundle that sells like a training bundle never change."""
+        asked: list[str] = []
+        look_up = live_module._sales_of
+
+        def counted(name: str, *more: Any) -> float:
+            asked.append(name)
+            return look_up(name, *more)
+
+        monkeypatch.setattr(live_module, "_sales_of", counted)
+        now = live.after(
+            CatalogueChange(
+                2,
+                [],
+                [
+                    self.new("first", sells_like="b0001"),
+                    self.new("second", sells_like="third"),
+                    self.new("third", expected_sales=5.0),
+                ],
+            )
+        )
+        assert sorted(asked) == ["first", "second", "third"]
+        asked.clear()
+        now = now.after(CatalogueChange(3, [], [self.new("third", expected_sales=900.0)]))
+        assert sorted(asked) == ["second", "third"]
+        scores = self.scores(now)
+        assert scores["second"] == pytest.approx(scores["third"])
 
     def test_it_can_be_taken_back(self, live: Live) -> None:
         plain = self.scores(live, self.new())
