@@ -310,6 +310,32 @@ def test_what_another_process_publishes_is_followed_within_seconds(
         elsewhere.close()
 
 
+def test_what_was_superseded_before_it_was_loaded_is_followed_when_published_again(
+    running: Inside,
+    client: httpx.Client,
+    sample_model: Path,
+    second_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(answerer, "TRY_AGAIN_AFTER", 1e9)
+    first, second = (record_of(model) for model in (sample_model, second_model))
+    read, reads = Store.model, list[str]()
+
+    def superseded(store: Store, version: str) -> ModelRecord | None:
+        if version == second.version and not reads:
+            reads.append(version)
+            store.publish(first)
+        return read(store, version)
+
+    monkeypatch.setattr(Store, "model", superseded)
+    running.store.publish(second)
+    wait_until(lambda: reads, "the attempt")
+    wait_until(lambda: all(thread.name != "loading" for thread in threading.enumerate()), "its end")
+    assert serving(client) == first.version
+    running.store.publish(second)
+    wait_until(lambda: serving(client) == second.version, "the published model", 60)
+
+
 def test_it_is_followed_while_nobody_asks(running: Inside, second_model: Path) -> None:
     answerer, second = running.service.answerer, record_of(second_model)
     running.store.publish(second)

@@ -193,6 +193,7 @@ class Answerer:
         with self._loading, self._shared.loading:
             published = self.store.state().model == record.version
             if not published and not publish:  # another model was published while this one waited
+                self._tried.pop(record.version, None)  # if published again, load it at once
                 return
             following = None
             if (self._next or self.serving).record.version != record.version:
@@ -201,11 +202,11 @@ class Answerer:
                 following = _opened(record, now.stock, now.sales, folder=self._shared.folder)
             if not published:
                 self.store.publish(record, instead_of=instead_of)
-            self._next = following or self._next
             if following:
+                self._next = following
                 log.info("the model %s is loaded and serves", record.version)
             self.failed.pop(record.version, None)
-            self._tried.pop(record.version, None)  # if published again, load it at once
+            self._tried.pop(record.version, None)
 
     # ── Housekeeping ─────────────────────────────────────────────────────────────────────────────
 
