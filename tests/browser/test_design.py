@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Request, ViewportSize, expect
+from playwright.sync_api import Browser, Locator, Page, Request, Route, ViewportSize, expect
 
 from tests.browser.conftest import DESKTOP, NARROWEST, PHONE, Service, Visit, visiting
 from tests.browser.test_access import check_width, serious
@@ -230,6 +230,13 @@ def test_a_long_forecast_shows_its_progress_and_can_be_cancelled(
     ):
         try:
             page = visit.open("/builder?item=g0022&item=g0401")
+            busy = iter([503])  # the first time the page asks how far it is
+
+            def answer(route: Route) -> None:
+                route.fulfill(status=503) if next(busy, None) else route.continue_()
+
+            page.route("**/v1/work", answer)
+            visit.refusals = 1
             button = page.locator("#forecast-ask")
             button.click()
             held.go.release(2)

@@ -28,7 +28,8 @@ export async function withProgress(place, requestId, ask, onCancel) {
     for (;;) {
       await pause(EVERY);
       if (ended.signal.aborted) return;
-      const { work } = await api.work(ended.signal);
+      // If the service is too busy to answer this, it may answer the next time.
+      const { work } = await api.work(ended.signal).catch(() => ({ work: [] }));
       const now = work.find((each) => each.request_id === requestId);
       if (!now || ended.signal.aborted) continue; // another process of the service works on it
       words.textContent = inWords(now);
@@ -38,7 +39,7 @@ export async function withProgress(place, requestId, ask, onCancel) {
     }
   }
 
-  watch().catch(() => {}); // the request itself says what is wrong
+  watch();
   try {
     return await ask(requestId);
   } finally {
