@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import os
 import random
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,6 +29,7 @@ from bundlemage.errors import ConfigError
 from bundlemage.live import Live
 from bundlemage.recommender import Recommender
 from bundlemage.service import lanes
+from bundlemage.service.problems import ApiError
 from bundlemage.service.routes import design
 from bundlemage.store.repository import Store
 from tests.service.held import PAGE, Held
@@ -185,6 +189,33 @@ def test_a_design_lets_others_go_first_while_it_builds_the_solvers_model(recomme
     assert counts[1] - counts[0] > 40
 
 
+def test_work_that_ends_while_others_are_counted_does_no_harm() -> None:
+    every = lanes.Lanes(60, 60, lambda: False)
+
+    class Ending(lanes.Job):
+        """A request that ends just when somebody looks at it."""
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "kind":
+                every._jobs.pop(self, None)
+            return super().__getattribute__(name)
+
+    for _ in range(3):
+        every._jobs[Ending("design", "other", lambda: False)] = None
+    assert asyncio.run(every.run("design", "mine", lambda _: "done", asyncio.sleep(60))) == "done"
+    every.close()
+
+
+def test_work_goes_on_where_priorities_cannot_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "setpriority", forbidden)
+    every = lanes.Lanes(60, 60, lambda: False)
+    assert asyncio.run(every.run("design", "mine", lambda _: "done", asyncio.sleep(60))) == "done"
+    every.close()
+
+
 # ── Stopping ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -204,6 +235,46 @@ def test_work_stops_when_its_caller_leaves(
         assert held.batches == 1
         assert ok(post("/v1/bundles:score", FORECAST).result())["asked"] > 2 * PAGE
         assert held.batches > 2
+
+
+def test_who_leaves_before_the_turn_leaves_nothing_in_memory() -> None:
+    """A request holds its body and a snapshot of the shop, and others may work for minutes."""
+    go_on = threading.Event()
+
+    class Work:
+        def __call__(self, _: object) -> None:
+            raise AssertionError
+
+    async def play() -> None:
+        every, leave = lanes.Lanes(240, 240, lambda: False), asyncio.Event()
+
+        async def left() -> None:
+            await leave.wait()
+
+        first = asyncio.create_task(
+            every.run("forecast", "first", lambda _: go_on.wait(240), asyncio.sleep(240))
+        )
+        await asyncio.to_thread(
+            wait_until, lambda: [w.state for w in every.work()] == ["running"], "the first"
+        )
+        second = Work()
+        gone = weakref.ref(second)
+        waiting = asyncio.create_task(every.run("forecast", "second", second, left()))
+        await asyncio.to_thread(wait_until, lambda: len(every.work()) == 2, "the second")
+        leave.set()
+        await asyncio.wait([waiting])
+        assert isinstance(waiting.exception(), ApiError)
+        del second, waiting
+        gc.collect()
+        assert gone() is None
+        go_on.set()
+        assert await first
+        every.close()
+
+    try:
+        asyncio.run(play())
+    finally:
+        go_on.set()
 
 
 def test_work_that_takes_too_long_is_stopped(

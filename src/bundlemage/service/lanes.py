@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 
 from bundlemage.errors import BusyError, StoppedError
@@ -112,15 +113,17 @@ class Lanes:
         job, loop = Job(kind, request_id, self._answering), asyncio.get_running_loop()
         gone = loop.create_task(left)
         began = asyncio.Event()
+        todo = [work]  # emptied at the end: what never begins stays in the queue until its turn
 
         def begin() -> T:
             job.began = time.monotonic()
             loop.call_soon_threadsafe(began.set)
-            return work(job.progress)
+            return todo.pop()(job.progress)
 
         turn = loop.create_task(began.wait())
         try:
-            if sum(each.kind == kind and each.began is None for each in self._jobs) >= MOST_WAITING:
+            # A copy, because work may end meanwhile.
+            if sum(each.kind == kind and each.began is None for each in list(self._jobs)) >= MOST_WAITING:
                 raise BusyError(f"{MOST_WAITING} others ({kind}) are already waiting: try again in a second")
             future = self._threads[kind].submit(begin)
             self._jobs[job] = None
@@ -137,6 +140,7 @@ class Lanes:
             finally:
                 job.stopped = True
                 answer.cancel()  # if it waits, it never begins
+                todo.clear()
         finally:
             gone.cancel()
             turn.cancel()
@@ -169,5 +173,6 @@ def _step_back() -> None:
     """Give this thread, and threads that it starts, a low priority."""
     if sys.platform == "linux":  # elsewhere, priorities belong to processes
         thread = threading.get_native_id()
-        priority = os.getpriority(os.PRIO_PROCESS, thread) + NICENESS
-        os.setpriority(os.PRIO_PROCESS, thread, min(priority, 19))
+        with suppress(OSError):  # a sandbox may forbid it; an error here would end the lane for good
+            priority = os.getpriority(os.PRIO_PROCESS, thread) + NICENESS
+            os.setpriority(os.PRIO_PROCESS, thread, min(priority, 19))
