@@ -8,9 +8,10 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -147,6 +148,8 @@ class Inside(Running):
     """The service in this process, so that a test can look into it."""
 
     service: Service
+    stop: Callable[[], None]
+    """Tell the server to stop. It does not wait until the server has stopped."""
 
     @property
     def store(self) -> Store:
@@ -164,7 +167,8 @@ def inside(model: Path | None, db: str, **settings: Any) -> Iterator[Inside]:
         thread.start()
         try:
             wait_until(lambda: server.started or not thread.is_alive(), "the server")
-            yield Inside(f"http://127.0.0.1:{listening.getsockname()[1]}", db, service)
+            address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            yield Inside(address, db, service, partial(setattr, server, "should_exit", True))
         finally:
             server.should_exit = True
             thread.join(timeout=30)

@@ -19,6 +19,8 @@ from bundlemage.core.shop import Recommendation
 from bundlemage.models import bundlemage
 from bundlemage.models.bundlemage import BundleMage
 from bundlemage.recommender import Recommender
+from bundlemage.service.routes import models
+from bundlemage.wire.answers import Exposure
 from tests.service.running import Inside, copied, ids, inside, ok, problem
 from tests.waiting import wait_until
 
@@ -801,6 +803,28 @@ def test_insights_add_up(own: httpx.Client, recommender: Recommender) -> None:
     assert model["metrics"] == recommender.metrics
     assert len(model["history"]) == len(recommender.history)
     assert model["history"][0]["losses"]
+
+
+def test_insights_describe_only_the_bundles_that_they_show(
+    own: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To describe each of 20,000 bundles takes so long that other requests notice."""
+    all_of_them = ok(own.get("/v1/insights"))["popularity"]
+    described: list[str] = []
+
+    def counted(**fields: Any) -> Exposure:
+        described.append(fields["id"])
+        return Exposure(**fields)
+
+    monkeypatch.setattr(models, "MOST_EXPOSURES", 3)
+    monkeypatch.setattr(models, "Exposure", counted)
+    wait_until(lambda: len(ok(own.get("/v1/insights"))["popularity"]) == 3, "newer insights")
+    told = ok(own.get("/v1/insights"))
+    expected = sorted(all_of_them, key=lambda each: (-each["sales_share"], each["id"]))
+    assert all_of_them == expected  # nothing was shown yet
+    assert told["popularity"] == expected[:3]
+    assert told["left_out"] == len(all_of_them) - 3
+    assert set(described) == {each["id"] for each in expected[:3]}
 
 
 def test_insights_asked_for_by_many_at_once_lose_no_answer(fresh: Inside) -> None:

@@ -30,7 +30,7 @@ from bundlemage.live import Live
 from bundlemage.recommender import Recommender
 from bundlemage.service import lanes
 from bundlemage.service.problems import ApiError
-from bundlemage.service.routes import design
+from bundlemage.service.routes import design, models
 from bundlemage.store.repository import Store
 from tests.service.held import PAGE, Held
 from tests.service.running import Inside, copied, inside, ok, problem
@@ -216,6 +216,41 @@ def test_work_goes_on_where_priorities_cannot_be_changed(monkeypatch: pytest.Mon
     every.close()
 
 
+def test_insights_hold_up_nobody_and_give_way_to_answers(
+    sample_model: Path, sample_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have a thread of low priority, and may pause between any two groups of bundles."""
+    seen, priorities, pauses = threading.Event(), set[int](), list[float]()
+    served_since, told = Store.served_since, lanes.Job.progress
+
+    def slow(store: Store, *arguments: Any, **options: Any) -> Any:
+        priorities.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        assert seen.wait(240)
+        return served_since(store, *arguments, **options)
+
+    def counted(job: lanes.Job, stage: str, done: float, of: float, *note: str) -> None:
+        pauses.append(done)
+        told(job, stage, done, of, *note)
+
+    monkeypatch.setattr(Store, "served_since", slow)
+    monkeypatch.setattr(lanes.Job, "progress", counted)
+    monkeypatch.setattr(models, "BUNDLES_AT_A_TIME", 10)
+    with running(sample_model, sample_database, tmp_path) as (service, _), service.client() as client:
+        with ThreadPoolExecutor(1) as pool:
+            insights = pool.submit(client.get, "/v1/insights")
+            try:
+                wait_until(lambda: [each["kind"] for each in work(service)] == ["insights"], "the insights")
+                for _ in range(3):
+                    ok(client.get(f"/v1/users/{SOMEONE}/bundles"))
+            finally:
+                seen.set()
+            bundles = len(ok(insights.result())["popularity"])
+        assert bundles > 100
+        assert pauses == [0, 0, *range(0, bundles, 10)]
+    if sys.platform == "linux":
+        assert priorities == {os.getpriority(os.PRIO_PROCESS, 0) + lanes.NICENESS}
+
+
 # ── Stopping ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -288,6 +323,20 @@ def test_work_that_takes_too_long_is_stopped(
         held.let_all_go()
         wait_until(lambda: not work(service), "the end of the work")
         assert held.batches == 2
+
+
+def test_long_work_is_refused_when_the_service_stops(
+    sample_model: Path, sample_database: Path, tmp_path: Path, held: Held
+) -> None:
+    """The server does not wait until it has to cut off the caller, which would be an error (500)."""
+    with running(sample_model, sample_database, tmp_path) as (service, post):
+        forecasts = [post("/v1/bundles:score", FORECAST) for _ in range(2)]
+        held.wait_for_a_batch()
+        wait_until(lambda: len(work(service)) == 2, "one that works and one that waits")
+        service.stop()
+        for each in forecasts:
+            problem(each.result(), 503, "shutting down")
+        held.let_all_go()
 
 
 def test_a_design_stops_when_its_caller_leaves(

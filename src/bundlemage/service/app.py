@@ -174,7 +174,9 @@ def _to_serve(store: Store, version: str | None, named: Path | None) -> ModelRec
 def create_server(service: Service) -> Server:
     """The web application of a service, with its server."""
     reads, writes = Load(service.answerer.batcher.busy_for), Load(service.writer.batcher.busy_for)
-    return make_server(create_app(service), service.settings, service.metrics, reads, writes)
+    return make_server(
+        create_app(service), service.settings, service.metrics, reads, writes, on_stop=service.lanes.stop
+    )
 
 
 def create_app(service: Service) -> FastAPI:

@@ -22,9 +22,9 @@ from bundlemage.service.problems import ApiError
 from bundlemage.wire.answers import WorkOut
 
 T = TypeVar("T")
-Kind: TypeAlias = Literal["forecast", "design", "explain"]
+Kind: TypeAlias = Literal["forecast", "design", "explain", "insights"]
 
-AT_ONCE: Final[dict[Kind, int]] = {"forecast": 1, "design": 2, "explain": 1}
+AT_ONCE: Final[dict[Kind, int]] = {"forecast": 1, "design": 2, "explain": 1, "insights": 1}
 """How many requests of each kind run at a time. They take CPU time from recommendations."""
 MOST_WAITING = 16
 """Maximum number of requests of each kind that may wait."""
@@ -93,6 +93,7 @@ class Lanes:
             kind: ThreadPoolExecutor(AT_ONCE[kind], f"long-{kind}", _step_back) for kind in get_args(Kind)
         }
         self._jobs: dict[Job, None] = {}
+        self._stopping = asyncio.Event()
 
     def work(self) -> list[WorkOut]:
         """The requests that wait or run, the oldest first."""
@@ -103,15 +104,16 @@ class Lanes:
         kind: Kind,
         request_id: str,
         work: Callable[[Progress], T],
-        left: Coroutine[Any, Any, None],
+        left: Coroutine[Any, Any, object],
     ) -> T:
         """Run `work` in its lane and return its result. `left` ends when the caller disconnects.
 
-        Raises `BusyError` if too many wait already, or if the turn does not come in time. Raises `ApiError`
-        if the work takes too long. In every case, work that nobody waits for is stopped.
+        Raises `BusyError` if too many wait already, if the turn does not come in time, or if the service
+        stops. Raises `ApiError` if the work takes too long. In every case, work that nobody waits for is
+        stopped.
         """
         job, loop = Job(kind, request_id, self._answering), asyncio.get_running_loop()
-        gone = loop.create_task(left)
+        gone, stopping = loop.create_task(left), loop.create_task(self._stopping.wait())
         began = asyncio.Event()
         todo = [work]  # emptied at the end: what never begins stays in the queue until its turn
 
@@ -129,7 +131,7 @@ class Lanes:
             self._jobs[job] = None
             future.add_done_callback(lambda _: self._jobs.pop(job, None))  # before the caller has the answer
             answer = asyncio.wrap_future(future)
-            first, ends = asyncio.FIRST_COMPLETED, list[asyncio.Future[Any]]([answer, gone])
+            first, ends = asyncio.FIRST_COMPLETED, list[asyncio.Future[Any]]([answer, gone, stopping])
             try:
                 await asyncio.wait([*ends, turn], timeout=self._patience, return_when=first)
                 if turn.done():
@@ -142,12 +144,14 @@ class Lanes:
                 answer.cancel()  # if it waits, it never begins
                 todo.clear()
         finally:
-            gone.cancel()
-            turn.cancel()
+            for task in (gone, stopping, turn):
+                task.cancel()
 
     def _refusal(self, job: Job, gone: bool) -> Exception:
         if gone:
             return ApiError(499, "Caller left", "The caller has disconnected, so the work was stopped.")
+        if self._stopping.is_set():
+            return BusyError("the service is shutting down")
         if job.began is None:
             return BusyError(
                 f"the request waited {self._patience:g} s for others ({job.kind}): try again in a second"
@@ -160,6 +164,10 @@ class Lanes:
             f"The {job.kind} was stopped after {self._limit:g} s{so_far}. Ask again when the service is less "
             "busy, ask for less, or raise its setting 'long_limit_s'.",
         )
+
+    def stop(self) -> None:
+        """Stop all work, and refuse new work. Call it on the event loop."""
+        self._stopping.set()
 
     def close(self) -> None:
         """Stop all work and wait for the threads."""

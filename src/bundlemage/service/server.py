@@ -12,6 +12,7 @@ import secrets
 import socket
 import sys
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum, auto
 from functools import cache
@@ -121,9 +122,14 @@ class Server(uvicorn.Server):
 
     config: Config
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, on_stop: Callable[[], None]) -> None:
+        """`on_stop` is called before the server waits for the open requests."""
         super().__init__(config)
-        self.limits = config.limits
+        self.limits, self._on_stop = config.limits, on_stop
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_stop()
+        await super().shutdown(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         if sockets is None or sys.platform == "win32":
@@ -152,9 +158,15 @@ class Server(uvicorn.Server):
 
 
 def make_server(
-    app: ASGIApp, settings: Settings, metrics: Metrics, reads: Load | None = None, writes: Load | None = None
+    app: ASGIApp,
+    settings: Settings,
+    metrics: Metrics,
+    reads: Load | None = None,
+    writes: Load | None = None,
+    on_stop: Callable[[], None] = lambda: None,
 ) -> Server:
-    """The server of an app. `reads` and `writes` measure how long its requests wait."""
+    """The server of an app. `reads` and `writes` measure how long its requests wait. `on_stop` is called when
+    the server stops, before it waits for the open requests."""
     limits = Limits(settings, metrics, reads or Load(), writes or Load())
     config = Config(
         _Counted(app),
@@ -168,7 +180,7 @@ def make_server(
         timeout_graceful_shutdown=10,
     )
     config.limits = limits
-    return Server(config)
+    return Server(config, on_stop)
 
 
 class _Listener:

@@ -240,7 +240,7 @@ class HistoryStore(StorePart):
             answers = select(func.count()).select_from(served).where(served.c.at >= at)
             return ServedSummary(
                 connection.scalar(answers) or 0,
-                {row.value: row.shown for row in connection.execute(counts)},
+                dict(connection.execute(counts).all()),
                 connection.scalar(select(func.count()).select_from(taken)) or 0,
                 cut_at,
             )

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 from fastapi import APIRouter, Response
 from fastapi.concurrency import run_in_threadpool
 
 from bundlemage.live import Live, record_of
+from bundlemage.progress import Progress
 from bundlemage.service.problems import ApiError
-from bundlemage.service.routes.common import TheService, allow
+from bundlemage.service.routes.common import RequestId, TheService, allow
 from bundlemage.store.records import ServedSummary
 from bundlemage.store.repository import AnyModel
 from bundlemage.wire.answers import Exposure, Insights, ModelLine, Models, Reloaded, ServedOut, ServingModel
@@ -24,6 +31,8 @@ router = APIRouter(prefix="/v1", tags=["models"])
 DAYS_OF_INSIGHT = 7
 MOST_EXPOSURES = 2000
 """Maximum number of bundles in /insights. A chart cannot show more."""
+BUNDLES_AT_A_TIME = 200
+"""The number of bundles that are described at a time. In between, other requests get their turn."""
 
 
 @router.get("/models", **allow("read"))
@@ -60,27 +69,31 @@ async def reload(service: TheService, body: ReloadIn | None = None) -> Reloaded:
     return Reloaded(serving=serving, previous=before.version, changed=serving != before.version)
 
 
-@router.get("/insights", response_model=Insights, **allow("read"))
-async def insights(service: TheService) -> Response:
+@router.get("/insights", response_model=Insights, **allow("read", 504))
+async def insights(service: TheService, request_id: RequestId) -> Response:
     """The model's quality, each bundle's share of sales and of answers, and the response times.
 
     A result is reused for one second."""
 
     async def compute() -> bytes:
-        return await run_in_threadpool(_insights, service, await service.now())
+        live = await service.now()
+        # The result is for all who ask, so the work goes on if the first of them leaves.
+        nobody_leaves = asyncio.Event().wait()
+        work = partial(_insights, service, live)
+        return await service.lanes.run("insights", request_id, work, nobody_leaves)
 
     return Response(await service.insights.result(compute), media_type="application/json")
 
 
-def _insights(service: Service, live: Live) -> bytes:
+def _insights(service: Service, live: Live, progress: Progress) -> bytes:
     since = datetime.now(UTC) - timedelta(days=DAYS_OF_INSIGHT)
     service.answerer.write_shown()
     served = service.store.served_since(since)
-    exposures = _exposures(live, served)
+    popularity, left_out = _exposures(live, served, progress)
     found = Insights(
         model=_described(live),
-        popularity=exposures[:MOST_EXPOSURES],
-        left_out=len(exposures[MOST_EXPOSURES:]),
+        popularity=popularity,
+        left_out=left_out,
         latency=service.metrics.latency(),
         served=ServedOut(since=served.cut_at or since, answers=served.answers, taken=served.taken),
     )
@@ -99,17 +112,28 @@ def _described(live: Live) -> ServingModel:
     )
 
 
-def _exposures(live: Live, served: ServedSummary) -> tuple[Exposure, ...]:
-    """The bundles on sale with their shares of sales and of answers. The largest share comes first."""
-    sold, shown = sum(live.sales.bundles.values()) or 1, sum(served.shown.values()) or 1
-    exposures = [
-        Exposure(
-            id=bundle.id,
-            title=bundle.title,
-            sales_share=live.sales.bundles.get(bundle.id, 0) / sold,
-            shown_share=served.shown.get(bundle.id, 0) / shown,
-        )
-        for bundle in live.stock.bundles.values()
-        if not bundle.withdrawn
-    ]
-    return tuple(sorted(exposures, key=lambda each: (-max(each.sales_share, each.shown_share), each.id)))
+def _exposures(live: Live, served: ServedSummary, progress: Progress) -> tuple[tuple[Exposure, ...], int]:
+    """The bundles on sale with the largest shares of sales and of answers, and how many others there are.
+
+    `progress` is called often: between its calls other requests have to wait (see `lanes`)."""
+    names = sorted(bundle.id for bundle in live.stock.bundles.values() if not bundle.withdrawn)
+    progress("bundles", 0, len(names))
+    sales_shares = _shares(names, live.sales.bundles)
+    progress("bundles", 0, len(names))
+    shown_shares = _shares(names, served.shown)
+    largest_first = np.argsort(-np.maximum(sales_shares, shown_shares), kind="stable")[:MOST_EXPOSURES]
+    exposures = []
+    for done, place in enumerate(largest_first.tolist()):
+        if done % BUNDLES_AT_A_TIME == 0:
+            progress("bundles", done, len(largest_first))
+        name, sold, shown = names[place], sales_shares[place], shown_shares[place]
+        title = live.stock.bundles[name].title
+        exposures.append(Exposure(id=name, title=title, sales_share=float(sold), shown_share=float(shown)))
+    return tuple(exposures), len(names) - len(exposures)
+
+
+def _shares(names: Sequence[str], counts: Mapping[str, int]) -> npt.NDArray[np.float64]:
+    """The share of each of these bundles in all counts. All shares are 0 if nothing was counted."""
+    return np.fromiter(map(counts.get, names, repeat(0)), np.float64, len(names)) / (
+        sum(counts.values()) or 1
+    )

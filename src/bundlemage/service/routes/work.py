@@ -16,7 +16,7 @@ router = APIRouter(prefix="/v1", tags=["design"])
 
 @router.get("/work", **allow("read"))
 async def work(service: TheService) -> WorkList:
-    """The forecasts, designs and explanations that wait or run now, and how far they are.
+    """The forecasts, designs, explanations and insights that wait or run now, and how far they are.
 
     A service of several processes answers for one of them: each process knows its own requests only.
     """
