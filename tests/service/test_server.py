@@ -227,6 +227,19 @@ def test_what_is_not_http_is_a_problem(plain: Running) -> None:
     assert refused(plain, 400) == before + 2  # the second one was counted with its route
 
 
+@pytest.mark.parametrize("rest_of_body", [b"nothing\r\n", b"0\r\nX-Long: " + b"a" * 40_000])
+def test_a_request_is_answered_once_even_if_the_rest_of_its_body_is_wrong(
+    start: Start, rest_of_body: bytes
+) -> None:
+    """A second answer would be taken for that of the next request."""
+    running, _ = start()
+    with connected(running) as connection:
+        connection.sendall(POST + b"Authorization: Bearer wrong\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert one(connection)[0] == 401
+        connection.sendall(rest_of_body)
+        assert rest(connection) == b""
+
+
 # ── Several requests on one connection ───────────────────────────────────────────────────────────
 
 

@@ -324,9 +324,10 @@ class Connection(HttpToolsProtocol):
             self.scope[_REFUSAL] = error  # type: ignore[literal-required]
             self._phase = Phase.CLOSING
             self.cycle.message_event.set()
-        else:
+            return
+        if self._phase is not Phase.BODY:  # otherwise the request has its answer already
             self._send(error, close=True)
-            self._close()
+        self._close()
 
     def _close(self) -> None:
         """Close the connection after a moment, in which the caller can read the answer."""
