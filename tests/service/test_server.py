@@ -22,7 +22,7 @@ from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from bundlemage.service.load import FEW, Load
-from bundlemage.service.server import make_server
+from bundlemage.service.server import Connection, make_server
 from bundlemage.service.settings import Settings
 from bundlemage.store.repository import Store
 from tests.service.running import copied as whole_copy
@@ -206,6 +206,26 @@ def test_a_request_may_have_a_hundred_headers(plain: Running) -> None:
         assert one(connection)[0] == 200
         connection.sendall(get("/healthz", more="X-Again: x\r\n" * 100))
         check_problem(rest(connection), 431, "100 headers")
+
+
+def test_empty_lines_before_a_request_are_parsed_at_once(
+    plain: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, they would hold up everybody."""
+    parsed: list[bytes] = []
+    parse = Connection._parse
+
+    def counted(connection: Connection, data: bytes) -> None:
+        parsed.append(data)
+        parse(connection, data)
+
+    monkeypatch.setattr(Connection, "_parse", counted)
+    with connected(plain) as connection:
+        for _ in range(2):
+            connection.sendall(b"\r\n" * 10_000 + get("/healthz"))
+            assert one(connection)[0] == 200
+    assert b"".join(parsed) == (b"\r\n" * 10_000 + get("/healthz")) * 2
+    assert len(parsed) < 100
 
 
 def test_a_trailer_is_no_header(start: Start) -> None:

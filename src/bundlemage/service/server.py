@@ -409,7 +409,9 @@ class Connection(HttpToolsProtocol):
         if not self._bytes:
             self._since = self.loop.time()
         seen = self._end + data  # the end of the head may be split
-        end = seen.find(_END_OF_HEAD)
+        # Empty lines may come before a request. Each pair of them looks like the end of a head.
+        start = 0 if self.url else len(seen) - len(seen.lstrip(b"\r\n"))
+        end = seen.find(_END_OF_HEAD, start)
         length = len(data) if end < 0 else end + len(_END_OF_HEAD) - len(self._end)
         self._end = seen[-3:] if end < 0 else b""
         left = self.limits.settings.head_limit - self._bytes
@@ -531,7 +533,7 @@ class Connection(HttpToolsProtocol):
 
     def _wait_for_request(self) -> None:
         self._phase = Phase.PAUSE if self._pauses else Phase.HEAD
-        self._since, self._bytes, self._left = self.loop.time(), 0, 0
+        self._since, self._bytes, self._left, self.url = self.loop.time(), 0, 0, b""
         if self._pauses:
             self.flow.pause_reading()
         else:
