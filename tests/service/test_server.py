@@ -435,6 +435,20 @@ def test_idle_connections_make_room_for_new_ones(start: Start) -> None:
         assert answer.result()[0] == 200  # a request is never given up for another one
 
 
+def test_callers_who_do_not_read_make_room_for_new_ones(start: Start) -> None:
+    running, _ = start(connection_limit=3)
+    state = running.server.server_state
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(connected(running)).sendall(get("/v1/large"))
+        wait_until(lambda: state.total_requests == 3, "the answers")
+        new = [stack.enter_context(connected(running)) for _ in range(3)]
+        for connection in new:
+            connection.sendall(get("/healthz"))
+            assert one(connection)[0] == 200
+        wait_until(lambda: len(state.connections) == 3, "room")
+
+
 def test_busy_connections_leave_room_for_health_checks(start: Start) -> None:
     running, waiting = start(connection_limit=8)
     with ExitStack() as stack:

@@ -310,7 +310,8 @@ class Connection(HttpToolsProtocol):
                     self._send(BUSY, close=True)
                     transport.close()
                 return
-            limits.without_request.popitem(last=False)[0].transport.close()
+            # `close` would wait for a caller who does not read the last answer.
+            limits.without_request.popitem(last=False)[0].transport.abort()
         limits.without_request[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
