@@ -489,6 +489,24 @@ def test_new_callers_do_not_wait_for_each_other(start: Start) -> None:
     assert rounds < 20
 
 
+def test_a_stopping_server_does_not_wait_for_a_caller_whom_it_just_accepted(start: Start) -> None:
+    running, _ = start()
+    loop, arrived = run_in_server(running)
+    (listener,), stopping = running.server.servers, threading.Event()
+
+    def stop() -> None:
+        stopping.set()
+        arrived.wait(60)
+        listener._accept()  # type: ignore[attr-defined]
+        listener.close()
+
+    loop.call_soon_threadsafe(stop)
+    assert stopping.wait(60)
+    with connected(running) as connection:
+        arrived.set()
+        assert rest(connection) == b""
+
+
 def run_in_server(running: Running) -> tuple[asyncio.AbstractEventLoop, threading.Event]:
     """The loop of a server, and an event for a test that stops it."""
     loops: list[asyncio.AbstractEventLoop] = []

@@ -216,9 +216,12 @@ class _Listener:
 
     async def _open(self, accepted: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._server.connect, accepted)
+            _, connection = await self._loop.connect_accepted_socket(self._server.connect, accepted)
         except OSError:  # the caller has left already
             accepted.close()
+        else:
+            if self._closed:  # the server has told the other connections to end, but not this one
+                connection.shutdown()
 
     def close(self) -> None:
         """Accept no more connections."""
