@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,19 +167,20 @@ class TestKilledProcesses:
             pass
         assert {*tmp_path.iterdir()} == {other, tmp_path / "data"}
 
+    @pytest.mark.parametrize(("owner", "name"), [(Path, "chmod"), (fcntl, "flock")])
     def test_a_folder_that_was_removed_before_it_was_locked_is_made_again(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
     ) -> None:
         taken: list[Path] = []
-        real = fcntl.flock
+        real = getattr(owner, name)
 
-        def late(handle: int, how: int) -> None:
+        def late(*arguments: Any) -> Any:
             if not taken:  # another process takes it for abandoned
-                taken.append(Path(f"/proc/self/fd/{handle}").readlink())
+                taken.extend(tmp_path.glob(".data.building.*"))
                 shutil.rmtree(taken[0])
-            real(handle, how)
+            return real(*arguments)
 
-        monkeypatch.setattr("fcntl.flock", late)
+        monkeypatch.setattr(owner, name, late)
         with beside(tmp_path / "data") as own:
             (own / "file").write_text("new")
         assert own != taken[0]

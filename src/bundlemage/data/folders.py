@@ -52,10 +52,10 @@ def _locked_folder(parent: Path, prefix: str) -> tuple[Path, int | None]:
     """
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        folder.chmod(0o755)
-        if fcntl is None:
-            return folder, None
         try:
+            folder.chmod(0o755)
+            if fcntl is None:
+                return folder, None
             lock = os.open(folder, os.O_RDONLY)
         except FileNotFoundError:
             continue  # another process took it for abandoned, because it was not locked yet
