@@ -607,6 +607,19 @@ def test_requests_whose_body_has_not_come_do_not_count(start: Start) -> None:
     assert refused(running, 503) == 0
 
 
+def test_requests_that_need_no_body_count_even_if_it_has_not_come(start: Start) -> None:
+    running, waiting = start(queue_target_s=0.001)
+    with ExitStack() as stack, running.client() as client:
+        for _ in range(FEW):
+            request = get("/v1/wait", more="Content-Length: 10\r\n")
+            stack.enter_context(connected(running)).sendall(request)
+        wait_until(lambda: waiting.entered == FEW, "the requests")
+        assert client.get(READ).status_code == 503
+        waiting.go_on.set()
+        wait_until(lambda: not running.server.limits.reads.in_progress, "the answers")
+        assert client.get(READ).status_code == 200
+
+
 def test_a_model_that_is_stuck_lets_others_know(
     sample_model: Path, sample_database: Path, tmp_path: Path
 ) -> None:

@@ -282,7 +282,7 @@ class Connection(HttpToolsProtocol):
         """Whether the application answers a request. This may begin and end before the body has arrived."""
         self._only_health_checks = False
         self._load: Load | None = None
-        """Counts the request, if others wait for it."""
+        """Counts the request, if others wait for it and it is not counted yet."""
         self._pauses = False
         self._held = b""
         """What arrived after a request and before its answer."""
@@ -498,6 +498,8 @@ class Connection(HttpToolsProtocol):
         self._answering = True
         self.limits.without_request.pop(self, None)
         self._start_body()
+        if self.parser.get_method() in _READING:
+            self._count()  # it is answered even if it has a body that never arrives
 
     def _start_body(self) -> None:
         self._phase, self._bytes = Phase.BODY, 0
@@ -530,10 +532,14 @@ class Connection(HttpToolsProtocol):
             self._wait_for_request()
             return
         self._phase = Phase.ANSWER
+        self._count()
+        super().on_message_complete()
+
+    def _count(self) -> None:
         if self._load:
             self._load.begin()
             self.scope[_COUNTED] = self._load  # type: ignore[literal-required]
-        super().on_message_complete()
+            self._load = None
 
     def _wait_for_request(self) -> None:
         self._phase = Phase.PAUSE if self._pauses else Phase.HEAD
