@@ -12,9 +12,9 @@ import json
 import math
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,19 +131,16 @@ def _asked(
     changes = {"address": serving.address, "connections": connections, "name": name, "seed": variant.turn}
     fields = {**vars(plan), **changes, "seconds": seconds or plan.seconds}
     load = Load(Plan(**fields))
-    waiting = threading.Event()
-    swapping = threading.Thread(target=_swap, args=(variant, waiting, load.plan.seconds / 2))
-    if swap:
-        swapping.start()
-    try:
-        return load.run()
-    finally:
-        if swap:
-            swapping.join()
+    with ThreadPoolExecutor(1) as pool:
+        swapping = pool.submit(_swap, variant, load.plan.seconds / 2) if swap else None
+        outcome = load.run()
+        if swapping:
+            swapping.result()  # raises its error
+    return outcome
 
 
-def _swap(variant: Variant, waiting: threading.Event, seconds: float) -> None:
-    waiting.wait(seconds)
+def _swap(variant: Variant, seconds: float) -> None:
+    time.sleep(seconds)
     serving = variant.serving
     started = time.perf_counter()
     told = serving.reload(serving.versions[(len(variant.reload_s) + 1) % 2])
