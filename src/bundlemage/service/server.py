@@ -584,5 +584,6 @@ def _connections(limit: int) -> int:
 
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if files != resource.RLIM_INFINITY:
-            limit = min(limit, files - MOST_ACCEPTED_AT_ONCE - FOR_HEALTH_CHECKS - OTHER_FILES)
+            reserved = MOST_ACCEPTED_AT_ONCE + FOR_HEALTH_CHECKS + OTHER_FILES
+            limit = min(limit, max(files - reserved, files // 2))
     return max(1, limit)
