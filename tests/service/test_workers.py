@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,7 @@ from tests.service.running import Command, command, copied, new_key, ok
 from tests.waiting import wait_until
 
 ASK = "/v1/users/u0007/bundles?k=3"
+FOLDERS = "bundlemage-workers-*"
 
 
 @dataclass
@@ -155,7 +158,7 @@ def test_a_killed_worker_is_replaced_and_the_other_goes_on(two: Two) -> None:
 # ── The processes themselves ─────────────────────────────────────────────────────────────────────
 
 SLEEPERS = """
-import os, signal, time
+import os, signal, sys, time
 from bundlemage.service.workers import Workers
 
 def sleep(number):
@@ -164,7 +167,7 @@ def sleep(number):
     while True:
         time.sleep(0.05)  # a signal just before signal.pause() would be missed
 
-Workers(2, sleep).run()
+sys.exit(Workers(2, sleep).run())
 """
 
 
@@ -174,7 +177,7 @@ def test_the_workers_end_with_the_first_process(number: signal.Signals) -> None:
         assert first.stdout is not None
         started = [int(first.stdout.readline()) for _ in range(2)]
         first.send_signal(number)
-        assert first.wait(timeout=60) == (0 if number == signal.SIGINT else -number)
+        assert first.wait(timeout=60) == (-number if number == signal.SIGKILL else number)
         wait_until(lambda: not any(Path(f"/proc/{each}/stat").exists() for each in started), "their end")
 
 
@@ -186,6 +189,89 @@ def test_workers_that_cannot_start_end_the_service(monkeypatch: pytest.MonkeyPat
 
     with pytest.raises(BundleMageError, match="2 workers in a row"):
         Workers(2, fail).run()
+
+
+def test_a_worker_that_cannot_be_forked_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> int:
+        raise OSError(errno.EAGAIN, "no more processes")
+
+    monkeypatch.setattr(os, "fork", full)
+    with pytest.raises(BundleMageError, match="cannot start worker 1: no more processes"):
+        Workers(2, lambda _: None).run()
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []), "all signals arrive again"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_service_that_is_stopped_leaves_no_folder(
+    sample_model: Path,
+    sample_database: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+) -> None:
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
+    with command(sample_model, copied(sample_database, tmp_path), "--workers", "2") as running:
+        assert len([*place.glob(FOLDERS)]) == 1
+        running.process.send_signal(number)
+        assert running.process.wait(timeout=60) == (0 if number == signal.SIGINT else -number)
+        assert not [*place.glob(FOLDERS)]
+
+
+def test_the_folder_of_a_killed_service_is_removed_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    process = os.fork()
+    if not process:
+        Shared(Settings(workers=2))
+        os._exit(0)  # nothing is removed, as after a kill
+    os.waitpid(process, 0)
+    (left,) = tmp_path.glob(FOLDERS)
+    living, following = Shared(Settings(workers=2)), Shared(Settings(workers=2))
+    assert {*tmp_path.glob(FOLDERS)} == {living.folder, following.folder}
+    assert left not in {living.folder, following.folder}
+    living.close()
+    following.close()
+
+
+def test_a_worker_that_loads_a_model_may_wait_for_one_that_waits_to_load() -> None:
+    shared = Shared(Settings(workers=2))
+    counts = shared.lock(0)
+    reading, writing = os.pipe()
+    waiting, told = os.pipe()
+    process = os.fork()
+    if not process:  # it loads a model, and then counts a request
+        code = 1
+        try:
+            with shared.loading:
+                os.write(writing, b"1")
+                os.read(waiting, 1)
+                with counts:
+                    code = 0
+        finally:
+            os._exit(code)
+    os.read(reading, 1)
+    loading = threading.Thread(target=lambda: shared.loading.__enter__())
+    with counts:
+        loading.start()
+        wait_until(lambda: waits(os.getpid()), "a thread that waits for the other process")
+        os.write(told, b"1")
+        wait_until(lambda: waits(process) or has_ended(process), "the other process, which waits or fails")
+    assert os.waitpid(process, 0)[1] == 0
+    loading.join(60)
+    assert not loading.is_alive()
+    shared.close()
+
+
+def waits(process: int) -> bool:
+    """Whether a process waits for a lock."""
+    return re.search(rf"-> .* {process} ", Path("/proc/locks").read_text()) is not None
+
+
+def has_ended(process: int) -> bool:
+    return "State:\tZ" in Path(f"/proc/{process}/status").read_text()
 
 
 def test_a_dead_process_releases_its_lock() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -128,13 +129,13 @@ def _serve(settings: Settings, sockets: Sequence[socket.socket]) -> None:
         with suppress(KeyboardInterrupt):  # the server raises it again after it has stopped
             server.run(sockets=[sockets[number - 1]])
 
-    try:
-        if settings.workers > 1:
-            workers.Workers(settings.workers, work).run()
-        else:
-            work(1)
-    finally:
-        shared.close()
+    if settings.workers == 1:
+        work(1)
+        return
+    with closing(shared):
+        stopped_by = workers.Workers(settings.workers, work).run()
+    if stopped_by == signal.SIGTERM:
+        signal.raise_signal(signal.SIGTERM)  # so that whoever started this process sees how it ended
 
 
 def check_extra() -> None:

@@ -33,9 +33,8 @@ def beside(path: Path) -> Iterator[Path]:
     Folders that killed processes left when they built the same path are removed first.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{path.name}.building."
-    _remove_abandoned(path.parent, prefix)
-    building, lock = _locked_folder(path.parent, prefix)
+    building, lock = locked_folder(path.parent, f".{path.name}.building.")
+    building.chmod(0o755)
     try:
         yield building
         swap_in(building, path)
@@ -45,17 +44,18 @@ def beside(path: Path) -> Iterator[Path]:
             os.close(lock)
 
 
-def _locked_folder(parent: Path, prefix: str) -> tuple[Path, int | None]:
+def locked_folder(parent: Path, prefix: str) -> tuple[Path, int | None]:
     """Make a new folder. Its descriptor is locked until it is closed or the process ends.
 
-    Returns no descriptor if the system cannot lock a folder.
+    Returns no descriptor if the system cannot lock a folder. Folders of this prefix that killed processes
+    left are removed first.
     """
+    _remove_abandoned(parent, prefix)
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        if fcntl is None:
+            return folder, None
         try:
-            folder.chmod(0o755)
-            if fcntl is None:
-                return folder, None
             lock = os.open(folder, os.O_RDONLY)
         except FileNotFoundError:
             continue  # another process took it for abandoned, because it was not locked yet

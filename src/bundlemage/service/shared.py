@@ -6,6 +6,7 @@ The first process creates it, and then forks the workers. A service without work
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -13,6 +14,7 @@ from mmap import mmap
 from pathlib import Path
 from typing import Any, Literal
 
+from bundlemage.data.folders import locked_folder
 from bundlemage.service.settings import Settings
 
 with suppress(ImportError):  # Windows has none, and no workers
@@ -26,13 +28,15 @@ class Shared:
     """Memory and locks of all workers. What is in the memory outlives each worker."""
 
     def __init__(self, settings: Settings) -> None:
-        several = settings.workers > 1
         self.number = 1
         """The number of this worker. Each forked process sets its own."""
-        self.folder = Path(tempfile.mkdtemp(prefix="bundlemage-workers-")) if several else None
-        """Holds the files in which the workers count requests, and the weights that they share. None without
-        workers."""
-        self._file = tempfile.TemporaryFile() if several else None  # noqa: SIM115  (open until the end)
+        self._folder_lock: int | None = None
+        self.folder: Path | None = None
+        """Holds the files in which the workers count requests, their locks, and the weights that they share.
+        None without workers. If all are killed, the next service with workers removes it."""
+        if settings.workers > 1:
+            temporary = Path(tempfile.gettempdir())
+            self.folder, self._folder_lock = locked_folder(temporary, "bundlemage-workers-")
         self.requests = Buckets(settings.rate_limit, 2 * settings.rate_limit, self.lock(0))
         self.logins = Buckets(settings.login_limit / 60, settings.login_limit, self.lock(1))
         self.probes = Buckets(PROBES_PER_SECOND, 2 * PROBES_PER_SECOND, self.lock(2))
@@ -42,25 +46,33 @@ class Shared:
 
     def lock(self, number: int) -> AbstractContextManager[None]:
         """Returns a lock between processes, but not between the threads of one process."""
-        return nullcontext() if self._file is None else _Lock(self._file.fileno(), number)
+        return nullcontext() if self.folder is None else _Lock(self.folder / f"lock-{number}")
 
     def close(self) -> None:
         """Remove the files, when the last worker has ended."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
+        if self._folder_lock is not None:
+            os.close(self._folder_lock)
 
 
 class _Lock:
-    """A lock on one byte of a file. The system releases it when its process dies."""
+    """A lock on a file, which each process opens itself. The system releases it when its process dies.
 
-    def __init__(self, file: int, place: int) -> None:
-        self._file, self._place = file, place
+    It is not `lockf`. There, the system refuses to wait if a process that has one lock waits for another
+    process that waits for the first one, although it is other threads that wait.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._descriptor, self._opened_by = file, -1, -1
 
     def __enter__(self) -> None:
-        fcntl.lockf(self._file, fcntl.LOCK_EX, 1, self._place)
+        if self._opened_by != os.getpid():
+            self._descriptor, self._opened_by = os.open(self._file, os.O_RDWR | os.O_CREAT), os.getpid()
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
 
     def __exit__(self, *_: object) -> None:
-        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._place)
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
 
 def _numbers(count: int, kind: Literal["d", "q"]) -> Any:

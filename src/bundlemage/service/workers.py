@@ -49,8 +49,8 @@ class Workers:
         # No worker has the writing end, so the workers can read from it only when this process has died.
         self._alive, self._keep = os.pipe()
 
-    def run(self) -> None:
-        """Start the workers. Returns when all have stopped after SIGINT or SIGTERM."""
+    def run(self) -> int:
+        """Start the workers. Returns SIGINT or SIGTERM when all have stopped after such a signal."""
         before = {number: signal.signal(number, self._note) for number in _SIGNALS}
         waking = signal.set_wakeup_fd(self._wake)
         try:
@@ -69,8 +69,7 @@ class Workers:
             raise BundleMageError(
                 f"{MOST_FAILURES} workers in a row ended within {SHORT_LIFE:g} s: the log above says why"
             )
-        if self._stopped_by == signal.SIGTERM:
-            signal.raise_signal(signal.SIGTERM)  # so that whoever started this process sees how it ended
+        return self._stopped_by
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if number != signal.SIGCHLD:
@@ -103,7 +102,11 @@ class Workers:
 
     def _start(self, number: int) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until the child has its own handlers
-        process = os.fork()
+        try:
+            process = os.fork()
+        except OSError as error:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            raise BundleMageError(f"cannot start worker {number}: {error.strerror}") from None
         if process:
             self._running[process] = number, time.monotonic()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
