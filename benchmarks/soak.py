@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.error import HTTPError
 
 import numpy as np
 import typer
@@ -65,9 +66,9 @@ class Phase:
         found: Counter[str] = Counter()
         for at, kind in self.outcome.failures:
             began = at - timeout if kind == "timeout" else at
-            if kind.startswith("status") or not self._away(began, at):
+            if kind.startswith("status") or not self.away(began, at):
                 found[kind] += 1
-        found["status 503"] = sum(not self._away(at, at) for at in self.outcome.refusals)
+        found["status 503"] = sum(not self.away(at, at) for at in self.outcome.refusals)
         return +found
 
     def extend_window(self, now: float) -> None:
@@ -75,7 +76,7 @@ class Phase:
         if self.windows and now < self.windows[-1][1]:
             self.windows[-1] = (self.windows[-1][0], max(self.windows[-1][1], now + SETTLED))
 
-    def _away(self, began: float, ended: float) -> bool:
+    def away(self, began: float, ended: float) -> bool:
         return any(begin <= ended and began <= end for begin, end in self.windows)
 
     def rise(self) -> tuple[float, float] | None:
@@ -103,6 +104,8 @@ class Soak:
     phases: list[Phase] = field(default_factory=list)
     changes: Counter[str] = field(default_factory=Counter)
     """Reloads and retrainings, by how they ended."""
+    failed_reloads: list[tuple[float, float, Exception]] = field(default_factory=list)
+    """When each began and ended, and why it failed."""
     findings: list[str] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
     dice: random.Random = field(default_factory=lambda: random.Random(0))
@@ -176,11 +179,13 @@ class Soak:
         turn = 0
         while not self.ended.wait(self.reload_every):
             turn += 1
+            began = time.perf_counter()
             try:
                 self.serving.reload(self.serving.versions[turn % 2])
                 self.changes["reloads"] += 1
-            except (OSError, HTTPException, ValueError) as error:
+            except (OSError, HTTPException, ValueError, RuntimeError) as error:
                 self.changes[f"reloads that failed ({type(error).__name__})"] += 1
+                self.failed_reloads.append((began, time.perf_counter(), error))
 
     def _retrain(self) -> None:
         command = self.serving.command("bundlemage", "retrain", "--db", self.serving.db)
@@ -219,10 +224,19 @@ class Soak:
             if rise is not None and rise[1] > (FLAT if phase.name == "quiet" else 2 * FLAT):
                 self.findings.append(f"{where}: memory rose by {rise[0]:.0f} MB ({rise[1]:.1%})")
             self.findings += self._lost(f"soak{number}", phase.outcome, bundles)
+        self.findings += self.unexpected_reloads()
         # The first process says of each worker that was killed here that it ended with the signal's number.
         expected = f"ended with status {-signal.SIGKILL}"
         faults = faults_of_log(self.serving.log, most=1000)
         self.findings += [fault for fault in faults if expected not in fault][:20]
+
+    def unexpected_reloads(self) -> list[str]:
+        """Reloads that failed though no kill explains it. A wrong status is never explained by one."""
+        return [
+            f"a reload failed: {error}"
+            for began, ended, error in self.failed_reloads
+            if isinstance(error, HTTPError) or not any(phase.away(began, ended) for phase in self.phases)
+        ]
 
     def _lost(self, name: str, outcome: Outcome, bundles: Sequence[bytes]) -> list[str]:
         from bundlemage.store.repository import Store

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+from email.message import Message
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
-from benchmarks.load import Outcome
-from benchmarks.soak import Phase
+from benchmarks.load import Outcome, Plan
+from benchmarks.serving import Serving
+from benchmarks.soak import Phase, Soak
 from bundlemage.store.records import Bundle, InteractionRecord
 from bundlemage.store.repository import Store
 from tests.service.running import copied, inside, ok
-from tests.torture.fuzz import PROBLEM, READERS, WRITERS, Answer, fault_of, fuzz
+from tests.torture.fuzz import PROBLEM, READERS, WRITERS, Answer, fault_of, fuzz, parts
 from tests.torture.kills import Operator, kill_again_and_again
 from tests.torture.ledger import Bought, Ledger, Put, faults_of_store
 from tests.torture.shop import Shop, faults_of_log
@@ -67,6 +70,14 @@ def test_four_kills(sample_model: Path, second_model: Path, tmp_path: Path) -> N
 def test_a_request_is_the_same_whatever_was_made_before(sample_model: Path, tmp_path: Path) -> None:
     with inside(sample_model, f"sqlite:///{tmp_path}/shop.db") as service, service.client() as client:
         document: dict[str, Any] = ok(client.get("/openapi.json"))
+    few, many = (
+        {number: wild(number) for wild, numbers in parts(document, count, 3) for number in numbers}
+        for count in (20, 51)
+    )
+    assert [*few.items()] == [(number, many[number]) for number in few]
+    assert (len(few), len(many)) == (20, 51)
+    for number in few:
+        assert [wild(each) for wild, only in parts(document, 99, 3, number) for each in only] == [few[number]]
     for roles, writes in ((READERS, False), (WRITERS, True)):
         some, same = Wild(document, 3, roles, writes), Wild(document, 3, roles, writes)
         forwards = [some(number) for number in range(400)]
@@ -144,6 +155,16 @@ def test_a_publication_that_is_undone_is_found(shop: Shop) -> None:
     assert "undone" in (operator.fault() or "")
 
 
+def test_a_reload_that_is_refused_is_found(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = Operator(shop, random.Random(0))
+    answers = iter([(503, {}), (500, {"title": "Internal error"})])
+    monkeypatch.setattr(shop, "ask", lambda *_, **__: next(answers))
+    operator.reload()
+    assert operator.faults == []
+    operator.reload()
+    assert "answers 500" in operator.faults[0]
+
+
 def test_errors_in_the_log_are_found(tmp_path: Path) -> None:
     path = tmp_path / "log"
     fine = [{"level": "info", "event": "request"}, {"level": "error", "event": "request", "status": 503}]
@@ -179,3 +200,14 @@ def test_the_soak_tells_failures_of_kills_from_others_and_sees_growing_memory() 
     rise = phase.rise()
     assert rise is not None
     assert rise[0] == pytest.approx(69, abs=1)
+
+
+def test_the_soak_tells_reloads_that_a_kill_has_ended_from_others() -> None:
+    phase = Phase("kills", 100, Outcome(), windows=[(10.0, 20.0)])
+    serving, plan = Serving(Path(), ""), Plan("", 1)
+    soak = Soak(serving, plan, kill_every=1, reload_every=1, retrain_every=1, phases=[phase])
+    refused = HTTPError("/v1/models/reload", 500, "Internal error", Message(), None)
+    soak.failed_reloads += [(8.0, 11.0, ConnectionResetError("killed")), (12.0, 13.0, refused)]
+    soak.failed_reloads.append((30.0, 31.0, ConnectionResetError("no kill")))
+    found = ["a reload failed: HTTP Error 500: Internal error", "a reload failed: no kill"]
+    assert soak.unexpected_reloads() == found

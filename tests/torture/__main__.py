@@ -84,7 +84,9 @@ def main(
             if kills and replay is None:
                 parts.append(tortured.killed(kills // share))
     _show(parts)
-    if any(part.faults for part in parts):
+    if not parts:
+        console.print("[red]nothing was tested[/]")
+    if not parts or any(part.faults for part in parts):
         raise typer.Exit(1)
 
 

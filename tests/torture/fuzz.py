@@ -205,14 +205,7 @@ def fuzz(shop: Shop, requests: int, seed: int, say: Say, only: int | None = None
     fuzzed, document = Fuzzed(), shop.ask("GET", "/openapi.json", role="read")[1]
     secrets = _secrets(shop)
     before, memory = _meaning(shop), shop.memory_mb()
-    half = requests // 2
-    parts = [
-        (Wild(document, seed, READERS, writes=False), range(half)),
-        (Wild(document, seed, WRITERS, writes=True), range(half, requests)),
-    ]
-    for position, (wild, numbers) in enumerate(parts):
-        if only is not None:
-            numbers = range(only, only + 1) if only in numbers else range(0)
+    for position, (wild, numbers) in enumerate(parts(document, requests, seed, only)):
         _send_all(shop, wild, numbers, secrets, fuzzed, say, requests)
         if position == 0 and (after := _meaning(shop)) != before:
             fuzzed.faults.append(f"reads changed the answer to {CANARY}:\n{before}\n{after}")
@@ -224,6 +217,17 @@ def fuzz(shop: Shop, requests: int, seed: int, say: Say, only: int | None = None
         fuzzed.faults.append(f"the service ended with exit code {code}")
     fuzzed.faults += faults_of_log(shop.logs[-1])[:MOST_FAULTS]
     return fuzzed
+
+
+def parts(
+    document: dict[str, Any], requests: int, seed: int, only: int | None = None
+) -> list[tuple[Wild, range]]:
+    """The makers of requests, and the numbers for which they are called. Even numbers are of callers who may
+    only read. So the number of a request and the seed say all about it, however many are sent."""
+    makers = Wild(document, seed, READERS, writes=False), Wild(document, seed, WRITERS, writes=True)
+    if only is not None:
+        return [(wild, range(only, only + (only % 2 == part))) for part, wild in enumerate(makers)]
+    return [(wild, range(part, requests, 2)) for part, wild in enumerate(makers)]
 
 
 def _secrets(shop: Shop) -> dict[bytes, bytes]:

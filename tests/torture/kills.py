@@ -149,6 +149,7 @@ class Operator:
         """The version that was published last, and all that may have been published since."""
         self._published = self._records[0].version
         self.publications = 0
+        self.faults: list[str] = []
 
     def reload(self) -> None:
         """Tell the service to serve another model. The service may be killed meanwhile."""
@@ -160,6 +161,8 @@ class Operator:
             )
             if status == 200 and told["serving"] == record.version:
                 self._confirm(record.version)
+            elif status != 503:
+                self.faults.append(f"POST /v1/models/reload of {record.version} answers {status}: {told}")
 
     def publish(self) -> None:
         """Publish another model beside the service, as `bundlemage retrain` does."""
@@ -216,7 +219,7 @@ def kill_again_and_again(shop: Shop, kills: int, seed: int, say: Say) -> Killed:
         for writer in writers:
             writer.join()
         shop.kill()
-    killed.faults += ledger.faults
+    killed.faults += ledger.faults + operator.faults
     with shop.store() as store:
         killed.faults += faults_of_store(store, ledger)
     fault = operator.fault()
@@ -282,6 +285,8 @@ def _last_start(shop: Shop, ledger: Ledger, killed: Killed, writers: list[Writer
     deadline = time.monotonic() + HANGS_AFTER
     while ledger.confirmed < before + WRITERS and time.monotonic() < deadline:
         time.sleep(0.05)
+    if ledger.confirmed < before + WRITERS:
+        killed.faults.append(f"the service confirms no write within {HANGS_AFTER:g} s after its last start")
     for writer in writers:
         writer.stopped.set()
     for writer in writers:

@@ -71,14 +71,12 @@ def _faults_of_purchases(store: Store, ledger: Ledger) -> list[str]:
         part = ledger.bought[start : start + 500]
         histories = store.histories([user for each in part for user in each.users])
         for each in part:
-            there = [histories[user].bundles.count(each.bundle) for user in each.users]
-            if max(there) > 1:
-                found.append(f"stored more than once: {each}")
-            elif each.confirmed and min(there) < 1:
+            there = {each.bundle in histories[user].bundles for user in each.users}
+            if each.confirmed and there != {True}:
                 found.append(f"confirmed, but lost: {each}")
-            elif min(there) != max(there):
+            elif len(there) > 1:
                 found.append(f"stored by half: {each}")
-            elif each.key is not None and used.get(each.key, 0) != min(there):
+            elif each.key is not None and used.get(each.key, 0) != sum(there):
                 found.append(f"the idempotency key is there {used.get(each.key, 0)} times: {each}")
     return found
 
