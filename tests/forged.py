@@ -27,7 +27,7 @@ def forge(folder: Path, forgery: Forgery) -> Path:
     file = folder / MANIFEST
     before = file.read_bytes()
     forgery(folder)
-    if file.is_file() and file.read_bytes() == before:
+    if file.is_file() and not file.is_symlink() and file.read_bytes() == before:
         files = {name: listed(folder / name) for name in FILES}
         file.write_text(json.dumps(json.loads(before) | {"files": files}))
     return folder
@@ -148,6 +148,28 @@ def many_tags(old: pa.Table) -> pa.Table:
     return old.set_column(3, "tags", tags)
 
 
+def varint(number: int, length: int) -> bytes:
+    """A number as Parquet writes it, with a length of its own."""
+    return bytes([number << 1 >> 7 * place & 127 | 128 * (place < length - 1) for place in range(length)])
+
+
+def fewer_in_the_footer(name: str, change: Callable[[pa.Table], pa.Table]) -> Forgery:
+    """A table whose footer says that its largest column has one value."""
+
+    def write(folder: Path) -> None:
+        table(name, change)(folder)
+        file = folder / f"{name}.parquet"
+        group = pq.read_metadata(file).row_group(0)
+        most = max(group.column(number).num_values for number in range(group.num_columns))
+        content = file.read_bytes()
+        at = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+        length = (2 * most).bit_length() // 7 + 1
+        file.write_bytes(content[:at] + content[at:].replace(varint(most, length), varint(1, length)))
+        assert pq.read_metadata(file).row_group(0).column(group.num_columns - 2).num_values == 1
+
+    return write
+
+
 def grown(file: Path) -> None:
     """A large file of zeros, which takes no space on the disk."""
     file.touch()
@@ -158,6 +180,23 @@ def linked(folder: Path) -> None:
     """A link to an ordinary file."""
     (folder / "items.parquet").rename(folder / "elsewhere")
     (folder / "items.parquet").symlink_to("elsewhere")
+
+
+ENDLESS = "/proc/self/pagemap"
+"""An ordinary file, says the system, of size 0. Reading it does not end."""
+
+
+def endless(name: str) -> Forgery:
+    """A link to an endless file, which the manifest lists with its size."""
+
+    def link(folder: Path) -> None:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest["files"][name] = {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()}
+        (folder / MANIFEST).write_text(json.dumps(manifest))
+        (folder / name).unlink()
+        (folder / name).symlink_to(ENDLESS)
+
+    return link
 
 
 def bundle_gone(folder: Path) -> None:
@@ -218,6 +257,7 @@ REFUSED: Mapping[str, Forgery] = {
     "metrics-test-number": changed(METRICS, "test", to=5),
     "metrics-row": changed(METRICS, "test", to=["row"]),
     "metrics-value": changed(METRICS, "test", to=[{"model": "x", "matching": {"ndcg@5": "high"}}]),
+    "metrics-many-rows": changed(METRICS, "test", to=[1] * 2000),
     "metrics-huge-number": changed(METRICS, "more", to=2**70),
     "history-no-json": written(HISTORY, "epoch 1\n"),
     "history-list": written(HISTORY, "[]\n"),
@@ -226,6 +266,7 @@ REFUSED: Mapping[str, Forgery] = {
     "history-unknown-key": changed(HISTORY, "more", to=1),
     "history-type": changed(HISTORY, "losses", to=[0.5]),
     "history-loss": changed(HISTORY, "losses", to={"matching": "low"}),
+    "history-long-line": changed(HISTORY, "losses", to={"x" * 2**17: 0.5}),
     "history-not-text": written(HISTORY, b"\xff\n"),
     "history-too-large": instead(HISTORY, grown),
     "card-not-text": written("README.md", b"\xff"),
@@ -283,6 +324,7 @@ REFUSED: Mapping[str, Forgery] = {
     "many-rows": table("user_item", many_rows),
     "many-tags": table("items", many_tags),
     "long-titles": table("items", long_titles),
+    "many-tags-denied": fewer_in_the_footer("items", many_tags),
     # What is no file
     "pipe": instead("items.parquet", os.mkfifo),
     "pipe-manifest": instead(MANIFEST, os.mkfifo),
@@ -295,6 +337,10 @@ REFUSED: Mapping[str, Forgery] = {
     "device-history": instead(HISTORY, lambda file: file.symlink_to("/dev/tty")),
     "link-to-nothing": instead(METRICS, lambda file: file.symlink_to("nothing")),
     "link-to-itself": instead(METRICS, lambda file: file.symlink_to(file.name)),
+    "endless-manifest": instead(MANIFEST, lambda file: file.symlink_to(ENDLESS)),
+    "endless-config": endless(CONFIG),
+    "endless-table": endless("users.parquet"),
+    "endless-weights": endless(WEIGHTS),
 }  # fmt: skip
 """Models that must not load."""
 
@@ -311,5 +357,6 @@ HARMLESS: Mapping[str, Forgery] = {
     "not-compressed": table("items", lambda old: old, compression="none", use_dictionary=False),
     "pair-twice": table("user_item", lambda old: pa.concat_tables([old, old])),
     "link": linked,
+    "endless-card": endless("README.md"),
 }
 """Models that load, and answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 import shutil
 from collections.abc import Callable
@@ -64,7 +65,9 @@ class TestForgeries:
         message = refusal(forge(saved, REFUSED[name]))
         assert any(word in message for word in ("again", "another program"))
 
-    @pytest.mark.parametrize(("name", "file"), [("many-rows", "user_item"), ("many-tags", "items")])
+    @pytest.mark.parametrize(
+        ("name", "file"), [("many-rows", "user_item"), ("many-tags", "items"), ("many-tags-denied", "items")]
+    )
     def test_a_table_that_would_grow_is_refused_before_it_is_read(
         self, saved: Path, monkeypatch: pytest.MonkeyPatch, name: str, file: str
     ) -> None:
@@ -121,6 +124,7 @@ class TestForgeries:
             ("many-rows", ["user_item.parquet", "its 20,000,000 rows would take 160,000,000 bytes"]),
             ("long-titles", ["items.parquet", "its texts would take more than"]),
             ("metrics-deep", ["metrics.json", "nested deeper than 20 levels"]),
+            ("metrics-many-rows", ["metrics.json", "2,000 values of a wrong type"]),
             ("pipe", ["items.parquet is not an ordinary file"]),
             ("device", ["items.parquet is not an ordinary file"]),
             ("history-too-large", ["history.jsonl has 134,217,728 bytes; at most 67,108,864 are read"]),
@@ -175,6 +179,22 @@ def test_a_table_that_repeats_itself_is_saved_so_that_it_loads(
     assert Recommender.load(tmp_path / "model", device="cpu").dataset.user_item.nnz == users * items
 
 
+@pytest.mark.parametrize("hidden", ["folder", "manifest"])
+def test_what_cannot_be_looked_at_is_refused(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, hidden: str
+) -> None:
+    real = Path.stat
+
+    def forbidden(self: Path, **options: Any) -> Any:
+        if self == saved if hidden == "folder" else self.parent == saved:
+            raise PermissionError(13, "Permission denied", str(self))
+        return real(self, **options)
+
+    monkeypatch.setattr(Path, "stat", forbidden)  # tests may run as root, who may look at everything
+    assert "cannot be read (Permission denied)" in refusal(saved)
+    assert "cannot be read (Permission denied)" in refusal(saved, describe_artifact)
+
+
 class TestMapping:
     def mapped(self, folder: Path) -> list[str]:
         inodes = [f" {file.stat().st_ino} " for file in folder.glob("*.safetensors")]
@@ -200,6 +220,26 @@ class TestMapping:
                 inside = any(start <= tensor.data_ptr() < end for start, end in ranges)
                 sizes[inside] += tensor.nbytes
             assert sizes[True] > 2 * sizes[False], "most bytes are those of the file"
+
+    def test_an_earlier_copy_and_what_a_killed_process_left_of_one_is_removed(
+        self, saved: Path, tmp_path: Path
+    ) -> None:
+        shared = tmp_path / "shared"
+        shared.mkdir()
+        for name in ("earlier.safetensors", ".half.safetensors.123.tmp"):
+            (shared / name).write_bytes(b"x")
+        load_artifact(saved, shared)
+        assert len([*shared.iterdir()]) == 1
+
+    def test_without_space_for_a_copy_the_model_loads(
+        self, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(path: Path, content: bytes) -> None:
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+        monkeypatch.setattr("bundlemage.artifact.files.write_whole", full)
+        loaded = Recommender.load(saved, device="cpu", shared_weights=tmp_path)
+        assert loaded.recommend("u0002", 5) == Recommender.load(saved, device="cpu").recommend("u0002", 5)
 
     def test_a_change_of_the_weights_stays_in_this_process(self, saved: Path, tmp_path: Path) -> None:
         shared = tmp_path / "shared"

@@ -27,6 +27,7 @@ from safetensors.torch import save as save_tensors
 from scipy import sparse
 from torch import Tensor
 
+from bundlemage.artifact.pages import values_in_pages
 from bundlemage.data.checked_json import parse, typed
 from bundlemage.data.dataset import (
     BUNDLE_SCHEMA,
@@ -298,12 +299,15 @@ def verify_artifact(path: Path, progress: Progress = in_silence) -> str:
 
 def _manifest(path: Path) -> bytes:
     """The content of the manifest."""
-    if not path.is_dir():
-        raise ArtifactError(f"no saved model at {path}: there is no such folder")
-    if not (path / MANIFEST).exists():
-        raise ArtifactError(f"{path} is not a saved model: it has no {MANIFEST}")
+    try:
+        if not path.is_dir():
+            raise ArtifactError(f"no saved model at {path}: there is no such folder")
+        if not (path / MANIFEST).exists():
+            raise ArtifactError(f"{path} is not a saved model: it has no {MANIFEST}")
+    except OSError as error:  # such as a folder that this user may not open
+        raise ArtifactError(f"{path} cannot be read ({error.strerror}); check its permissions") from None
     with _opened(path / MANIFEST, {}) as handle:
-        return handle.read()
+        return _content(handle)
 
 
 def _version(manifest: bytes) -> str:
@@ -366,10 +370,23 @@ def _check(descriptor: int, file: Path, saved: Saved) -> None:
             raise ArtifactError(
                 f"{file} has {found:,} bytes where {size:,} were saved; copy the folder again"
             )
-        with os.fdopen(descriptor, "rb", closefd=False) as handle:
-            if hashlib.file_digest(handle, "sha256").hexdigest() != checksum:
-                raise ArtifactError(f"{file} was altered after it was saved; copy the folder again")
+        if _checksum(descriptor, size) != checksum:
+            raise ArtifactError(f"{file} was altered after it was saved; copy the folder again")
         os.lseek(descriptor, 0, os.SEEK_SET)
+
+
+def _checksum(descriptor: int, size: int) -> str:
+    """The checksum of the first bytes of a file."""
+    checksum = hashlib.sha256()
+    while size and (part := os.read(descriptor, min(size, 2**20))):
+        checksum.update(part)
+        size -= len(part)
+    return checksum.hexdigest()
+
+
+def _content(handle: BinaryIO) -> bytes:
+    """The bytes of a file, but not more than its size: some links into /proc have the size 0 and no end."""
+    return handle.read(os.fstat(handle.fileno()).st_size)
 
 
 def one_line(error: Exception) -> str:
@@ -380,7 +397,7 @@ def one_line(error: Exception) -> str:
 
 def _text(path: Path, saved: Saved, name: str) -> str:
     with _opened(path / name, saved) as handle:
-        return handle.read().decode()
+        return _content(handle).decode()
 
 
 def _config(path: Path, saved: Saved) -> dict[str, Any]:
@@ -394,7 +411,7 @@ def _metrics_of(path: Path, saved: Saved) -> dict[str, Any]:
 def _object(path: Path, saved: Saved, name: str, kind: type[BaseModel]) -> dict[str, Any]:
     """The content of a JSON file, after checking that it has the fields of `kind`."""
     with _opened(path / name, saved) as handle:
-        content: dict[str, Any] = parse(handle.read())
+        content: dict[str, Any] = parse(_content(handle))
         typed(kind, content)
         return content
 
@@ -407,15 +424,18 @@ def _weights(path: Path, saved: Saved, shared: Path | None) -> dict[str, Tensor]
     because the last digits of a product may depend on the alignment.
     """
     with _opened(path / "model.safetensors", saved) as handle:
-        content = handle.read()
+        content = _content(handle)
         weights: dict[str, Tensor] = load_tensors(content)
     if shared is None:
         return weights
     copy = shared / f"{hashlib.sha256(content).hexdigest()}.safetensors"
     if not copy.exists():
-        for outdated in shared.glob("*.safetensors"):  # whoever has mapped it keeps it
+        for outdated in shared.glob("*.safetensors*"):  # whoever has mapped it keeps it
             outdated.unlink(missing_ok=True)
-        write_whole(copy, content)
+        try:
+            write_whole(copy, content)
+        except OSError:  # there is no space for it, so each process has its own
+            return weights
     return {
         name: tensor if tensor.data_ptr() % ALIGNMENT == 0 else weights[name]
         for name, tensor in map_tensors(copy).items()
@@ -460,8 +480,17 @@ def _parquet(handle: BinaryIO, expected: pa.Schema) -> pq.ParquetFile:
         raise ValueError(
             f"its {about.num_rows:,} rows would take {unpacked:,} bytes of memory; {most:,} are allowed"
         )
+    for chunk in chunks:
+        if _values(handle, chunk) != chunk.num_values:
+            raise ValueError(f"the pages of {chunk.path_in_schema} do not have {chunk.num_values:,} values")
     texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
     return pq.ParquetFile(handle, read_dictionary=texts)
+
+
+def _values(handle: BinaryIO, chunk: pq.ColumnChunkMetaData) -> int:
+    """The number of values that the pages of a column have. The footer may say something else."""
+    starts = [chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset]
+    return values_in_pages(handle, min(starts), chunk.total_compressed_size)
 
 
 def _most_unpacked(size: int) -> int:

@@ -14,6 +14,9 @@ from pydantic import TypeAdapter, ValidationError
 DEEPEST = 20
 """The most levels of lists and objects. Without a limit, a later program may run out of its stack."""
 
+MOST_DESCRIBED = 1000
+"""The most wrong values of which the first one is named. A description of all takes a kilobyte for each."""
+
 
 def parse(text: str | bytes) -> Any:
     """Returns the value of a JSON text. NaN and Infinity, which are not JSON, are read as null.
@@ -64,6 +67,8 @@ def typed(kind: type[Kind], value: Any) -> Kind:
         adapter: TypeAdapter[Kind] = _adapter(kind)  # type: ignore[arg-type]  # a class is hashable
         checked = adapter.validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
+        if error.error_count() > MOST_DESCRIBED:
+            raise ValueError(f"it has {error.error_count():,} values of a wrong type") from None
         fault = error.errors()[0]
         where = f"key {'.'.join(map(str, fault['loc']))!r}" if fault["loc"] else "the content"
         found = "" if fault["type"] == "missing" else f" is {_short(fault['input'])}"

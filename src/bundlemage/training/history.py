@@ -14,6 +14,8 @@ from bundlemage.errors import MissingExtraError
 from bundlemage.progress import Progress
 
 SELECTION_METRIC = "ndcg@5"
+LONGEST_LINE = 2**16
+"""Real lines have some hundred characters."""
 Event = tuple[str, dict[str, Any]]
 """The name of an observer's method, and its arguments."""
 
@@ -50,6 +52,8 @@ class EpochRecord:
     @classmethod
     def from_line(cls, line: str) -> EpochRecord:
         """Returns the record from a line that `to_line` wrote. Raises ValueError if it is none."""
+        if len(line) > LONGEST_LINE:
+            raise ValueError(f"a line of the history has {len(line):,} characters")
         return typed(cls, parse(line))
 
 
