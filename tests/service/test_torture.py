@@ -188,6 +188,8 @@ def test_the_soak_tells_failures_of_kills_from_others_and_sees_growing_memory() 
     phase.outcome.refusals += [11.0, 60.0]
     expected = {lost: 1, refused: 1, "timeout": 1, "status 503": 1}
     assert phase.unexpected(timeout=10) == expected
+    phase.outcome.reads.extend([0.01] * 1000)  # now one refusal is not too many
+    assert phase.unexpected(timeout=10) == {lost: 1, refused: 1, "timeout": 1}
     phase.extend_window(19.0)
     assert phase.windows == [(10.0, 22.0)]
     phase.extend_window(30.0)  # this is no consequence of the restart any more
