@@ -167,18 +167,18 @@ class TestKilledProcesses:
             pass
         assert {*tmp_path.iterdir()} == {other, tmp_path / "data"}
 
-    @pytest.mark.parametrize(("owner", "name"), [(Path, "chmod"), (fcntl, "flock")])
+    @pytest.mark.parametrize(("owner", "name"), [(os, "open"), (fcntl, "flock")])
     def test_a_folder_that_was_removed_before_it_was_locked_is_made_again(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
     ) -> None:
         taken: list[Path] = []
         real = getattr(owner, name)
 
-        def late(*arguments: Any) -> Any:
+        def late(*arguments: Any, **options: Any) -> Any:
             if not taken:  # another process takes it for abandoned
                 taken.extend(tmp_path.glob(".data.building.*"))
                 shutil.rmtree(taken[0])
-            return real(*arguments)
+            return real(*arguments, **options)
 
         monkeypatch.setattr(owner, name, late)
         with beside(tmp_path / "data") as own:
