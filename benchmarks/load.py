@@ -2,8 +2,8 @@
 
 One thread with non-blocking sockets, which needs little CPU time for a request, so that it can share two
 cores with the service. Without a rate, each connection sends its next request when the last one is answered
-(closed loop). With a rate, requests have fixed times (open loop), and a latency counts from that time, so
-that a service that stops is not asked less.
+(closed loop), or after a refusal as soon as the header Retry-After allows. With a rate, requests have fixed
+times (open loop), and a latency counts from that time, so that a service that stops is not asked less.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import select
 import socket
 import sys
@@ -36,6 +37,7 @@ _WRITE = (
     b"POST /v1/interactions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     b"Content-Length: %d\r\n\r\n%s"
 )
+_RETRY_AFTER = re.compile(rb"\r\nretry-after: (\d+)", re.IGNORECASE)
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
@@ -173,6 +175,8 @@ class Load:
         self._sent = 0
         self._open: dict[int, _Connection] = {}
         self._idle: deque[_Connection] = deque()
+        self._resting: deque[tuple[float, _Connection]] = deque()
+        """Refused connections of a closed loop, and when each may ask again."""
         self._waiting = 0
         """The number of requests that have no answer yet."""
         self._retry_at = 0.0
@@ -226,6 +230,8 @@ class Load:
 
     def _send_what_is_due(self, now: float) -> None:
         if self.plan.rate is None:
+            while self._resting and self._resting[0][0] <= now:
+                self._idle.append(self._resting.popleft()[1])
             while self._idle or (len(self._open) < self.plan.connections and now >= self._retry_at):
                 self._send(self._connection(now), time.perf_counter())
             return
@@ -347,7 +353,9 @@ class Load:
             self._close(connection)
             return
         connection.idle_since = now
-        if self.plan.rate is None and not self.stopped and now < outcome.began + self.plan.seconds:
+        if self.plan.rate is None and status == b"503":
+            self._resting.append((now + _seconds_to_wait(got), connection))
+        elif self.plan.rate is None and not self.stopped and now < outcome.began + self.plan.seconds:
             self._send(connection, now)
         else:
             self._idle.append(connection)
@@ -370,6 +378,7 @@ class Load:
         self._open.pop(connection.socket.fileno(), None)
         if connection in self._idle:
             self._idle.remove(connection)
+        self._resting = deque(each for each in self._resting if each[1] is not connection)
         connection.socket.close()
 
 
@@ -382,6 +391,12 @@ def _length(head: bytes) -> int:
         if at < 0:
             return 0
     return int(head[at + 18 : head.index(b"\r", at + 2)])
+
+
+def _seconds_to_wait(answer: bytes) -> float:
+    """What the header Retry-After says; 0 without one."""
+    found = _RETRY_AFTER.search(answer)
+    return float(found[1]) if found else 0.0
 
 
 def some_bundles(address: str) -> list[bytes]:

@@ -6,6 +6,7 @@ import json
 import re
 import socketserver
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -89,6 +90,19 @@ def test_answers_refusals_and_failures_are_counted_apart() -> None:
     assert set(figures["errors"]) == {"status 500", "connection lost"}
     assert figures["errors"]["status 500"] >= 18
     assert figures["writes"]["requests"] == 0
+
+
+def test_a_refused_connection_of_a_closed_loop_waits_as_it_was_told() -> None:
+    arrived: list[float] = []
+
+    def answer(number: int, _: bytes) -> bytes:
+        arrived.append(time.perf_counter())
+        busy = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
+        return busy if number == 1 else b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+
+    load = asked(answer, 2, connections=1)
+    assert (len(load.outcome.refused), len(load.outcome.reads)) == (1, 1)
+    assert arrived[1] - arrived[0] >= 1
 
 
 def test_each_write_is_acknowledged_or_unknown_or_refused_for_good() -> None:

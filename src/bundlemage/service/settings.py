@@ -43,7 +43,7 @@ class Settings(BaseModel):
     threads: int = Field(default=1, ge=1)
     """Number of CPU threads of the model in each process. Batches are small, so one thread is as fast as
     several, unless there are more than some hundred thousand bundles."""
-    queue_target_s: float = Field(default=0.4, gt=0)
+    queue_target_s: float = Field(default=0.3, gt=0)
     """If a new request would wait longer than this number of seconds, it is refused with status 503."""
     connection_limit: int = Field(default=4000, ge=1)
     """Maximum number of connections. Above it, the one that has been idle the longest is closed."""
