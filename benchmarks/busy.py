@@ -1,8 +1,8 @@
 """Whether recommendations are fast while long work runs: `python -m benchmarks.busy`.
 
-A generated shop with a model that took no step, the service as a command, and `benchmarks.load` beside it,
-which asks at fixed times. First nothing else runs. Then a forecast, an insights page and a design run all the
-time. With `--source`, the code of another checkout is measured, too.
+It generates a shop and an untrained model, starts the service as a command, and sends requests at fixed times
+with `benchmarks.load`. First nothing else runs. Then forecasts, insights and designs run all the time. With
+`--source`, the code of another checkout is measured, too.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def main(
     rate: Annotated[float, typer.Option(help="Recommendations per second.")] = 100,
     seconds: Annotated[float, typer.Option(help="How long each row of the table is measured.")] = 30,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="KIND", help=f"Of the long work: {', '.join(KINDS)}.")
+        list[str] | None, typer.Option(metavar="KIND", help=f"Only this long work: {', '.join(KINDS)}.")
     ] = None,
     source: Annotated[list[Path] | None, typer.Option(help="Another checkout to measure, too.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here, too.")] = None,
@@ -130,7 +130,7 @@ def main(
             try:
                 serving.wait_until_ready()
                 plan = Plan(serving.address, seconds, 64, rate, users)
-                Load(replace(plan, seconds=3)).run()  # so that nothing is measured for the first time
+                Load(replace(plan, seconds=3)).run()  # to warm up; not measured
                 rows.append((f"{name}, alone", Load(plan).run().figures()))
                 with long_work(serving.address, requests) as took:
                     time.sleep(2)

@@ -1,9 +1,10 @@
 """Asks a running service many times and measures how long its answers take: `python -m benchmarks.load URL`.
 
-One thread with non-blocking sockets, which needs little CPU time for a request, so that it can share two
+It has one thread with non-blocking sockets, which needs little CPU time for a request, so it can share two
 cores with the service. Without a rate, each connection sends its next request when the last one is answered
 (closed loop), or after a refusal as soon as the header Retry-After allows. With a rate, requests have fixed
-times (open loop), and a latency counts from that time, so that a service that stops is not asked less.
+times (open loop), and a latency counts from that time. So a service that hangs gets as many requests as
+before, and the time for which they wait is counted.
 """
 
 from __future__ import annotations
@@ -429,11 +430,11 @@ def main(
     address: Annotated[str, typer.Argument(help="Such as http://127.0.0.1:8000.")],
     seconds: Annotated[float, typer.Option(help="How long to ask.")] = 10,
     connections: Annotated[int, typer.Option(help="How many connections, at most.")] = 16,
-    rate: Annotated[float | None, typer.Option(help="Requests per second, whatever the answers do.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests per second, however slow the answers.")] = None,
     users: Annotated[int, typer.Option(help="The users c0000000, c0000001, … to ask for.")] = 100_000,
     k: Annotated[int, typer.Option(help="How many bundles each wants.")] = 10,
     writes: Annotated[float, typer.Option(help="The share of requests that write.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the order of requests, and part of the writers' names.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the requests, and part of the writers' names.")] = 0,
 ) -> None:
     """Ask a running service, and print how long its answers took."""
     name = f"load-{seed}-{time.time_ns()}"

@@ -1,9 +1,9 @@
 """How fast the live service answers: `python -m benchmarks.service`.
 
-A sample model, many users in the store, the service as a command, and `benchmarks.load` beside it on
-loopback. In the middle of each run another model takes the place of the first. With `--source`, the code of
-another checkout is measured in turn with this one, so that both have the same machine and the same load by
-others.
+It trains two sample models, writes many users to the store, starts the service as a command, and sends
+requests over loopback with `benchmarks.load`. In the middle of each run the other model takes over. With
+`--source`, another checkout and this one are measured in turns, because the machine may be busier at one time
+than at another.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Variant:
     reload_s: list[float] = field(default_factory=list)
     memory_mb: float = math.nan
     turn: int = 0
-    """How often the model was changed."""
+    """How often the service was asked. It makes the names of the writers different each time."""
 
     def figures(self, connections: int) -> dict[str, Any]:
         return merged(self.outcomes[connections]).figures()
@@ -65,7 +65,7 @@ def main(
         list[Path] | None, typer.Option(help="Another checkout, to be measured in turn with this one.")
     ] = None,
     rounds: Annotated[int, typer.Option(help="In how many turns the seconds are divided.")] = 2,
-    epochs: Annotated[int | None, typer.Option(help="Fewer for a trial.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs of the two models, for a trial.")] = None,
     db: Annotated[
         str, typer.Option(help="sqlite, postgresql (started for this), or the URL of an empty database.")
     ] = "sqlite",
@@ -111,10 +111,10 @@ def _variants(scratch: Path, sources: Sequence[Path], workers: Sequence[int | No
 def _measure(variants: Sequence[Variant], connections: Sequence[int], rounds: int, plan: Plan) -> None:
     """Ask all variants in turn."""
     for variant in variants:
-        _asked(variant, 16, plan, seconds=3)  # so that nothing is measured for the first time
+        _asked(variant, 16, plan, seconds=3)  # to warm up; not measured
     for number in connections:
         for turn in range(rounds):
-            # Each goes first in turn, because the machine may be busier at one time than at another.
+            # The order changes in each round, so that each variant goes first sometimes.
             for variant in variants if turn % 2 == 0 else reversed(variants):
                 with console.status(f"{variant.name}: {number} connections, {plan.seconds:g} s"):
                     outcome = _asked(variant, number, plan, swap=True)

@@ -1,9 +1,10 @@
 """The live service under load for a long time, with kills and changes of models: `python -m benchmarks.soak`.
 
 The capacity is measured first, in a closed loop. Then requests come at fixed times, at 70% of the capacity,
-and a tenth of them writes. In two of three phases the service is killed every 20 s and started again, as a
-supervisor would do it. In the phase between them nothing is killed, because memory that grows shows only in a
-process that lives. The models change all the time. At the end every confirmed write must be in the store.
+and a tenth of them write. In two of three phases the service is killed every 20 s and started again, as a
+supervisor would do it. In the phase between them nothing is killed, because only a process that runs for long
+shows whether its memory grows. The model is changed every 30 s. At the end every confirmed write must be in
+the store.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ from benchmarks.serving import Serving, databases
 
 PHASES = (("kills", 0.4), ("quiet", 0.4), ("kills", 0.2))
 SETTLED = 3.0
-"""Seconds after a restart, and after the last request had to wait for a connection because of it, in which
-requests may still fail or be refused."""
+"""For this number of seconds after a restart, requests may still fail or be refused. If requests have to wait
+for a connection in this time, it begins again."""
 SHORTEST_LIFE = 5.0
 """Seconds between a restart and the next kill, at least."""
 PATIENCE = 1.0
 """Seconds for which a request waits for a free connection."""
 FLAT = 0.05
-"""Memory is flat if it rises by less than this share of itself in the phase without kills. From one killed
-process to the next it may rise by twice as much."""
+"""Memory is flat if it rises by less than this share of itself in the phase without kills. In a phase with
+kills, it may rise by twice as much from the first process to the last."""
 FEW = 0.001
-"""The share of requests that may be refused with 503 while the service runs. On two cores, which a retraining
-and the client use, too, requests come faster than they are answered for a moment now and then."""
+"""The share of requests that may be refused with 503 while the service runs. The client and the retraining
+use the same cores, so for moments the service answers more slowly than requests come."""
 WARM = 0.3
-"""The share of a phase at whose end memory is looked at for the first time."""
+"""Memory is measured from the beginning of a phase, but judged only after this share of the phase."""
 Window = tuple[float, float]
 
 
@@ -61,12 +62,12 @@ class Phase:
     windows: list[Window] = field(default_factory=list)
     """The times in which the service was away: from a kill until it has settled."""
     memory: list[tuple[float, float]] = field(default_factory=list)
-    """Time and megabytes: every second, or with kills at the end of each life."""
+    """Time and megabytes: every second, or in a phase with kills just before each kill."""
     kills: int = 0
 
     def unexpected(self, timeout: float) -> Counter[str]:
-        """Failures that no kill explains, and refusals if they are not few. A wrong status is never explained
-        by a kill."""
+        """Failures that no kill explains, and refusals if there are more than `FEW` allows. A kill never
+        explains a wrong status."""
         found: Counter[str] = Counter()
         for at, kind in self.outcome.failures:
             began = at - timeout if kind == "timeout" else at
@@ -78,7 +79,7 @@ class Phase:
         return found
 
     def extend_window(self, now: float) -> None:
-        """Requests that waited during the last restart are still being sent."""
+        """Make the last window longer, because requests that waited during it are still being sent."""
         if self.windows and now < self.windows[-1][1]:
             self.windows[-1] = (self.windows[-1][0], max(self.windows[-1][1], now + SETTLED))
 
@@ -160,11 +161,12 @@ class Soak:
         memory = f", {phase.memory[-1][1]:.0f} MB" if phase.memory else ""
         return (
             f"phase {number + 1}, {phase.name}: {outcome.requests:,} requests, {phase.kills} kills, "
-            f"{len(outcome.refused):,} refused, {len(outcome.failures):,} without an answer{memory}"
+            f"{len(outcome.refused):,} refused, {len(outcome.failures):,} failed{memory}"
         )
 
     def _kill(self, phase: Phase) -> None:
-        """Kill the service and start it again. With workers, in turn one of them, which is then replaced."""
+        """Kill the service and start it again. With workers, every other kill is of one worker, and the
+        service replaces it."""
         began = time.perf_counter()
         phase.kills += 1
         processes = self.serving.processes()
@@ -181,7 +183,7 @@ class Soak:
         phase.windows.append((began, time.perf_counter() + SETTLED))
 
     def _reload(self) -> None:
-        """Change between the two models. While the service is away, this fails, and that is all right."""
+        """Change between the two models again and again. It may fail while the service is away."""
         turn = 0
         while not self.ended.wait(self.reload_every):
             turn += 1
@@ -219,7 +221,7 @@ class Soak:
             self.changes["retrainings"] += 1
 
     def judge(self, bundles: Sequence[bytes]) -> None:
-        """Add to the findings what should not be. The service has ended."""
+        """Add everything that is wrong to the findings. Call it when the service has ended."""
         from tests.torture.shop import faults_of_log
 
         for number, phase in enumerate(self.phases):
@@ -231,13 +233,13 @@ class Soak:
                 self.findings.append(f"{where}: memory rose by {rise[0]:.0f} MB ({rise[1]:.1%})")
             self.findings += self._lost(f"soak{number}", phase.outcome, bundles)
         self.findings += self.unexpected_reloads()
-        # The first process says of each worker that was killed here that it ended with the signal's number.
+        # For each worker that was killed here, the first process logs that it ended with this status.
         expected = f"ended with status {-signal.SIGKILL}"
         faults = faults_of_log(self.serving.log, most=1000)
         self.findings += [fault for fault in faults if expected not in fault][:20]
 
     def unexpected_reloads(self) -> list[str]:
-        """Reloads that failed though no kill explains it. A wrong status is never explained by one."""
+        """Failed reloads that no kill explains. A kill never explains a wrong status."""
         return [
             f"a reload failed: {error}"
             for began, ended, error in self.failed_reloads
@@ -276,7 +278,7 @@ def main(
     kill_every: Annotated[float, typer.Option(help="Seconds between kills.")] = 20,
     reload_every: Annotated[float, typer.Option(help="Seconds between changes of the model.")] = 30,
     retrain_every: Annotated[float, typer.Option(help="Seconds between retrainings.")] = 240,
-    epochs: Annotated[int | None, typer.Option(help="Of the first two models; fewer for a trial.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs of the first two models, for a trial.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here, too.")] = None,
 ) -> None:
     """Load, kills, reloads and retraining for a long time. Exit code 1 if anything is lost or wrong."""

@@ -1,7 +1,8 @@
 """Tries to break the live service: `make test-torture`, or `python -m tests.torture`.
 
-Fuzzed requests of every kind, and kills at every moment, on SQLite and on PostgreSQL. It ends with exit code
-1 if there is an answer that is not documented, a confirmed write that is lost, or an error in the log.
+It sends fuzzed requests of every kind and kills the service at random moments, on SQLite and on PostgreSQL.
+It ends with exit code 1 if there is an answer that is not documented, a confirmed write that is lost, or an
+error in the log.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def main(
     ] = 100_000,
     kills: Annotated[int, typer.Option(help="How many kills, on all databases together.")] = 300,
     db: Annotated[str, typer.Option(help="The databases.")] = "sqlite,postgresql",
-    seed: Annotated[int, typer.Option(help="Of the requests and of the moments of the kills.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the requests and of the moments of the kills.")] = 0,
     replay: Annotated[int | None, typer.Option(help="Send only the request of this number.")] = None,
     serve: Annotated[
         str, typer.Option(help="More options of 'bundlemage serve', such as '--workers 2'.")

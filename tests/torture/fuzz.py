@@ -17,7 +17,7 @@ from tests.torture.wild import Sent, Wild, placeholder
 
 HANGS_AFTER = 30.0
 WAITED_FOR = 0.3
-"""Seconds for an answer to something that may be no request, before the caller closes its side."""
+"""Bytes that may be no request get no answer. After this number of seconds, the caller closes its side."""
 CALLERS = 8
 PROBLEM = b"application/problem+json"
 OF_THE_PARSER = (400, 408, 414, 431)
@@ -43,7 +43,7 @@ class Answer:
 
 @dataclass
 class Fuzzed:
-    """What came of it."""
+    """The result of fuzzing a service."""
 
     requests: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
@@ -138,7 +138,7 @@ class Caller:
             self._reader = _Reader(self._connection)
         try:
             self._connection.sendall(data)
-        except ConnectionError:  # refused before all was sent: the answer may be there
+        except ConnectionError:  # refused before everything was sent; the answer may have arrived
             answer = self._reader.answer(method)
             self.close()
             return answer
@@ -198,9 +198,9 @@ def _by_the_parser(answer: Answer) -> bool:
 
 
 def fuzz(shop: Shop, requests: int, seed: int, say: Say, only: int | None = None) -> Fuzzed:
-    """Send so many requests to a service that runs. The first half only reads.
+    """Send this number of requests to a running service. The first half only reads.
 
-    `only` is the number of one request, which is sent alone.
+    If `only` is given, only the request with this number is sent.
     """
     fuzzed, document = Fuzzed(), shop.ask("GET", "/openapi.json", role="read")[1]
     secrets = _secrets(shop)
@@ -222,8 +222,8 @@ def fuzz(shop: Shop, requests: int, seed: int, say: Say, only: int | None = None
 def parts(
     document: dict[str, Any], requests: int, seed: int, only: int | None = None
 ) -> list[tuple[Wild, range]]:
-    """The makers of requests, and the numbers for which they are called. Even numbers are of callers who may
-    only read. So the number of a request and the seed say all about it, however many are sent."""
+    """The makers of requests, and the numbers for which they are called. Requests with an even number only
+    read. So a request depends on its number and the seed alone, however many are sent."""
     makers = Wild(document, seed, READERS, writes=False), Wild(document, seed, WRITERS, writes=True)
     if only is not None:
         return [(wild, range(only, only + (only % 2 == part))) for part, wild in enumerate(makers)]
@@ -236,8 +236,8 @@ def _secrets(shop: Shop) -> dict[bytes, bytes]:
     for role in ROLES:
         found[placeholder("key", role)] = shop.keys[role].encode()
         found[placeholder("token", role)] = _logged_in(shop, shop.keys[role])
-    for nobody in ("none", "wrong", *(f"{role} cookie" for role in ROLES)):  # they stand in logins
-        found[placeholder("key", nobody)] = b"bm_000000000000_" + b"A" * 43
+    for keyless in ("none", "wrong", *(f"{role} cookie" for role in ROLES)):  # a login may name them
+        found[placeholder("key", keyless)] = b"bm_000000000000_" + b"A" * 43
     return found
 
 

@@ -20,13 +20,13 @@ from tests.torture.shop import EndedError, Shop, faults_of_log
 WRITERS = 4
 HANGS_AFTER = 30.0
 MOMENTS = ("writing", "writing", "starting", "reloading", "publishing")
-"""When a kill may come. Each is as likely as it is often here."""
+"""When a kill may come. Writing is listed twice, so it is twice as likely as each of the others."""
 Say = Callable[[str, int, int], None]
 
 
 @dataclass
 class Killed:
-    """What came of it."""
+    """The result of killing a service again and again."""
 
     kills: Counter[str] = field(default_factory=Counter)
     confirmed: int = 0
@@ -51,8 +51,7 @@ class Writer(threading.Thread):
             count = 0
             while not self.stopped.is_set():
                 count += 1
-                kind = self._dice.random()
-                if kind < 0.8:
+                if self._dice.random() < 0.8:
                     self._buy(count)
                 else:
                     self._put(count)
@@ -92,7 +91,7 @@ class Writer(threading.Thread):
         with self._ledger.lock:
             self._ledger.puts.append(write)
         body = {"items": list(write.items), "title": write.title}
-        # A PUT that is sent again is the same PUT, so it is always sent again.
+        # A PUT may be carried out twice without harm, so it is always sent again.
         told = self._until_answered("PUT", f"/v1/bundles/{name}", body, {}, again=True)
         if told is None:
             return
@@ -104,7 +103,8 @@ class Writer(threading.Thread):
     def _until_answered(
         self, method: str, path: str, body: Any, headers: dict[str, str], again: bool
     ) -> tuple[int, Any] | None:
-        """Send until there is an answer other than 503. None if it was given up, so nobody knows."""
+        """Send until there is an answer other than 503. Returns None if it gives up. Then nobody knows
+        whether the write took place."""
         while not self.stopped.is_set():
             try:
                 status, answer = self._send(method, path, body, headers)
@@ -140,7 +140,8 @@ class Writer(threading.Thread):
 
 
 class Operator:
-    """Changes the model, by the service or beside it, and knows which model may be published now."""
+    """Changes the model, through the service or directly in the store. It knows which models may be published
+    now."""
 
     def __init__(self, shop: Shop, dice: random.Random) -> None:
         self._shop, self._dice = shop, dice
@@ -165,7 +166,7 @@ class Operator:
                 self.faults.append(f"POST /v1/models/reload of {record.version} answers {status}: {told}")
 
     def publish(self) -> None:
-        """Publish another model beside the service, as `bundlemage retrain` does."""
+        """Publish another model directly in the store, as `bundlemage retrain` does."""
         record = self._other()
         self._allowed = {self._published, record.version}
         with self._shop.store() as store:
@@ -191,7 +192,7 @@ class Operator:
 
 
 def kill_again_and_again(shop: Shop, kills: int, seed: int, say: Say) -> Killed:
-    """Start the service and kill it, so many times, while writers write. Then look what is left."""
+    """Start and kill the service `kills` times while writers write. Then check what the store has."""
     killed, ledger = Killed(), Ledger()
     dice = random.Random(f"{seed}:kills")
     seconds_to_start = _first_start(shop, dice, killed, say)
@@ -252,7 +253,7 @@ def _first_start(shop: Shop, dice: random.Random, killed: Killed, say: Say) -> f
 def _one_kill(
     shop: Shop, operator: Operator, moment: str, dice: random.Random, seconds_to_start: float
 ) -> float:
-    """Start the service, and kill it at such a moment. Returns how long a start takes."""
+    """Start the service, and kill it at the given moment. Returns how long a start takes."""
     began = time.monotonic()
     shop.start()
     if moment == "starting":

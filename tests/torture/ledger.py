@@ -59,7 +59,7 @@ class Ledger:
 
 
 def faults_of_store(store: Store, ledger: Ledger) -> list[str]:
-    """What is missing in the store, or is there by half."""
+    """What is missing in the store, or is stored only in part."""
     found = [*_faults_of_purchases(store, ledger), *_faults_of_bundles(store, ledger), *integrity(store)]
     return found[:MOST_FAULTS]
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 KEY_LENGTH, TOKEN_LENGTH = 59, 43
 SLOWEST_DESIGN = 0.03
-"""Seconds that a valid design may take. The service would allow more."""
+"""The `time_limit` of each valid design, in seconds. The service would allow more."""
 _WEIGHTS = {"/v1/models/reload": 0.05, "/v1/design": 0.3, "/v1/insights": 0.2, "/v1/session": 0.3}
 _PAGES = ("/", "/builder", "/insights", "/login", "/openapi.json", "/metrics", "/healthz", "/readyz", "/none")
 _FILES = ("/static/app.js", "/static/style.css", "/static/../../etc/passwd", "/static/%2e%2e/", "/static/")
@@ -110,7 +110,7 @@ def placeholder(kind: str, role: str) -> bytes:
 
 
 class Wild:
-    """Requests by number."""
+    """Makes the request that belongs to a number."""
 
     def __init__(self, document: dict[str, Any], seed: int, roles: tuple[str, ...], writes: bool) -> None:
         self._schemas = document["components"]["schemas"]
@@ -214,7 +214,7 @@ class Wild:
         if not any(each.startswith(b"Host:") for each in extra):
             lines.append(b"Host: 127.0.0.1")
         if label == "DELETE /v1/session" and role.endswith("cookie"):
-            role = "write cookie"  # no other request uses this login, so that they need not log in again
+            role = "write cookie"  # no other request uses this login, so it may end
         lines += self._credentials(dice, role)
         if dice.random() < 0.3 and label == "POST /v1/interactions":
             lines.append(b"Idempotency-Key: k%d" % dice.randrange(1000))
@@ -231,7 +231,7 @@ class Wild:
             else:
                 lines.append(b"Content-Length: %d" % len(body))
                 sent_body = body
-        # What is not a legal request line or header may be refused by the HTTP parser without more words.
+        # The HTTP parser may refuse an illegal request line or header without a problem in JSON.
         legal = all(32 <= letter < 127 for letter in target) and b" " not in target and method.isupper()
         legal = legal and not any(each.startswith((b"Upgrade", b"Connection", b"Expect")) for each in extra)
         return Sent(number, label, role, b"\r\n".join([*lines, b"", b""]) + sent_body, method, legal)

@@ -66,7 +66,7 @@ SCHEMAS = {
     **dict.fromkeys(MATRICES, _PAIRS),
 }
 BYTES_OF = {"INT32": 4, "INT64": 8, "DOUBLE": 8, "BYTE_ARRAY": 4}
-"""The bytes of a value in memory. A text is a number until its dictionary is looked up."""
+"""The bytes of a value in memory. Texts are read as dictionaries, so each is a number at first."""
 LARGEST = {
     MANIFEST: 2**20,
     "config.json": 2**20,
@@ -175,7 +175,7 @@ def _write_weights(weights: dict[str, Tensor], file: Path) -> None:
     padding = max(aligned, key=lambda spaces: aligned[spaces], default=0)
     with file.open("wb") as handle:
         handle.write((len(header) + padding).to_bytes(8, "little"))
-        handle.write(header + b" " * padding)  # spaces at the end are a part of the format
+        handle.write(header + b" " * padding)  # the format allows spaces at the end of the header
         handle.write(content[end:])
 
 
@@ -196,7 +196,7 @@ def _seal(file: Path) -> dict[str, Any]:
 
 
 Saved: TypeAlias = Mapping[str, tuple[int, str]]
-"""The name of a file → its size and checksum in the manifest. Files that are not in it are not compared."""
+"""The name of a file → its size and checksum in the manifest. Files that are not in it are not checked."""
 
 
 class _Described(BaseModel):
@@ -459,7 +459,7 @@ def _table(path: Path, saved: Saved, name: str) -> pa.Table:
 
 
 def _parquet(handle: BinaryIO, expected: pa.Schema) -> pq.ParquetFile:
-    """Open a Parquet file whose texts are read as dictionaries. Checks what can be known without reading."""
+    """Open a Parquet file whose texts are read as dictionaries. Checks what can be known before unpacking."""
     file = pq.ParquetFile(handle)
     if not file.schema_arrow.equals(expected):
         found, wanted = (

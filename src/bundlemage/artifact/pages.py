@@ -1,7 +1,7 @@
 """Counts the values in the pages of a Parquet file, without unpacking them.
 
-The footer of a forged file may say fewer values than its pages have. Whoever reads a column of lists unpacks
-what the pages say.
+The footer of a forged file may state fewer values than the pages contain. A reader of a column of lists
+unpacks all values of the pages, whatever the footer states. So the values must be counted before that.
 """
 
 from __future__ import annotations

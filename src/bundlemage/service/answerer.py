@@ -72,7 +72,8 @@ class Answer:
 Work = Question | Callable[[Live], Any]
 Q = TypeVar("Q")
 _Waiting: TypeAlias = tuple[Q, "asyncio.Future[Any]", threading.Lock]
-"""A question, its answer, and a lock: who takes it either begins to answer the question or refuses it."""
+"""A question, its answer, and a lock. The answering thread takes the lock when it begins to answer. A caller
+who gives up before that takes it, too, and then the question is left out."""
 
 
 class Answerer:
@@ -81,7 +82,8 @@ class Answerer:
     def __init__(self, store: Store, live: Live, settings: Settings, shared: Shared) -> None:
         self.store = store
         self.own_store = store.beside(connections=1)
-        """The store for what runs on the answering thread. So it never waits for a connection."""
+        """The store for what runs on the answering thread. It has its own connection, so this thread never
+        waits until another one returns a connection."""
         self.failed: dict[str, str] = {}
         """For each model version that could not be loaded: the reason."""
         self._served_days = settings.served_days
@@ -278,8 +280,8 @@ class Batcher(Generic[Q]):
         finish: bool = False,
     ) -> None:
         """`answer` returns an answer or an error for each question. A question fails after
-        `patience` seconds. With `finish`, it does not fail once its batch has begun, because what was done
-        could not be undone."""
+        `patience` seconds. With `finish`, it does not fail any more once its batch has begun: a write that
+        has begun may succeed, so its caller must not be told that it failed."""
         self._answer, self._patience, self._finish = answer, patience, finish
         self._began: float | None = None
         self._queue: queue.SimpleQueue[_Waiting[Q] | None] = queue.SimpleQueue()
@@ -360,7 +362,7 @@ def _set_outcomes(settled: Iterable[tuple[asyncio.Future[Any], Any]]) -> None:
 
 
 def give_back_memory() -> None:
-    """Return free memory to the system. The C library keeps what a thread that loads a model frees."""
+    """Return free memory to the system. The C library would keep what the replaced model has used."""
     with suppress(OSError, AttributeError):  # not Linux, or another C library
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -34,9 +34,9 @@ NICENESS = 10
 WORK_BETWEEN_RESTS = 0.002
 REST = 0.0002
 LONGEST_REST = 0.01
-"""Seconds. A thread that calls libraries releases Python's lock often, but each time only for an instant. A
-thread that waits for the lock wakes too late to get it. An answer needs the lock about a hundred times. So
-long work pauses now and then, and while an answer is being computed."""
+"""All three are in seconds. A thread that calls libraries releases Python's lock often, but each time only
+for an instant. A thread that waits for the lock wakes too late to get it. An answer needs the lock about a
+hundred times. So long work pauses now and then, and it pauses longer while an answer is being computed."""
 
 
 class Job:
@@ -109,13 +109,13 @@ class Lanes:
         """Run `work` in its lane and return its result. `left` ends when the caller disconnects.
 
         Raises `BusyError` if too many wait already, if the turn does not come in time, or if the service
-        stops. Raises `ApiError` if the work takes too long. In every case, work that nobody waits for is
-        stopped.
+        stops. Raises `ApiError` if the work takes too long or the caller has left. After each of these
+        errors, the work is stopped.
         """
         job, loop = Job(kind, request_id, self._answering), asyncio.get_running_loop()
         gone, stopping = loop.create_task(left), loop.create_task(self._stopping.wait())
         began = asyncio.Event()
-        todo = [work]  # emptied at the end: what never begins stays in the queue until its turn
+        todo = [work]  # emptied at the end: a cancelled job stays in the queue and would keep `work` alive
 
         def begin() -> T:
             job.began = time.monotonic()
@@ -129,7 +129,8 @@ class Lanes:
                 raise BusyError(f"{MOST_WAITING} others ({kind}) are already waiting: try again in a second")
             future = self._threads[kind].submit(begin)
             self._jobs[job] = None
-            future.add_done_callback(lambda _: self._jobs.pop(job, None))  # before the caller has the answer
+            # Called before the caller gets the answer. So what is answered is not listed any more.
+            future.add_done_callback(lambda _: self._jobs.pop(job, None))
             answer = asyncio.wrap_future(future)
             first, ends = asyncio.FIRST_COMPLETED, list[asyncio.Future[Any]]([answer, gone, stopping])
             try:

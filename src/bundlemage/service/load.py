@@ -1,6 +1,6 @@
-"""How long a new request would wait, and the count of requests that were refused for that or another reason.
+"""How long a new request would wait, and how many requests the server has refused for this or other reasons.
 
-Both objects are used on the thread of the event loop only.
+Use both classes on the thread of the event loop only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bundlemage.service.logs import log
 from bundlemage.service.metrics import NO_ROUTE, Metrics
 
 FEW = 16
-"""So many requests may always be in progress. One batch of the model answers more than that."""
+"""With fewer requests in progress, none is refused. One batch of the model can answer more than that."""
 _MEMORY = 128
 """Number of answers after which the measured time of an answer has lost two thirds of its weight."""
 _FIRST_GUESS_S = 0.001
@@ -22,7 +22,8 @@ _MANY_REFUSALS = 50
 
 class Load:
     """Estimates how long a new request would wait: the number of requests in progress, times the seconds from
-    one answer to the next (Little's law). These seconds are measured while there is enough to do.
+    one answer to the next (Little's law). These seconds are measured only while at least half of `FEW`
+    requests are in progress, because otherwise the service also waits for requests.
 
     `busy_for` returns for how many seconds the thread that answers has been busy with its current batch. The
     estimate is never below it, so a thread that is stuck is noticed.
@@ -37,7 +38,7 @@ class Load:
         self._last = 0.0
 
     def begin(self) -> None:
-        """Count a request that was received completely."""
+        """Count a request that is going to be answered."""
         self.in_progress += 1
         if self.in_progress == FEW // 2:
             self._last = time.monotonic()

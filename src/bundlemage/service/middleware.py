@@ -68,7 +68,7 @@ class Frame:
         path: str = scope["path"] if read is None else read
         if path != scope["path"]:
             scope = {**scope, "path": path}  # a copy, because the server may not expect the stand-ins
-        if b"range" in headers:  # files are small, and the framework answers a wrong range in plain text
+        if b"range" in headers:  # ignored: the framework would answer a wrong range in plain text
             scope["headers"] = [header for header in scope["headers"] if header[0] != b"range"]
         request, status = Request(scope), 0
         request_id = request.state.request_id = _request_id(headers)
@@ -110,8 +110,9 @@ class Frame:
             logs.log.log(level, "request", extra={"fields": fields})
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes], service: Any) -> int:
-        """Returns the maximum size of the body. Raises an ApiError for a request with a larger one, for one
-        from another site, and for too many logins. Nothing of the body has been read yet."""
+        """Returns the maximum size of the body. Raises an ApiError if the header Content-Length is above it,
+        if a page of another site sent the request, or after too many logins. Nothing of the body has been
+        read yet."""
         origin, limit = headers.get(b"origin"), service.settings.body_limit
         if origin is not None and scope["method"] not in _HARMLESS and not is_own_origin(origin, headers):
             raise ApiError(

@@ -2,7 +2,7 @@
 
 The server decodes `/v1/users/a%2Fbundles` to `/v1/users/a/bundles`, which is the path of another route. So
 the path is split before it is decoded. Inside a part, a slash is replaced by a character that no valid UTF-8
-text contains. So is a line break, because the framework ignores one at the end of a path.
+text contains. A line break is replaced, too, because the framework ignores one at the end of a path.
 """
 
 from __future__ import annotations

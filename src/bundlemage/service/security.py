@@ -90,7 +90,7 @@ class Security:
         self._known_sessions: _Cache = {}
         self._keys_on: tuple[bool, float] = (True, 0.0)
         self._looked_up: dict[Hashable, asyncio.Task[Any]] = {}
-        """The look-ups that are being done."""
+        """The look-ups in the store that have not ended yet."""
 
     async def identify(self, request: Request) -> Principal:
         """Returns the caller of a request. The result is kept in `request.state`.

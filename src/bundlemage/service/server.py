@@ -40,9 +40,9 @@ LINGER_S = 1.0
 """Seconds for which a refused connection stays open. If it were closed while the caller still sends, the
 caller's system would discard the answer."""
 MOST_DISCARDED = 1_000_000
-"""Number of bytes that are read from a refused connection in this time."""
+"""Maximum number of bytes that are read from a refused connection in this time."""
 FOR_HEALTH_CHECKS = 64
-"""Number of connections above the limit, which may ask for nothing else."""
+"""Number of connections that are accepted above the limit. They may send nothing but health checks."""
 MOST_ACCEPTED_AT_ONCE = 100
 OTHER_FILES = 256
 """Number of file descriptors that are left for the store, the models and the log."""
@@ -53,7 +53,7 @@ _LONG = {b"/v1/design", b"/v1/explain", b"/v1/bundles:score", b"/v1/insights", b
 """Requests that may take seconds. Other requests do not wait for them, so they are not counted."""
 _READING = {b"GET", b"HEAD"}
 _READS = {b"/v1/recommend", b"/v1/complete", b"/v1/design", b"/v1/explain", b"/v1/bundles:score"}
-"""Requests with another method that read, too. The model answers them, and not the thread that writes."""
+"""Paths whose POST requests read, too. The model answers them, and not the thread that writes."""
 _COUNTED, _REFUSAL = "bundlemage.counted", "bundlemage.refusal"
 _NO_ID = "0" * 16  # replaced by the request's id
 
@@ -233,7 +233,7 @@ class _Listener:
 
 
 class _Counted:
-    """The application, as the server calls it."""
+    """The application. When a request is answered, the count of requests in progress goes down."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -282,7 +282,7 @@ class Connection(HttpToolsProtocol):
         """Whether the application answers a request. This may begin and end before the body has arrived."""
         self._only_health_checks = False
         self._load: Load | None = None
-        """Counts the request, if others wait for it and it is not counted yet."""
+        """What must count the request; None if it is counted already, or is not to be counted."""
         self._pauses = False
         self._held = b""
         """What arrived after a request and before its answer."""
@@ -292,11 +292,11 @@ class Connection(HttpToolsProtocol):
         """Number of bytes of the head; with `Phase.BODY`: of what is not body, such as trailers; with
         `Phase.CLOSING`: of what was discarded."""
         self._left = 0
-        """Number of bytes of the body that have not arrived, if the header Content-Length said so."""
+        """Number of bytes of the body that have not arrived yet; 0 without the header Content-Length."""
         self._heard_at = 0.0
         self._refused_at = -1e9
         self._unread_since = 0.0
-        """When the caller left a part of an answer unread; 0 if it has read everything."""
+        """Since when a part of an answer is unread; 0 if the caller has read everything."""
 
     # ── Opening and closing ──────────────────────────────────────────────────────────────────────
 
@@ -401,7 +401,7 @@ class Connection(HttpToolsProtocol):
                 self.flow.pause_reading()
                 self.flow.stopped = True
                 return
-            else:  # it sends more, though it was refused
+            else:  # the caller was refused and sends more, though this connection pauses
                 self._close()
         if self._phase is Phase.CLOSING:
             self._bytes += len(data)
@@ -447,7 +447,7 @@ class Connection(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            # The request was answered as any other. What follows may be another protocol.
+            # The request is answered like any other. What follows may be another protocol.
             self._answer_last()
         except httptools.HttpParserError as error:
             if self._phase is not Phase.CLOSING:
@@ -509,7 +509,7 @@ class Connection(HttpToolsProtocol):
         """Refuse a request because others wait. If there are many refusals, do not read for a while from a
         caller who does not wait as long as the header Retry-After said."""
         method = self.parser.get_method().decode("ascii")
-        # A caller who waits for "100 Continue" may not send the body now.
+        # A caller who waits for "100 Continue" may or may not send the body after a refusal.
         close = not self.parser.should_keep_alive() or self.expect_100_continue
         self._send(BUSY, close=close, head_only=method == "HEAD", method=method)
         now = self.loop.time()

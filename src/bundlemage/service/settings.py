@@ -36,8 +36,8 @@ class Settings(BaseModel):
     answer_timeout_s: float = Field(default=10, gt=0)
     """Maximum number of seconds that a request waits for its answer."""
     long_limit_s: float = Field(default=LONG_SECONDS, gt=0)
-    """Maximum number of seconds that a forecast, a design or an explanation may work. Then it is stopped and
-    refused with status 504."""
+    """Maximum number of seconds that a forecast, a design, an explanation or insights may take. Then the work
+    is stopped, and the answer has status 504."""
     workers: int = Field(default=1, ge=1, le=64)
     """Number of processes that answer requests at the same address. Use at most one for each CPU core."""
     threads: int = Field(default=1, ge=1)
@@ -46,11 +46,12 @@ class Settings(BaseModel):
     queue_target_s: float = Field(default=0.3, gt=0)
     """If a new request would wait longer than this number of seconds, it is refused with status 503."""
     connection_limit: int = Field(default=4000, ge=1)
-    """Maximum number of connections. Above it, the one that has been idle the longest is closed."""
+    """Maximum number of connections of each process. Above it, the one that has been idle the longest is
+    closed."""
     head_limit: int = Field(default=32 * 1024, ge=512)
     """Maximum number of bytes of the URL and the headers of a request."""
     head_timeout_s: float = Field(default=10, gt=0)
-    """Number of seconds in which the headers of a request must arrive, and the next part of a body."""
+    """Number of seconds in which the headers of a request must arrive, and each further part of a body."""
     body_timeout_s: float = Field(default=30, gt=0)
     """Number of seconds in which a body must arrive."""
     idle_timeout_s: float = Field(default=5, gt=0)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from bundlemage.data.folders import locked_folder
 from bundlemage.service.settings import Settings
 
-with suppress(ImportError):  # Windows has none, and no workers
+with suppress(ImportError):  # Windows has no such module, and needs none, because it has no workers
     import fcntl
 
 PROBES_PER_SECOND = 50
@@ -49,7 +49,7 @@ class Shared:
         return nullcontext() if self.folder is None else _Lock(self.folder / f"lock-{number}")
 
     def close(self) -> None:
-        """Remove the files, when the last worker has ended."""
+        """Remove the files. Call it when the last worker has ended."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
         if self._folder_lock is not None:
@@ -59,8 +59,9 @@ class Shared:
 class _Lock:
     """A lock on a file, which each process opens itself. The system releases it when its process dies.
 
-    It is not `lockf`. There, the system refuses to wait if a process that has one lock waits for another
-    process that waits for the first one, although it is other threads that wait.
+    It uses `flock`, because locks of `lockf` belong to whole processes. Two processes may each have a lock
+    that the other one waits for. With `lockf` the system takes this for a deadlock and refuses to wait, even
+    if the threads that wait are not the threads that have the locks.
     """
 
     def __init__(self, file: Path) -> None:
@@ -104,7 +105,7 @@ class Buckets:
     A full bucket has `burst` tokens. For each bucket, only the time at which it will be full is kept. The
     current number of tokens is `burst` minus the tokens that will be added until then. A caller has its
     bucket at one of a few places that follow from its name. If all of them are in use, the caller whose
-    bucket is full first is forgotten.
+    bucket will be full first is forgotten.
     """
 
     PLACES = 8
@@ -139,7 +140,7 @@ class Buckets:
             return 0.0
 
     def _place_of(self, name: int, first: int) -> int:
-        """Returns the caller's place, or the one whose bucket is full first."""
+        """Returns the caller's place, or else the place whose bucket will be full first."""
         places = range(first, first + self.PLACES)
         for place in places:
             if self._callers[place] == name:

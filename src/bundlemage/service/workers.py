@@ -43,10 +43,10 @@ class Workers:
         self._stopped_by = 0
         self._failures = 0
         self._signals, wake = os.pipe()
-        """A byte for each signal that has arrived, so that none is missed, whichever thread gets it."""
+        """Gets a byte for each signal, whichever thread receives it. So no signal is missed."""
         os.set_blocking(wake, False)
         self._wake = wake
-        # No worker has the writing end, so the workers can read from it only when this process has died.
+        # Workers close the writing end. So a worker that reads from this pipe waits until this process dies.
         self._alive, self._keep = os.pipe()
 
     def run(self) -> int:
@@ -116,7 +116,8 @@ class Workers:
             signal.set_wakeup_fd(-1)
             for each in _SIGNALS:
                 signal.signal(each, signal.SIG_DFL)
-            # SIGINT stays blocked. A terminal sends it to all processes, but the first one tells us to stop.
+            # SIGINT stays blocked. A terminal sends it to all processes, but the first process stops the
+            # workers with SIGTERM.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS - {signal.SIGINT})
             os.close(self._keep)
             threading.Thread(target=_end_with_parent, args=(self._alive,), daemon=True).start()

@@ -1,7 +1,7 @@
 """Writes the interactions of many requests with one commit.
 
-A commit waits for the disk, which takes longer than all else. So one thread writes. Requests that arrive
-meanwhile are written together, in one transaction. They are acknowledged when it is on disk.
+A commit waits for the disk, which takes longer than everything else. So one thread writes. Requests that
+arrive meanwhile are written together, in one transaction. They are acknowledged when it is on disk.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class InteractionWriter:
         until = time.monotonic() + self._patience
         recorded: Recorded | None = await self.batcher.ask(record)
         if recorded is None:
-            # The database refused it, perhaps after a wait for a lock. Now it waits in a thread of its own,
-            # so that other requests do not wait with it.
+            # The database refused it, for example because of a lock. It is tried again in another thread, so
+            # that other requests do not wait for it.
             return await run_in_threadpool(self._write_alone, record, until)
         return recorded
 

@@ -156,7 +156,7 @@ class CatalogueStore(StorePart):
 def next_version(connection: Connection) -> int:
     """Raise the catalogue's version by one, and return it.
 
-    This locks the `clock` table until the transaction ends, so readers see all versions in order.
+    This locks the row of the `clock` table until the transaction ends, so readers see all versions in order.
     """
     connection.execute(_TICK)
     return int(connection.execute(_STATE).one().catalogue)

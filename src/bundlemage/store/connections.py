@@ -60,7 +60,7 @@ _HINTS: Final = {
 
 class Database:
     """Pools of connections, used with `read`, `snapshot` or `write`. Every failure raises `StoreError`, or
-    `BusyError` if no connection gets free in time."""
+    `BusyError` if all connections stay in use for too long."""
 
     def __init__(self, url: str | URL, most_connections: int = MOST_CONNECTIONS) -> None:
         self.address = _address(url)
@@ -124,7 +124,7 @@ class Database:
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
-        """Let one thread at a time write to SQLite. Waiting threads wake at once; SQLite's lock polls."""
+        """Let one thread at a time write to SQLite. With SQLite's own lock, waiting threads would poll."""
         if not self.is_sqlite:
             yield
             return
@@ -283,8 +283,9 @@ def _make_file(path: Path) -> None:
     if path.is_dir():
         raise StoreError(f"{path}: this is a folder. Give the path of a file, such as {path / 'store.db'}")
     try:
-        # A file that is there is not opened: closing it would release the locks of this process on it. Then
-        # another process that ends takes itself for the last one, and removes the log with the latest writes.
+        # A file that exists is not opened here, because closing it would release all locks that this process
+        # has on it. Another process that ends would then remove the log, as if nobody else used the file, and
+        # the latest writes would be lost.
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except FileExistsError:
         return

@@ -63,7 +63,7 @@ _TABLES: dict[Kind, tuple[Table, sa.Column[str]]] = {
 }
 FORGOTTEN_AT_ONCE: Final = 10_000
 ERASED_KEPT_FOR: Final = timedelta(hours=1)
-"""How long the store remembers an erasure. Answers are written much sooner than that."""
+"""The store remembers an erasure for at least this time. Answers are written much sooner than that."""
 CLOCKS_DIFFER_BY: Final = timedelta(seconds=5)
 """Assumed clock difference between the machine that dates an answer and the one that erases a user."""
 _LOCK_NUMBER: Final = 6_235_118_048
@@ -114,7 +114,7 @@ class HistoryStore(StorePart):
     def add_all_interactions(
         self, records: Sequence[InteractionsRecord]
     ) -> list[Recorded | BundleMageError | None]:
-        """Do what `add_interactions` does for several records, but with one commit, which takes most time.
+        """Write several records like `add_interactions`, but with one commit, which takes the most time.
 
         Returns for each record its result or its error, which does not affect the other records. None means
         that the database refused it, for example because another process holds a lock: nothing was written,
@@ -124,7 +124,7 @@ class HistoryStore(StorePart):
         try:
             with self._database.write() as connection:
                 if not is_sqlite(connection):
-                    # Shorter than the time after which PostgreSQL looks for deadlocks. They end by this, too.
+                    # PostgreSQL looks for deadlocks only after a longer time. So this limit ends them, too.
                     connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_GROUP_LOCK_MS}ms'")
                 results.extend(self._apart(connection, record) for record in records)
         except StoreError:
@@ -142,7 +142,7 @@ class HistoryStore(StorePart):
             savepoint.rollback()
             return error
         except DBAPIError:
-            if is_sqlite(connection):  # it may have ended the whole transaction
+            if is_sqlite(connection):  # SQLite may have rolled back the whole transaction
                 raise
             savepoint.rollback()
             return None
@@ -210,9 +210,9 @@ class HistoryStore(StorePart):
             if cut_at is None or cut_at <= at:
                 cut_at = None
             at = cut_at or at
-            # Count in the database: in Python, 100,000 lists of ids would block other requests. The databases
-            # choose bad orders of work by themselves: they read all answers, or all of `user_bundle` for each
-            # answer. So the recent answers come first, and each shown bundle is looked up by the key.
+            # Count in the database: in Python, 20,000 lists of ids would block other requests. By themselves,
+            # the databases would choose slow plans: they would read all answers, or all of `user_bundle` for
+            # each answer. So the recent answers come first, and each shown bundle is looked up by the key.
             recent = (
                 select(served.c.user_id, served.c.ids, served.c.at)
                 .where(served.c.at >= at, served.c.kind == "bundles")
@@ -259,7 +259,7 @@ class HistoryStore(StorePart):
             forgotten += deleted
             if not deleted:
                 return forgotten
-            # Without a pause, other writers never get the lock: threads wake slowly, processes poll.
+            # Without a pause, this loop would always take the lock again before another writer gets it.
             time.sleep(min(time.monotonic() - began, _LONGEST_PAUSE))
 
     def erase_user(self, user_id: str) -> bool:
@@ -275,7 +275,7 @@ class HistoryStore(StorePart):
         return existed
 
     def tidy(self) -> None:
-        """Empty SQLite's log after an erasure. It never waits; the service calls it every few seconds."""
+        """Empty SQLite's log after an erasure. It never waits; the service calls it twice a second."""
         if not self._must_empty_log:
             return
         self._must_empty_log, done = False, False  # before the work: another thread may set it again

@@ -1,6 +1,6 @@
 """The tables, and the SQL that differs between SQLite and PostgreSQL.
 
-`Store.open` creates the tables, and adds missing ones to databases of earlier versions.
+`Store.open` creates the tables, and adds missing tables and columns to databases of earlier versions.
 """
 
 from __future__ import annotations

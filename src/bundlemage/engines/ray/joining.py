@@ -61,7 +61,7 @@ def joined(address: str | None, workers: int | None) -> Iterator[None]:
 
 @contextmanager
 def _joined_by_another(address: str | None, workers: int | None) -> Iterator[dict[str, Any]]:
-    """Start a keeper. Returns its answer. At the end it ends too, with all processes that it has started."""
+    """Start a keeper. Yields its answer. At the end the keeper ends, with all processes that it started."""
     if address is None:
         # Declare enough processors for all workers, even if this machine has fewer.
         cpus, seconds = max(os.cpu_count() or 1, workers or 1), SECONDS_TO_START
@@ -69,7 +69,7 @@ def _joined_by_another(address: str | None, workers: int | None) -> Iterator[dic
     else:
         _check_listening(address)
         options, seconds = {"address": address}, SECONDS_TO_JOIN
-    # -P: the folder of the program is not a place to import from. A new session: Ctrl-C does not reach it.
+    # -P: Python must not import modules from the program's folder. A new session: Ctrl-C does not reach it.
     command = [sys.executable, "-P", str(Path(__file__).with_name("keeper.py")), json.dumps(options)]
     with (
         tempfile.TemporaryFile() as errors,

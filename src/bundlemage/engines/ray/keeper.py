@@ -2,8 +2,8 @@
 
 Joining Ray may hang in code that neither Ctrl-C nor another thread can end. So this program joins first, with
 the arguments of `ray.init` as JSON. It prints one line: what it has joined, or why it has failed. If it has
-started Ray on this machine, it keeps Ray running until its input ends, also because the other process has
-been killed. Then it ends all processes of Ray and removes their files.
+started Ray on this machine, it keeps Ray running until its input ends. The input also ends when the other
+process is killed. Then this program ends all processes of Ray and removes their files.
 
 It imports nothing of BundleMage, so it starts quickly. It needs `fork`.
 """
@@ -27,7 +27,8 @@ from typing import Any
 
 PREFIX = "bundlemage-ray-"
 LONGEST = 13
-"""The most bytes of the temporary folder's name. The paths of Ray's sockets add 90, and may have 103."""
+"""Maximum number of bytes of the temporary folder's path. Ray's sockets are in it: their paths have up to 90
+bytes more, and the path of a socket may have at most 103 bytes."""
 DIE_WITH_PARENT, ADOPT_ORPHANS = 1, 36
 """Settings of Linux for a process: PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER."""
 
@@ -57,8 +58,8 @@ def main(options: dict[str, Any]) -> None:
 
 
 def private_folder() -> Path:
-    """Returns a new folder for the files of Ray, locked by this process. Removes those whose process has
-    ended."""
+    """Returns a new folder for the files of Ray, locked by this process. Removes the folders of processes
+    that have ended."""
     usual = tempfile.gettempdir()
     root = os.environ.get("RAY_TMPDIR") or (usual if len(os.fsencode(usual)) <= LONGEST else "/tmp")
     for old in Path(root).glob(f"{PREFIX}*"):
@@ -79,7 +80,7 @@ def _lock(folder: Path) -> None:
 
 
 def _join(options: dict[str, Any]) -> None:
-    # Otherwise Ray would wait for idle workers, and without end if one of them dies while it starts.
+    # Otherwise Ray would start idle workers and wait for them, forever if one of them dies while it starts.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     try:
         import ray
@@ -111,8 +112,8 @@ def _ended() -> set[int]:
 
 
 def _kill(joining: int) -> None:
-    """End the child and all processes of Ray. Its servers end with the child. The processes that they have
-    started become children of this process."""
+    """End the child and all processes of Ray. When a process ends, the processes that it has started become
+    children of this one, so they are ended in the next round."""
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     kill = [joining]
     while kill:

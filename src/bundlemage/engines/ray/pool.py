@@ -222,7 +222,7 @@ class _Crew(Generic[Piece]):
 
     def __init__(self, resources: Resources, make: Callable[[], Callable[[Piece], Any]]) -> None:
         self.most = resources.workers
-        # Not an argument of the actor: Ray prints an error if actors that are replaced have large ones.
+        # It is no argument of the actor: Ray prints an error if a replaced actor has a large argument.
         self.make = [ray.put(make)]
         # Processes are replaced without limit, but the number of attempts at one piece is limited.
         replaced = {"max_restarts": -1, "max_task_retries": LOST_AT_MOST - 1}

@@ -1,4 +1,5 @@
-"""Training on a cluster: Ray Train starts processes and connects them for PyTorch. Dead ones are replaced."""
+"""Training on a cluster: Ray Train starts processes and connects them for PyTorch. If one dies, the training
+continues with new processes."""
 
 from __future__ import annotations
 
@@ -91,8 +92,8 @@ def train(
 
 
 def _never_again() -> FailureConfig:
-    """Returns settings with which Ray Train replaces no worker. By itself it would replace workers that die
-    while they start without end, and would count them apart from those that die later."""
+    """Returns settings with which Ray Train replaces no worker. By default, it has no limit for workers that
+    die while they start, and counts them separately from those that die later."""
     config = FailureConfig(max_failures=0, controller_failure_limit=0)
     config.max_preemption_failures = 0  # older versions of Ray do not take it as an argument
     return config
