@@ -34,7 +34,7 @@ from bundlemage.wire.requests import (
 
 SERVED_SECONDS = 30.0
 """Maximum time limit that the service accepts, in seconds."""
-LONG_SECONDS = 120.0
+LONG_SECONDS = 600.0
 """How long a forecast may take, in seconds, if the service has no other setting."""
 _MOST_TAGS = 1_000
 _MOST_IDS = 1_000_000
