@@ -1,8 +1,8 @@
 """Whether the audience that is foretold for a new bundle is the one that it really had, on bundles of Youshu.
 
 `python -m benchmarks.audience --seeds 0,1,2`. A tenth of the bundles is unknown until the test, another tenth
-is for choosing the epoch and for calibration. For each held-out bundle that somebody took, users are ranked
-by the calibrated chance and by three plain rules.
+is for choosing the epoch. For each held-out bundle that somebody took, users are ranked by the calibrated
+chance and by three plain rules.
 """
 
 from __future__ import annotations
@@ -94,7 +94,6 @@ def measure(dataset: Any, seed: int, device: str, epochs: int | None, *, validat
     """One training, and its audiences."""
     from scipy.stats import spearmanr
 
-    from bundlemage.campaigns.chances import calibrate
     from bundlemage.data.splits import SplitPlan
     from bundlemage.recipe import Recipe
 
@@ -104,8 +103,9 @@ def measure(dataset: Any, seed: int, device: str, epochs: int | None, *, validat
     started = time.perf_counter()
     recommender.fit(split, progress=False, calibrate=False)
     fitted = time.perf_counter()
-    calibration = recommender.calibration = calibrate(recommender.model, split, recommender.shop.device)
+    recommender.calibrate(split)
     calibrated = time.perf_counter()
+    calibration = recommender.new_bundle_calibration and recommender.new_bundle_calibration.calibration
     assert calibration is not None
     assert recommender.training is not None
     cases = split.validation if validation else split.test
@@ -139,7 +139,8 @@ def foretold(recommender: Recommender, split: Split, bundles: npt.NDArray[np.int
     from bundlemage.core.answering import rows_at_a_time, slices
     from bundlemage.models.base import Interactions
 
-    model, device, calibration = recommender.model, recommender.shop.device, recommender.calibration
+    model, device = recommender.model, recommender.shop.device
+    calibration = recommender.new_bundle_calibration
     assert calibration is not None
     data = Interactions.of(split.train, device)
     new = data.bundle_item.rows(torch.from_numpy(bundles.astype(np.int64)).to(device))
@@ -148,7 +149,8 @@ def foretold(recommender: Recommender, split: Split, bundles: npt.NDArray[np.int
     with torch.inference_mode():
         for histories in slices(everyone, rows_at_a_time(len(data.bundle_item), device)):
             logs = new_log_probabilities(model, histories, data.bundle_item, new)
-            parts.append(calibration.chances(logs, histories.bundles.lengths).double().cpu().numpy())
+            chances = calibration.chances(logs, histories, len(data.bundle_item))
+            parts.append(chances.double().cpu().numpy())
     return np.concatenate(parts)
 
 

@@ -34,7 +34,8 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     if any(parts.glob("*.jsonl")):
         lines = [file.read_text(encoding="utf-8") for file in sorted(parts.glob("*.jsonl"))]
         return [json.loads(line) for text in lines for line in text.split("\n") if line]
-    rows: list[dict[str, Any]] = ds.dataset(parts, format="parquet").to_table().to_pylist()
+    form = "csv" if any(parts.glob("*.csv")) else "parquet"
+    rows: list[dict[str, Any]] = ds.dataset(parts, format=form).to_table().to_pylist()
     return rows
 
 

@@ -29,6 +29,20 @@ def _renamed(folder: Path) -> None:
     (folder / "User-Items.csv").write_text(GOOD["user_item.csv"])
 
 
+def _files_beside(folder: Path) -> None:
+    write(folder, reviews_csv="user_id,stars\nann,5\n")
+    for name in (
+        "orders.xlsx",
+        "intent.json",
+        "README.md",
+        "LICENSE.txt",
+        ".hidden.csv",
+        "_SUCCESS",
+        "logo.png",
+    ):
+        (folder / name).write_text("x")
+
+
 def _photos(folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "holiday.jpg").write_bytes(b"\xff\xd8")
@@ -103,7 +117,7 @@ BROKEN: dict[str, Broken] = {
         with_files(user_bundle_csv="user_id,bundle_id"),
         "no-rows",
         "user_bundle.csv: there are column names but no rows. "
-        "Export the data again; a model learns from rows of all three tables",
+        "Export the data again; a model learns from these rows",
     ),
     "a folder for a file": Broken(
         _folder_for_file,
@@ -147,10 +161,10 @@ BROKEN: dict[str, Broken] = {
         "The first line looks like data: put a line with the column names above it",
     ),
     "two columns for one": Broken(
-        with_files(user_item_csv="User ID,customer_id,item_id\nann,7,i1\n"),
+        with_files(user_item_csv="User,customer_id,item_id\nann,7,i1\n"),
         "ambiguous-column",
-        "user_item.csv: the columns 'User ID' and 'customer_id' could each be 'user_id'. "
-        "Name the right one exactly 'user_id', and drop or rename the other",
+        "user_item.csv: the columns 'User' and 'customer_id' could each be 'user_id'. "
+        "Rename the right one to 'user_id'",
     ),
     "a NUL byte": Broken(
         with_files(user_item_csv="user_id,item_id\nann,i1\nbo\0b,i2\nbob,\0\n"),
@@ -299,6 +313,64 @@ BROKEN: dict[str, Broken] = {
         "id-with-spaces",
         "user_item.csv:6: 'user_id' holds 'bob ', with a space at its start or end: without the space "
         "it is a different id. Trim the ids if the space is a mistake",
+        "warning",
+    ),
+    "no single items": Broken(
+        with_files(user_item_csv="user_id,item_id\n"),
+        "no-rows",
+        "user_item.csv: there are column names but no rows. "
+        "Export the data again if users also buy single items; a model can learn from bundles alone",
+        "warning",
+    ),
+    "a column that is not understood": Broken(
+        with_files(bundles_csv="bundle_id,title,intent,qty\nb1,Winter,gift,2\nb2,Evening,,\n"),
+        "unused-column",
+        "bundles.csv: the columns 'intent' and 'qty' are not used; the columns of this table are bundle_id, "
+        "title, price, tags and discount. Rename those that are among these, or leave them",
+        "warning",
+    ),
+    "a column with a slip in its name": Broken(
+        with_files(items_csv="item_id,titel\ni1,Frost\ni2,Ember\ni3,Dusk\n"),
+        "unused-column",
+        "items.csv: the column 'titel' is not used; the columns of this table are item_id, title, price, "
+        "tags and stock. Rename 'titel' to 'title' if that is meant, or leave it",
+        "warning",
+    ),
+    "columns of a later version": Broken(
+        with_files(items_csv="item_id,cost,Image URL,currency\ni1,1,,\ni2,2,,\ni3,3,,EUR\n"),
+        "unused-column",
+        "items.csv: the columns 'cost', 'Image URL' and 'currency' are not used by this version. Rename "
+        "'cost' to 'price' if customers pay it: budgets need a price. Otherwise it does no harm",
+        "warning",
+    ),
+    "a column and another name of it": Broken(
+        with_files(items_csv="item_id,name,title\ni1,x,Frost\ni2,y,Ember\ni3,z,Dusk\n"),
+        "unused-column",
+        "items.csv: the column 'name' is not used, because there is a column 'title'. "
+        "Leave it; if it is the right one, remove 'title'",
+        "warning",
+    ),
+    "a column without a name": Broken(
+        with_files(user_item_csv=",user_id,item_id\n0,ann,i1\n1,bob,i2\n"),
+        "unused-column",
+        "user_item.csv: the column number 1 (it has no name) is not used; the columns of this table are "
+        "user_id and item_id. Leave it",
+        "warning",
+    ),
+    "files that are not tables": Broken(
+        _files_beside,
+        "unused-file",
+        "{path}: the files 'intent.json', 'orders.xlsx' and 'reviews.csv' are not read; the tables are "
+        "user_item, user_bundle, bundle_item, items and bundles (each as .csv, .tsv, .csv.gz, .tsv.gz or "
+        ".parquet). Rename those that are among these, or leave them",
+        "warning",
+    ),
+    "a catalogue under a wrong name": Broken(
+        with_files(Item_csv=ITEMS),
+        "unused-file",
+        "{path}: the file 'Item.csv' is not read; the tables are user_item, user_bundle, bundle_item, items "
+        "and bundles (each as .csv, .tsv, .csv.gz, .tsv.gz or .parquet). "
+        "If 'Item.csv' is the table 'items', save it as items.csv",
         "warning",
     ),
     "an empty catalogue": Broken(

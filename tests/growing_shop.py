@@ -55,9 +55,9 @@ def early_model(path: Path, **settings: Any) -> Path:
     return Recommender(**(QUICK | settings)).fit(early_shop(), SplitPlan("none"), progress=False).save(path)
 
 
-def late_model(path: Path) -> Path:
+def late_model(path: Path, **settings: Any) -> Path:
     """A model that learned from the late shop, and held some of it out."""
-    return Recommender(**QUICK).fit(late_shop(), SplitPlan("paper"), progress=False).save(path)
+    return Recommender(**(QUICK | settings)).fit(late_shop(), SplitPlan("paper"), progress=False).save(path)
 
 
 def record_of(path: Path) -> ModelRecord:

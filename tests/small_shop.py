@@ -13,7 +13,14 @@ from bundlemage.sample.generate import sample_shop
 
 Rows = Sequence[Iterable[int]]
 
-QUICK: dict[str, Any] = {"embedding_dim": 16, "batch_size": 64, "min_steps": 1, "epochs": 3, "device": "cpu"}
+QUICK: dict[str, Any] = {
+    "embedding_dim": 16,
+    "batch_size": 64,
+    "min_steps": 1,
+    "small_shop_steps": 1,
+    "epochs": 3,
+    "device": "cpu",
+}
 """Settings with which training on `small_shop` takes a moment."""
 
 PLAIN: dict[str, Any] = {

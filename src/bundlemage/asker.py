@@ -11,6 +11,7 @@ import torch
 
 from bundlemage.campaigns.audience import forecast
 from bundlemage.campaigns.chances import Calibration
+from bundlemage.campaigns.new_bundles import NewBundleCalibration
 from bundlemage.core.answering import Batch, exact_ranking, nearest, rows_at_a_time, slices
 from bundlemage.core.filters import Filter
 from bundlemage.core.history import History, Id, NewBundles, User
@@ -67,6 +68,9 @@ class Asker:
     def __init__(self) -> None:
         self.calibration: Calibration | None = None
         """Turns scores into probabilities; None for a model that was fitted without validation cases."""
+        self.new_bundle_calibration: NewBundleCalibration | None = None
+        """Turns scores of a new bundle into a number of buyers; None for a model of an earlier version, and
+        after `fit(…, calibrate=False)`."""
         self._fitted: tuple[Model, Shop] | None = None
         self._index: BundleIndex | None = None
 
@@ -155,8 +159,8 @@ class Asker:
     ) -> list[Recommendation]:
         """Returns the k items that best complete a partial bundle for a user. `items` may be empty.
 
-        Items of the partial bundle are left out. Items that the user owns are left out unless
-        `include_owned`.
+        Items of the partial bundle are left out. Items that the user owns, alone or in a bundle, are left out
+        unless `include_owned`.
         """
         return self.complete_many([(user, items)], k, where=where, include_owned=include_owned)[0]
 
@@ -296,7 +300,7 @@ class Asker:
             price,
             discount=discount,
             k=k,
-            calibration=self.calibration,
+            calibration=self.new_bundle_calibration,
             count=count,
             progress=progress,
         )

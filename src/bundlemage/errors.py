@@ -42,8 +42,11 @@ class Problem:
     """The offending value of the first instance."""
     more: int = 0
     """The number of further instances of the same kind in the same place."""
-    severity: Literal["error", "warning"] = "error"
-    """After an error nothing is loaded. After a warning the data is loaded, but `data check` still fails."""
+    severity: Literal["error", "warning", "note"] = "error"
+    """After an error nothing is loaded. After a warning the data is loaded, but `data check` still fails.
+    A note only says how the data was read."""
+    names: tuple[str, ...] = ()
+    """The columns or files, if the problem is about several."""
 
     def __str__(self) -> str:
         place = self.where if self.line is None else f"{self.where}:{self.line}"
@@ -56,7 +59,8 @@ class DataError(BundleMageError):
 
     def __init__(self, problems: Problem | Iterable[Problem]) -> None:
         self.problems: tuple[Problem, ...] = (problems,) if isinstance(problems, Problem) else tuple(problems)
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        told = (problem for problem in self.problems if problem.severity != "note")
+        super().__init__("\n".join(map(str, told)))
 
     @classmethod
     def of(
@@ -64,6 +68,11 @@ class DataError(BundleMageError):
     ) -> DataError:
         """Returns an error with a single problem. The parameters are the fields of `Problem`."""
         return cls(Problem(kind, where, message, fix, line, value))
+
+
+def worst_first(problems: Iterable[Problem]) -> list[Problem]:
+    """Returns the errors, then the warnings, then the notes."""
+    return sorted(problems, key=lambda problem: ("error", "warning", "note").index(problem.severity))
 
 
 @contextmanager
@@ -118,9 +127,9 @@ class UnknownIdError(BundleMageError):
         pool = [name for name in known if name[:1].casefold() == first[:1].casefold()][:5000]
         close = get_close_matches(first, pool, n=3)
         more = f" (and {len(unknown) - 1:,} more)" if len(unknown) > 1 else ""
-        hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
+        self.hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
         super().__init__(
-            f"unknown {kind} id {first!r}{more}: not in the data the model was trained on.{hint}"
+            f"unknown {kind} id {first!r}{more}: not in the data the model was trained on.{self.hint}"
         )
         self.kind = kind
         self.unknown = tuple(unknown)

@@ -16,6 +16,8 @@ from torch import Tensor
 from bundlemage.data.dataset import Positions
 from bundlemage.data.splits import PAD, GenerationCases, MatchingCases, Split
 from bundlemage.models.base import Completer, Interactions, Matcher, Model, SalesScorer, can, require
+from bundlemage.models.baselines.rules import ItemPopularity, OwnedShare, Popularity, Random
+from bundlemage.models.division import ALONE, Division
 from bundlemage.models.ragged import Ragged
 
 DEFAULT_KS = (5, 10, 20)
@@ -130,13 +132,22 @@ class MatchingEvaluator(Evaluator):
 class GenerationEvaluator(Evaluator):
     """Cases of generation: incomplete bundles, each to be completed for a user."""
 
-    def __init__(self, cases: GenerationCases, data: Interactions, ks: Sequence[int] = DEFAULT_KS) -> None:
+    def __init__(
+        self,
+        cases: GenerationCases,
+        data: Interactions,
+        ks: Sequence[int] = DEFAULT_KS,
+        division: Division = ALONE,
+    ) -> None:
+        """`division` is how several processes divide the data, which may number the items of a process."""
         super().__init__(len(cases), data.items, data.with_nobody, ks)
         self.users, self.bundles = self.tensor(cases.users), self.tensor(cases.bundles)
         self.partial = Ragged.from_csr(cases.partial, self.device)
         self.candidates = self.tensor(cases.candidates)
         self.positives = _columns(Ragged.from_csr(cases.positives, self.device), self.candidates)
         self.known_as = None if cases.known_as is None else self.tensor(cases.known_as)
+        hidden = cases.hidden_items
+        self.hidden = None if hidden is None else division.own_contents(Ragged.from_csr(hidden, self.device))
 
     def score(self, model: Model, chunk: Tensor) -> tuple[Tensor, Ragged]:
         held_out = self.bundles[chunk]
@@ -144,6 +155,9 @@ class GenerationEvaluator(Evaluator):
         if self.known_as is not None:  # the bundle to complete is removed from the user's history
             owned, target = histories.bundles, self.known_as[held_out]
             histories = replace(histories, bundles=owned.keep(owned.values != target[owned.row_of_entry()]))
+        if self.hidden is not None:
+            items = _without(histories.items, self.hidden.rows(chunk), self.data.items)
+            histories = replace(histories, items=items)
         candidates, partial = self.candidates[held_out], self.partial.rows(held_out)
         scores = require(model, Completer).score_item_candidates(
             histories, partial, candidates.clamp(min=0), self.data.bundle_item
@@ -164,6 +178,12 @@ def means(metrics: PerCase) -> dict[str, float]:
     # All means are read with one transfer, because each transfer waits for the device.
     values = torch.stack([torch.nanmean(values) for values in metrics.values()]).tolist()
     return dict(zip(metrics, values, strict=True))
+
+
+def _without(rows: Ragged, removed: Ragged, columns: int) -> Ragged:
+    """Returns the entries of each row that are not in the same row of `removed`. All are below `columns`."""
+    keys, removed_keys = (each.row_of_entry() * (columns + 1) + each.values for each in (rows, removed))
+    return rows.keep(~torch.isin(keys, removed_keys))
 
 
 def _columns(positives: Ragged, candidates: Tensor) -> Ragged:
@@ -192,6 +212,10 @@ class Evaluation:
     generation: dict[str, float] | None
     generation_cases: int
     notes: tuple[str, ...] = ()
+    leakage: float = 0.0
+    """The share of held-out pairs that users' items give away if histories are used as given."""
+    histories: str = "as given"
+    """How histories were used: `as given` or `without held-out`."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -209,6 +233,8 @@ def evaluation_of(model: Model, split: Split, by_case: Mapping[str, PerCase]) ->
         generation=tasks.get("generation"),
         generation_cases=len(split.generation) if split.generation else 0,
         notes=split.dataset.notes,
+        leakage=split.leakage.share,
+        histories=split.histories,
     )
 
 
@@ -224,8 +250,30 @@ def case_metrics(
     return tasks
 
 
-def tasks_not_learned(rows: Sequence[Evaluation]) -> list[str]:
-    """Returns the tasks in which a model (the first row) is not better than popularity (the second row)."""
-    pairs = {task: [getattr(row, task) for row in rows] for task in ("matching", "generation")}
-    both = {task: pair for task, pair in pairs.items() if len(pair) == 2 and all(pair)}
-    return [task for task, (model, popularity) in both.items() if model["ndcg@5"] <= popularity["ndcg@5"]]
+TOO_GOOD = 0.9
+"""No rule that learns nothing should have an nDCG@5 or Recall@5 above this."""
+_RULES = {
+    name for kind in (Popularity, OwnedShare, ItemPopularity, Random) for name in (kind.name, kind.title)
+}
+
+
+def suspicious(rows: Sequence[Evaluation]) -> list[str]:
+    """Returns a sentence for each rule that learns nothing, but scores so high that the test is void."""
+    found = []
+    for row in rows:
+        for task in ("matching", "generation"):
+            found += suspicious_rule(row.model, task, getattr(row, task))
+    return found
+
+
+def suspicious_rule(model: str, task: str, metrics: Mapping[str, float] | None) -> list[str]:
+    """Returns a sentence if this model, by its name or title, is such a rule; otherwise an empty list."""
+    high = [name for name in ("ndcg@5", "recall@5") if (metrics or {}).get(name, 0.0) > TOO_GOOD]
+    if model not in _RULES or not high:
+        return []
+    assert metrics is not None
+    figures = " and ".join(f"{name} {metrics[name]:.4f}" for name in high)
+    return [
+        f"{model} learns nothing and reaches {figures} in {task}, so the figures of this table mean "
+        "little. Either the histories give the answers away, or there are too few candidates."
+    ]

@@ -406,7 +406,9 @@ class Live(Asker):
                 f"{model.title} knows only the users it was trained on, so it cannot serve a shop with new "
                 "users: 'bundlemage models' lists the models that can, under 'new users'"
             )
-        self.recommender, self.calibration, self.record = recommender, recommender.calibration, record
+        self.recommender, self.record = recommender, record
+        self.calibration = recommender.calibration
+        self.new_bundle_calibration = recommender.new_bundle_calibration
         self.stock, self.sales = stock, sales
         known = model.known_sales().cpu() if can(model, SalesScorer) else None
         self._rows = BundleRows.of(recommender.dataset, recommender.shop.device, known)

@@ -15,6 +15,8 @@ from typing import Any
 
 from bundlemage.data.splits import SplitPlan
 from bundlemage.errors import ConfigError
+from bundlemage.models.auto import LEARNED
+from bundlemage.models.registry import AUTO
 from bundlemage.recommender import Recommender
 
 _BUILT_IN = Path(__file__).parent / "recipes"
@@ -62,6 +64,13 @@ class Recipe:
     def changed(self, settings: Mapping[str, Any], split: Mapping[str, Any]) -> Recipe:
         """Returns a copy of the recipe with some settings replaced."""
         return replace(self, settings={**self.settings, **settings}, split={**self.split, **split})
+
+    def learned(self) -> Recipe:
+        """Returns the recipe of the part that learns: for `auto`, BundleMage with the same settings."""
+        if self.model != AUTO:
+            return self
+        settings = {name: value for name, value in self.settings.items() if name != "parts"}
+        return replace(self, model=LEARNED, settings=settings)
 
     def recommender(self) -> Recommender:
         """Returns a recommender with these settings. It is not trained yet."""

@@ -21,6 +21,7 @@ from bundlemage.artifact.files import (
 from bundlemage.asker import Asker
 from bundlemage.campaigns import chances
 from bundlemage.campaigns.chances import Calibration
+from bundlemage.campaigns.new_bundles import NewBundleCalibration, calibrate_new_bundles
 from bundlemage.campaigns.plan import Offer
 from bundlemage.campaigns.run import run_campaign
 from bundlemage.campaigns.settings import Campaign, CampaignSummary
@@ -32,14 +33,18 @@ from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import Source, Split, SplitPlan
 from bundlemage.errors import ArtifactError, ConfigError
 from bundlemage.evaluation import Evaluation, case_metrics, evaluation_of
+from bundlemage.models.auto import LEARNED, Auto, AutoConfig
 from bundlemage.models.base import Interactions, Matcher, Model, SalesScorer, Sizes, can, require
-from bundlemage.models.config import ModelConfig
-from bundlemage.models.registry import check_ensemble, make_config, members_of, restored
+from bundlemage.models.blend import Blend
+from bundlemage.models.config import LearnedConfig, ModelConfig
+from bundlemage.models.registry import check_ensemble, make_config, restored
 from bundlemage.progress import Progress, in_silence, stderr_display
 from bundlemage.training.assumed_sales import AssumedSales, find_assumed_sales
+from bundlemage.training.choice import Choice, sentences
 from bundlemage.training.devices import resolve_device
-from bundlemage.training.history import EpochProgress, EpochRecord, Observer
+from bundlemage.training.history import EpochProgress, EpochRecord, Observer, kept
 from bundlemage.training.loop import TrainingResult, train_members
+from bundlemage.training.probes import Probes
 
 Sales: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """The number of sales of each item, and of each bundle."""
@@ -59,6 +64,10 @@ class Recommender(Asker):
         self.config: ModelConfig = make_config(model, settings)
         check_ensemble(ensemble, model)
         self.ensemble = ensemble
+        self.choice: Choice | None = None
+        """For `auto`: what it consists of, and why."""
+        self.held_out = 0
+        """Number of user-bundle pairs that the model has not learned from."""
         self.plan = SplitPlan()
         self.protocol = "none"
         self.metrics: dict[str, Any] = {}
@@ -82,7 +91,6 @@ class Recommender(Asker):
         observers: Sequence[Observer] = (),
         progress: bool = True,
         calibrate: bool = True,
-        calibration: Calibration | None = None,
     ) -> Recommender:
         """Train the model. Returns itself.
 
@@ -90,8 +98,7 @@ class Recommender(Asker):
         Held-out pairs are not used for training, but afterwards they are part of users' histories. With a
         `folder`, training writes checkpoints: after an interruption, call `fit` again with `resume` and the
         same data. `progress` shows a bar in a terminal or a notebook. `calibrate=False` skips `calibrate`,
-        for models that are only compared. A model trained on all data has no validation cases; give it
-        another model's `calibration`.
+        for models that are only compared.
         """
         split = _split(data, plan)
         with stderr_display() as shown:
@@ -104,42 +111,101 @@ class Recommender(Asker):
                 resume=resume,
                 checkpoint_every=checkpoint_every,
                 observers=[*observers, *([EpochProgress(shown)] if progress else [])],
+                progress=shown if progress else in_silence,
             )
-        self.take(split, model, training, calibration=calibration)
+        self.take(split, model, training)
         if training.interrupted:
             return self
         if calibrate:
             self.calibrate(split)
         elif split.new_bundles is not None:  # the ranks of the test bundles depend on the assumed sales
-            self._find_assumed_sales(split)
+            self._find_assumed_sales(self._probes(split))
         return self
 
-    def take(
-        self, split: Split, model: Model, training: TrainingResult, *, calibration: Calibration | None = None
-    ) -> Recommender:
+    def take(self, split: Split, model: Model, training: TrainingResult) -> Recommender:
         """Use a model that was trained on this split, by this process or another one. Returns itself."""
         self.plan, self.protocol = split.plan, split.protocol
-        self.training, self.history = training, training.history
+        self.training, self.history, self.choice = training, training.history, training.choice
+        self.config = model.config if isinstance(model, Auto) else self.config
+        if not isinstance(model, Auto):  # fewer members after Ctrl-C
+            self.ensemble = len(model.members) if isinstance(model, Blend) else 1
         self._fitted = (model, Shop(split.dataset, resolve_device(self.config.device)))
-        self._index, self.calibration, self.new_bundle_credit = None, calibration, None
+        self._index, self.calibration = None, None
+        self.new_bundle_calibration, self.new_bundle_credit = None, None
+        self.held_out = split.dataset.user_bundle.nnz - split.train.user_bundle.nnz
         return self
 
-    def calibrate(self, split: Split) -> None:
-        """Compute `calibration` and `new_bundle_credit` if they are None. `split` is the one used by `fit`.
+    def refit(self, split: Split, *, progress: bool = True) -> Recommender:
+        """Return the same kind of model, trained on all data. It is the one to serve.
 
-        `fit` calls this, except with `calibrate=False` or after an interruption. For the second value it
-        trains a small model for matching only. `save` writes both values, and does not compute them.
+        `split` is the one used by `fit`. The new model is trained for as many epochs as were best, and `auto`
+        keeps its choice. Its metrics are those of this model, which has not seen the test cases.
+        """
+        final = Recommender(
+            self.model_name,
+            ensemble=self.ensemble,
+            **{**self.config.model_dump(mode="json"), **self.final_settings()},
+        )
+        final.fit(split.dataset, SplitPlan("none"), calibrate=False, progress=progress)
+        return final.follow(self, split)
+
+    def final_settings(self) -> dict[str, Any]:
+        """The settings with which `refit` trains: the number of epochs, and what `auto` consists of."""
+        settings: dict[str, Any] = {}
+        if isinstance(self.config, LearnedConfig) and self.history:
+            best = [record.epoch for record in kept(self.history)]
+            settings["epochs"] = max(1, round(sum(best) / len(best)))
+        if isinstance(self.config, AutoConfig):
+            settings["parts"] = self.config.model_dump(mode="json")["parts"]
+        return settings
+
+    def follow(self, measured: Recommender, split: Split) -> Recommender:
+        """Take over what a model trained on all data cannot measure itself. Returns itself.
+
+        `measured` is the same kind of model, trained on the training part of `split`.
+        """
+        self.metrics = {**measured.metrics, "final": {"held_out_before": measured.held_out}}
+        self.choice = measured.choice
+        if isinstance(measured.config, LearnedConfig):  # a later training finds its own number of epochs
+            self.config = self.config.model_copy(update={"epochs": measured.config.epochs})
+        if measured.calibration is not None:
+            self.calibration = chances.carried(
+                measured.calibration, measured.model, self.model, split.dataset, self.shop.device
+            )
+        self.calibrate(SplitPlan("none").divide(split.dataset))
+        return self
+
+    def choice_in_words(self) -> list[str]:
+        """For `auto`: what it consists of and why, a sentence for each task."""
+        if self.choice is None or not isinstance(self.config, AutoConfig):
+            return []
+        return sentences(self.choice, self.config.parts)
+
+    def calibrate(self, split: Split) -> None:
+        """Compute `calibration`, `new_bundle_calibration` and `new_bundle_credit` if they are None.
+
+        `split` is the one used by `fit`, which calls this, except with `calibrate=False` or after an
+        interruption. For the last two values it trains up to three models for matching, each without some of
+        the bundles. `save` writes all values, and does not compute them.
         """
         self.check_same_shop(split)
         if self.calibration is None:
             self.calibration = chances.calibrate(self.model, split, self.shop.device)
-        self._find_assumed_sales(split)
+        probes = self._probes(split)
+        self._find_assumed_sales(probes)
+        if can(self.model, Matcher) and self.new_bundle_calibration is None:
+            self.new_bundle_calibration = calibrate_new_bundles(probes)
 
-    def _find_assumed_sales(self, split: Split) -> None:
+    def _probes(self, split: Split) -> Probes:
+        epochs = 0 if self.training is None else self.training.best_epoch
+        name, config = self.model_name, self.config
+        if isinstance(config, AutoConfig) and config.learns:  # as `Auto.forecaster`
+            name, config = LEARNED, config.learned()
+        return Probes(name, config, split, self.shop.device, epochs=epochs, members=self.ensemble)
+
+    def _find_assumed_sales(self, probes: Probes) -> None:
         if can(self.model, SalesScorer) and self.new_bundle_credit is None:
-            epochs = 0 if self.training is None else self.training.best_epoch
-            device = self.shop.device
-            assumed = find_assumed_sales(self.model_name, self.config, split, device, epochs=epochs)
+            assumed = find_assumed_sales(self.config, probes)
             self.model.assume_sales(assumed.sales)
             self.new_bundle_credit = assumed
 
@@ -190,15 +256,18 @@ class Recommender(Asker):
 
         With `overwrite`, a saved model at this path is replaced.
         """
-        assumed = self.new_bundle_credit
+        assumed, of_new = self.new_bundle_credit, self.new_bundle_calibration
         config = {
             "model": self.model_name,
-            "ensemble": members_of(self.model),
+            "ensemble": self.ensemble,
             "settings": self.config.model_dump(mode="json"),
             "protocol": self.protocol,
             "split": asdict(self.plan),
+            "held_out": self.held_out,
             "audience": None if self.calibration is None else asdict(self.calibration),
+            "new_bundle_audience": None if of_new is None else asdict(of_new),
             "new_bundle_credit": None if assumed is None else assumed.to_json(),
+            "choice": None if self.choice is None else self.choice.to_json(),
         }
         artifact = Artifact(
             config=config,
@@ -206,7 +275,15 @@ class Recommender(Asker):
             dataset=self.dataset,
             metrics=self.metrics,
             history="".join(record.to_line() for record in self.history),
-            card=model_card(self.model.title, config, self.dataset, self.metrics, self.history, assumed),
+            card=model_card(
+                self.model.title,
+                config,
+                self.dataset,
+                self.metrics,
+                self.history,
+                choice=self.choice_in_words(),
+                about_new=[str(part) for part in (assumed, of_new) if part is not None],
+            ),
         )
         save_artifact(artifact, Path(path), overwrite=overwrite)
         return Path(path)
@@ -241,14 +318,20 @@ class Recommender(Asker):
             members = config.get("ensemble", 1)  # earlier versions had no ensembles
             loaded = cls(config["model"], ensemble=members, **config["settings"])
             loaded.config = make_config(loaded.model_name, {**config["settings"], "device": device})
-            loaded.plan = typed(SplitPlan, config["split"])
+            # Earlier versions had no choice: they used histories as given.
+            loaded.plan = typed(SplitPlan, {"histories": "as given", **config["split"]})
             loaded.protocol = config["protocol"]
             loaded.metrics = artifact.metrics
             loaded.history = tuple(map(EpochRecord.from_line, artifact.history.splitlines()))
             audience = config.get("audience")  # earlier versions did not save it
             loaded.calibration = None if audience is None else typed(Calibration, audience)
+            of_new = config.get("new_bundle_audience")
+            loaded.new_bundle_calibration = None if of_new is None else typed(NewBundleCalibration, of_new)
             assumed = config.get("new_bundle_credit")
             loaded.new_bundle_credit = None if assumed is None else typed(AssumedSales, assumed)
+            loaded.held_out = typed(int, config.get("held_out", 0))
+            choice = config.get("choice")
+            loaded.choice = None if choice is None else typed(Choice, choice)
             model = restored(loaded.model_name, loaded.config, sizes, members, artifact.weights)
         except Exception as error:  # a damaged or forged model may fail in any way
             reason = one_line(error).rstrip(".")
@@ -278,16 +361,3 @@ def _split(data: BundleDataset | Source | Split, plan: SplitPlan | None) -> Spli
     raise ConfigError(
         f"fit takes a dataset or a split, not {type(data).__name__}: read it with bundlemage.read"
     )
-
-
-def beside_popularity(recommender: Recommender, split: Split) -> list[Recommender]:
-    """Returns the model and, unless it is itself popularity, a popularity model trained on the same split."""
-    if recommender.model_name == "popularity":
-        return [recommender]
-    popularity = Recommender("popularity", device=str(recommender.shop.device))
-    return [recommender, popularity.fit(split, calibrate=False)]
-
-
-def evaluate_beside_popularity(recommender: Recommender, split: Split) -> list[Evaluation]:
-    """Returns the metrics of the model, and those of a popularity model for comparison."""
-    return [model.evaluate(split) for model in beside_popularity(recommender, split)]

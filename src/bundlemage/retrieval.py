@@ -177,8 +177,8 @@ def _measured(
     hits = expected = exactly = lacking = 0
     errors = []
     for batch, exact in exact_answers:
-        k, hidden = exact.positions.shape[1], index.shop.bundles().hidden
-        ranking, searched, short = index.searched(batch, hidden, k, include_owned=False, once=True)
+        k, ranker = exact.positions.shape[1], index.shop.bundles().ranker()
+        ranking, searched, short = index.searched(batch, ranker, k, include_owned=False, once=True)
         best, indexed = _positions(exact), _positions(ranking)
         same = (best[:, :, None] == indexed[:, None, :]) & (best >= 0)[:, :, None]  # [user, place, place]
         hits += int(same.sum())
@@ -304,7 +304,7 @@ class BundleIndex:
         and is never shorter than the exact answer.
         """
         k = min(k, len(ranker.shares))
-        ranking, searched, lacking = self.searched(batch, ranker.hidden, k, include_owned)
+        ranking, searched, lacking = self.searched(batch, ranker, k, include_owned)
         rest = (~batch.no_history & (~searched | lacking)).nonzero()[:, 0]
         for part in torch.split(rest, rows_at_a_time(len(ranker.shares), self.shop.device)):
             _put(ranking, part, exact_ranking(self.model, batch.rows(part), ranker, k, include_owned))
@@ -316,11 +316,11 @@ class BundleIndex:
         return ranking
 
     def searched(
-        self, batch: Batch, hidden: Tensor, k: int, include_owned: bool, *, once: bool = False
+        self, batch: Batch, ranker: Ranker, k: int, include_owned: bool, *, once: bool = False
     ) -> tuple[Ranking, Tensor, Tensor]:
         """Returns rankings by the index alone, a mask of the rows that were searched, and a mask of the rows
         for which too few bundles were found. Unless `once`, these are searched again in more cells."""
-        view, has_history = self._view(hidden), ~batch.no_history
+        view, has_history = self._view(ranker.hidden), ~batch.no_history
         ranking = _empty(len(has_history), k, self.factors.vectors)
         searched, lacking = torch.zeros_like(has_history), torch.zeros_like(has_history)
         cells, further = self._effort(k, view), self._further(batch.histories, k, include_owned)
@@ -329,7 +329,7 @@ class BundleIndex:
             rows = (has_history & unfinished & (further < 1)).nonzero()[:, 0]
             if len(rows):
                 some = batch if len(rows) == len(has_history) else batch.rows(rows)
-                answers, lacking[rows] = self._searched_once(some, view, k, cells, include_owned)
+                answers, lacking[rows] = self._searched_once(some, view, ranker, k, cells, include_owned)
                 searched[rows] = True
                 _put(ranking, rows, answers)
             further, cells = further - 1, cells * CELL_GROWTH
@@ -362,7 +362,7 @@ class BundleIndex:
         return (depth.clamp(min=1).log() / math.log(CELL_GROWTH)).ceil()
 
     def _searched_once(
-        self, batch: Batch, view: _View, k: int, cells: int, include_owned: bool
+        self, batch: Batch, view: _View, ranker: Ranker, k: int, cells: int, include_owned: bool
     ) -> tuple[Ranking, Tensor]:
         """Returns rankings, and a mask of the rows for which the index found too few bundles."""
         histories, contents, hidden = batch.histories, batch.contents, view.hidden
@@ -382,20 +382,22 @@ class BundleIndex:
             later = torch.arange(len(self._hidden), len(hidden), device=positions.device)
             positions = torch.cat([positions, later.expand(len(positions), -1)], dim=1)
             scores = torch.cat([scores, users @ factors.vectors[:new].T + factors.bias[:new]], dim=1)
+            columns = ranker.places[positions].argsort(1)
+            positions, scores = positions.gather(1, columns), scores.gather(1, columns)
         total = torch.logaddexp(torch.logsumexp(scores, 1), rest)  # [rows]
         order = scores + hidden[positions].to(scores.dtype)
         left = (hidden[len(self._hidden) :] == 0).sum().add(view.left).expand(len(users))
         if not include_owned:
             order = order.masked_fill(_among(positions, owned, len(contents)), -torch.inf)
             left = left - _counted(owned, hidden)
-        values, best = top(order, min(k, order.shape[1]))
+        values, best = top(order, min(k, order.shape[1]), ranker.shares[positions])
         counts = torch.isfinite(values).sum(1)
         chances = (scores.gather(1, best) - total[:, None]).exp()
         ranking = Ranking(positions.gather(1, best), chances, counts, batch.no_history)
         return ranking, counts < left.clamp(max=k)
 
     def _search(self, users: Tensor, count: int, cells: int, view: _View) -> Tensor:
-        """The positions of the best bundles, in ascending order: if scores are equal, the first one wins."""
+        """The positions of the best bundles, in ascending order, as `top` needs it to break ties by id."""
         if not view.left:
             return torch.full((len(users), count), -1, device=users.device)
         queries = _for_faiss(torch.cat([users, users.new_full((len(users), 1), self._scale)], dim=1))

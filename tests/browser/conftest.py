@@ -78,7 +78,7 @@ def chromium() -> str:
 def model(tmp_path_factory: pytest.TempPathFactory, chromium: str) -> Path:
     folder = tmp_path_factory.mktemp("browser") / "model"
     small = ["--set", "embedding_dim=32", "--set", "batch_size=64", "--epochs", "12", "--device", "cpu"]
-    run("train", "sample", "-o", folder, *small, "--seed", "3")
+    run("train", "sample", "--model", "bundlemage", "-o", folder, *small, "--seed", "3")
     return folder
 
 

@@ -199,7 +199,10 @@ def test_the_forecast_of_a_bundle_and_the_swap_of_its_weakest_item(visit: Visit,
     page.get_by_role("button", name="Forecast its audience").click()
     told = service.api.post("/v1/bundles:score", json={"items": items, "discount": 0.1, "k": 5}).json()
     forecast = page.locator(".forecast")
-    expect(forecast.locator(".expected")).to_contain_text(f"of {told['asked']:,} users would buy it")
+    interval = f"({told['low']:,} to {told['high']:,})"
+    expect(forecast.locator(".expected")).to_contain_text(
+        f"of {told['asked']:,} users would buy it {interval}"
+    )
     expect(forecast).to_contain_text(f"Takings at {told['price']:,.2f}: {told['expected_takings']:,.2f}")
     links = forecast.get_by_role("link")
     assert links.all_inner_texts() == [person["id"] for person in told["people"]]

@@ -21,10 +21,12 @@ def test_the_figures_are_those_of_the_model_that_serves(visit: Visit, service: S
         expect(panel.locator(".headline b")).to_have_text(f"{tests[0][task]['ndcg@5']:.3f}")
         rows = panel.locator("tbody tr")
         expect(rows).to_have_count(6)
+        others = [test for test in tests[1:] if test[task]]
+        best = max(others, key=lambda test: float(test[task]["ndcg@5"]))
         for row in rows.all():
-            metric, mine, popular = re.split(r"\s+", row.inner_text().strip())
-            values = [test[task][metric.lower()] for test in tests]
-            assert [mine, popular] == [f"{value:.3f}" for value in values]
+            metric, mine, rival = re.split(r"\s+", row.inner_text().strip())
+            values = [test[task][metric.lower()] for test in (tests[0], best)]
+            assert [mine, rival] == [f"{value:.3f}" for value in values]
             drawn = row.locator(".cell-bar").evaluate_all(
                 "all => all.map(each => each.firstChild.offsetWidth / each.offsetWidth)"
             )

@@ -18,6 +18,9 @@ from bundlemage.data import folders
 from tests.forked import run_forked
 
 TINY = ["--set", "embedding_dim=8", "--set", "batch_size=64", "--epochs", "2", "--device", "cpu"]
+"""Settings with which training takes a moment."""
+BUNDLEMAGE = ["--model", "bundlemage", *TINY]
+"""The same, for `train`: the tests that are not about `auto` train BundleMage alone."""
 
 
 def run(*arguments: object, code: int = 0) -> Result:

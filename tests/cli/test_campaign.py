@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from pathlib import Path
@@ -11,13 +12,13 @@ import pytest
 
 from benchmarks.campaign import faults, rows_of
 from bundlemage import Recommender
-from tests.cli.run import TINY, run, run_apart, run_json, stopped
+from tests.cli.run import BUNDLEMAGE, run, run_apart, run_json, stopped
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "model"
-    run("train", "sample", "-o", folder, *TINY)
+    run("train", "sample", "-o", folder, *BUNDLEMAGE)
     return folder
 
 
@@ -66,11 +67,24 @@ def test_users_of_a_file_as_json_lines(model: Path, tmp_path: Path) -> None:
     assert json.loads(lines[0])["bundle_id"] == first["id"]
 
 
+def test_csv_killed_and_resumed(model: Path, tmp_path: Path) -> None:
+    whole, killed, limits = tmp_path / "whole", tmp_path / "killed", [*LIMITS, "--format", "csv"]
+    done = run_json("campaign", model, "-o", whole, *limits)
+    stopped("part-*.csv", 2, "campaign", model, "-o", killed, *limits)
+    run("campaign", model, "-o", killed, *limits, "--resume")
+    assert contents(killed) == contents(whole)
+    with (killed / "parts" / "part-00000.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["user_id", "rank", "bundle_id", "chance", "value", "price"]
+    assert 0 < len(rows) < done["shown"]
+    assert 0 < float(rows[0]["chance"]) < 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--per-user", "0"], "'per_user' is 0"),
-        (["--format", "csv"], "it should be 'parquet' or 'jsonl'"),
+        (["--format", "xml"], "it should be 'parquet', 'csv' or 'jsonl'"),
         (["--users", "nowhere.txt"], "nowhere.txt cannot be read"),
         (["--among", "b9999"], "unknown bundle id 'b9999'"),
     ],

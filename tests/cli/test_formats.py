@@ -13,7 +13,7 @@ import pytest
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.readers.load import read
 from bundlemage.sample.generate import TableFormat, sample_shop, write_shop
-from tests.cli.run import TINY, run_json
+from tests.cli.run import BUNDLEMAGE, run_json
 from tests.published_files import write_bgcn, write_generation, write_matching, write_pathak
 from tests.real_data import real_data
 
@@ -60,7 +60,7 @@ def test_from_data_to_answers(layout: str, tmp_path: Path) -> None:
     data = read(location).dataset
     model = tmp_path / "model"
 
-    trained = run_json("train", location, "-o", model, *TINY)
+    trained = run_json("train", location, "-o", model, *BUNDLEMAGE)
     assert trained["epochs"] >= 1
 
     evaluated = run_json("evaluate", model, location)
@@ -104,7 +104,7 @@ def test_postgresql(postgres_url: str, tmp_path: Path) -> None:
             ]
             connection.execute(text(f"insert into {table} values (:left, :right)"), pairs)
     query = "user_item=select item_id, user_id from purchases"
-    trained = run_json("train", postgres_url, "--table", query, "-o", tmp_path / "m", *TINY)
+    trained = run_json("train", postgres_url, "--table", query, "-o", tmp_path / "m", *BUNDLEMAGE)
     evaluated = run_json("evaluate", tmp_path / "m", postgres_url, "--table", query)
     assert evaluated["test"] == trained["test"]
 

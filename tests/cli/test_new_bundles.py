@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bundlemage.sample.generate import write_shop
-from tests.cli.run import TINY, run, run_json
+from tests.cli.run import BUNDLEMAGE, TINY, run, run_json
 from tests.small_shop import small_shop
 
 NEW = ["--new-bundle", "box=g0001,g0002,g0003"]
@@ -25,8 +25,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "model"
-    result = run("train", shop, "-o", folder, *TINY, "--protocol", "none")
-    assert "A new bundle is ranked as if it had sold" in result.stderr
+    result = run("train", shop, "-o", folder, *BUNDLEMAGE, "--protocol", "none")
+    assert "A new bundle is ranked as if it had sold" in " ".join(result.stdout.split())
     return folder
 
 

@@ -1,7 +1,8 @@
-"""`recommend-all`, and filters on the command line."""
+"""`recommend` to files, for one user and for all, and filters on the command line."""
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -9,18 +10,31 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.cli.run import TINY, run, run_apart, run_json
+from tests.cli.run import BUNDLEMAGE, run, run_apart, run_json
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "model"
-    run("train", "sample", "-o", folder, *TINY)
+    run("train", "sample", "-o", folder, *BUNDLEMAGE)
     return folder
 
 
 def rows(file: Path, user: str) -> list[dict[str, Any]]:
     return [row for row in pq.read_table(file).to_pylist() if row["user_id"] == user]
+
+
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    """The rows of a file in any format, read without the package."""
+    if file.suffix == ".parquet":
+        return list(pq.read_table(file).to_pylist())
+    with file.open(newline="", encoding="utf-8") as opened:
+        if file.suffix == ".jsonl":
+            return [json.loads(line) for line in opened]
+        return [
+            {**row, "user_id": row["user_id"] or None, "rank": int(row["rank"]), "score": float(row["score"])}
+            for row in csv.DictReader(opened)
+        ]
 
 
 class TestEveryone:
@@ -36,6 +50,27 @@ class TestEveryone:
             assert [row["score"] for row in rows(file, user)] == pytest.approx(
                 [answer["score"] for answer in asked], rel=1e-5
             )
+
+    @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+    @pytest.mark.parametrize("command", [["recommend", "--all"], ["recommend-all"]], ids=" ".join)
+    def test_the_ending_chooses_the_format(
+        self, model: Path, command: list[str], form: str, tmp_path: Path
+    ) -> None:
+        file = tmp_path / f"answers.{form}"
+        asked = [command[0], model, *command[1:], "-o", file, "-k", 2, "--max-price", 80]
+        done = run_json(*asked)
+        found = rows_of(file)
+        assert (done["file"], done["rows"], done["users"]) == (str(file), len(found), 800)
+        assert list(found[0]) == ["user_id", "rank", "bundle_id", "score", "source"]
+        known = run_json("recommend", model, "--user", "u0007", "-k", 2, "--max-price", 80)["bundles"]
+        mine = [row for row in found if row["user_id"] == "u0007"]
+        assert [(row["rank"], row["bundle_id"], row["source"]) for row in mine] == [
+            (answer["rank"], answer["id"], answer["source"]) for answer in known
+        ]
+        assert [row["score"] for row in mine] == pytest.approx([each["score"] for each in known], rel=1e-5)
+        assert "exists already" in run(*asked, code=2).stderr
+        assert run_json(*asked, "--overwrite")["rows"] == len(found)
+        assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
     def test_people_get_a_sentence(self, model: Path, tmp_path: Path) -> None:
         said = run("recommend-all", model, "-o", tmp_path / "a.parquet", "-k", 2).stdout
@@ -61,21 +96,27 @@ class TestEveryone:
         run("recommend-all", model, "-o", file, "-k", 2, "--overwrite")
         assert len(pq.read_table(file)) == 1600
 
-    def test_what_is_no_parquet_file_is_never_replaced(self, model: Path, tmp_path: Path) -> None:
-        diary = tmp_path / "diary.txt"
-        diary.write_text("dear diary")
-        refused = run("recommend-all", model, "-o", diary, "--overwrite", code=2)
-        assert "is not a Parquet file" in refused.stderr
-        assert diary.read_text() == "dear diary"
+    def test_what_is_no_file_of_answers_is_never_replaced(self, model: Path, tmp_path: Path) -> None:
+        for name in ("diary.parquet", "diary.csv", "diary.jsonl", "diary.txt"):
+            diary = tmp_path / name
+            diary.write_text("dear diary")
+            refused = run("recommend-all", model, "-o", diary, "--overwrite", code=2)
+            other = "holds something else than such answers"
+            assert ("ends in .parquet, .csv or .jsonl" if name.endswith("txt") else other) in refused.stderr
+            assert diary.read_text() == "dear diary"
         refused = run("recommend-all", model, "-o", tmp_path, code=2)
-        assert "holds other files, such as diary.txt" in refused.stderr
+        assert "holds other files, such as diary." in refused.stderr
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["recommend", "--all"], "use 'bundlemage recommend-all DIR --output PATH'"),
-            (["recommend", "--all", "-o", "x.parquet"], "use 'bundlemage recommend-all DIR --output PATH'"),
-            (["recommend", "--user", "u0001", "-o", "x.parquet"], "No such option: -o"),
+            (["recommend", "--all"], "add --output FILE, e.g. --output answers.csv"),
+            (["recommend", "--all", "-o", "answers"], "use 'bundlemage recommend-all DIR --output FOLDER'"),
+            (["recommend", "--all", "-o", "x.xlsx"], "must end in .parquet, .csv or .jsonl"),
+            (["recommend", "--all", "-o", "x.csv", "--new-bundle", "n=g0001"], "for one user at a time"),
+            (["recommend", "--user", "u0001", "-o", "x.xlsx"], "must end in .parquet, .csv or .jsonl"),
+            (["complete", "--user", "u0001", "-o", "x"], "x has no ending"),
+            (["recommend-all", "-o", "x.xlsx"], "a file whose name ends in .parquet, .csv or .jsonl"),
             (["recommend-all"], "Missing option '--output'"),
             (["recommend-all", "--user", "u0001", "-o", "x.parquet"], "No such option: --user"),
             (["recommend-all", "-o", "x.parquet", "-k", "0"], "k is 0"),
@@ -94,6 +135,77 @@ class TestEveryone:
         command, *options = arguments
         assert message in run(command, model, *options, code=2).stderr
         assert list(tmp_path.iterdir()) == []
+
+
+class TestOneUser:
+    @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+    @pytest.mark.parametrize("command", ["recommend", "complete"])
+    def test_the_file_says_what_the_command_says(
+        self, model: Path, command: str, form: str, tmp_path: Path
+    ) -> None:
+        kind = "bundle" if command == "recommend" else "item"
+        file = tmp_path / f"answers.{form}"
+        said = run_json(command, model, "--user", "u0007", "-k", 3)[f"{kind}s"]
+        told = run_json(command, model, "--user", "u0007", "-k", 3, "-o", file)
+        assert told == {"user": "u0007", "rows": 3, "file": str(file)}
+        found = rows_of(file)
+        assert list(found[0]) == ["user_id", "rank", f"{kind}_id", "score", "source"]
+        assert [(row["user_id"], row["rank"], row[f"{kind}_id"], row["source"]) for row in found] == [
+            ("u0007", answer["rank"], answer["id"], answer["source"]) for answer in said
+        ]
+        assert [row["score"] for row in found] == pytest.approx([each["score"] for each in said], rel=1e-5)
+        assert "exists already" in run(command, model, "--user", "u0007", "-o", file, code=2).stderr
+        replaced = run(command, model, "--user", "u0008", "-k", 1, "-o", file, "--overwrite").stdout
+        assert "1 answer for u0008" in replaced
+
+    def test_a_visitor_has_no_id(self, model: Path, tmp_path: Path) -> None:
+        for file in (tmp_path / "a.csv", tmp_path / "a.parquet"):
+            run("recommend", model, "--history-items", "g0001", "-k", 2, "-o", file)
+            assert [row["user_id"] for row in rows_of(file)] == [None, None]
+
+
+def test_a_k_that_the_shop_cannot_give_is_noted(model: Path) -> None:
+    for command, most, kind in (("recommend", 240, "bundles"), ("complete", 600, "items")):
+        asked = [command, model, "--user", "u0007", "--json", "-k"]
+        assert f"k is 5,000; the most is {most}, the number of {kind}" in run(*asked, 5000).stderr
+        assert "the most is" not in run(*asked, most).stderr
+
+
+class TestUnknownUser:
+    """As in the service: best sellers, and a note."""
+
+    def test_best_sellers_are_recommended_with_a_note(self, model: Path) -> None:
+        done = run("recommend", model, "--user", "x", "-k", 3, "--json")
+        assert "the user 'x' is not in the data: these are best sellers." in done.stderr
+        answer = json.loads(done.stdout)
+        nobody = run_json("recommend", model, "--history-items", "", "-k", 3)["bundles"]
+        assert answer == {"user": "x", "bundles": nobody}
+        assert {each["source"] for each in answer["bundles"]} == {"popular"}
+        assert "x has no item" in run("recommend", model, "--user", "x").stdout
+
+    def test_a_similar_id_is_suggested(self, model: Path) -> None:
+        assert "Did you mean 'u0" in run("recommend", model, "--user", "u001").stderr
+
+    def test_a_bundle_is_completed_for_a_user_without_a_history(self, model: Path) -> None:
+        done = run("complete", model, "--user", "x", "--items", "g0022", "-k", 3, "--json")
+        assert "the user 'x' is not in the data: these fit the bundle" in done.stderr
+        nobody = run_json("complete", model, "--history-items", "", "--items", "g0022", "-k", 3)["items"]
+        assert json.loads(done.stdout)["items"] == nobody
+        done = run("complete", model, "--user", "x", "-k", 3, "--json")
+        assert "these are best sellers" in done.stderr
+        assert {each["source"] for each in json.loads(done.stdout)["items"]} == {"popular"}
+
+    def test_python_still_refuses(self, model: Path) -> None:
+        from bundlemage import Recommender
+        from bundlemage.errors import UnknownIdError
+
+        with pytest.raises(UnknownIdError, match="unknown user id 'x'"):
+            Recommender.load(model).recommend("x")
+
+    def test_a_model_of_its_own_users_still_refuses(self, tmp_path: Path) -> None:
+        run("train", "sample", "-o", tmp_path / "bpr", "--model", "bpr", "--epochs", "1", "--device", "cpu")
+        refused = run("recommend", tmp_path / "bpr", "--user", "u001", code=2)
+        assert "unknown user id 'u001'" in refused.stderr
 
 
 class TestFilters:

@@ -45,6 +45,8 @@ def test_what_a_published_model_prints_and_what_nothing_new_does(
         comparison["candidate"]["ndcg@10"] - comparison["serving"]["ndcg@10"]
     )
     assert first["epochs"] == 20
+    assert (first["prompted"], first["since"], first["new_bundles"], first["removed"]) == (0, None, 0, [])
+    assert first["generation"] is None
     assert first["test"][0]["protocol"] == "retrain"
 
     nothing_new = run("retrain", *where)
@@ -53,10 +55,12 @@ def test_what_a_published_model_prints_and_what_nothing_new_does(
 
     store.publish(record_of(model))
     good = run("retrain", *where)
-    assert f"{USERS} users have a bundle that is new to the serving model" in good.stderr
+    assert f"{USERS} purchases that are new to the serving model" in good.stderr
+    assert "chosen at random" in good.stderr
     assert "serving" in good.stdout
-    assert "ndcg@10 differs by +0." in good.stdout
+    assert f"over {USERS} cases it differs by +0." in " ".join(good.stdout.split())
     assert f"Published {store.state().model} as " in good.stdout
+    assert "Completing bundles was not compared: 0 bundles are new" in good.stdout
 
 
 def test_a_worse_model_is_refused_with_exit_code_0_and_published_by_force(tmp_path: Path) -> None:
@@ -78,6 +82,21 @@ def test_a_worse_model_is_refused_with_exit_code_0_and_published_by_force(tmp_pa
     store.close()
 
 
+def test_another_model_and_only_so_many_old_ones(tmp_path: Path) -> None:
+    store = Store.open(f"sqlite:///{tmp_path}/late.db")
+    open_late(store, late_model(tmp_path / "good", epochs=1))
+    where = ["--db", tmp_path / "late.db", "--model", "popularity", "--keep", "1"]
+    paths = [Path(run_json("retrain", *where, "--force")["path"]) for _ in range(2)]
+    assert store.models()[0].name == "popularity"
+    assert paths[0].exists()  # the service may not have left it yet
+    last = run("retrain", *where, "--force")
+    assert f"Removed the old model {paths[0]}." in last.stdout.replace("\n", "")
+    assert not paths[0].exists()
+    assert paths[1].exists()
+    assert (tmp_path / "good").exists()
+    store.close()
+
+
 def test_whoever_comes_second_gets_one_message(store: Store, tmp_path: Path) -> None:
     with store.alone("retrain"):
         refused = run("retrain", "--db", tmp_path / "shop.db", code=2)
@@ -94,6 +113,8 @@ def test_whoever_comes_second_gets_one_message(store: Store, tmp_path: Path) -> 
         (["--db", "empty.db"], "has no model"),
         (["--db", "shop.db", "--set", "epoch=3"], "unknown setting 'epoch'"),
         (["--db", "shop.db", "--tolerance", "-1"], "tolerance"),
+        (["--db", "shop.db", "--keep", "0"], "the number of models to keep is 0; it must be 1 or more"),
+        (["--db", "shop.db", "--model", "bundlemagic"], "bundlemagic"),
         (["--db", "shop.db", "--device", "abacus"], "unknown device 'abacus'"),
         (["--db", "oracle://shop"], "SQLite or PostgreSQL"),
     ],

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.main import get_command
 
 from bundlemage.cli.main import app
-from tests.cli.run import TINY, run
+from tests.cli.run import BUNDLEMAGE, run
 
 MOST_MODULES = 450
 """Typer and rich alone bring about 300. The time of a start follows from how many modules it reads."""
@@ -36,7 +37,7 @@ def test_help_does_not_import_torch() -> None:
 
 
 def test_the_tour_of_the_demo_names_games(tmp_path: Path) -> None:
-    trained = run("train", "-o", tmp_path / "model", *TINY).stdout
+    trained = run("train", "-o", tmp_path / "model", *BUNDLEMAGE).stdout
     assert "BundleMage" in trained
     assert "Popularity" in trained
     cards = run("recommend", tmp_path / "model", "--user", "u0007", "-k", 2).stdout
@@ -53,7 +54,7 @@ def test_stats_has_the_papers_columns() -> None:
         assert label in shown
 
 
-def test_a_model_that_learned_nothing_is_said_to_be_no_better_than_popularity(tmp_path: Path) -> None:
+def test_a_model_that_learned_nothing_is_said_to_be_worse_than_a_closed_form(tmp_path: Path) -> None:
     nothing = [
         "--set",
         "learning_rate=1e-9",
@@ -62,7 +63,23 @@ def test_a_model_that_learned_nothing_is_said_to_be_no_better_than_popularity(tm
         "--set",
         "item_popularity_weight=0",
     ]
-    assert "not better than popularity" in run("train", "-o", tmp_path / "model", *TINY, *nothing).stdout
+    shown = " ".join(run("train", "-o", tmp_path / "model", *BUNDLEMAGE, *nothing).stdout.split())
+    assert "is better than BundleMage" in shown
+    assert "To use it: bundlemage train sample -o" in shown
+
+
+@pytest.mark.parametrize(
+    ("model", "own", "other"),
+    [("co-occurrence", "generation", "matching"), ("item-popularity", "matching", "generation")],
+)
+def test_only_tasks_of_the_model_are_shown(model: str, own: str, other: str, tmp_path: Path) -> None:
+    for command in (
+        ["train", "-o", tmp_path / "model", "--model", model, "--device", "cpu"],
+        ["evaluate", tmp_path / "model"],
+    ):
+        shown = run(*command).stdout
+        assert f"({own}, " in shown
+        assert f"({other}, " not in shown
 
 
 def test_every_option_of_every_command_is_described() -> None:

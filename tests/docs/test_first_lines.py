@@ -29,6 +29,8 @@ KITCHENS = {
     ],
 }
 
+KIT = "italian kit #1"
+
 
 def write(file: Path, header: tuple[str, str], rows: set[tuple[str, str]]) -> None:
     with file.open("w", newline="", encoding="utf-8") as handle:
@@ -62,14 +64,17 @@ def test_the_lines_of_the_readme_work_for_another_shop(tmp_path: Path) -> None:
     (lines,) = (block for block in blocks(ROOT / "README.md", "console") if "train shop" in block.text)
     people = grocery(tmp_path / "shop")
     wanted = [c for c in lines.commands if re.match(r"bundlemage (data check|train|serve)|curl", c)]
-    assert len(wanted) == 4
+    assert len(wanted) == 5
     shell = Shell(tmp_path)
     try:
-        text = "\n".join("$ " + command.replace("u0007", "ann") for command in wanted)
+        text = "\n".join("$ " + command.replace("u0007", "ann").replace("b0001", KIT) for command in wanted)
         printed = shell.console(Block("README.md", "console", (), text))
     finally:
         shell.close()
-    answer = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
+    # curl's progress stands between and behind the answers.
+    starts = [found.start() for found in re.finditer(r'\{"(?:request_id|new)"', printed)]
+    answer, recorded = (json.JSONDecoder().raw_decode(printed, start)[0] for start in starts)
     assert answer["user_id"] == "ann"
     assert len(answer["bundles"]) == 3
     assert all(bundle["id"].startswith(people["ann"]) for bundle in answer["bundles"])
+    assert recorded["new"] == 1

@@ -32,6 +32,7 @@ from bundlemage.readers.load import read
 from bundlemage.recipe import Recipe
 from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.history import EpochRecord, Observer
+from tests.leaking_shop import leaking_shop
 from tests.waiting import wait_until
 
 SETTINGS = {"epochs": 5, "batch_size": 300, "embedding_dim": 32, "seed": 3, "device": "cpu"}
@@ -124,6 +125,22 @@ def test_two_processes_learn_what_one_learns(
     assert found.training is not None
     assert found.training.device == "2 × cpu"
     assert_same(found, one_process, split)
+
+
+@pytest.mark.parametrize("item_tables", ["replicated", "sharded"])
+def test_processes_agree_on_histories_that_give_answers_away(item_tables: str, tmp_path: Path) -> None:
+    """A process that has half of the items rarely sees that a user has all eight items of a bundle."""
+    split = SplitPlan().divide(leaking_shop(users=110, size=8))
+    assert split.histories == "without held-out"
+    write_layout(split.dataset, tmp_path / "layout", shard_rows=40)
+    recipe = RECIPE.changed({"epochs": 2, "batch_size": 40}, {})
+    job = TrainingJob(str(tmp_path / "layout"), recipe, tmp_path / "run", item_tables=item_tables)
+    found = engine("local", workers=2).train(job)
+    assert found.plan == SplitPlan()
+    assert_same(found, recipe.recommender().fit(split, progress=False), split)
+    # One process continues the run, so the training data has the same fingerprint.
+    alone = engine("local").train(replace(job, resume=True, item_tables="auto"))
+    assert alone.history == found.history
 
 
 def test_two_processes_train_the_members_of_an_ensemble_one_after_another(

@@ -40,7 +40,7 @@ PROBLEM = "application/problem+json"
 
 def _train(place: Path, *settings: str) -> None:
     arguments = [part for setting in ("embedding_dim=64", *settings) for part in ("--set", setting)]
-    run("train", "--output", place, "--overwrite", "--device", "cpu", *arguments)
+    run("train", "--model", "bundlemage", "-o", place, "--overwrite", "--device", "cpu", *arguments)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -113,6 +114,17 @@ def test_items_for_a_bundle_are_those_of_the_recommender(own: httpx.Client, reco
     }
 
 
+def test_items_of_a_bundle_that_someone_took_are_not_suggested(own: httpx.Client) -> None:
+    bundle = ok(own.get("/v1/bundles/b0013"))
+    inside = {item["id"] for item in bundle["items"]}
+    asked = {"user_id": "buyer", "items": ["g0022"], "k": 100, "where": {"among": sorted(inside)}}
+    assert set(ids(own.post("/v1/complete", json=asked), "items")) == inside - {"g0022"}
+    took(own, {"user_id": "buyer", "bundle_id": "b0013"})
+    assert ids(own.post("/v1/complete", json=asked), "items") == []
+    shown = own.post("/v1/complete", json={**asked, "include_owned": True})
+    assert set(ids(shown, "items")) == inside - {"g0022"}
+
+
 def test_both_ways_to_ask_answer_alike(client: httpx.Client) -> None:
     got = ok(client.get(f"/v1/users/{SOMEONE}/bundles", params={"k": 4, "details": True}))
     posted = ok(client.post("/v1/recommend", json={"user_id": SOMEONE, "k": 4, "details": True}))
@@ -145,6 +157,51 @@ def test_k_is_how_many(client: httpx.Client) -> None:
     for wrong in (0, -1, 101, "ten", 1.5):
         told = problem(client.get("/v1/users/u0002/bundles", params={"k": wrong}), 422, "k:")
         assert told["errors"][0]["field"] == "k"
+    path = "/v1/users/u0002/bundles"
+    problem(client.get(path, params={"k": 5000}), 422, "k: is 5000; the most is 100")
+    for body in ({"k": 5000}, {"items": ["g0022"], "k": 5000}):
+        route = "/v1/complete" if "items" in body else "/v1/recommend"
+        problem(client.post(route, json={"user_id": SOMEONE, **body}), 422, "k: is 5000; the most is 100")
+    problem(client.get(path, params={"k": 0}), 422, "k: is 0; the least is 1")
+
+
+def test_whole_numbers_are_taken_as_ids(own: httpx.Client) -> None:
+    for number in (7, 8):
+        ok(own.put(f"/v1/items/{number}", json={"title": f"Number {number}"}), 201)
+    items = ["g0022", 7, 8]
+    assert [item["id"] for item in ok(own.put("/v1/bundles/70", json={"items": items}), 201)["items"]] == [
+        "g0022",
+        "7",
+        "8",
+    ]
+    ok(own.put("/v1/bundles/71", json={"items": ["g0022"], "sells_like": 70}), 201)
+    written = {"interactions": [{"user_id": 9, "item_id": 7}, {"user_id": 9, "bundle_id": 70}]}
+    assert ok(own.post("/v1/interactions", json=written))["new"] == 2
+    has = ok(own.get("/v1/users/9"))
+    assert [[each["id"] for each in has[kind]] for kind in ("items", "bundles")] == [["7"], ["70"]]
+    for asked in (
+        {"user_id": 9, "where": {"exclude": [71]}},
+        {"history": {"items": [7], "bundles": [70]}, "where": {"exclude": [71]}},
+    ):
+        as_text = {"user_id": "9", "where": {"exclude": ["71"]}}
+        bundles = ok(own.post("/v1/recommend", json=asked))["bundles"]
+        assert bundles == ok(own.post("/v1/recommend", json=as_text))["bundles"]
+    assert ids(own.post("/v1/recommend", json={"user_id": 9, "where": {"among": [71]}})) == ["71"]
+    assert "g0022" not in ids(own.post("/v1/complete", json={"user_id": 9, "items": ["g0022", 7]}), "items")
+    designed = {"user_id": 9, "start": ["g0022"], "forbid": [7, 8], "n": 1, "reasons": False}
+    assert ok(own.post("/v1/design", json=designed))["bundles"]
+
+
+@pytest.mark.parametrize("wrong", [1.5, 7.0, True, None, [], {}])
+def test_other_values_are_no_ids(client: httpx.Client, wrong: Any) -> None:
+    words = 'should be an id: a text such as "7", or a whole number; found'
+    told = problem(client.post("/v1/complete", json={"user_id": SOMEONE, "items": ["g0022", wrong]}), 422)
+    assert told["detail"].startswith(f"items[1]: {words}")
+    batch = {"interactions": [{"user_id": wrong, "item_id": "g0022"}]}
+    told = problem(client.post("/v1/interactions", json=batch), 422)
+    assert told["detail"].startswith(f"interactions[0].user_id: {words}")
+    told = problem(client.post("/v1/design", json={"user_id": SOMEONE, "must": [wrong]}), 422)
+    assert told["detail"].startswith(f"must[0]: {words}")
 
 
 def test_what_someone_has_is_left_out_unless_asked_for(client: httpx.Client) -> None:
@@ -350,7 +407,7 @@ def test_a_new_bundle_ranks_as_it_is_expected_to_sell(own: httpx.Client) -> None
     assert (changed["expected_sales"], changed["sells_like"]) == (None, "b0013")
     assert score() < high
     for body, words in (
-        ({"expected_sales": -1}, "greater than or equal to 0"),
+        ({"expected_sales": -1}, "is -1; the least is 0"),
         ({"expected_sales": "many"}, "should be a number"),
         ({"expected_sales": 3, "sells_like": "b0013"}, "give either 'expected_sales' or 'sells_like'"),
         ({"sells_like": "nowhere"}, "nowhere"),
@@ -485,7 +542,7 @@ def test_a_purchase_is_kept_with_its_time(client: httpx.Client) -> None:
         ({"user_id": "u\nv", "item_id": "g0022"}, "interactions[0].user_id", "control character"),
         ({"user_id": "u\x9bv", "item_id": "g0022"}, "interactions[0].user_id", "control character"),
         ({"user_id": "u" * 201, "item_id": "g0022"}, "interactions[0].user_id", "200"),
-        ({"user_id": 7, "item_id": "g0022"}, "interactions[0].user_id", "string"),
+        ({"user_id": 7.5, "item_id": "g0022"}, "interactions[0].user_id", "a whole number"),
         ({"user_id": "u", "item_id": "g0022", "request_id": "a b"}, "interactions[0].request_id", "'a b'"),
     ],
 )
@@ -645,7 +702,7 @@ def test_a_wrong_item_is_refused_field_by_field(client: httpx.Client, body: Any,
         ({"items": []}, "items"),
         ({"items": ["g0022"], "discount": 1.01}, "discount"),
         ({"items": ["g0022"], "discount": 20}, "discount"),
-        ({"items": [22]}, "items[0]"),
+        ({"items": [22.5]}, "items[0]"),
         ({"items": "g0022"}, "items"),
     ],
 )
@@ -874,7 +931,7 @@ def test_health(client: httpx.Client) -> None:
     [
         ({}, "body", "either 'user_id' or 'history'"),
         ({"user_id": SOMEONE, "history": {}}, "body", "not both"),
-        ({"user_id": SOMEONE, "k": 0}, "k", "found 0"),
+        ({"user_id": SOMEONE, "k": 0}, "k", "is 0; the least is 1"),
         ({"user_id": SOMEONE, "where": {"max_prise": 3}}, "where.max_prise", "is not a field"),
         ({"user_id": SOMEONE, "where": {"tags": ["x", 3]}}, "where.tags[1]", "found 3"),
         ({"user_id": SOMEONE, "where": {"max_price": "20 €"}}, "where.max_price", "'20 €'"),
@@ -898,6 +955,26 @@ def test_a_body_that_is_no_json(client: httpx.Client) -> None:
 
 def test_a_body_that_is_too_large(client: httpx.Client) -> None:
     problem(client.post("/v1/recommend", content=b" " * (1024 * 1024 + 1)), 413, "1,048,576")
+
+
+def test_the_page_of_the_api_needs_nothing_from_elsewhere(client: httpx.Client) -> None:
+    page = client.get("/docs")
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    policy = page.headers["content-security-policy"]
+    assert policy.startswith("default-src 'self'; ")
+    assert "unsafe" not in policy
+    files = re.findall(r'(?:src|href)="([^"#]+)"', page.text)
+    assert {"/static/swagger-ui-bundle.js", "/static/swagger-ui.css", "/static/docs.js"} <= {*files}
+    kinds = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+    for file in files:
+        found = client.get(file)
+        assert found.status_code == 200, file
+        assert found.headers["content-type"].partition(";")[0] == kinds[file.rpartition(".")[2]]
+        assert found.headers["cache-control"] == "no-cache"
+    assert re.findall(r"<script(?![^>]* src=)|<style| style=| on[a-z]+=", page.text) == []
+    # OpenAPI 3.1, which Swagger UI shows since version 5
+    assert ok(client.get("/openapi.json"))["openapi"].startswith("3.1")
+    assert 'PACKAGE_VERSION:"5.' in client.get("/static/swagger-ui-bundle.js").text
 
 
 def test_routes_and_methods_that_are_not_there(client: httpx.Client) -> None:

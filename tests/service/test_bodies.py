@@ -31,7 +31,7 @@ def kinds(of: type[Body] = Body) -> Iterator[type[Body]]:
 
 KINDS = sorted(set(kinds()), key=lambda kind: str(kind.__name__))
 assert {LoginIn, DesignIn} <= {*KINDS}
-WRONG: list[Any] = [[], {}, {"a": 1}, "", 1, None]
+WRONG: list[Any] = [[], {}, {"a": 1}, "", 1, 1.5, None]
 
 
 def errors_in(kind: type[Body], value: Any) -> int:
@@ -119,12 +119,12 @@ JSON = {"Content-Type": "application/json"}
     ("path", "body"),
     [
         ("/v1/recommend", {f"k{number}": 1 for number in range(90_000)}),
-        ("/v1/recommend", {"history": {"items": [1] * 9_000}}),
-        ("/v1/recommend", {"where": {"among": [""] * 9_000, "exclude": [1] * 9_000}}),
+        ("/v1/recommend", {"history": {"items": [1.5] * 9_000}}),
+        ("/v1/recommend", {"where": {"among": [""] * 9_000, "exclude": [True] * 9_000}}),
         ("/v1/complete", {"items": [{}] * 999}),
         ("/v1/explain", {"items": [{}] * 999}),
         ("/v1/design", {"costs": {f"g{number}": "" for number in range(60_000)}}),
-        ("/v1/design", {"forbid": [1] * 300_000}),
+        ("/v1/design", {"forbid": [1.5] * 200_000}),
         ("/v1/interactions", {"interactions": [{"colour": 1}] * 9_000}),
     ],
 )

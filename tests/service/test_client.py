@@ -341,6 +341,21 @@ def test_what_is_recorded_counts_in_the_next_answer(client: Client) -> None:
     assert (again.new, again.replayed) == (2, True)
     assert "used before" in str(refused(422, client.record_many, many[:1], idempotency_key="order-4711"))
 
+    later = (at + timedelta(seconds=1)).isoformat()
+    dicts: list[Interaction | dict[str, Any]] = [
+        {"user": user, "item": items[0].id, "at": at},
+        {"user_id": user, "item_id": client.items(limit=4)[3].id, "at": later, "request_id": "r1"},
+        Interaction(user, bundle=client.bundles(limit=1)[0].id),
+    ]
+    assert client.record_many(dicts).new == 2
+    assert client.user(user).items[-1].id == client.items(limit=4)[3].id  # the latest comes last
+    for wrong in ({"user": user, "colour": "red"}, "u0007", ["u0007", "g0022"]):
+        with pytest.raises(ConfigError, match="a dict with the keys user, item, bundle, at, request_id"):
+            client.record_many([wrong])  # type: ignore[list-item]
+    assert "found 1.5" in str(refused(422, client.record_many, [{"user": user, "item": 1.5}]))
+    assert "found True" in str(refused(422, client.record, True, item="g0001"))
+    assert "found 1.5" in str(refused(422, client.complete, user, [1.5]))
+
     assert client.erase_user(user) is True
     assert client.erase_user(user) is False
     refused(404, client.user, user)

@@ -333,7 +333,7 @@ def test_each_key_has_its_own_share_and_made_up_ones_have_none(template: Path, t
 @pytest.mark.parametrize(
     ("body", "field", "words"),
     [
-        ({"k": 0}, "k", ["greater than or equal to 1", "found 0"]),
+        ({"k": 0}, "k", ["is 0; the least is 1"]),
         ({"k": "many"}, "k", ["valid integer", "found 'many'"]),
         ({"where": {"max_price": "cheap"}}, "where.max_price", ["valid number", "found 'cheap'"]),
         ({"where": {"kind": "game"}}, "where.kind", ["'item' or 'bundle'", "found 'game'"]),

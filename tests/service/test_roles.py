@@ -260,7 +260,7 @@ def test_without_keys_all_is_open_to_this_machine_alone(
     sample_model: Path, sample_database: Path, tmp_path: Path
 ) -> None:
     with inside(sample_model, copied(sample_database, tmp_path)) as running, running.client() as client:
-        for page in ("/", "/builder", "/insights", "/login"):
+        for page in ("/", "/builder", "/insights", "/docs", "/login"):
             assert client.get(page).status_code == 200
         for method, path in sorted(NEEDED):
             problem(ask(client, method, path, {"Host": "shop.example"}), 403, "machine")

@@ -559,3 +559,40 @@ def test_histories_are_found_by_an_index() -> None:
     """A condition `… = 1` would make SQLite read the interactions of all users for every answer."""
     query = str(histories._histories().compile(dialect=sqlite.dialect()))
     assert query.count("user_id IN (SELECT value FROM json_each(?)) GROUP BY") == 2
+
+
+def test_what_was_taken_and_shown_is_told_with_its_time(store: Store) -> None:
+    store.import_dataset(dataset_of([[0]], [[0]], [[0], [1], [0, 1]], 2))
+    moment = int(NOON.timestamp()) * 1_000_000
+    store.add_interactions(
+        [
+            InteractionRecord("eve", "bundle", "b1", NOON, "r1"),
+            InteractionRecord("eve", "bundle", "b2", NOON + timedelta(microseconds=1)),
+            InteractionRecord("eve", "item", "i1", NOON),
+        ]
+    )
+    assert sorted(store.dated("bundle")) == [("eve", "b1", moment, "r1"), ("eve", "b2", moment + 1, None)]
+    assert list(store.dated("item")) == [("eve", "i1", moment, None)]  # what was imported has no time
+
+    store.add_served(
+        [
+            Served("r1", "bundles", "eve", "m1", ("b1", "b2"), NOON),
+            Served("r2", "items", "eve", "m2", ("i1",), NOON + timedelta(hours=1)),
+            Served("r3", "bundles", "bob", "m3", (), NOON + timedelta(hours=2)),
+            Served("r4", "bundles", None, "m1", ("b1",), NOON),
+        ]
+    )
+    assert list(store.lists_shown_to(["eve"])) == [("eve", "r1", moment, ["b1", "b2"])]
+    assert [user for user, *_ in store.lists_shown_to(["bob", "eve"])] in (["bob", "eve"], ["eve", "bob"])
+    assert list(store.lists_shown_to([])) == []
+    assert store.models_in_use(NOON) == {"m1", "m2", "m3"}
+    assert store.models_in_use(NOON + timedelta(hours=2)) == {"m3"}
+
+
+def test_a_model_is_forgotten_unless_it_serves(store: Store) -> None:
+    for version in ("v1", "v2"):
+        store.publish(ModelRecord(version, f"/models/{version}", "bundlemage"))
+    assert not store.forget_model("v2")
+    assert store.forget_model("v1")
+    assert store.forget_model("never there")
+    assert [record.version for record in store.models()] == ["v2"]

@@ -18,6 +18,7 @@ from bundlemage.models.base import Matcher, SalesScorer, can, require
 from bundlemage.models.bundlemage import BundleMage
 from bundlemage.models.ragged import Contents
 from bundlemage.training.assumed_sales import MOST_LOST, AssumedSales, best_sales, find_assumed_sales
+from bundlemage.training.probes import Probes
 from tests.small_shop import QUICK, dataset_of, small_shop
 
 TASTES, ITEMS, USERS = 10, 8, 24
@@ -94,16 +95,18 @@ class TestFitting:
         assert f"{credit.at_credit['new_ndcg']:.4f}" in str(credit)
 
     def test_it_follows_from_the_seed_and_the_training_data(self, shop: BundleDataset, split: Split) -> None:
-        config = Recommender(**SETTINGS).config
+        def find(split: Split, **settings: Any) -> AssumedSales:
+            config = Recommender(**SETTINGS, **settings).config
+            return find_assumed_sales(config, Probes("bundlemage", config, split, _CPU, epochs=3))
+
         before = torch.random.get_rng_state()
-        first, again = (find_assumed_sales("bundlemage", config, split, _CPU, epochs=3) for _ in range(2))
+        first, again = find(split), find(split)
         assert first == again
         assert torch.equal(before, torch.random.get_rng_state())
-        other = Recommender(**SETTINGS, seed=5).config
-        assert find_assumed_sales("bundlemage", other, split, _CPU, epochs=3) != first
+        assert find(split, seed=5) != first
         # The test's purchases are not looked at.
         blind = Split(split.train, split.train, None, None, None, "x", split.plan, split.new_bundles)
-        assert find_assumed_sales("bundlemage", config, blind, _CPU, epochs=3) == first
+        assert find(blind) == first
 
     def test_a_model_of_both_tasks_is_credited_too(self, shop: BundleDataset) -> None:
         both = Recommender(**SETTINGS | {"tasks": "both", "epochs": 2}).fit(shop)
@@ -117,7 +120,7 @@ class TestFitting:
         calls: list[str] = []
 
         def find(*arguments: Any, **more: Any) -> AssumedSales:
-            calls.append(arguments[0])
+            calls.append(arguments[0].new_bundle_credit)
             return AssumedSales(7.0, 1.0, "a test says so")
 
         monkeypatch.setattr("bundlemage.recommender.find_assumed_sales", find)
@@ -129,11 +132,11 @@ class TestFitting:
         assert (calls, model.calibration, model.new_bundle_credit) == ([], None, None)
         for _ in range(2):
             model.calibrate(split)
-        assert calls == ["bundlemage"]
+        assert calls == ["fit"]
         assert isinstance(model.model, BundleMage)
         assert float(model.model.new_bundle_credit) == 7
         fitted = Recommender(**SETTINGS | {"epochs": 1}).fit(split)
-        assert calls == ["bundlemage"] * 2
+        assert calls == ["fit"] * 2
         assert fitted.calibration is not None
         assert fitted.new_bundle_credit == model.new_bundle_credit
 

@@ -17,15 +17,15 @@ from benchmarks.audience import auc, lift
 from bundlemage import Recommender, SplitPlan
 from bundlemage.artifact.files import load_artifact, save_artifact
 from bundlemage.campaigns import chances as module
-from bundlemage.campaigns.audience import forecast
+from bundlemage.campaigns.audience import ALIKE, forecast
 from bundlemage.campaigns.chances import Calibration, calibrate, logistic
 from bundlemage.core.answering import slices
 from bundlemage.core.shop import Shop, Trade
 from bundlemage.data.dataset import BundleDataset, binary_matrix
 from bundlemage.data.splits import MatchingCases, Split
 from bundlemage.errors import ConfigError, UnknownIdError, UnsupportedError
-from bundlemage.models.base import Histories, Interactions, Matcher, Model, Sizes, require
-from bundlemage.models.ragged import Ragged
+from bundlemage.models.base import Histories, Interactions, Matcher, Model, SalesScorer, Sizes, require
+from bundlemage.models.ragged import Contents, Ragged
 from bundlemage.models.registry import make_config
 from bundlemage.wire.design_answers import BundleForecast
 from tests.cli.run import run, run_json
@@ -194,7 +194,7 @@ def test_a_calibration_is_saved_and_an_old_model_has_none(fitted: Recommender, t
 
 @pytest.fixture(scope="module")
 def shop() -> BundleDataset:
-    return small_shop()
+    return small_shop(users=120, bundles=60)
 
 
 @pytest.fixture(scope="module")
@@ -215,9 +215,12 @@ def found(fitted: Recommender, items: list[str]) -> BundleForecast:
 
 def one_by_one(model: Recommender, names: list[str]) -> dict[str, float]:
     """Everyone's chance, worked out alone, of those who have not all the items."""
-    assert model.calibration is not None
+    assert model.new_bundle_calibration is not None
+    chances = model.new_bundle_calibration.calibration
+    assert chances is not None
     shop, contents = model.shop, model.shop.interactions.bundle_item
-    new = Ragged.from_lists([model.dataset.items.positions(names).tolist()])
+    median = require(model.model, SalesScorer).known_sales().median()
+    new = Contents.of(Ragged.from_lists([model.dataset.items.positions(names).tolist()]), median[None])
     found = {}
     for row, user in enumerate(model.dataset.users):
         has = row_of(model.dataset.user_item, row)
@@ -228,8 +231,8 @@ def one_by_one(model: Recommender, names: list[str]) -> dict[str, float]:
         histories = shop.known([user])
         with torch.inference_mode():
             scores = require(model.model, Matcher).score_bundles(histories, contents.append(new)).double()[0]
-        log = scores[-1] - scores[:-1].logsumexp(0)
-        found[user] = float(model.calibration.chances(log[None, None], histories.bundles.lengths))
+        lift = scores[-1] - scores[:-1].exp().mean().log()
+        found[user] = float(chances.chances(lift[None, None], histories.bundles.lengths))
     return found
 
 
@@ -239,8 +242,9 @@ def test_the_audience_is_the_sum_of_everyone(
     alone = one_by_one(fitted, items)
     assert found.expected == pytest.approx(sum(alone.values()), rel=1e-5)
     assert found.asked == len(fitted.dataset.users)
-    assert fitted.calibration is not None
-    assert found.threshold == fitted.calibration.threshold
+    assert fitted.new_bundle_calibration is not None
+    assert fitted.new_bundle_calibration.calibration is not None
+    assert found.threshold == fitted.new_bundle_calibration.calibration.threshold
     assert found.above == sum(chance > found.threshold for chance in alone.values())
     best = sorted(alone, key=lambda user: -alone[user])[:5]
     assert [person.id for person in found.people] == best
@@ -248,7 +252,7 @@ def test_the_audience_is_the_sum_of_everyone(
         [alone[user] for user in best], rel=1e-5
     )
     assert found.expected_takings == pytest.approx(20.0 * sum(alone.values()), rel=1e-5)
-    assert found.note is None
+    assert found.note == (None if fitted.new_bundle_calibration.tells_apart else ALIKE)
 
 
 def test_who_has_everything_is_not_counted(fitted: Recommender, shop: BundleDataset) -> None:
@@ -281,8 +285,10 @@ def test_batches_make_no_difference(
     fitted: Recommender, items: list[str], found: BundleForecast, rows: int
 ) -> None:
     people = in_batches(fitted, rows)
-    again = forecast(fitted.model, fitted.shop, people, items, 20.0, k=5, calibration=fitted.calibration)
+    calibration = fitted.new_bundle_calibration
+    again = forecast(fitted.model, fitted.shop, people, items, 20.0, k=5, calibration=calibration)
     assert again.expected == pytest.approx(found.expected, rel=1e-5)
+    assert (again.low, again.high) == (found.low, found.high)
     assert [person.id for person in again.people] == [person.id for person in found.people]
     assert again.replacement is not None
     assert found.replacement is not None
@@ -320,7 +326,7 @@ def test_a_replacement_brings_more_people(
     trade.items_gone[fitted.dataset.items.position(found.replacement.id)] = True
     less = Shop(fitted.dataset, CPU, trade)
     everyone = in_batches(fitted, 100)
-    again = forecast(fitted.model, less, everyone, items, calibration=fitted.calibration)
+    again = forecast(fitted.model, less, everyone, items, calibration=fitted.new_bundle_calibration)
     assert again.replacement is None or again.replacement.id != found.replacement.id
 
 
@@ -348,11 +354,12 @@ def test_a_bundle_of_one_item_has_no_weakest(fitted: Recommender, items: list[st
 
 
 def test_a_model_without_calibration_ranks_and_says_so(shop: BundleDataset, items: list[str]) -> None:
-    model = Recommender(**QUICK).fit(shop, SplitPlan("none"), progress=False)
+    model = Recommender(**QUICK).fit(shop, SplitPlan("none"), progress=False, calibrate=False)
     answer = model.score_bundle(items, 5.0)
     assert (answer.expected, answer.above, answer.threshold, answer.expected_takings) == (None,) * 4
+    assert (answer.low, answer.high) == (None, None)
     assert answer.note is not None
-    assert "validation" in answer.note
+    assert "calibrate=False" in answer.note
     scores = [person.score for person in answer.people]
     assert len(scores) == 10
     assert scores == sorted(scores, reverse=True)
@@ -432,8 +439,10 @@ def test_the_command_says_what_the_method_says(fitted: Recommender, items: list[
     answer = run_json(*chosen)
     assert answer["expected"] == pytest.approx(expected.expected, rel=1e-5)
     assert [person["id"] for person in answer["people"]] == [person.id for person in expected.people]
+    assert (answer["low"], answer["high"]) == (expected.low, expected.high)
     shown = run(*chosen).output
-    assert f"{expected.expected:,.1f} of {expected.asked} users" in shown
+    assert f"about {expected.expected:,.1f} of {expected.asked} users would buy it" in shown
+    assert f"({expected.low} to {expected.high})" in shown
     assert expected.people[0].id in shown
     run("score-bundle", tmp_path / "model", "--items", "nothing", code=2)
 
@@ -449,13 +458,3 @@ def test_auc_and_lift_of_known_rankings() -> None:
     # One of the best two is sure; the other is any of the hundred that follow, one of whom is a buyer.
     tied = np.where(np.arange(200) < 1, 2.0, np.where(np.arange(200) <= 100, 1.0, 0.0))
     assert lift(tied, bought, 0.01) == pytest.approx((1 + 1 / 100) / 2 / 0.01)
-
-
-def test_a_model_of_everything_takes_a_calibration_over(tmp_path: Path) -> None:
-    first, everything = tmp_path / "first", tmp_path / "everything"
-    quick = ["--epochs", "1", "--set", "embedding_dim=8"]
-    run("train", "sample", "-o", first, *quick)
-    run("train", "sample", "-o", everything, "--protocol", "none", "--calibrated-as", first, *quick)
-    taken = Recommender.load(everything).calibration
-    assert taken is not None
-    assert taken == Recommender.load(first).calibration

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from bundlemage import History, Recommendation, Recommender, SplitPlan
 from bundlemage.core.answering import slices
 from bundlemage.core.filters import Filter
-from bundlemage.core.ranking import SCHEMA, write_parquet
+from bundlemage.core.ranking import SCHEMA
 from bundlemage.data.dataset import BundleDataset
+from bundlemage.data.row_files import read_rows, write_rows
 from bundlemage.errors import ConfigError, UnknownIdError, UnsupportedError
 from bundlemage.models.base import Histories
 from bundlemage.models.ragged import Ragged
@@ -227,7 +228,8 @@ import sys, time
 from pathlib import Path
 from bundlemage import Recommender
 from bundlemage.core.answering import slices
-from bundlemage.core.ranking import write_parquet
+from bundlemage.core.ranking import SCHEMA
+from bundlemage.data.row_files import write_rows
 from tests.small_shop import small_shop
 
 model = Recommender("popularity", device="cpu").fit(small_shop())
@@ -236,24 +238,46 @@ def slowly():
         yield batch
         print("a batch is out", flush=True)
         time.sleep(60)
-write_parquet(slowly(), Path(sys.argv[1]))
+write_rows(slowly(), SCHEMA, Path(sys.argv[1]))
 """
 
 
 class TestFile:
     def test_what_is_written_is_read_again(self, model: Recommender, tmp_path: Path) -> None:
         file = tmp_path / "answers.parquet"
-        rows = write_parquet(model.recommend_all(4), file)
+        rows = write_rows(model.recommend_all(4), SCHEMA, file)
         table = pq.read_table(file)
         assert len(table) == rows
         assert table.schema.equals(SCHEMA)
         assert table.to_pylist() == pa.Table.from_batches(model.recommend_all(4)).to_pylist()
         assert [path.name for path in tmp_path.iterdir()] == ["answers.parquet"]
 
+    @pytest.mark.parametrize("form", ["parquet", "csv", "jsonl"])
+    def test_every_format_holds_the_same_rows(
+        self, form: str, model: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("bundlemage.data.row_files.ROWS_IN_A_GROUP", 50)  # several groups
+        file = tmp_path / f"answers.{form}"
+        rows = write_rows(model.recommend_all(4), SCHEMA, file)
+        plain = pa.schema([(field.name, getattr(field.type, "value_type", field.type)) for field in SCHEMA])
+        found = read_rows(file, plain).to_pylist()
+        assert len(found) == rows > 100
+        assert found == pa.Table.from_batches(model.recommend_all(4)).to_pylist()
+        assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+    @pytest.mark.parametrize("form", ["csv", "jsonl"])
+    def test_odd_ids_come_back_as_they_were(self, form: str, tmp_path: Path) -> None:
+        odd = ['Tea, "green"', "two\nlines", "007", " spaces ", "null", "é€", "=1+1"]
+        schema = pa.schema([("user_id", pa.string()), ("price", pa.float64())])
+        prices = [1 / 3, None, 1e-300, 7.0, 0.1, 1e300, 2.5]
+        table = pa.table([odd, prices], schema=schema)
+        write_rows(table.to_batches(), schema, tmp_path / f"odd.{form}")
+        assert read_rows(tmp_path / f"odd.{form}", schema).to_pylist() == table.to_pylist()
+
     def test_row_groups_are_written_as_they_fill(
         self, model: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("bundlemage.core.ranking.ROWS_IN_A_GROUP", 50)
+        monkeypatch.setattr("bundlemage.data.row_files.ROWS_IN_A_GROUP", 50)
         seen: list[bool] = []
 
         def watched() -> Iterator[pa.RecordBatch]:
@@ -261,7 +285,7 @@ class TestFile:
                 seen.append((tmp_path / "answers.parquet").exists())
                 yield batch
 
-        write_parquet(watched(), tmp_path / "answers.parquet")
+        write_rows(watched(), SCHEMA, tmp_path / "answers.parquet")
         assert seen == [False] * 12
         found = pq.ParquetFile(tmp_path / "answers.parquet").metadata
         assert [found.row_group(group).num_rows for group in range(found.num_row_groups)] == [56] * 5 + [40]
@@ -277,12 +301,12 @@ class TestFile:
             raise OSError("no space left")
 
         with pytest.raises(OSError, match="no space left"):
-            write_parquet(broken(), file)
+            write_rows(broken(), SCHEMA, file)
         assert file.read_bytes() == b"yesterday's"
         assert list(tmp_path.iterdir()) == [file]
 
     def test_a_shop_without_answers_gives_an_empty_table(self, model: Recommender, tmp_path: Path) -> None:
-        assert write_parquet(iter(()), tmp_path / "none.parquet") == 0
+        assert write_rows(iter(()), SCHEMA, tmp_path / "none.parquet") == 0
         assert pq.read_table(tmp_path / "none.parquet").schema.equals(SCHEMA)
 
     def test_killed_in_the_middle_there_is_no_half_file(self, tmp_path: Path) -> None:
@@ -302,7 +326,7 @@ class TestFile:
         other = tmp_path / f".answers.parquet.{os.getppid()}.tmp"
         other.touch()
         wait_until(lambda: not _exists(process.pid), "the end of the process")
-        write_parquet(iter(()), file)
+        write_rows(iter(()), SCHEMA, file)
         assert sorted(tmp_path.iterdir()) == [other, file]
 
 

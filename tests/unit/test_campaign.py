@@ -248,7 +248,7 @@ SETTINGS: dict[str, Any] = {"stock": True, "reserve": "expected", "budget": 60.0
 
 
 @pytest.mark.usefixtures("quick_choice")
-@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+@pytest.mark.parametrize("form", ["parquet", "csv", "jsonl"])
 def test_cut_anywhere_the_files_are_the_same(form: str, shop: Recommender, tmp_path: Path) -> None:
     settings = {**SETTINGS, "format": form, "part_users": 64}
     whole = shop.campaign(tmp_path / "whole", **settings)
@@ -291,12 +291,15 @@ def test_resuming_what_is_done_changes_nothing(shop: Recommender, tmp_path: Path
 
 
 @pytest.mark.usefixtures("quick_choice")
-def test_both_formats_say_the_same(shop: Recommender, tmp_path: Path) -> None:
+def test_all_formats_say_the_same(shop: Recommender, tmp_path: Path) -> None:
     shop.campaign(tmp_path / "p", part_users=100, **SETTINGS)
     shop.campaign(tmp_path / "j", part_users=100, format="jsonl", **SETTINGS)
+    shop.campaign(tmp_path / "c", part_users=100, format="csv", **SETTINGS)
     table = ds.dataset(tmp_path / "p" / "parts", format="parquet").to_table()
     assert table.column_names == ["user_id", "rank", "bundle_id", "chance", "value", "price"]
     assert table.to_pylist() == rows_of(tmp_path / "j")
+    by_csv = ds.dataset(tmp_path / "c" / "parts", format="csv").to_table()
+    assert by_csv.cast(table.schema).to_pylist() == table.to_pylist()
     assert len(table) > 0
 
 
@@ -357,7 +360,7 @@ def test_a_part_that_is_gone_or_damaged_is_told(shop: Recommender, tmp_path: Pat
         ({"budget": float("nan")}, "'budget' is nan"),
         ({"reserve": "some"}, "'reserve' is 'some'; it should be 'shown' or 'expected'"),
         ({"value": "profit"}, "'value' is 'profit'; it should be 'sales' or 'takings'"),
-        ({"format": "csv"}, "'format' is 'csv'; it should be 'parquet' or 'jsonl'"),
+        ({"format": "xml"}, "'format' is 'xml'; it should be 'parquet', 'csv' or 'jsonl'"),
         ({"stok": True}, "unknown setting 'stok'; did you mean 'stock'"),
         ({"users": []}, "the list of users is empty"),
         ({"users": ["u0001", "u0001"]}, "'u0001' is in the list twice"),

@@ -22,9 +22,8 @@ from bundlemage.data.splits import GenerationCases, Split, SplitPlan, padded
 from bundlemage.models.base import Completer, Histories, Sizes
 from bundlemage.models.config import ModelConfig, parse_config
 from bundlemage.models.ragged import Ragged
-from bundlemage.readers import pathak
 from bundlemage.studies import cases
-from bundlemage.studies.cases import LEAST_ITEMS, case_study, fair_split
+from bundlemage.studies.cases import LEAST_ITEMS, case_study
 from tests.small_shop import dataset_of, matrix_of, small_shop
 
 ITEMS = 40
@@ -201,24 +200,3 @@ def test_without_generation_cases_there_is_no_case() -> None:
     found = study(split, [[0.0] * len(split.dataset.items)] * len(split.dataset.users))
     assert found.taste is None
     assert found.unpopular is None
-
-
-def test_reconstructed_items_do_not_hold_the_answer() -> None:
-    dataset = small_shop()
-    whole = SplitPlan("paper").divide(dataset)
-    assert fair_split(whole) is whole
-    partial = BundleDataset(
-        pathak.items_of_bundles(dataset.user_bundle, dataset.bundle_item),
-        dataset.user_bundle,
-        dataset.bundle_item,
-        dataset.users,
-        dataset.items,
-        dataset.bundles,
-        name=pathak.PARTIAL_NAME,
-    )
-    split = SplitPlan("paper").divide(partial)
-    fair = fair_split(split)
-    known = pathak.items_of_bundles(split.train.user_bundle, split.train.bundle_item)
-    assert (fair.train.user_item != known).nnz == 0
-    assert fair.train.user_item.nnz < split.train.user_item.nnz
-    assert cases.NO_LEAK_NOTE in fair.dataset.notes

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from bundlemage import SplitPlan
 from bundlemage.data.splits import LEAST_BUNDLES, Split, completion_cases
 from bundlemage.models.base import Interactions, Phase, Sizes
+from bundlemage.models.config import LearnedConfig, parse_config
 from bundlemage.models.division import ALONE
 from bundlemage.models.losses import fitted_weight
 from bundlemage.models.ragged import Hidden, Ragged, chances, mean_of_rows
@@ -118,12 +119,26 @@ class TestWhatIsLearnedFrom:
         assert torch.equal(users == len(data.user_bundle), sales[bundles] == 0)
 
     @pytest.mark.parametrize(
-        ("rows", "most", "steps", "size"), [(100, 64, 1, 64), (100, 64, 8, 13), (3, 64, 8, 1), (0, 64, 8, 1)]
+        ("rows", "most", "steps", "small", "size"),
+        [
+            (100, 64, 1, 1, 64),
+            (100, 64, 8, 1, 13),
+            (100, 64, 8, 24, 5),
+            (100, 64, 8, 4, 13),
+            (5_000, 1024, 8, 24, 625),  # not a small shop
+            (4_999, 1024, 8, 24, 209),
+            (3, 64, 8, 24, 1),
+            (0, 64, 8, 24, 1),
+        ],
     )
-    def test_a_small_shop_gets_smaller_batches(self, rows: int, most: int, steps: int, size: int) -> None:
+    def test_a_small_shop_gets_smaller_batches(
+        self, rows: int, most: int, steps: int, small: int, size: int
+    ) -> None:
         nothing = Ragged.from_lists([[] for _ in range(rows)])
         data = Interactions(nothing, nothing, Ragged.from_lists([]), 0)
-        assert Rows(Phase("matching", over="users"), data).batch_size(most, steps) == size
+        settings = {"batch_size": most, "min_steps": steps, "small_shop_steps": small}
+        config = parse_config(LearnedConfig, settings)
+        assert Rows(Phase("matching", over="users"), data).batch_size(config) == size
 
 
 class TestHiding:

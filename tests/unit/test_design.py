@@ -143,7 +143,7 @@ class TestTheChecker:
     def test_an_answer_to_another_request_is_found_out(
         self, sample: Recommender, asked: Request, finds: str
     ) -> None:
-        request = {"size": 3, "n": 4, "apart": 0.5, "reasons": False}
+        request = {"size": 3, "n": 8, "apart": 0.3, "reasons": False}
         assert any(finds in text for text in self.wrong(sample, request, asked)), asked
 
     def wrong(self, sample: Recommender, request: Request, asked: Request, change: Any = None) -> list[str]:
@@ -306,8 +306,10 @@ class TestWhatIsAsked:
     def test_another_model_designs_as_well(self, sample: Recommender) -> None:
         other = Recommender("co-occurrence", device="cpu").fit(sample.dataset, progress=False)
         assert check(other, goods_of(sample), "u0007", {"start": ["g0022"], "budget": 60, "n": 3})
+        assert other.design("u0007", diversity=1.0)  # it has vectors of items
+        without = Recommender("ease-items", device="cpu").fit(sample.dataset, progress=False)
         with pytest.raises(UnsupportedError, match="vectors"):
-            other.design("u0007", diversity=1.0)
+            without.design("u0007", diversity=1.0)
 
     def test_titles_come_along(self, sample: Recommender) -> None:
         dataset = sample.dataset

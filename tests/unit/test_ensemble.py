@@ -22,8 +22,8 @@ from bundlemage.artifact.files import load_artifact, model_card
 from bundlemage.errors import CheckpointError, ConfigError, NoModelYetError, UnsupportedError
 from bundlemage.live import Live, Question
 from bundlemage.models.base import Completer, Histories, Indexable, Matcher, Model, can, require
+from bundlemage.models.blend import Blend
 from bundlemage.models.ragged import Ragged
-from bundlemage.models.registry import Ensemble
 from bundlemage.progress import Shown
 from bundlemage.recipe import Recipe
 from bundlemage.store.records import Sales
@@ -32,7 +32,7 @@ from bundlemage.studies.outcome import FORMAT, Cache
 from bundlemage.studies.reproduction import table_plans
 from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.history import EpochProgress, EpochRecord, Observer, TensorBoard, kept
-from tests.cli.run import TINY, run, run_json
+from tests.cli.run import BUNDLEMAGE, run, run_json
 from tests.small_shop import QUICK, small_shop
 from tests.unit.test_compare import run_cell
 from tests.unit.test_live import owned_by, stock_of
@@ -55,7 +55,7 @@ def saved(three: Recommender, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def members(recommender: Recommender) -> list[Model]:
     model = recommender.model
-    assert isinstance(model, Ensemble)
+    assert isinstance(model, Blend)
     return list(model.members)  # type: ignore[arg-type]
 
 
@@ -285,7 +285,7 @@ class TestTraining:
         )
         assert one.training is not None
         assert (one.training.interrupted, len(one.history)) == (True, 1)
-        assert not isinstance(one.model, Ensemble)
+        assert not isinstance(one.model, Blend)
         with pytest.raises(NoModelYetError, match="before the first epoch"):
             Recommender(ensemble=2, **SETTINGS).fit(
                 small_shop(), observers=[Epochs(1, KeyboardInterrupt)], progress=False
@@ -487,7 +487,7 @@ class TestStudies:
 class TestCommands:
     def test_train_then_ask(self, tmp_path: Path) -> None:
         model = tmp_path / "model"
-        result = run("train", "-o", model, *TINY, "--ensemble", 2)
+        result = run("train", "-o", model, *BUNDLEMAGE, "--ensemble", 2)
         assert "member 2 of 2" in result.stderr
         assert "2 × bundlemage" in result.stderr
         assert "BundleMage ×" in result.stdout
@@ -501,7 +501,7 @@ class TestCommands:
         assert [one["id"] for one in items["items"]] == [one.id for one in expected]
 
     def test_json_has_each_member(self, tmp_path: Path) -> None:
-        told = run_json("train", "-o", tmp_path / "model", *TINY, "--ensemble", 2)
+        told = run_json("train", "-o", tmp_path / "model", *BUNDLEMAGE, "--ensemble", 2)
         assert told["epochs"] == 4
         assert [one["member"] for one in told["members"]] == [1, 2]
         each: Sequence[float] = [one["validation"]["ndcg@5"] for one in told["members"]]
@@ -518,7 +518,7 @@ class TestCommands:
             Recommender(ensemble=2, **SETTINGS).fit(
                 small_shop(), folder=tmp_path / "m.checkpoints", observers=[Epochs(2)], progress=False
             )
-        said = run("train", "-o", tmp_path / "m", *TINY, "--ensemble", 2, code=2).stderr
+        said = run("train", "-o", tmp_path / "m", *BUNDLEMAGE, "--ensemble", 2, code=2).stderr
         assert "holds an interrupted run" in said
 
     def test_tune_tries_single_models(self, tmp_path: Path) -> None:

@@ -93,7 +93,8 @@ class TestForgeries:
 
     @pytest.mark.parametrize("value", [None, True, -1, "text", [], {"a": {}}], ids=repr)
     @pytest.mark.parametrize("key", ["model", "ensemble", "settings", "protocol", "split", "audience",
-        "new_bundle_credit", "dataset", ("dataset", "name"), ("dataset", "notes"), ("dataset", "catalogue"),
+        "new_bundle_audience", "new_bundle_credit", "dataset", ("dataset", "name"), ("dataset", "notes"),
+        ("dataset", "catalogue"),
         ("split", "protocol"), ("split", "seed"), ("split", "negatives"), ("split", "positives"),
         ("audience", "threshold"), ("settings", "seed"), ("settings", "device"), ("settings", "scores")],
         ids=str)  # fmt: skip

@@ -24,12 +24,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bundlemage.data.leakage import Leakage, leakage
 from bundlemage.data.shards import Layout, write_layout
 from bundlemage.errors import ConfigError, DataError, Problem
 from bundlemage.readers.ingest import ingest
 from bundlemage.readers.load import check, read
 from bundlemage.sample.generate import sample_shop, write_shop
 from tests.cli.run import run
+from tests.leaking_shop import leaking_shop
 from tests.parted_tables import SHOP, in_parts, write_parts
 from tests.real_data import real_data
 
@@ -143,7 +145,8 @@ class TestTheSameAsInMemory:
         assert done.problems == warnings
         assert done.layout == Layout.open(tmp_path / "layout")
         assert done.fingerprint == read(tmp_path / "shop").dataset.fingerprint()
-        assert ingest(str(tmp_path / "shop")).problems == warnings
+        checked, dataset = ingest(str(tmp_path / "shop")), read(tmp_path / "shop").dataset
+        assert (checked.problems, checked.leakage) == (warnings, leakage(dataset.user_bundle, dataset))
 
     @pytest.mark.parametrize("change", BAD.values(), ids=BAD)
     def test_problems(self, tmp_path: Path, change: Mapping[str, Any]) -> None:
@@ -163,6 +166,19 @@ class TestTheSameAsInMemory:
         in_memory(tmp_path / "shop", tmp_path / "expected", 7)
         ingest(str(tmp_path / "shop"), tmp_path / "layout", 7)
         assert contents(tmp_path / "layout") == contents(tmp_path / "expected")
+
+    @pytest.mark.parametrize("most", [10**6, 40])
+    def test_leaking_pairs_are_counted_in_the_files(
+        self, tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch, only_duckdb: None
+    ) -> None:
+        monkeypatch.setattr("bundlemage.readers.ingest.MOST_PAIRS", most)
+        shop = sample_shop(users=40, items=30, bundles=10).dataset
+        write_shop(shop, tmp_path / "shop", "csv")
+        write_shop(leaking_shop(users=20), tmp_path / "leaking", "csv")
+        found, in_memory = ingest(str(tmp_path / "shop")).leakage, leakage(shop.user_bundle, shop)
+        assert found is not None
+        assert found == in_memory if most > in_memory.pairs else 20 <= found.pairs <= most
+        assert ingest(str(tmp_path / "leaking")).leakage == Leakage(*[min(most, 120)] * 2)
 
     def test_lines_of_text_files(self, tmp_path: Path, only_duckdb: None) -> None:
         """A warning names the line, also where a row has several."""

@@ -168,14 +168,24 @@ def test_a_missing_id_is_named_with_its_row(frame: Any) -> None:
             "a datetime",
         ),
         (pd.DataFrame({"who": [1], "item_id": [1]}), "unknown-column", "no column 'user_id'"),
-        (pl.DataFrame({"user_id": [], "item_id": []}), "no-rows", "no rows"),
     ],
-    ids=["list", "None", "dict", "mixed", "fractions", "dates", "column", "empty"],
+    ids=["list", "None", "dict", "mixed", "fractions", "dates", "column"],
 )
 def test_what_is_no_table_of_ids_is_refused(frame: Any, kind: str, says: str) -> None:
     with pytest.raises(DataError, match=says) as raised:
         dataset(frame)
     assert [problem.kind for problem in raised.value.problems] == [kind]
+
+
+@pytest.mark.parametrize("frame", [pl.DataFrame, pd.DataFrame, pa.table])
+def test_users_may_have_no_single_items_but_bundles(frame: Any) -> None:
+    none: Columns = {"user_id": [], "item_id": []}
+    found = read_frames(frame(none), frame(USER_BUNDLE), frame(BUNDLE_ITEM))
+    assert [(problem.kind, problem.severity) for problem in found.warnings] == [("no-rows", "warning")]
+    assert found.dataset.user_item.nnz == 0
+    assert found.dataset.user_bundle.nnz > 0
+    with pytest.raises(DataError, match="user_bundle: there are column names but no rows"):
+        read_frames(frame(none), frame({"user_id": [], "bundle_id": []}), frame(BUNDLE_ITEM))
 
 
 def test_the_problems_of_all_frames_come_together() -> None:

@@ -131,9 +131,9 @@ def test_postgres_rows_are_streamed(postgres_url: str, monkeypatch: pytest.Monke
     seen: list[str] = []
     collect = sql._collect
 
-    def spy(result: Any, table: str, where: str) -> Any:
+    def spy(result: Any, columns: Any, where: str) -> Any:
         seen.append(type(result.cursor).__name__)
-        return collect(result, table, where)
+        return collect(result, columns, where)
 
     monkeypatch.setattr(sql, "_collect", spy)
     many = "select md5((n % 7000)::text) as user_id, n % 50 as item_id from generate_series(1, 9000) as n"
@@ -206,7 +206,10 @@ def test_an_id_described_once_as_number_and_once_as_text_is_described_twice(tmp_
         tmp_path, "create table items (id, title); insert into items values (1, 'a'), ('1', 'b'), (20, 'c')"
     )
     source = read_sql(url)
-    assert [(problem.kind, problem.line) for problem in source.warnings] == [("duplicate-catalogue-id", 2)]
+    assert [(problem.kind, problem.line) for problem in source.warnings] == [
+        ("column-alias", None),
+        ("duplicate-catalogue-id", 2),
+    ]
     assert source.dataset.item_title(0) == "a"
 
 
@@ -240,12 +243,18 @@ def test_a_missing_table_says_which_there_are(tmp_path: Path) -> None:
     [
         ("select user_id from user_item", "unknown-column"),
         ("select user_id, item_id from nowhere", "failing-query"),
-        ("select user_id, item_id from user_item where 0", "no-rows"),
         ("select user_id, item_id, user_id from user_item", "ambiguous-column"),
     ],
 )
 def test_a_query_that_does_not_serve(user_item: str, kind: str, tmp_path: Path) -> None:
     assert problems(sqlite_shop(tmp_path), user_item=user_item) == [(kind, "user_item query")]
+
+
+def test_users_may_have_no_single_items(tmp_path: Path) -> None:
+    found = read_sql(sqlite_shop(tmp_path), user_item="select user_id, item_id from user_item where 0")
+    assert [(problem.kind, problem.severity) for problem in found.warnings] == [("no-rows", "warning")]
+    assert found.dataset.user_item.nnz == 0
+    assert found.dataset.user_bundle.nnz == 1
 
 
 def test_an_absent_sqlite_file_is_not_made(tmp_path: Path) -> None:

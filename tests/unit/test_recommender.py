@@ -190,7 +190,9 @@ class TestComplete:
         self, model: Recommender, shop: BundleDataset
     ) -> None:
         user = someone(shop)
-        owned = items_of_user(shop, user)
+        inside = {item for bundle in bundles_of_user(shop, user) for item in items_in(shop, bundle)}
+        owned = [*items_of_user(shop, user), *inside]
+        assert inside - {*items_of_user(shop, user)}
         partial = [owned[0], next(item for item in shop.items if item not in owned)]
         assert sorted(ids(model.complete(user, partial, ALL))) == sorted(
             set(shop.items) - set(owned) - set(partial)
@@ -198,6 +200,17 @@ class TestComplete:
         assert sorted(ids(model.complete(user, partial, ALL, include_owned=True))) == sorted(
             set(shop.items) - set(partial)
         )
+
+    def test_a_visitor_who_has_a_bundle_has_its_items(self, model: Recommender, shop: BundleDataset) -> None:
+        bundle = bundles_of_user(shop, someone(shop))[0]
+        unnamed = [shop.items[0], shop.items[1]]
+        cases: list[tuple[str | History, list[str]]] = [
+            (History(), ["g0002"]),
+            (History(bundles=[bundle, unnamed]), ["g0002"]),
+            (someone(shop), []),
+        ]
+        nobody, visitor, _ = model.complete_many(cases, ALL)
+        assert {*ids(nobody)} - {*ids(visitor)} == {*items_in(shop, bundle), *unnamed} - {"g0002"}
 
     def test_the_partial_bundle_matters(self, model: Recommender, shop: BundleDataset) -> None:
         user = someone(shop)

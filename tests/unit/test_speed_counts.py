@@ -182,8 +182,9 @@ def watch(patch: pytest.MonkeyPatch, split: Split, folder: Path | None = None, *
     return watched
 
 
-SPLIT = SplitPlan("paper").divide(small_shop())
-LARGER = SplitPlan("paper").divide(small_shop(users=240, items=300, bundles=130))
+PLAN = SplitPlan("paper", histories="as given")
+SPLIT = PLAN.divide(small_shop())
+LARGER = PLAN.divide(small_shop(users=240, items=300, bundles=130))
 
 
 class TestNothingWaits:
@@ -234,7 +235,7 @@ class TestNothingWaits:
     def test_an_epoch_reads_its_losses_once_and_its_metrics_once(
         self, patch: pytest.MonkeyPatch, batch_size: int, tasks: str, readings: int
     ) -> None:
-        watched = watch(patch, SPLIT, batch_size=batch_size, tasks=tasks, epochs=3)
+        watched = watch(patch, SPLIT, batch_size=batch_size, tasks=tasks, epochs=3, select_by="matching")
         for epoch in (1, 2):  # the first begins with the preparations
             assert waiting(watched.recorder.of("epoch", epoch)) == ["Tensor.tolist"] * readings
 
@@ -439,8 +440,8 @@ class Clock(Observer):
         with patch.context() as context:
             context.setattr(RunFolder, "save", slow)
             context.setattr(loop, "time", self)
-            settings = {"embedding_dim": 4, "batch_size": 5000, "min_steps": 1, "tasks": "matching"}
-            settings |= {"patience": epochs}
+            settings: dict[str, Any] = {"embedding_dim": 4, "batch_size": 5000, "tasks": "matching"}
+            settings |= {"min_steps": 1, "small_shop_steps": 1, "patience": epochs}
             config = make_config("bundlemage", settings | {"epochs": epochs, "device": "cpu"})
             model = build("bundlemage", config, Sizes.of(SPLIT.dataset))
             train(model, config, SPLIT, folder=folder, checkpoint_every=every, observers=[self])

@@ -138,12 +138,22 @@ class TestSeeds:
 
 class TestBest:
     def test_patience_stops_training(self, split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
-        values = Scripted([0.1, 0.3, 0.2, 0.3, 0.25, 0.9])
+        values = Scripted([0.2, 0.3, 0.2, 0.3, 0.2, 0.9])
         monkeypatch.setattr("bundlemage.training.validation.MatchingEvaluator.metrics", values)
         _, result = fitted(split, epochs=50, patience=3, select_by="matching")
         assert [record.epoch for record in result.history] == [1, 2, 3, 4, 5]
         assert [record.improved for record in result.history] == [True, True, False, False, False]
         assert result.best_epoch == 2
+
+    def test_training_goes_on_while_the_score_still_rises(
+        self, split: Split, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # One lucky epoch, then a slow rise: three epochs without a better one, but better than those before.
+        values = Scripted([0.1, 0.1, 0.5, 0.3, 0.35, 0.4, 0.3, 0.2, 0.2, 0.9])
+        monkeypatch.setattr("bundlemage.training.validation.MatchingEvaluator.metrics", values)
+        _, result = fitted(split, epochs=50, patience=3, select_by="matching")
+        assert len(result.history) == 8
+        assert result.best_epoch == 3
 
     def test_the_best_weights_are_kept_and_not_the_last(
         self, split: Split, monkeypatch: pytest.MonkeyPatch

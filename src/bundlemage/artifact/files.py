@@ -41,7 +41,6 @@ from bundlemage.data.dataset import (
 from bundlemage.data.folders import beside, write_whole
 from bundlemage.errors import ArtifactError
 from bundlemage.progress import Progress, in_silence
-from bundlemage.training.assumed_sales import AssumedSales
 from bundlemage.training.history import SELECTION_METRIC, EpochRecord, kept
 
 FORMAT = "bundlemage"
@@ -180,6 +179,9 @@ def _write_weights(weights: dict[str, Tensor], file: Path) -> None:
 
 
 def _write_table(table: pa.Table, file: Path) -> None:
+    if not len(table):  # Arrow would write a group of rows without pages, and loading would refuse it
+        pq.ParquetWriter(file, table.schema).close()
+        return
     pq.write_table(table, file, row_group_size=ROWS_IN_A_GROUP)
     if table.nbytes > _most_unpacked(file.stat().st_size) // 2:  # loading would refuse it, or nearly so
         pq.write_table(table, file, row_group_size=ROWS_IN_A_GROUP, compression="none", use_dictionary=False)
@@ -221,8 +223,14 @@ class _Row(BaseModel):
     generation: dict[str, float | None] | None = None
 
 
+class _Final(BaseModel):
+    held_out_before: NonNegativeInt = 0
+
+
 class _Metrics(BaseModel):
     test: list[_Row] = []
+    findings: list[str] = []
+    final: _Final | None = None
 
 
 class _Listed(BaseModel):
@@ -537,10 +545,17 @@ def model_card(
     dataset: BundleDataset,
     metrics: dict[str, Any],
     history: Sequence[EpochRecord],
-    assumed: AssumedSales | None = None,
+    *,
+    choice: Sequence[str] = (),
+    about_new: Sequence[str] = (),
 ) -> str:
-    """Returns the card as Markdown: the model, its training data, its test metrics, its settings, its use."""
-    settings = "\n".join(f"| `{key}` | {value} |" for key, value in sorted(config["settings"].items()))
+    """Returns the card as Markdown: the model, its training data, its test metrics, its settings, its use.
+
+    `choice` says what the model `auto` consists of. `about_new` has paragraphs about how the model treats new
+    bundles.
+    """
+    shown = {key: value for key, value in config["settings"].items() if key != "parts"}
+    settings = "\n".join(f"| `{key}` | {value} |" for key, value in sorted(shown.items()))
     notes = "".join(f"\n> {note}\n" for note in dataset.notes)
     return f"""# {title} trained on {dataset.name}
 
@@ -549,10 +564,11 @@ Recommends this shop's bundles to a user and completes partial bundles. The shop
 ({dataset.user_bundle.nnz:,} user-bundle, {dataset.user_item.nnz:,} user-item and
 {dataset.bundle_item.nnz:,} bundle-item pairs). The protocol `{config["protocol"]}`
 with seed {config["split"]["seed"]} divided the pairs into training and held-out pairs.
-{notes}
+{notes}{_inside(choice)}
 ## How good it is
-{_metrics(metrics)}
-{_training(history)}{"" if assumed is None else f"{chr(10)}{assumed}{chr(10)}"}
+{_final(metrics)}{_metrics(metrics)}
+{"".join(f"{chr(10)}- {finding}" for finding in metrics.get("findings", ()))}
+{_training(history)}{"".join(f"{chr(10)}{paragraph}{chr(10)}" for paragraph in about_new)}
 ## Settings
 | setting | value |
 |---|---|
@@ -568,6 +584,22 @@ model.recommend({next(iter(dataset.users), "")!r}, k=5)
 
 This folder also contains the purchase histories of the training users: protect it like other personal data.
 """
+
+
+def _inside(choice: Sequence[str]) -> str:
+    lines = "".join(f"\n- {line}" for line in choice)
+    return f"\n## What is inside\n{lines}\n" if lines else ""
+
+
+def _final(metrics: dict[str, Any]) -> str:
+    """For a model trained on all data: where its figures come from."""
+    if "final" not in metrics:
+        return ""
+    held_out = metrics["final"].get("held_out_before", 0)
+    return (
+        "The model was trained on all pairs. These figures are those of the same kind of model, trained "
+        f"without\n{held_out:,} user-bundle pairs that were held out to test it.\n\n"
+    )
 
 
 def _metrics(metrics: dict[str, Any]) -> str:

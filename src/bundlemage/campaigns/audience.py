@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bundlemage.campaigns.chances import Calibration, chances_of, new_log_probabilities, normaliser
+from bundlemage.campaigns.chances import Numbers, new_log_probabilities, normaliser
+from bundlemage.campaigns.new_bundles import RESAMPLES, NewBundleCalibration, Owners
 from bundlemage.core.answering import nearest
 from bundlemage.core.filters import Filter, Shelf
 from bundlemage.core.history import Id
@@ -20,7 +20,7 @@ from bundlemage.core.ranking import top
 from bundlemage.core.shop import Shop
 from bundlemage.designer.constraints import price_of
 from bundlemage.errors import ConfigError, UnsupportedError
-from bundlemage.models.base import Completer, Embedder, Histories, Model, can, require
+from bundlemage.models.base import Completer, Embedder, Histories, Matcher, Model, can, require
 from bundlemage.models.ragged import Ragged
 from bundlemage.progress import Progress, in_silence
 from bundlemage.wire.design_answers import (
@@ -51,25 +51,34 @@ def forecast(
     *,
     discount: float | None = None,
     k: int = 10,
-    calibration: Calibration | None = None,
+    calibration: NewBundleCalibration | None = None,
     count: int = 0,
     progress: Progress = in_silence,
 ) -> BundleForecast:
     """Forecasts how many users would take a bundle of these items, and names the k likeliest.
 
-    The bundle has a price, or a discount off its items' prices. Without a calibration, fields such
-    as `expected` and `above` are None. `progress` is told how many of the users (about `count`) are scored.
+    The bundle has a price, or a discount off its items' prices. Without a calibration, fields such as
+    `expected` and `above` are None, and the note says why. `progress` is told how many of the users (about
+    `count`) are scored.
     """
     shop.item_positions(items)  # raises an error if it is not a list of known ids
     inside = tuple(dict.fromkeys(shop.dataset.items.positions(map(str, items)).tolist()))
     if not inside:
         raise ConfigError("a bundle without items has no audience: give at least one item")
     price, list_price, discount = _prices(shop, inside, price, discount)
-    notes = [] if calibration else [UNCALIBRATED]
+    notes = []
+    if calibration is None:
+        notes.append(UNCALIBRATED)
+    elif calibration.reason is not None:
+        notes.append(f"There is too little data to say how many users would buy it: {calibration.reason}.")
+    elif not calibration.tells_apart:
+        notes.append(ALIKE)
     near = _nearest(model, shop, inside, k, notes)
-    audience = _Audience(model, shop, user_batches, calibration, count, progress)
+    forecaster = require(model, Matcher).forecaster
+    audience = _Audience(forecaster, shop, user_batches, calibration, count, progress)
     shorter = [inside[:n] + inside[n + 1 :] for n in range(len(inside))] if len(inside) > 1 else []
-    totals, above, users, best = audience.score([inside, *shorter], max(k, BEST_USERS))
+    scored = audience.score([inside, *shorter], max(k, BEST_USERS))
+    totals, best = scored.totals, scored.best
     weakest, replacement = None, None
     if shorter:
         place = int(np.argmax(totals[1:]))
@@ -77,19 +86,22 @@ def forecast(
         name, title = shop.dataset.items[inside[place]], shop.item_shelf.title(inside[place])
         weakest = ForecastWeakest(id=name, title=title, without=without)
         replacement = _replacement(audience, shorter[place], inside, totals[0], best.histories, notes)
-    expected = audience.expected(totals[0])
+    expected, (low, high) = audience.expected(totals[0]), audience.interval(scored.resampled, scored.users)
+    threshold = audience.threshold
     return BundleForecast(
         items=tuple(ForecastItem(**_named(shop.item_shelf, n)) for n in inside),
         price=price,
         list_price=list_price,
         discount=discount,
-        asked=users,
+        asked=scored.users,
         expected=expected,
-        above=above if calibration else None,
-        threshold=calibration.threshold if calibration else None,
+        low=low,
+        high=high,
+        above=None if threshold is None else scored.above,
+        threshold=threshold,
         expected_takings=None if expected is None or price is None else expected * price,
         people=tuple(
-            ForecastPerson(id=name, chance=chance if calibration else None, score=score)
+            ForecastPerson(id=name, chance=None if threshold is None else chance, score=score)
             for name, chance, score in zip(best.ids, best.chances.tolist(), best.scores.tolist(), strict=True)
         )[:k],
         nearest=near,
@@ -99,10 +111,13 @@ def forecast(
     )
 
 
+ALIKE = (
+    "A check found no sign that forecasts tell which new bundles sell better than others in this shop: take "
+    "the number as that of a typical new bundle."
+)
 UNCALIBRATED = (
-    "This model was trained without validation cases, or by an earlier version, so the number of "
-    "buyers is unknown. Its probabilities can only rank users and items. Train it with a split that has "
-    "validation cases."
+    "This model was saved by an earlier version or fitted with calibrate=False, so the number of buyers is "
+    "unknown. Its probabilities can only rank users and items. Train it again."
 )
 
 
@@ -189,6 +204,22 @@ class _Users:
         return _Users(ids, self.chances[chosen], self.scores[chosen], self.histories.rows(chosen))
 
 
+@dataclass(frozen=True)
+class _Scored:
+    """All users, scored for several bundles."""
+
+    totals: Numbers  # [bundles]
+    """The sum of the users' chances for each bundle, or of probabilities without a calibration."""
+    resampled: Numbers  # [RESAMPLES]
+    """The sum of the users' chances for the first bundle, with each of the resampled coefficients."""
+    above: int
+    """The number of users with a chance for the first bundle above the threshold."""
+    users: int
+    """The number of all users."""
+    best: _Users
+    """The best users for the first bundle."""
+
+
 class _Audience:
     """Scores all users for several bundles at a time. Only one batch of users is in memory."""
 
@@ -197,31 +228,42 @@ class _Audience:
         model: Model,
         shop: Shop,
         user_batches: UserBatches,
-        calibration: Calibration | None,
+        calibration: NewBundleCalibration | None,
         count: int,
         progress: Progress,
     ) -> None:
-        self.model, self.shop, self.calibration = model, shop, calibration
+        self.model, self.shop = model, shop
+        self.calibration = calibration if calibration and calibration.calibration else None
         self._user_batches, self._count, self._progress = user_batches, count, progress
         self._stage = "users"
         # Scoring all bundles of the shop is nearly all of the work, so it is done once for each batch. The
         # key tells whether the batch still has the same users: in a live shop, they may change.
         self._normalisers: dict[int, tuple[int, Tensor]] = {}
 
+    @property
+    def threshold(self) -> float | None:
+        """The chance above which a user belongs to the audience; None if there is no calibration."""
+        calibration = self.calibration and self.calibration.calibration
+        return calibration.threshold if calibration else None
+
     def expected(self, total: float) -> float | None:
         return float(total) if self.calibration else None
 
-    def score(
-        self, bundles: Sequence[Sequence[int]], best: int
-    ) -> tuple[npt.NDArray[np.float64], int, int, _Users]:
-        """Returns the sum of all users' chances for each bundle (or of probabilities, if not calibrated); the
-        number of users with a chance for the first bundle above the threshold; the number of all users; and
-        the best users for the first bundle."""
+    def interval(self, totals: Numbers, users: int) -> tuple[int, int] | tuple[None, None]:
+        """The interval for the number of buyers, at most the number of users."""
+        if self.calibration is None:
+            return None, None
+        low, high = self.calibration.interval(totals)
+        return min(low, users), min(high, users)
+
+    def score(self, bundles: Sequence[Sequence[int]], best: int) -> _Scored:
+        """Scores all users for several bundles."""
         new = Ragged.from_lists(bundles, self.shop.device)
         contents = self.shop.interactions.bundle_item
-        owners = _Owners(new, contents, len(self.shop.dataset.items))
+        owners = Owners(new, contents, len(self.shop.dataset.items))
         totals = torch.zeros(len(bundles), dtype=torch.float64)
-        above, users, leading = 0, 0, None
+        resampled = torch.zeros(RESAMPLES, dtype=torch.float64)
+        threshold, above, users, leading = self.threshold, 0, 0, None
         self._progress(self._stage, 0, self._count)
         for number, (ids, histories) in enumerate(self._user_batches()):
             if not len(ids):
@@ -232,13 +274,15 @@ class _Audience:
                     self._normalisers[number] = key, normaliser(self.model, histories, contents)
                 log_sums = self._normalisers[number][1]
                 logs = new_log_probabilities(self.model, histories, contents, new, log_sums)
-                chances = chances_of(self.calibration, logs, histories)
-                have_all = owners.have_all(histories)
+                have_all, chances = owners.have_all(histories), logs.exp()
+                if self.calibration is not None:
+                    chances = self.calibration.chances(logs, histories, len(contents))
+                    each = self.calibration.resampled_chances(logs[:, 0], histories, len(contents))
+                    resampled += each.masked_fill(have_all[:, :1], 0.0).cpu().double().sum(0)
                 chances = chances.masked_fill(have_all, 0.0)
                 totals += chances.cpu().double().sum(0)
                 first = chances[:, 0].masked_fill(have_all[:, 0], -1.0)
-                if self.calibration is not None:
-                    above += int((first > self.calibration.threshold).sum())
+                above += 0 if threshold is None else int((first > threshold).sum())
                 users += len(ids)
                 batch = _Users(list(ids), first, logs[:, 0].exp(), histories).best(best)
                 leading = batch if leading is None else leading.with_more(batch).best(best)
@@ -246,31 +290,7 @@ class _Audience:
         if leading is None:
             raise ConfigError("the shop has no users, so a bundle has no audience")
         self._stage, self._count = "users, for a better item", users
-        return totals.numpy(), above, users, leading
-
-
-class _Owners:
-    """Finds users who have all items of some bundles."""
-
-    def __init__(self, bundles: Ragged, contents: Ragged, items: int) -> None:
-        device = bundles.device
-        used_items = torch.unique(bundles.values)
-        self.column = torch.full((items,), -1, dtype=torch.int64, device=device)
-        self.column[used_items] = torch.arange(len(used_items), device=device)
-        needed = Ragged(self.column[bundles.values], bundles.offsets)
-        self.needed = needed.as_mask(len(used_items)).float()
-        kept = contents.keep(self.column[contents.values] >= 0)
-        self.in_bundles = Ragged(self.column[kept.values], kept.offsets)
-
-    def have_all(self, histories: Histories) -> Tensor:
-        """True for each user and bundle if the user has all items of the bundle."""  # [rows, bundles]
-        has = self.needed.new_zeros(len(histories), self.needed.shape[1])
-        columns = self.column[histories.items.values]
-        there = columns >= 0
-        has[histories.items.row_of_entry()[there], columns[there]] = 1
-        parts = self.in_bundles.rows(histories.bundles.values)
-        has[histories.bundles.row_of_entry()[parts.row_of_entry()], parts.values] = 1
-        return has @ self.needed.T == self.needed.sum(1)
+        return _Scored(totals.numpy(), resampled.numpy(), above, users, leading)
 
 
 # ── A better item ────────────────────────────────────────────────────────────────────
@@ -305,7 +325,7 @@ def _replacement(
         tried = places[0][values[0] > -torch.inf].tolist()
     if not tried:
         return None
-    totals = audience.score([(*rest, item) for item in tried], 1)[0]
+    totals = audience.score([(*rest, item) for item in tried], 1).totals
     place = int(np.argmax(totals))
     if totals[place] <= total:
         return None

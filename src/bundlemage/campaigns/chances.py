@@ -1,9 +1,13 @@
-"""The chance that a user takes a bundle, from the model's scores, calibrated on validation cases."""
+"""The chance that a user takes a bundle, from the model's scores, calibrated on validation cases.
+
+`campaigns.new_bundles` does the same for bundles that do not exist yet.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +16,13 @@ from torch import Tensor
 
 from bundlemage.core.answering import rows_at_a_time
 from bundlemage.core.ranking import top
-from bundlemage.data.dataset import binary_matrix
+from bundlemage.data.dataset import BundleDataset, binary_matrix
 from bundlemage.data.splits import COLD_PROTOCOLS, PAD, Split
 from bundlemage.models.base import Histories, Interactions, Matcher, Model, SalesScorer, can, require
 from bundlemage.models.ragged import Contents, Ragged
 
 Numbers = npt.NDArray[np.float64]
+AnyFloat = TypeVar("AnyFloat", bound=np.floating)
 
 SCORES = 2**26
 """Maximum number of scores that a calibration uses. In a larger shop it uses a sample of the users."""
@@ -32,6 +37,11 @@ PRIOR = 0.01
 """The strength of the prior, which is the uncalibrated softmax. It matters only for a coefficient that the
 cases do not determine, such as that of activity if all users are equally active."""
 STEPS = 100
+MOST_COMPARED = 2**20
+"""The most pairs of a user and a bundle on which two models are compared."""
+LEAST_AGREEMENT = 0.5
+"""A calibration is carried over only to a model whose log-probabilities have at least this rank correlation
+with those of the old model."""
 
 
 @dataclass(frozen=True)
@@ -106,16 +116,87 @@ def calibrate(model: Model, split: Split, device: torch.device, seed: int = 0) -
         return None
     features = np.stack([np.ones_like(weights), logs, np.log1p(bundles)], axis=1)
     coefficients = logistic(features, bought, weights, np.array([0.0, 1.0, 0.0]))
-    chances = _sigmoid(features @ coefficients)
-    order = np.argsort(-chances, kind="stable")
-    place = int(np.searchsorted(np.cumsum(weights[order]), weights[bought].sum()))
-    threshold = float(chances[order[min(place, len(order) - 1)]])
+    threshold = threshold_of(sigmoid(features @ coefficients), weights, weights[bought].sum())
     intercept, fit, activity = coefficients.tolist()
     return Calibration(intercept, fit, activity, threshold)
 
 
+def carried(
+    calibration: Calibration,
+    old: Model,
+    new: Model,
+    dataset: BundleDataset,
+    device: torch.device,
+    seed: int = 0,
+) -> Calibration | None:
+    """Returns the calibration of a model for another model of the same users and bundles, which has no
+    validation cases of its own; None if the two models disagree too much about what users like.
+
+    The slopes stay as they are. The intercept changes, so that the chances of all users for all bundles that
+    they do not have add up to the same number as with the old model.
+    """
+    data = Interactions.of(dataset, device)
+    contents, owned = data.bundle_item, data.user_bundle
+    width = len(contents)
+    most = max(1, min(most_users(old, width), most_users(new, width), MOST_COMPARED // max(1, width)))
+    parts = []
+    with torch.inference_mode():
+        nobody = np.zeros(len(dataset.users), bool)
+        for batch, _ in sampled_users(nobody, most, width, device, np.random.default_rng(seed)):
+            users = torch.from_numpy(batch).to(device)
+            histories = data.histories(users)
+            asked = ~owned.rows(users).as_mask(width) & (contents.lengths > 0)
+            counts = torch.log1p(histories.bundles.lengths.double())[:, None].expand(-1, width)
+            logs = [
+                require(model, Matcher).bundle_scores(histories, contents).double().log_softmax(1)
+                for model in (old, new)
+            ]
+            parts.append(torch.stack([each[asked] for each in (*logs, counts)]).cpu().numpy())
+    old_logs, new_logs, activity = np.concatenate(parts, axis=1)
+    if rank_correlation(old_logs, new_logs) < LEAST_AGREEMENT:
+        return None
+    before, after = (
+        calibration.intercept + calibration.fit * logs + calibration.activity * activity
+        for logs in (old_logs, new_logs)
+    )
+    chances = sigmoid(before)
+    shift = _shift(after, float(chances.sum()))
+    above = int((chances > calibration.threshold).sum())
+    threshold = threshold_of(sigmoid(after + shift), np.ones_like(after), above)
+    return replace(calibration, intercept=calibration.intercept + shift, threshold=threshold)
+
+
+def _shift(logits: Numbers, total: float) -> float:
+    """The number to add to the logits so that the chances add up to `total`."""
+    low, high = -100.0, 100.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sigmoid(logits + middle).sum() < total else (low, middle)
+    return (low + high) / 2
+
+
+def rank_correlation(one: Numbers, other: Numbers) -> float:
+    """Spearman's rank correlation; 0 if one side is constant."""
+    from scipy.stats import rankdata
+
+    first, second = (ranks - ranks.mean() for ranks in (rankdata(one), rankdata(other)))
+    spread = float(np.sqrt((first @ first) * (second @ second)))
+    return float(first @ second) / spread if spread else 0.0
+
+
+def threshold_of(chances: Numbers, weights: Numbers, count: float) -> float:
+    """The chance above which as many weighted pairs lie as `count` says."""
+    order = np.argsort(-chances, kind="stable")
+    place = int(np.searchsorted(np.cumsum(weights[order]), count))
+    return float(chances[order[min(place, len(order) - 1)]])
+
+
 def logistic(
-    features: Numbers, bought: npt.NDArray[np.bool_], weights: Numbers, expected: Numbers
+    features: Numbers,
+    bought: npt.NDArray[np.bool_],
+    weights: Numbers,
+    expected: Numbers,
+    start: Numbers | None = None,
 ) -> Numbers:
     """The coefficients of a logistic regression with a weak prior around `expected`."""
 
@@ -124,9 +205,10 @@ def logistic(
         likelihood = weights @ (np.where(bought, logits, 0.0) - np.logaddexp(0.0, logits))
         return float(likelihood - PRIOR / 2 * ((coefficients - expected) ** 2).sum())
 
-    now, best = expected.copy(), value(expected)
+    now = (expected if start is None else start).copy()
+    best = value(now)
     for _ in range(STEPS):
-        chance = _sigmoid(features @ now)
+        chance = sigmoid(features @ now)
         slope = features.T @ (weights * (bought - chance)) - PRIOR * (now - expected)
         curve = (features * (weights * chance * (1 - chance))[:, None]).T @ features
         step = np.linalg.solve(curve + PRIOR * np.eye(len(now)), slope)
@@ -141,8 +223,34 @@ def logistic(
     return now
 
 
-def _sigmoid(logits: Numbers) -> Numbers:
-    return np.exp(-np.logaddexp(0.0, -logits))
+def sigmoid(logits: npt.NDArray[AnyFloat]) -> npt.NDArray[AnyFloat]:
+    """The chance of an event with these log-odds."""
+    chances: npt.NDArray[AnyFloat] = np.exp(-np.logaddexp(0, -logits))
+    return chances
+
+
+def most_users(model: Model, width: int) -> int:
+    """The most users that a calibration scores. `width` is the number of scores for a user."""
+    slow = require(model, Matcher).scores_candidates_apart
+    return max(1, (SLOW_SCORES if slow else SCORES) // max(1, width))
+
+
+def sampled_users(
+    took: npt.NDArray[np.bool_], most: int, width: int, device: torch.device, random: np.random.Generator
+) -> Iterator[tuple[npt.NDArray[np.int64], float]]:
+    """Yields batches of at most `most` users, with a weight: how many users each user represents.
+
+    `took` marks buyers. They may be few and are the most informative, so at least half of the sample is for
+    them. `width` is the number of scores for a user.
+    """
+    buyers, others = np.flatnonzero(took), np.flatnonzero(~took)
+    for_buyers = min(len(buyers), max(most // 2, most - len(others), 1))
+    for group, room in ((buyers, for_buyers), (others, max(most - for_buyers, 1))):
+        count = min(len(group), room)
+        chosen = np.sort(random.choice(group, count, replace=False)) if count else group
+        rows = rows_at_a_time(width, device)
+        for start in range(0, count, rows):
+            yield chosen[start : start + rows], len(group) / count
 
 
 class _Cases:
@@ -172,19 +280,9 @@ class _Cases:
         self.took = np.diff(bought.indptr) > 0  # [users]
 
     def user_batches(self) -> Iterator[tuple[npt.NDArray[np.int64], float]]:
-        """Yields batches of users, with a weight: how many users each user represents. Buyers may be few and
-        are the most informative, so at least half of the sample is for them."""
+        """Yields batches of users, with their weights."""
         width = max(1, len(self.data.bundle_item))
-        slow = require(self.model, Matcher).scores_candidates_apart
-        room = max(1, (SLOW_SCORES if slow else SCORES) // width)
-        buyers, others = np.flatnonzero(self.took), np.flatnonzero(~self.took)
-        for_buyers = min(len(buyers), max(room // 2, room - len(others), 1))
-        for group, most in ((buyers, for_buyers), (others, max(room - for_buyers, 1))):
-            count = min(len(group), most)
-            chosen = np.sort(self.random.choice(group, count, replace=False)) if count else group
-            rows = rows_at_a_time(width, self.device)
-            for start in range(0, count, rows):
-                yield chosen[start : start + rows], len(group) / count
+        return sampled_users(self.took, most_users(self.model, width), width, self.device, self.random)
 
     def pairs(self, batch: npt.NDArray[np.int64], weight: float) -> Numbers:
         """The pairs of a batch of users, each of whom has this weight."""

@@ -9,7 +9,6 @@ the campaign's value.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,14 +17,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from bundlemage.campaigns.limits import Block, Floats, Limits, Whole, highest, serve, serve_best
 from bundlemage.campaigns.plan import Offer, Plan, Planner, Scored
-from bundlemage.campaigns.settings import CampaignSummary, Format
+from bundlemage.campaigns.settings import CampaignSummary
 from bundlemage.core.history import Id
 from bundlemage.core.shop import Shop
-from bundlemage.data.folders import ResumableFolder, json_bytes, whole_file, write_whole
+from bundlemage.data.folders import ResumableFolder, json_bytes, write_whole
+from bundlemage.data.row_files import Format, read_rows, write_rows
 from bundlemage.errors import CheckpointError, ConfigError
 from bundlemage.progress import Progress, in_silence
 
@@ -246,9 +245,9 @@ def _added(tallies: Sequence[Tally]) -> Tally:
 class CampaignFolder(ResumableFolder):
     """The folder of a campaign. If the process is killed, the campaign continues with the same result.
 
-    `plan.json` has the settings and the plan. `parts/part-00000.parquet` (or `.jsonl`) and so on say which
-    bundles each user is shown. `campaign.json` has the summary when all parts are finished. Until then,
-    `tallies/` has the sums of each finished part for the summary.
+    `plan.json` has the settings and the plan. `parts/part-00000.parquet` (or `.csv`, `.jsonl`) and so on
+    say which bundles each user is shown. `campaign.json` has the summary when all parts are finished. Until
+    then, `tallies/` has the sums of each finished part for the summary.
     """
 
     kind = "campaign"
@@ -259,18 +258,12 @@ class CampaignFolder(ResumableFolder):
     def __init__(self, path: Path, form: Format) -> None:
         super().__init__(path)
         self.part_name = f"parts/part-{{:05d}}.{form}"
-        self.lines = form == "jsonl"
 
     def write_part(self, number: int, rows: pa.Table, tally: Mapping[str, Any]) -> None:
         """Write a part, after its tally (the sums for the summary), so that every part has a tally."""
         self.tally(number).parent.mkdir(exist_ok=True)
         write_whole(self.tally(number), json_bytes(tally))
-        with whole_file(self.part(number)) as file:
-            if self.lines:
-                lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows.to_pylist())
-                file.write_text("".join(lines), encoding="utf-8", newline="\n")
-            else:
-                pq.write_table(rows, file, compression="zstd")
+        write_rows(rows.to_batches(), SCHEMA, self.part(number))
 
     def parts_done(self) -> int:
         """Returns the number of finished parts. Parts are written in order, so a gap is an error."""
@@ -287,10 +280,7 @@ class CampaignFolder(ResumableFolder):
         """Returns the rows of a part, with the columns of `SCHEMA`."""
         file = self.part(number)
         try:
-            if self.lines:
-                rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:-1]]
-                return pa.Table.from_pylist(rows, SCHEMA)
-            return pq.read_table(file, schema=SCHEMA)
+            return read_rows(file, SCHEMA)
         except (OSError, ValueError, pa.ArrowException) as error:
             raise self.damaged(file, error) from None
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 
 from bundlemage.core.filters import Filter
+from bundlemage.data.row_files import Format
 from bundlemage.errors import config_error
 
-Format: TypeAlias = Literal["parquet", "jsonl"]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
 
 
@@ -38,7 +38,7 @@ class Campaign(BaseModel):
     value: Literal["sales", "takings"] = "sales"
     """What the campaign maximises: expected sales, or takings (expected sales times price)."""
     format: Format = "parquet"
-    """Format of the result files: parquet or jsonl."""
+    """Format of the result files: parquet, csv or jsonl."""
     part_users: Count = 8192
     """Number of users in a result file. An interrupted campaign loses at most the work on one file."""
     seed: Annotated[int, Field(ge=0)] = 0

@@ -1,14 +1,14 @@
-"""Commands that use a saved model: `bundlemage recommend`, `recommend-all`, `complete` and `campaign`."""
+"""Commands that ask a saved model: `bundlemage recommend`, `recommend-all` and `complete`."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 from bundlemage.cli import show
-from bundlemage.cli.commands import FromModel
 from bundlemage.cli.options import (
     AsJson,
     Device,
@@ -17,35 +17,42 @@ from bundlemage.cli.options import (
     IndexOptions,
     ModelFolder,
     OptionalCount,
+    OutputFile,
+    Overwrite,
     UserOptions,
+    UserOrAll,
 )
 from bundlemage.cli.texts import ids, key_values, numbers
 from bundlemage.errors import ConfigError
 from bundlemage.progress import Shown
 
 if TYPE_CHECKING:
-    from bundlemage.campaigns.settings import CampaignSummary
+    import pyarrow as pa
+
     from bundlemage.core.filters import Filter
     from bundlemage.core.history import User
+    from bundlemage.core.shop import Recommendation
     from bundlemage.recommender import Recommender
 
 
 def recommend(
     folder: ModelFolder,
-    user: UserOptions,
+    user: UserOrAll,
     where: FilterOptions,
     recall: IndexOptions,
     k: int = 5,
     include_owned: bool = False,
+    output: OutputFile = None,
+    overwrite: Overwrite = False,
     new_bundle: list[str] | None = None,
     expected_sales: list[str] | None = None,
     sells_like: list[str] | None = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Recommend the bundles that fit a user best. Bundles that the user already has are left out.
+    """Recommend the bundles that fit a user best, or all users. Bundles that a user already has are left out.
 
-    For all users at once, use 'bundlemage recommend-all'.
+    For all users on a cluster, or to a folder of files, use 'bundlemage recommend-all'.
 
     If an id contains a comma, write it in double quotes inside the list: '"Tea, green",7'.
 
@@ -59,15 +66,25 @@ def recommend(
         --expected-sales NAME=NUMBER: The expected sales of a new bundle, for its rank. Repeatable.
         --sells-like NAME=ID: Rank a new bundle as if it sold as often as the bundle ID. Repeatable.
     """
+    if user is None:
+        if new_bundle or expected_sales or sells_like:
+            raise ConfigError("new bundles are ranked for one user at a time: give --user instead of --all")
+        _recommend_to_all(folder, output, where, recall, k, include_owned, overwrite, device, as_json)
+        return
+    from bundlemage.core.ranking import SCHEMA
+    from bundlemage.data.row_files import check_replaceable
     from bundlemage.recommender import Recommender
 
+    if output is not None:
+        check_replaceable(output, SCHEMA, overwrite=overwrite)
     model = Recommender.load(folder, device=device)
     if recall is not None:
         show.note(str(model.use_index(recall)))
     new = {name: ids([inside]) for name, inside in key_values(new_bundle, "--new-bundle").items()}
     sales = numbers(expected_sales, "--expected-sales", "expected a number of sales, 0 or more")
+    asked = _user_in_data(model, user)
     answers = model.recommend(
-        user,
+        asked,
         k,
         where=where,
         new_bundles=new,
@@ -75,11 +92,52 @@ def recommend(
         sells_like=key_values(sells_like, "--sells-like"),
         include_owned=include_owned,
     )
-    if as_json:
+    _note_unknown(model, user, asked, answers)
+    _note_too_many(k, len(model.dataset.bundles), "bundles")
+    if output is not None:
+        _write_answers(output, SCHEMA, user, answers, as_json)
+    elif as_json:
         show.print_json({"user": known_id(user), "bundles": [asdict(answer) for answer in answers]})
-        return
-    describe(model, user)
-    show.out.print(show.bundle_cards(model.dataset, answers, new) if answers else _none_left("bundle", where))
+    else:
+        describe(model, asked, known_id(user))
+        cards = show.bundle_cards(model.dataset, answers, new) if answers else _none_left("bundle", where)
+        show.out.print(cards)
+
+
+def _recommend_to_all(
+    folder: str,
+    output: Path | None,
+    where: Filter | None,
+    recall: float | None,
+    k: int,
+    include_owned: bool,
+    overwrite: bool,
+    device: str,
+    as_json: bool,
+) -> None:
+    """`recommend --all`: the same as `recommend-all`, in this process and to one file."""
+    from bundlemage.data.row_files import ENDINGS, has_format
+    from bundlemage.engines.base import engine
+
+    if output is None:
+        raise ConfigError("--all needs a file: add --output FILE, e.g. --output answers.csv")
+    if not has_format(output):
+        raise ConfigError(
+            f"--output {output}: the name of the file must end in {ENDINGS}. For a folder of files, use "
+            "'bundlemage recommend-all DIR --output FOLDER'"
+        )
+    recommend_all(
+        folder,
+        output,
+        engine(),
+        where,
+        recall,
+        k=k,
+        include_owned=include_owned,
+        overwrite=overwrite,
+        device=device,
+        as_json=as_json,
+    )
 
 
 def recommend_all(
@@ -97,13 +155,14 @@ def recommend_all(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Write the bundles that fit each user best as Parquet. Bundles that a user already has are left out.
+    """Write the bundles that fit each user best to files. Bundles that a user already has are left out.
 
     The columns are user_id, rank, bundle_id, score and source. After an interruption, the same command
     with --resume continues, if the output is a folder. The files are the same as without interruption.
 
     Options:
-        -o, --output PATH: A file to write (its name ends in .parquet), or a folder for several such files.
+        -o, --output PATH: A file to write (its name ends in .parquet, .csv or .jsonl), or a folder for
+            several Parquet files (its name has no ending).
         -k, --k: The number of bundles for each user.
         --include-owned: Also recommend bundles that the user already has.
         --overwrite: Replace existing output.
@@ -119,7 +178,7 @@ def recommend_all(
         if one_file and value:
             raise ConfigError(
                 f"{name} is for a folder of files, and {output} is one file: give --output the name of a "
-                "folder, without .parquet at its end"
+                "folder, without an ending"
             )
     job = ScoringJob(
         Path(folder),
@@ -169,6 +228,8 @@ def complete(
     items: list[str] | None = None,
     k: int = 5,
     include_owned: bool = False,
+    output: OutputFile = None,
+    overwrite: Overwrite = False,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -179,18 +240,28 @@ def complete(
     Options:
         --items ID,ID: The items that are already in the bundle.
         -k, --k: The number of items.
-        --include-owned: Also recommend items that the user already has.
+        --include-owned: Also recommend items that the user already has, alone or in a bundle.
     """
+    from bundlemage.core.ranking import ITEM_SCHEMA
+    from bundlemage.data.row_files import check_replaceable
     from bundlemage.recommender import Recommender
 
+    if output is not None:
+        check_replaceable(output, ITEM_SCHEMA, overwrite=overwrite)
     partial = ids(items)
     model = Recommender.load(folder, device=device)
-    answers = model.complete(user, partial, k, where=where, include_owned=include_owned)
+    asked = _user_in_data(model, user)
+    answers = model.complete(asked, partial, k, where=where, include_owned=include_owned)
+    _note_unknown(model, user, asked, answers)
+    _note_too_many(k, len(model.dataset.items), "items")
+    if output is not None:
+        _write_answers(output, ITEM_SCHEMA, user, answers, as_json)
+        return
     if as_json:
         rows = [asdict(answer) for answer in answers]
         show.print_json({"user": known_id(user), "bundle": partial, "items": rows})
         return
-    describe(model, user)
+    describe(model, asked, known_id(user))
     inside = [show.item_name(model.dataset, position) for position in model.shop.item_positions(partial)]
     show.out.print(f"in the bundle: {show.names(inside)}")
     if answers:
@@ -199,124 +270,66 @@ def complete(
         show.out.print(_none_left("item", where))
 
 
+def _user_in_data(model: Recommender, user: User) -> User:
+    """The user; for a user who is not in the data an empty history, if the model can answer for it."""
+    from bundlemage.core.history import History
+
+    known = not isinstance(user, str) or user in model.dataset.users
+    return user if known or not model.model.knows_new_users else History()
+
+
+def _note_unknown(model: Recommender, user: User, asked: User, answers: Sequence[Recommendation]) -> None:
+    """Print a note on stderr if the user is not in the data, so that `asked` is an empty history instead."""
+    if asked is user or not answers:
+        return
+    from bundlemage.errors import UnknownIdError
+
+    by_sales = answers[0].source == "popular"
+    what = "these are best sellers" if by_sales else "these fit the bundle, for a user without a history"
+    hint = UnknownIdError("user", [str(user)], model.dataset.users).hint
+    show.note(f"[yellow]note:[/] the user {show.plain(repr(user))} is not in the data: {what}.{hint}")
+
+
+def _note_too_many(k: int, most: int, kind: str) -> None:
+    """Print a note on stderr if there cannot be `k` answers. Only the shop limits the number of answers."""
+    if k > most:
+        show.note(f"[yellow]note:[/] k is {k:,}; the most is {most:,}, the number of {kind} in the shop")
+
+
+def _write_answers(
+    file: Path, schema: pa.Schema, user: User, answers: Sequence[Recommendation], as_json: bool
+) -> None:
+    """Write the answers for one user to a file, and tell the caller."""
+    import pyarrow as pa
+
+    from bundlemage.data.row_files import write_rows
+
+    name = known_id(user)
+    rows = [(name, answer.rank, answer.id, answer.score, answer.source) for answer in answers]
+    table = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
+    write_rows(table.to_batches(), schema, file)
+    if as_json:
+        show.print_json({"user": name, "rows": len(rows), "file": str(file)})
+    else:
+        who = show.plain(name or "the visitor")
+        show.say(f"{len(rows):,} answer{'s' * (len(rows) != 1)} for {who} in [bold]{show.plain(file)}[/]")
+
+
 def _none_left(kind: str, where: Filter | None) -> str:
     return f"There is no {kind} left to recommend" + (" that the filters allow." if where else ".")
 
 
 def known_id(user: User) -> str | None:
-    """The id of a user in the training data, or None for a visitor, who has only a history."""
+    """The id of a user, or None for a visitor, who has only a history."""
     return user if isinstance(user, str) else None
 
 
-def describe(model: Recommender, user: User) -> None:
+def describe(model: Recommender, user: User, name: str | None) -> None:
     """Print the items and bundles that the user has, so that a reader can judge the answers."""
     histories, _ = model.shop.encode([user])
     data = model.dataset
     items = [show.item_name(data, position) for position in histories.items.values.tolist()]
     owned = histories.bundles.values.tolist()
     bundles = [data.bundle_title(position) or data.bundles[position] for position in owned]
-    name = known_id(user) or "the visitor"
-    show.out.print(f"[bold]{show.plain(name)}[/] has {show.counted(items, 'item')}")
+    show.out.print(f"[bold]{show.plain(name or 'the visitor')}[/] has {show.counted(items, 'item')}")
     show.out.print(f"and {show.counted(bundles, 'bundle')}")
-
-
-# ── Campaigns ────────────────────────────────────────────────────────────────────────────────────
-
-SETTINGS = FromModel(
-    "bundlemage.campaigns.settings.Campaign",
-    panel="Limits that all users share",
-    panels=dict.fromkeys(("per_user", "value", "format", "part_users", "seed")),
-    without=("where",),
-)
-
-
-def campaign(
-    folder: ModelFolder,
-    output: Path,
-    engine: EngineOptions,
-    where: FilterOptions,
-    settings: Annotated[dict[str, Any], SETTINGS],
-    users: Path | None = None,
-    resume: bool = False,
-    device: Device = "auto",
-    as_json: AsJson = False,
-) -> None:
-    """Show every user the most valuable bundles, within limits that all users share.
-
-    The files in FOLDER/parts have the columns user_id, rank, bundle_id, chance, value and price.
-    FOLDER/campaign.json holds the summary, with an upper bound on the value of any plan within the limits.
-    After an interruption, the same command with --resume continues and writes the same files.
-
-    Options:
-        -o, --output FOLDER: Folder for plan, parts and summary.
-        --users FILE: Only these users: a text file with one id per line.
-        --resume: Continue an interrupted campaign.
-    """
-    from bundlemage.engines.jobs import CampaignJob
-
-    try:
-        lines = [] if users is None else users.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{users} cannot be read: {error}. Give a text file with one user id per line"
-        ) from None
-    job = CampaignJob(
-        Path(folder),
-        output,
-        users=None if users is None else tuple(line.strip() for line in lines if line.strip()),
-        where=where,
-        settings=settings,
-        resume=resume,
-        device=device,
-    )
-    began = time.monotonic()
-    with Shown(show.notes, "campaign") as progress:
-        summary = engine.campaign(job, progress)
-    seconds = round(time.monotonic() - began, 3)
-    if as_json:
-        show.print_json({**summary.to_json(), "folder": str(output), "seconds": seconds})
-        return
-    for line in _sentences(summary):
-        show.say(line)
-    show.say(f"written to [bold]{show.plain(output)}[/] in {seconds:,.1f} s")
-
-
-def _sentences(summary: CampaignSummary) -> list[str]:
-    """The summary as lines of text."""
-    quantity = summary.settings["value"]
-    lines = [
-        f"{summary.users:,} users are shown {summary.shown:,} bundles ({summary.different:,} different ones)"
-        f"; {summary.with_nothing:,} users get none",
-        f"expected {quantity}: [bold]{summary.value:,.2f}[/]"
-        + _share(summary.share_of_bound, "of the upper bound within the limits")
-        + _share(summary.share_of_unconstrained, "of the value without limits"),
-        *(f"{name.replace('_', ' ')}: {_used(name, use)}" for name, use in summary.limits.items()),
-    ]
-    if summary.chances == "softmax":
-        lines.append(
-            "[yellow]note:[/] the model has no calibration: chances are its probabilities among all bundles"
-        )
-    if summary.by_popularity:
-        lines.append(
-            f"[yellow]note:[/] {summary.by_popularity:,} users have no history; for them the chance of "
-            "a bundle is its share of all sales"
-        )
-    if summary.left_out:
-        lines.append(
-            f"[yellow]note:[/] {summary.left_out:,} bundles were left out because their price or discount is "
-            "unknown"
-        )
-    return lines
-
-
-def _share(share: float | None, of: str) -> str:
-    return "" if share is None else f", {share:.1%} {of}"
-
-
-def _used(name: str, use: dict[str, Any]) -> str:
-    if name == "stock":
-        return f"{use['used']:,.0f} of {use['of']:,.0f} units; {use['used_up']:,} items used up"
-    if name == "shown_at_most":
-        return f"{use['most']:,} of {use['of']:,}; {use['bundles_at_limit']:,} bundles at the limit"
-    decimals = 2 if name == "budget" else 0
-    return f"{use['used']:,.{decimals}f} of {use['of']:,.{decimals}f}"

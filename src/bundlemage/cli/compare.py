@@ -34,6 +34,7 @@ def compare(
     seeds: str = "0",
     protocol: list[str] | None = None,
     split_seed: int = 0,
+    histories: str = "auto",
     set_: list[str] | None = None,
     epochs: int | None = None,
     device: Device = "auto",
@@ -61,6 +62,7 @@ def compare(
         --protocol: auto (the data's own split, else paper), paper, full, cold-bundles, new-bundles or
             new-bundles-known. Repeatable.
         --split-seed: The seed of the split, if it is random.
+        --histories: As for 'train': auto, as-given or without-held-out.
         --set NAME=VALUE: A hyperparameter of all models that have it, or of one: MODEL.NAME=VALUE.
             Repeatable.
         --epochs: The maximum number of passes over the data.
@@ -85,15 +87,18 @@ def compare(
         _check_output(file)
     contenders = _contenders(model, set_, epochs)
     seed_numbers = seed_list(seeds)
-    splits = _splits(locations or ["sample"], key_values(table, "--table"), protocol, split_seed)
+    splits = _splits(locations or ["sample"], key_values(table, "--table"), protocol, split_seed, histories)
     for split in splits:
         show.note(f"{show.described(split.dataset)}; protocol {split.protocol}")
+        show.leakage(split.leakage, split.histories)
     resolve_device(device)
     options: dict[str, Any] = {"device": device, "metric": metric, "fresh": fresh, "jobs": jobs}
     with watching() as observer:
         comparison = run(contenders, splits, seed_numbers, cache=Cache(cache), observer=observer, **options)
     if as_json:
-        show.print_json({"command": command_line(), **comparison.to_json()})
+        show.print_json(
+            {"command": command_line(), "warnings": comparison.suspicious(), **comparison.to_json()}
+        )
     else:
         for results in comparison.tables:
             show.out.print(show.comparison_table(results.ranked(), columns or TERMINAL_COLUMNS))
@@ -102,6 +107,7 @@ def compare(
             show.out.print(f"{show.plain(missing.label)} is not compared on {where}: {missing.message}")
         for split in splits:
             show.caveats(split.dataset)
+        show.warn(*comparison.suspicious())
     for file in output or []:
         _write(file, comparison, columns)
         show.note(f"written: [bold]{show.plain(file)}[/]")
@@ -155,12 +161,18 @@ def _changed(contenders: Sequence[Contender], name: str, value: Any) -> list[Con
 
 
 def _splits(
-    locations: Sequence[str], tables: dict[str, str], protocols: Sequence[str] | None, seed: int
+    locations: Sequence[str],
+    tables: dict[str, str],
+    protocols: Sequence[str] | None,
+    seed: int,
+    histories: str,
 ) -> list[Split]:
     from bundlemage.data.splits import SplitPlan
     from bundlemage.readers.load import read
 
-    plans = [SplitPlan(protocol, seed) for protocol in dict.fromkeys(protocols or ["auto"])]
+    plans = [
+        SplitPlan(protocol, seed, histories=histories) for protocol in dict.fromkeys(protocols or ["auto"])
+    ]
     splits: list[tuple[str, Split]] = []
     for location in dict.fromkeys(locations):
         with show.notes.status(f"reading {label(location)}"):
@@ -210,7 +222,7 @@ def _write(file: Path, comparison: Comparison, columns: Sequence[str]) -> None:
     from bundlemage.studies import render
 
     if file.suffix == ".json":
-        content = {"command": command_line(), **comparison.to_json()}
+        content = {"command": command_line(), "warnings": comparison.suspicious(), **comparison.to_json()}
         text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
     else:
         form: render.Form = "html" if file.suffix == ".html" else "markdown"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -11,8 +12,8 @@ import typer
 
 from bundlemage.cli import show
 from bundlemage.cli.commands import add
-from bundlemage.cli.options import AsJson, Count, Location, Seed, Tables
-from bundlemage.cli.texts import key_values, label
+from bundlemage.cli.options import AsJson, Count, Location, OptionalCount, Seed, Tables
+from bundlemage.cli.texts import key_values, label, only_given
 from bundlemage.errors import ConfigError
 from bundlemage.progress import Shown
 
@@ -23,23 +24,32 @@ app = typer.Typer(no_args_is_help=True, help="Check, describe, shard, generate a
 
 
 def check(location: Location = "sample", table: Tables = None, as_json: AsJson = False) -> None:
-    """Report each problem of the data at PATH, with its place and a fix. Exits 2 if there is a problem."""
+    """Report each problem of the data at PATH, with its place and a fix. Exits 2 if there is an error.
+
+    It also says in how many user-bundle pairs the user's items give the bundle away, which is no problem.
+    """
     from bundlemage.readers.ingest import ingest as read_in
 
     with Shown(show.notes, label(location)) as progress:
-        problems = read_in(location, named=key_values(table, "--table"), progress=progress).problems
+        checked = read_in(location, named=key_values(table, "--table"), progress=progress)
+    problems, leakage = checked.problems, checked.leakage
+    counts = Counter(problem.severity for problem in problems)
+    ok = not counts["error"]
     if as_json:
-        show.print_json({"ok": not problems, "problems": [asdict(problem) for problem in problems]})
+        listed = [asdict(problem) for problem in problems]
+        found = None if leakage is None else {**asdict(leakage), "share": leakage.share}
+        show.print_json({"ok": ok, "problems": listed, "leakage": found})
     else:
+        colours = {"error": "red", "warning": "yellow", "note": "blue"}
         for problem in problems:
-            colour = "red" if problem.severity == "error" else "yellow"
-            show.note(f"[{colour}]{problem.severity}:[/] {show.plain(problem)}")
-        errors = sum(problem.severity == "error" for problem in problems)
-        if problems:
-            show.notes.print(f"kinds of errors: {errors}; kinds of warnings: {len(problems) - errors}")
-        else:
+            show.note(f"[{colours[problem.severity]}]{problem.severity}:[/] {show.plain(problem)}")
+        if ok and not counts["warning"]:
             show.out.print("no problem found")
-    if problems:
+        else:
+            show.notes.print(f"kinds of errors: {counts['error']}; kinds of warnings: {counts['warning']}")
+        if leakage is not None:
+            show.leakage(leakage)
+    if not ok:
         raise typer.Exit(2)
 
 
@@ -128,29 +138,47 @@ def stats(location: Location = "sample", table: Tables = None, as_json: AsJson =
 
 def sample(
     output: Path,
-    users: Count = 800,
-    items: Count = 600,
-    bundles: Count = 240,
+    kind: str = "games",
+    users: OptionalCount = None,
+    items: OptionalCount = None,
+    bundles: OptionalCount = None,
     seed: Seed = 0,
     format_: str = "csv",
     as_json: AsJson = False,
 ) -> None:
-    """Write the tables of a generated game shop, to try commands or as an example of tables.
+    """Write the tables of a generated shop, to try commands or as an example of tables.
+
+    The kinds of shops:
+
+    - games: a shop of games; many users buy bundles of other genres than their games.
+    - one-buyer: every bundle is made for one user, who has no other items than those of the bundles.
+    - only-in-bundles: users have no other items than those of their bundles.
+    - one-bundle-users: four users of five have one bundle.
+    - best-sellers: users have no tastes; a few bundles have most of the sales.
+    - tiny: 50 users and 40 bundles.
+    - large-catalogue: 150 users, 1,500 bundles and 3,000 items.
+    - near-copies: groups of bundles that differ in one item or two; users buy one of a group.
+    - no-items: users have bundles and no items.
 
     Options:
         -o, --output DIR: Folder for the tables.
-        --users N: The number of users.
-        --items N: The number of items.
-        --bundles N: The number of bundles.
+        --kind KIND: The kind of shop, from the list above.
+        --users N: The number of users; only for games, where it is 800 by default.
+        --items N: The number of items; only for games, where it is 600 by default.
+        --bundles N: The number of bundles; only for games, where it is 240 by default.
         --seed N: The seed of the generator.
         --format FORMAT: csv, tsv or parquet.
     """
     from bundlemage.sample.generate import TableFormat, sample_shop, write_shop
+    from bundlemage.sample.kinds import GAMES, shop_of_kind
 
     if format_ not in get_args(TableFormat):
         raise ConfigError(f"unknown format {format_!r}; the formats are: {', '.join(get_args(TableFormat))}")
+    sizes = only_given({"users": users, "items": items, "bundles": bundles})
+    if sizes and kind != GAMES:
+        raise ConfigError(f"--{next(iter(sizes))} is for the kind {GAMES}: the other kinds have fixed sizes")
     with show.notes.status("generating"):
-        shop = sample_shop(users, items, bundles, seed=seed).dataset
+        shop = sample_shop(**sizes, seed=seed).dataset if kind == GAMES else shop_of_kind(kind, seed).dataset
         files = write_shop(shop, output, format_)  # type: ignore[arg-type]
     if as_json:
         show.print_json({"files": [str(file) for file in files]})

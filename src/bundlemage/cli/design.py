@@ -61,7 +61,7 @@ def design(
     if as_json:
         show.print_json({"user": known_id(user), **designs.model_dump(mode="json")})
         return
-    describe(model, user)
+    describe(model, user, known_id(user))
     for each in designs:
         show.out.print(_card(each))
     if designs.proven:
@@ -204,7 +204,10 @@ def _audience(forecast: BundleForecast) -> list[str]:
         lines.append(f"price {forecast.price:,.2f}{off}")
     if forecast.expected is not None:
         takings = "" if forecast.expected_takings is None else f", takings {forecast.expected_takings:,.2f}"
-        lines.append(f"[bold]{forecast.expected:,.1f}[/] of {forecast.asked:,} users would take it{takings}")
+        lines.append(
+            f"about [bold]{forecast.expected:,.1f}[/] of {forecast.asked:,} users would buy it "
+            f"({forecast.low:,} to {forecast.high:,}){takings}"
+        )
         lines.append(f"{forecast.above:,} have a chance above {forecast.threshold:.1%}")
     if forecast.weakest is not None:
         without = "" if forecast.weakest.without is None else f": {forecast.weakest.without:,.1f} without it"

@@ -10,7 +10,8 @@ import typer
 from typer.core import TyperGroup
 
 from bundlemage import __version__
-from bundlemage.cli.ask import campaign, complete, recommend, recommend_all
+from bundlemage.cli.ask import complete, recommend, recommend_all
+from bundlemage.cli.campaign import campaign
 from bundlemage.cli.commands import add
 from bundlemage.cli.compare import compare, models, reproduce
 from bundlemage.cli.data import app as data
@@ -20,8 +21,6 @@ from bundlemage.cli.train import evaluate, train, tune
 from bundlemage.errors import BundleMageError, ConfigError
 
 MOVED = {
-    "recommend --all": "'recommend' answers for one user. For all users, use 'bundlemage recommend-all DIR "
-    "--output PATH'",
     "data --engine": "'bundlemage data' always runs on this machine, in bounded memory: leave --engine out",
 }
 """Maps each removed "command option" to an error message that says what to use instead."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,7 +28,8 @@ def _at_least_one(option: typer.CallbackParam, count: int | None) -> int | None:
 
 LOCATION = (
     "A folder with tables, a public data set, or the output of 'data ingest'; a URI of Parquet tables, e.g. "
-    "s3://bucket/prefix; a database URL; or 'sample', the built-in shop."
+    "s3://bucket/prefix; a database URL; or 'sample', the built-in shop; 'sample:KIND' is one of "
+    "another kind (see 'data sample --help')."
 )
 JOBS = "Number of models to train at a time, each in its own process on the same device."
 TABLES = (
@@ -44,6 +46,13 @@ ModelFolder = Annotated[
 ]
 Jobs = Annotated[int, typer.Option(metavar="N", callback=_at_least_one, help=JOBS)]
 Count = Annotated[int, typer.Option(min=1)]
+OutputFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="Write the answers to a .csv, .jsonl or .parquet file."
+    ),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="With --output: replace an existing file.")]
 OptionalCount = Annotated[int | None, typer.Option(min=1)]
 Seed = Annotated[int, typer.Option(min=0)]
 
@@ -70,12 +79,12 @@ def _engine(
     return engine_of(engine, address=address, workers=workers)
 
 
-def _user(
+def _given_user(
     user: str | None = None,
     history_items: list[str] | None = None,
     history_bundles: list[str] | None = None,
 ) -> Any:
-    """The user that the answer is for.
+    """The user that the answer is for, or None if none of these options is given.
 
     Options:
         --user ID: A user of the training data.
@@ -87,8 +96,34 @@ def _user(
     if user is not None and (history_items or history_bundles):
         raise ConfigError("give --user or a history, not both")
     if user is None and history_items is None and history_bundles is None:
-        raise ConfigError("no user: give --user ID, or --history-items and --history-bundles ('' for none)")
+        return None
     return user if user is not None else History(ids(history_items), ids(history_bundles))
+
+
+_GivenUser = Annotated[Any, FromFunction(_given_user)]
+
+
+def _user(user: _GivenUser) -> Any:
+    """The user that the answer is for."""
+    if user is None:
+        raise ConfigError(f"no user: {_GIVE}")
+    return user
+
+
+def _user_or_all(user: _GivenUser, all_: bool = False) -> Any:
+    """The user that the answer is for, or None for all users.
+
+    Options:
+        --all: Instead of --user: all users of the training data. Needs --output.
+    """
+    if user is None and not all_:
+        raise ConfigError(f"no user: {_GIVE}, or --all for all users")
+    if user is not None and all_:
+        raise ConfigError("give --all or one user, not both")
+    return user
+
+
+_GIVE = "give --user ID, or --history-items and --history-bundles ('' for none)"
 
 
 def _filter(
@@ -137,5 +172,6 @@ def _recall(index: bool = False, least_recall: float | None = None) -> float | N
 
 EngineOptions = Annotated["Engine", FromFunction(_engine)]
 UserOptions = Annotated["User", FromFunction(_user)]
+UserOrAll = Annotated["User | None", FromFunction(_user_or_all)]
 FilterOptions = Annotated["Filter | None", FromFunction(_filter)]
 IndexOptions = Annotated["float | None", FromFunction(_recall)]

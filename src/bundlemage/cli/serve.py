@@ -25,13 +25,13 @@ from bundlemage.progress import Shown
 
 if TYPE_CHECKING:
     from bundlemage.data.splits import Split
-    from bundlemage.retraining import Retrained
+    from bundlemage.retraining.run import Retrained
     from bundlemage.service.settings import Settings
     from bundlemage.store.records import Key
     from bundlemage.store.repository import Store
 
 SAMPLE = Path("bundlemage-sample")
-_NEEDED = ("fastapi", "httptools", "prometheus_client", "sqlalchemy", "uvicorn")
+_NEEDED = ("fastapi", "fastapi_swagger", "httptools", "prometheus_client", "sqlalchemy", "uvicorn")
 
 SETTINGS = FromModel(
     "bundlemage.service.settings.Settings",
@@ -104,10 +104,15 @@ def _serve(settings: Settings, sockets: Sequence[socket.socket]) -> None:
     show.say(
         f"BundleMage serves {name} (model {live.record.version}) at [bold]http://{shown}:{port}/[/]{several}\n"
         f"  the page   http://{shown}:{port}/\n"
-        f"  the API    http://{shown}:{port}/v1/users/USER/bundles?k=3   (all of it: /openapi.json)\n"
+        f"  the API    http://{shown}:{port}/v1/users/USER/bundles?k=3   (all of it: /docs)\n"
         f"  the store  {show.plain(shop)}\n"
         "Ctrl-C stops the service. Every change that it has confirmed is on disk."
     )
+    if live.recommender.held_out and live.recommender.protocol != "retrain":
+        show.warn(
+            f"this model has not learned from {live.recommender.held_out:,} purchases, which were held out "
+            "to test it. For a live shop, train it with --final, which learns from all"
+        )
     logs.configure(debug=settings.debug)
     with suppress(ImportError, OSError, ValueError):
         import resource
@@ -174,7 +179,7 @@ def _sample_model() -> Path:
     try:
         artifact_version(folder)
     except BundleMageError:
-        train(folder, engine(), overwrite=True)
+        train(folder, engine(), overwrite=True, final=True)
     return folder
 
 
@@ -313,59 +318,67 @@ add(keys, create, list_, revoke)
 
 def retrain(
     db: Database = None,
+    model: str | None = None,
     set_: list[str] | None = None,
     epochs: int | None = None,
     seed: int | None = None,
     device: OtherDevice = None,
     models: Path | None = None,
+    keep: int = 3,
     tolerance: float = 0.0,
     force: bool = False,
     as_json: AsJson = False,
 ) -> None:
     """Train the serving model again on the database's data, and publish it if it is not worse.
 
-    Both models are tested on bundles that neither has learned from. A running service switches to a published
-    model by itself. The command is safe to run from cron: only one training runs at a time, and if it is
-    killed, the old model keeps serving.
+    Both models are tested on bundles that neither has learned from, and that had not been shown to the user
+    before the purchase. A running service switches to a published model by itself. The command is safe to run
+    from cron: only one training runs at a time, and if it is killed, the old model keeps serving.
 
     Options:
+        --model NAME: Train another model, with its default settings: 'bundlemage models' lists the names.
         --set NAME=VALUE: A setting that differs from the serving model's, e.g. embedding_dim=64. Repeatable.
         --epochs: The maximum number of passes over the data.
         --seed: Seed of the training, and of the choice of held-out cases.
         --models DIR: Folder for new models. Default: the folder of the serving model.
+        --keep: How many models of retrainings to keep. The folders of older ones are removed.
         --tolerance: How far the new model's nDCG@10 may be below the serving model's.
         --force: Publish the new model even if it is worse, or if nothing can be compared.
     """
     check_extra()
-    from bundlemage import retraining
+    from bundlemage.retraining.comparison import DECISIVE
+    from bundlemage.retraining.run import retrain as retrained
 
     changed = {**parsed(set_), **only_given({"epochs": epochs, "device": device})}
     store = open_store(database_url(db, None), must_exist=True)
     with closing(store), Shown(show.notes) as progress:
-        outcome = retraining.retrain(
+        outcome = retrained(
             store,
+            model=model,
             settings=changed,
             models=models,
             force=force,
             tolerance=tolerance,
+            keep=keep,
             seed=seed,
             on_split=_announce,
             progress=progress,
         )
     if not as_json:
-        _show(outcome, retraining.DECISIVE)
+        _show(outcome, DECISIVE)
         return
     training = outcome.training
+    plain = ("published", "reason", "serving", "version", "cases", "prompted", "new_bundles")
     show.print_json(
         {
-            **{
-                name: getattr(outcome, name)
-                for name in ("published", "reason", "serving", "version", "cases")
-            },
+            **{name: getattr(outcome, name) for name in plain},
+            "since": None if outcome.since is None else outcome.since.isoformat(),
             "path": None if outcome.path is None else str(outcome.path),
-            "decided_by": retraining.DECISIVE,
+            "decided_by": DECISIVE,
             "tolerance": tolerance,
             "comparison": None if outcome.comparison is None else vars(outcome.comparison),
+            "generation": None if outcome.generation is None else vars(outcome.generation),
+            "removed": [str(path) for path in outcome.removed],
             "epochs": len(training.history) if training else 0,
             "seconds": round(training.seconds, 3) if training else 0.0,
             "device": training.device if training else None,
@@ -374,39 +387,65 @@ def retrain(
     )
 
 
-def _announce(split: Split, serving: str) -> None:
+def _announce(split: Split, outcome: Retrained) -> None:
     """Print the size of the training data, and how many users the comparison covers."""
     show.note(show.described(split.dataset))
-    cases = len(split.test) if split.test else 0
-    compared = (
-        f"{cases:,} users have a bundle that is new to the serving model {serving}; both models are tested "
-        "on these"
-        if cases
-        else f"nothing is compared with the serving model {serving}"
-    )
-    show.note(f"{compared}; learning from {split.train.user_bundle.nnz:,} user-bundle pairs")
+    if split.test:
+        chosen = (
+            "chosen at random, because too few purchases have different times"
+            if outcome.since is None
+            else f"all since {outcome.since:%Y-%m-%d %H:%M} UTC"
+        )
+        show.note(
+            f"{len(split.test):,} purchases that are new to the serving model {outcome.serving} test both "
+            f"models; they are {chosen}"
+        )
+    else:
+        show.note(f"nothing is compared with the serving model {outcome.serving}")
+    if outcome.prompted:
+        show.note(f"{outcome.prompted:,} others are left out: the bundle had been shown to the user before")
+    show.note(f"learning from {split.train.user_bundle.nnz:,} user-bundle pairs")
 
 
 def _show(outcome: Retrained, decisive: str) -> None:
     from bundlemage.evaluation import Evaluation
 
-    comparison = outcome.comparison
-    if comparison is not None:
+    matching, generation = outcome.comparison, outcome.generation
+    if matching is not None:
         rows = [
-            Evaluation(name, "store", "retrain", metrics, comparison.cases, None, 0)
-            for name, metrics in (("serving", comparison.serving), ("new", comparison.candidate))
+            Evaluation(
+                name,
+                "store",
+                "retrain",
+                getattr(matching, side),
+                matching.cases,
+                getattr(generation, side, None),
+                generation.cases if generation else 0,
+            )
+            for name, side in (("serving", "serving"), ("new", "candidate"))
         ]
         show.out.print(show.evaluations(rows))
+    if generation is not None:
         show.say(
-            f"{decisive} differs by {comparison.difference:+.4f}, with a standard error of "
-            f"{comparison.standard_error:.4f}."
+            f"In completing bundles, {decisive} differs by {generation.difference:+.4f}, with a standard "
+            f"error of {generation.standard_error:.4f}."
+        )
+    elif outcome.new_bundles is not None:
+        show.say(
+            f"Completing bundles was not compared: {outcome.new_bundles:,} bundles are new to the serving "
+            "model, which is too few."
         )
     if outcome.path is None:
         show.say(f"[bold]Not published[/], {outcome.serving} continues to serve: {outcome.reason}.")
         return
-    here = Path.cwd()
-    path = outcome.path.relative_to(here) if outcome.path.is_relative_to(here) else outcome.path
     show.say(
-        f"[bold]Published[/] {outcome.version} as {show.plain(path)}: {outcome.reason}.\n"
+        f"[bold]Published[/] {outcome.version} as {show.plain(_from_here(outcome.path))}: {outcome.reason}.\n"
         "A running service switches to it with its next answer."
     )
+    for path in outcome.removed:
+        show.say(f"Removed the old model {show.plain(_from_here(path))}.")
+
+
+def _from_here(path: Path) -> Path:
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

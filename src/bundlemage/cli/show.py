@@ -13,9 +13,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from bundlemage.errors import Problem
+
 if TYPE_CHECKING:
     from bundlemage.core.shop import Recommendation
     from bundlemage.data.dataset import BundleDataset
+    from bundlemage.data.leakage import Leakage
     from bundlemage.evaluation import Evaluation
     from bundlemage.studies.standings import ResultTable
     from bundlemage.training.history import EpochRecord
@@ -57,9 +60,10 @@ def plain(value: object) -> str:
 
 
 def warn(*problems: object) -> None:
-    """Print a warning on stderr for each problem."""
+    """Print a warning on stderr for each problem. Notes are left to `data check`."""
     for problem in problems:
-        note(f"[yellow]warning:[/] {plain(problem)}")
+        if not (isinstance(problem, Problem) and problem.severity == "note"):
+            note(f"[yellow]warning:[/] {plain(problem)}")
 
 
 def sizes(name: str, counts: Mapping[str, int]) -> str:
@@ -81,18 +85,28 @@ def caveats(dataset: BundleDataset) -> None:
         out.print(f"[yellow]note:[/] {plain(each)}")
 
 
+def leakage(found: Leakage, histories: str | None = None) -> None:
+    """Print on stderr how many pairs users' items give away, and what a split did about it."""
+    from bundlemage.data.leakage import told
+
+    if found.pairs:
+        note("[yellow]leakage:[/] " * found.found + plain(told(found.share, histories)))
+
+
 def evaluations(rows: Sequence[Evaluation]) -> RenderableType:
-    """A table for each task, with a row for each model. The best value of each column is bold."""
+    """A table for each task of the first model. The others come after it for comparison, the best first. The
+    best value of each column is bold."""
     tables: list[RenderableType] = []
     for task, question in (
         ("matching", "Which bundle did the user take next?"),
         ("generation", "Which items complete the bundle?"),
     ):
-        measured = [(row.model, getattr(row, task)) for row in rows if getattr(row, task)]
-        if not measured:
+        if not rows or not getattr(rows[0], task):
             continue
+        measured = [(row.model, getattr(row, task)) for row in rows if getattr(row, task)]
+        measured[1:] = sorted(measured[1:], key=lambda row: -row[1]["ndcg@5"])
         cases = getattr(rows[0], f"{task}_cases")
-        metrics = [f"{name}@{k}" for name in ("ndcg", "recall") for k in (5, 10, 20)]
+        metrics = _metrics_beside(max(len(model) for model, _ in measured))
         shown = table(
             f"{question}  ({task}, {cases:,} cases)", "model", *(f">{metric}" for metric in metrics)
         )
@@ -104,6 +118,17 @@ def evaluations(rows: Sequence[Evaluation]) -> RenderableType:
             shown.add_row(model, *cells)
         tables.append(shown)
     return Group(*tables) if tables else Text("There are no held-out test cases.")
+
+
+def _metrics_beside(longest: int) -> list[str]:
+    """The metrics that fit beside names of this length. A narrow terminal shows fewer of them rather than
+    names that are cut."""
+    metrics = [f"{name}@{k}" for name in ("ndcg", "recall") for k in (5, 10, 20)]
+    for less_needed in ("recall@10", "ndcg@10", "recall@5"):
+        if 1 + sum(len(column) + 3 for column in ("x" * longest, *metrics)) <= out.width:
+            break
+        metrics.remove(less_needed)
+    return metrics
 
 
 def comparison_table(results: ResultTable, columns: Sequence[str]) -> RenderableType:

@@ -23,7 +23,7 @@ from bundlemage.cli.options import (
     Tables,
 )
 from bundlemage.cli.texts import key_values, label, only_given, settings
-from bundlemage.errors import BundleMageError, ConfigError
+from bundlemage.errors import BundleMageError, ConfigError, NoModelYetError
 from bundlemage.progress import Shown
 
 if TYPE_CHECKING:
@@ -31,8 +31,14 @@ if TYPE_CHECKING:
 
     from bundlemage.data.splits import Split
     from bundlemage.models.config import Domain
+    from bundlemage.recommender import Recommender
+    from bundlemage.scorecard import Scorecard
     from bundlemage.training.loop import TrainingResult
     from bundlemage.tuning.study import Study
+
+
+SMALL_PART = 0.5
+"""`train` warns if it learns from a smaller part of the purchases."""
 
 
 def train(
@@ -47,7 +53,8 @@ def train(
     device: OtherDevice = None,
     protocol: str | None = None,
     split_seed: int | None = None,
-    calibrated_as: str | None = None,
+    histories: str | None = None,
+    final: bool = False,
     ensemble: int | None = None,
     table: Tables = None,
     resume: bool = False,
@@ -68,15 +75,21 @@ def train(
         -o, --output DIR: Folder for the model.
         --recipe: A TOML file with model, settings and split, or the name of a built-in recipe such as
             youshu/bundlemage. Options override the recipe.
-        --model: bundlemage, or any other that 'bundlemage models' lists.
+        --model: auto (the best of BundleMage and closed forms, or a blend of them), bundlemage, or any other
+            that 'bundlemage models' lists.
         --set NAME=VALUE: A hyperparameter, e.g. embedding_dim=64. Repeatable.
         --epochs: The maximum number of passes over the data.
         --seed: The seed of everything random in training.
-        --protocol: auto (the data's own split, else paper), paper, full, cold-bundles, new-bundles,
+        --protocol: auto (the data's own split, else paper, else some-users if paper would leave less than
+            half of the pairs for training), paper, some-users, full, cold-bundles, new-bundles,
             new-bundles-known, or none.
         --split-seed: The seed of the split, if it is random.
-        --calibrated-as DIR: Copy the calibration of the model in DIR, which turns scores into chances. Use
-            it for a model that is trained on all data and has no validation cases.
+        --histories: Whether users' items are used as-given or without-held-out, that is without the items of
+            the user's held-out bundles. auto (the default) leaves them out if they give away more than 3% of
+            the held-out pairs.
+        --final: Afterwards, train again on all data, with the number of epochs that was best and the same
+            choice of models, and save that model. It is the one to serve. The figures are those of the
+            model that held pairs out.
         --ensemble N: Train N members with seeds that count up from --seed, and save their mean as one model.
             Training, memory and answers cost N times as much.
         --resume: Continue an interrupted run.
@@ -87,83 +100,89 @@ def train(
         --item-tables HOW: With several workers: 'replicated' gives each worker all items, 'sharded' gives it
             a part of them, and 'auto' shards only if a worker cannot hold all items.
     """
-    from bundlemage.engines.training import TrainingJob
-    from bundlemage.evaluation import tasks_not_learned
-    from bundlemage.models.registry import model_class
+    from bundlemage.engines.training import TrainingJob, final_folder, final_job
+    from bundlemage.models.registry import AUTO, model_class
     from bundlemage.recipe import Recipe
-    from bundlemage.recommender import Recommender, evaluate_beside_popularity
+    from bundlemage.scorecard import command_to_train, scorecard
     from bundlemage.training.checkpoint import RunFolder
-    from bundlemage.training.history import SELECTION_METRIC, EpochProgress, TensorBoard
+    from bundlemage.training.history import EpochProgress, TensorBoard
 
     options = {"epochs": epochs, "seed": seed, "device": device}
-    chosen = (Recipe.find(recipe) if recipe else Recipe()).changed(
-        {**settings(set_), **only_given(options)}, only_given({"protocol": protocol, "seed": split_seed})
+    chosen = (Recipe.find(recipe) if recipe else Recipe(AUTO)).changed(
+        {**settings(set_), **only_given(options)},
+        only_given({"protocol": protocol, "seed": split_seed, "histories": histories}),
     )
     chosen = replace(chosen, **only_given({"model": model, "ensemble": ensemble}))
     checkpoints = output.with_name(output.name + ".checkpoints")
     _check_output(output, checkpoints, resume, overwrite)
     if epochs is not None and "epochs" not in model_class(chosen.model).config_class.model_fields:
         raise ConfigError(f"--epochs: {chosen.model} does not learn by steps, so it has no epochs")
-    calibration = None
-    if calibrated_as is not None:
-        calibration = Recommender.load(calibrated_as, device="cpu").calibration
-        if calibration is None:
-            raise ConfigError(
-                f"--calibrated-as: {calibrated_as} was itself trained without validation cases, so it has no "
-                "calibration"
-            )
+    if final and chosen.plan().protocol == "none":
+        raise ConfigError("--final needs held-out pairs to find the epochs: leave --protocol none out")
     job = TrainingJob(
-        location,
-        chosen,
-        checkpoints,
-        key_values(table, "--table"),
-        resume,
-        checkpoint_every,
-        item_tables,
-        calibration,
+        location, chosen, checkpoints, key_values(table, "--table"), resume, checkpoint_every, item_tables
     )
     engine.check(job)
     with show.notes.status(f"reading {label(location)}"):
         split = job.split
     show.warn(*job.source.warnings)
-    _announce(split, f"{chosen.ensemble} × {chosen.model}" if chosen.ensemble > 1 else chosen.model)
+    _announce(split, f"{chosen.ensemble} × {chosen.model}" if chosen.ensemble > 1 else chosen.model, final)
+    logs = [TensorBoard(tensorboard)] if tensorboard else []
     with Shown(show.notes) as progress:
-        observers = [EpochProgress(progress), *([TensorBoard(tensorboard)] if tensorboard else [])]
-        recommender = engine.train(job, observers)
+        recommender = engine.train(job, [EpochProgress(progress), *logs], progress)
     training = recommender.training
     assert training is not None
-    with show.notes.status("calibrating, and measuring how to rank new bundles"):
+    with show.notes.status("calibrating, and measuring how to rank new bundles and who buys them"):
         recommender.calibrate(split)
-    if recommender.new_bundle_credit is not None:
-        show.note(str(recommender.new_bundle_credit))
-    with show.notes.status("evaluating and saving"):
-        rows = evaluate_beside_popularity(recommender, split)
-        recommender.metrics = {"test": [row.to_json() for row in rows]}
-        recommender.save(output, overwrite=overwrite or resume)
-    if not training.interrupted:
-        RunFolder(checkpoints).discard()
+    with show.notes.status("evaluating the model and closed forms"):
+        card = scorecard(recommender, split, command_to_train(location, output))
+        recommender.metrics = card.to_json()
+    measured, interrupted = recommender, training.interrupted
+    if final and not interrupted:
+        show.note(f"training again on all {split.dataset.user_bundle.nnz:,} user-bundle pairs")
+        try:
+            with Shown(show.notes) as progress:
+                on_all = engine.train(final_job(job, measured), [EpochProgress(progress)], progress)
+            interrupted = bool(on_all.training and on_all.training.interrupted)
+        except NoModelYetError:
+            interrupted = True
+        if not interrupted:  # otherwise the measured model is saved, which is finished
+            with show.notes.status("calibrating"):
+                recommender = on_all.follow(measured, split)
+    recommender.save(output, overwrite=overwrite or resume)
+    if not interrupted:
+        for folder in (checkpoints, final_folder(checkpoints)):
+            RunFolder(folder).discard()
     if as_json:
-        show.print_json({"model": str(output), **_summary(training), **recommender.metrics})
+        chosen_parts = {"choice": measured.choice.to_json()} if measured.choice else {}
+        show.print_json({"model": str(output), **_summary(training), **chosen_parts, **recommender.metrics})
     else:
-        show.out.print(show.curve(training.history, SELECTION_METRIC))
-        show.out.print(show.evaluations(rows))
-        advice = (
-            " A smaller batch_size gives more steps per epoch. More epochs, patience or embedding_dim may "
-            "help as well."
-        )
-        for task in tasks_not_learned(rows):
-            show.out.print(
-                f"[red]In {task} the model is not better than popularity.[/]"
-                + advice * bool(training.history)
-            )
+        for part in _report(measured, card):
+            show.out.print(part)
         show.caveats(split.dataset)
+        again_too = ", and a final training on all data" if recommender is not measured else ""
         show.out.print(
             f"Saved to [bold]{show.plain(output)}[/] after {len(training.history)} epochs "
-            f"in {training.seconds:.1f} s on {training.device}."
+            f"in {training.seconds:.1f} s on {training.device}{again_too}."
         )
-    if training.interrupted:
+    if interrupted:
         show.note("Interrupted: the best model so far is saved; --resume continues from here.")
         raise typer.Exit(130)
+
+
+def _report(recommender: Recommender, card: Scorecard) -> Iterator[RenderableType]:
+    """What training has found: curves, figures beside those of closed forms, the choice, their meaning."""
+    from bundlemage.training.history import SELECTION_METRIC
+
+    yield show.curve(recommender.history, SELECTION_METRIC)
+    yield show.evaluations(card.rows)
+    for line in recommender.choice_in_words():
+        yield show.plain(line)
+    for text in card.findings:
+        yield f"[yellow]note:[/] {show.plain(text)}"
+    for about in (recommender.new_bundle_credit, recommender.new_bundle_calibration):
+        if about is not None:
+            yield f"[dim]{show.plain(about.in_short)}[/]"
 
 
 def evaluate(
@@ -182,9 +201,11 @@ def evaluate(
     from bundlemage.engines.jobs import EvaluationJob
 
     job = EvaluationJob(Path(folder), location, key_values(table, "--table"), device=device)
+    with show.notes.status("reading the data"):
+        _ = job.source  # raises an error if there is none, before the model is loaded
     with Shown(show.notes, "evaluating") as progress:
         progress("loading", 0, 0)
-        rows = engine.evaluate(job, progress)
+        card = engine.evaluate(job, progress)
         changed = job.data_changed
     show.warn(*job.source.warnings)
     if changed:
@@ -193,11 +214,24 @@ def evaluate(
             "the figures may include cases that the model has seen"
         )
     if as_json:
-        show.print_json({"model": folder, "data_changed": changed, "test": [row.to_json() for row in rows]})
+        choice = job.recommender.choice
+        inside = {} if choice is None else {"choice": choice.to_json()}
+        show.print_json({"model": folder, "data_changed": changed, **inside, **card.to_json()})
         return
     show.say(f"{show.described(job.split.dataset)}; protocol {job.split.protocol}")
-    show.out.print(show.evaluations(rows))
+    if job.split.protocol == "none" and job.recommender.metrics.get("final"):
+        show.say(
+            "This model was trained on all data, so no case is left to test it. The card in "
+            f"{show.plain(Path(folder) / 'README.md')} has the figures from before the final training."
+        )
+        return
+    show.out.print(show.evaluations(card.rows))
+    for line in job.recommender.choice_in_words():
+        show.say(show.plain(line))
+    for text in card.findings:
+        show.say(f"[yellow]note:[/] {show.plain(text)}")
     show.caveats(job.split.dataset)
+    show.leakage(job.split.leakage, job.split.histories)
 
 
 def _summary(training: TrainingResult) -> dict[str, Any]:
@@ -250,17 +284,24 @@ def _check_output(output: Path, checkpoints: Path, resume: bool, overwrite: bool
         )
 
 
-def _announce(split: Split, model: str) -> None:
+def _announce(split: Split, model: str, final: bool) -> None:
     learned, known = split.train.user_bundle.nnz, split.dataset.user_bundle.nnz
     show.note(show.described(split.dataset))
     show.note(
         f"protocol {split.protocol}: learning from {learned:,} of {known:,} user-bundle pairs, "
         f"{'the rest is held out' if learned < known else 'none is held out'}; model {model}"
     )
+    show.leakage(split.leakage, split.histories)
     if not learned:
         show.warn(
             "no user-bundle pair is left for training, so the model cannot learn "
             "which user takes which bundle: add more data, or use --protocol none, which holds nothing out"
+        )
+    elif learned < SMALL_PART * known:
+        advice = "the final training uses all of them" if final else "add --final, to train again on all"
+        show.warn(
+            f"the model learns from {learned:,} of {known:,} purchases of bundles, because {split.protocol} "
+            f"holds out the others: {advice}, or use --protocol some-users, which holds out less"
         )
 
 
@@ -281,6 +322,7 @@ def tune(
     device: OtherDevice = None,
     protocol: str | None = None,
     split_seed: int | None = None,
+    histories: str | None = None,
     table: Tables = None,
     resume: bool = False,
     as_json: AsJson = False,
@@ -301,9 +343,9 @@ def tune(
         --trials N: The total number of trials, including earlier ones.
         --timeout SECONDS: No trial begins after this time; running trials are finished.
         --seed: The seed of the search, and of each training in it.
-        --protocol: auto (the data's own split, else paper), paper, full, cold-bundles, new-bundles or
-            new-bundles-known.
+        --protocol: As for 'train', except none.
         --split-seed: The seed of the split, if it is random.
+        --histories: As for 'train'.
         --workers, --jobs N: Number of trials at a time, each in its own process. The default is one on this
             machine. On Ray it is one for each GPU, or one for each processor if there is no GPU. With more
             than one, the next trial depends on which trial ends first, so two searches may differ.
@@ -322,7 +364,9 @@ def tune(
         settings=fixed,
         seed=fixed.pop("seed", start.pop("seed", 0)),
         start={name: value for name, value in start.items() if name not in fixed},
-        plan=chosen.changed({}, only_given({"protocol": protocol, "seed": split_seed})).plan(),
+        plan=chosen.changed(
+            {}, only_given({"protocol": protocol, "seed": split_seed, "histories": histories})
+        ).plan(),
         location=location,
         output=output,
         space={name: _domain(name, text) for name, text in key_values(space, "--space").items()},
@@ -336,6 +380,7 @@ def tune(
     with Shown(show.notes, "tuning") as progress:
         study = engine.tune(search, progress)
     show.warn(*study.warnings)
+    show.leakage(study.leakage, study.histories)
     if as_json:
         show.print_json(study.to_json())
     else:

@@ -45,6 +45,14 @@ Conditions: TypeAlias = Where | Mapping[str, Any] | None
 Answer = TypeVar("Answer", bound=Out)
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _IDS: Final = {"user_id", "item", "item_id", "bundle_id", "sells_like"}
+_NAMES: Final = {
+    "user": "user_id",
+    "item": "item_id",
+    "bundle": "bundle_id",
+    "at": "at",
+    "request_id": "request_id",
+}
+"""The fields of an interaction, and their names in the API. Dicts may use either."""
 _LISTS: Final = {"items", "bundles", "exclude", "among", "tags"}
 
 
@@ -222,9 +230,18 @@ class Client:
         return self.record_many([interaction], idempotency_key=idempotency_key)
 
     def record_many(
-        self, interactions: Sequence[Interaction], *, idempotency_key: str | None = None
+        self,
+        interactions: Sequence[Interaction | Mapping[str, Any]],
+        *,
+        idempotency_key: str | None = None,
     ) -> Written:
-        """Record up to 10,000 interactions: either all of them or none."""
+        """Record up to 10,000 interactions: either all of them or none. An interaction may be a dict.
+
+        >>> client.record_many([{"user": "u0007", "item": "g0022", "at": "2026-03-01T09:30:00+01:00"}])
+
+        `at` is the time of the interaction, as a datetime with a time zone or as text in ISO 8601. Without
+        it, the interaction happened now. Histories are ordered by it, so send it with old purchases.
+        """
         key = uuid4().hex if idempotency_key is None else idempotency_key
         if not (key.isascii() and key.isprintable() and key.strip() == key != ""):
             raise ConfigError(
@@ -421,16 +438,26 @@ def _to_json(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _value(name: str, value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
-    if name in _IDS and isinstance(value, int):
-        return str(value)
+    if name in _IDS:
+        return _id(value)
     if name not in _LISTS or value is None or isinstance(value, Mapping):
         return value
     if isinstance(value, str):  # otherwise it would become a list of letters
         raise ConfigError(f"{name} is a list, not a string: write [{value!r}]")
-    return [str(entry) for entry in value]
+    return [_id(entry) for entry in value]
 
 
-def _interaction(interaction: Interaction) -> dict[str, Any]:
-    names = {"user": "user_id", "item": "item_id", "bundle": "bundle_id"}
-    fields = {names.get(name, name): value for name, value in vars(interaction).items()}
+def _id(value: Any) -> Any:
+    """An id as text. The service refuses a float, a boolean and None, in words."""
+    return value if value is None or isinstance(value, bool | float) else str(value)
+
+
+def _interaction(interaction: Interaction | Mapping[str, Any]) -> dict[str, Any]:
+    given = vars(interaction) if isinstance(interaction, Interaction) else interaction
+    if not isinstance(given, Mapping) or not set(given) <= {*_NAMES, *_NAMES.values()}:
+        raise ConfigError(
+            f"an interaction is an Interaction or a dict with the keys {', '.join(_NAMES)}; found "
+            f"{given!r:.200}"
+        )
+    fields = {_NAMES.get(name, name): value for name, value in given.items()}
     return _to_json({name: value for name, value in fields.items() if value is not None})

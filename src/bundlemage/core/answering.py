@@ -63,6 +63,13 @@ def _rows(ragged: Ragged, start: int, end: int) -> Ragged:
     return Ragged(ragged.values[first:last], ragged.offsets[start : end + 1] - first)
 
 
+def owned_items(histories: Histories, contents: Ragged) -> tuple[Ragged, Ragged]:
+    """Returns the items that each user has alone, and those in bundles that the user has."""
+    bundles = histories.bundles
+    inside = contents.rows(bundles.values)  # a row for each bundle of each user
+    return histories.items, Ragged(inside.values, inside.offsets[bundles.offsets])
+
+
 def exact_ranking(model: Model, batch: Batch, ranker: Ranker, k: int, include_owned: bool) -> Ranking:
     """Returns the k best candidates for each question. All candidates are scored."""
     histories, contents, partial = batch.histories, batch.contents, batch.partial
@@ -73,7 +80,7 @@ def exact_ranking(model: Model, batch: Batch, ranker: Ranker, k: int, include_ow
         scores = scores[:, : len(ranker.shares)]
         return ranker.rank(scores, no_history, [] if include_owned else [histories.bundles], k)
     scores = require(model, Completer).item_scores(histories, partial, contents)
-    hide = [partial] if include_owned else [partial, histories.items]
+    hide = [partial] if include_owned else [partial, *owned_items(histories, contents)]
     return ranker.rank(scores, no_history & (partial.lengths == 0), hide, k)
 
 
@@ -86,7 +93,7 @@ def nearest(
         order = require(model, Embedder).cosines(contents, vector) + candidates.hidden
         if exclude is not None:
             order[exclude] = -torch.inf
-        values, positions = top(order[None], min(k, len(order)))
+        values, positions = top(order[None], min(k, len(order)), candidates.shares, candidates.ids)
     best = zip(positions[0].tolist(), values[0].tolist(), strict=True)
     return [
         candidates.answer(position, score, rank, popular=False)

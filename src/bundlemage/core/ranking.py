@@ -1,30 +1,28 @@
 """Finds the best of many candidates, for many rows at a time. The result is exact, and little memory is used.
 
-Rankings of any number of users can be written as Arrow batches and as a Parquet file.
+Rankings of any number of users can be turned into Arrow batches, which `data/row_files.py` writes to a file.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from glob import escape
+from functools import cached_property
 from math import isqrt
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from bundlemage.data.folders import whole_file
+from bundlemage.data.dataset import Vocabulary
 from bundlemage.models.ragged import Ragged
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The best candidates of each row, best first. Ties are in the order of the data."""
+    """The best candidates of each row, best first. Of equal ones, the one with more sales comes first, and
+    then the one with the lower id."""
 
     positions: Tensor  # [rows, k]
     chances: Tensor  # [rows, k]
@@ -45,9 +43,10 @@ class Ranker:
     work itself. So only one thread may use a ranker.
     """
 
-    def __init__(self, shares: Tensor, hidden: Tensor) -> None:
+    def __init__(self, shares: Tensor, hidden: Tensor, ids: Vocabulary | None = None) -> None:
         self.shares = shares  # [candidates], the share of each in all sales
         self.hidden = hidden  # [candidates], 0, or -∞ for a candidate that must not be shown
+        self.ids = ids  # None if the candidates are in the order of their ids
         self._kept: dict[str, Tensor] = {}
 
     def rank(self, scores: Tensor, popular: Tensor, hide: Iterable[Ragged], k: int) -> Ranking:
@@ -67,9 +66,18 @@ class Ranker:
             order[rows] = (self.shares + self.hidden).to(scores.dtype)
         for ragged in hide:
             _hide(order, ragged)
-        values, positions = top(order, min(k, order.shape[1]))
+        values, positions = top(order, min(k, order.shape[1]), self.shares, self.ids)
         # Hidden candidates rank last.
         return Ranking(positions, chances.gather(1, positions), torch.isfinite(values).sum(1), popular)
+
+    @cached_property
+    def places(self) -> Tensor:
+        """The place of each candidate in the order of their ids."""  # [candidates]
+        places = torch.arange(len(self.shares), device=self.shares.device)
+        by_id = None if self.ids is None else self.ids.by_id
+        return (
+            places if by_id is None else places.scatter(0, torch.from_numpy(by_id).to(places.device), places)
+        )
 
     def _like(self, name: str, scores: Tensor) -> Tensor:
         """Returns memory for a tensor of the same shape and type. Each `name` has its own memory."""
@@ -93,12 +101,17 @@ def _hide(order: Tensor, ragged: Ragged) -> None:
     order[rows, columns] = -torch.inf
 
 
-def top(order: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Returns the k highest values of each row and their positions; of equal values, those that come first.
+def top(
+    order: Tensor, k: int, sales: Tensor | None = None, ids: Vocabulary | None = None
+) -> tuple[Tensor, Tensor]:
+    """Returns the k highest values of each row and their positions.
+
+    Of equal values, those with higher `sales` come first, and then those with the lower id. `sales` has one
+    number for each column, or one for each value. Without `ids`, the columns are in the order of their ids.
 
     `topk` alone is slow in wide rows, and breaks ties at random. So this computes the highest value of
     each group of columns (a cheap pass), selects the best groups, and runs `topk` on their columns. It looks
-    for one value more than k, to see whether the last of the k is in a tie.
+    for one value more than k, to see whether the last of the k is in a tie. Only rows with ties cost more.
     """
     values, positions = _highest(order, min(k + 1, order.shape[1]))
     # Hidden candidates (-∞) are equal to each other, which does not matter.
@@ -107,7 +120,13 @@ def top(order: Tensor, k: int) -> tuple[Tensor, Tensor]:
     values, positions = values[:, :k], positions[:, :k]
     if len(tied):
         values, positions = values.clone(), positions.clone()
-        values[tied], positions[tied] = _first_of_equals(order[tied], values[tied, -1:], k)
+        lowest = values[tied, -1:]
+        rows, sold = order[tied], None if sales is None else sales.expand_as(order)[tied]
+        by_id = None if ids is None or ids.by_id is None else torch.from_numpy(ids.by_id).to(order.device)
+        if by_id is not None:
+            rows, sold = rows[:, by_id], None if sold is None else sold[:, by_id]
+        values[tied], found = _first_of_equals(rows, sold, lowest, k)
+        positions[tied] = found if by_id is None else by_id[found]
     return values, positions
 
 
@@ -132,32 +151,43 @@ def _highest(order: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return highest.values, candidates.gather(1, highest.indices)
 
 
-def _first_of_equals(order: Tensor, lowest: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Returns the same as `top` for rows with ties. `lowest` is the k-th highest value of each row."""
-    above, level = order > lowest, order == lowest
-    room = k - above.sum(1, keepdim=True)
-    chosen = above | (level & (level.cumsum(1, dtype=torch.int32) <= room))  # k in each row
+def _first_of_equals(order: Tensor, sales: Tensor | None, lowest: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Returns the same as `top` for rows with ties, whose columns are in the order of their ids. `lowest` is
+    the k-th highest value of each row."""
+    chosen, level = order > lowest, order == lowest
+    if sales is not None:
+        room = k - chosen.sum(1, keepdim=True)
+        # Of the lowest value, `room` candidates are chosen. `fewest` are the sales of the last of them.
+        fewest = _highest(sales.masked_fill(~level, -torch.inf), k)[0].gather(1, room - 1)
+        chosen, level = chosen | (level & (sales > fewest)), level & (sales == fewest)
+    room = k - chosen.sum(1, keepdim=True)
+    chosen = chosen | (level & (level.cumsum(1, dtype=torch.int32) <= room))  # k in each row
     positions = chosen.nonzero()[:, 1].view(len(order), k)
+    if sales is not None:
+        by_sales = sales.gather(1, positions).sort(dim=1, descending=True, stable=True).indices
+        positions = positions.gather(1, by_sales)
     values, by_value = order.gather(1, positions).sort(dim=1, descending=True, stable=True)
     return values, positions.gather(1, by_value)
 
 
-# ── Rankings as Arrow batches and a Parquet file ─────────────────────────────────────────────────
+# ── Rankings as Arrow batches ────────────────────────────────────────────────────────────────────
 
-ROWS_IN_A_GROUP = 2**20
-"""Rows in a row group of the Parquet file. A group is held in memory until it is written."""
 
-SCHEMA = pa.schema(
-    [
-        ("user_id", pa.dictionary(pa.int32(), pa.string())),
-        ("rank", pa.int32()),
-        ("bundle_id", pa.dictionary(pa.int32(), pa.string())),
-        ("score", pa.float32()),
-        ("source", pa.dictionary(pa.int8(), pa.string())),
-    ]
-)
+def _answers(id_column: str) -> pa.Schema:
+    return pa.schema(
+        [
+            ("user_id", pa.dictionary(pa.int32(), pa.string())),
+            ("rank", pa.int32()),
+            (id_column, pa.dictionary(pa.int32(), pa.string())),
+            ("score", pa.float32()),
+            ("source", pa.dictionary(pa.int8(), pa.string())),
+        ]
+    )
+
+
+SCHEMA, ITEM_SCHEMA = _answers("bundle_id"), _answers("item_id")
+"""The columns of recommended bundles and of recommended items."""
 _SOURCES = pa.array(["model", "popular"])
-_DICTIONARIES = [name for name in SCHEMA.names if name != "score"]  # scores rarely repeat
 
 
 def record_batches(
@@ -179,64 +209,3 @@ def record_batches(
             pa.DictionaryArray.from_arrays(ranking.popular.cpu().numpy().astype(np.int8)[row], _SOURCES),
         ]
         yield pa.record_batch(columns, schema=SCHEMA)
-
-
-def write_parquet(batches: Iterable[pa.RecordBatch], file: Path) -> int:
-    """Write batches one by one. The file has a temporary name until the end. Returns the number of rows."""
-    _remove_left_behind(file)
-    rows = 0
-    with (
-        whole_file(file) as temporary,
-        pq.ParquetWriter(temporary, SCHEMA, use_dictionary=_DICTIONARIES, compression="zstd") as writer,
-    ):
-        for table in _groups(batches):
-            writer.write_table(table, row_group_size=len(table))
-            rows += len(table)
-    return rows
-
-
-def _remove_left_behind(file: Path) -> None:
-    """Remove temporary files of killed runs."""
-    for old in file.parent.glob(f".{escape(file.name)}.*.tmp"):
-        process = old.name.split(".")[-2]
-        if os.name == "posix" and process.isdecimal():
-            try:
-                os.kill(int(process), 0)  # signal 0 only checks whether the process exists
-            except ProcessLookupError:
-                old.unlink(missing_ok=True)
-            except OSError:  # a process of another user
-                continue
-
-
-def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yields row groups that join several batches. The dictionary of a group contains only its users."""
-    pending: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        if len(batch):
-            pending.append(batch)
-            rows += len(batch)
-        if rows >= ROWS_IN_A_GROUP:
-            yield joined(pending)
-            pending, rows = [], 0
-    if pending:
-        yield joined(pending)
-
-
-def joined(batches: list[pa.RecordBatch]) -> pa.Table:
-    """Returns batches as one table, with one dictionary for each column."""
-    columns = []
-    for number, field in enumerate(SCHEMA):
-        parts = [batch.column(number) for batch in batches]
-        if pa.types.is_dictionary(field.type) and len({_memory(part.dictionary) for part in parts}) == 1:
-            # All parts share one dictionary. Comparing its values would take longer than writing the rows.
-            indices = pa.concat_arrays([part.indices for part in parts])
-            parts = [pa.DictionaryArray.from_arrays(indices, parts[0].dictionary)]
-        columns.append(pa.chunked_array(parts, field.type))
-    return pa.table(columns, schema=SCHEMA).unify_dictionaries()
-
-
-def _memory(array: pa.Array) -> tuple[int, ...]:
-    """Returns the memory addresses of an array. Arrays of one type with the same addresses are equal."""
-    addresses = (buffer.address for buffer in array.buffers() if buffer is not None)
-    return (array.offset, len(array), *addresses)

@@ -52,7 +52,7 @@ class Candidates:
 
     def ranker(self) -> Ranker:
         """Returns a ranker of these candidates."""
-        return Ranker(self.shares, self.hidden)
+        return Ranker(self.shares, self.hidden, self.ids)
 
     def answer(self, position: int, score: float, rank: int, popular: bool) -> Recommendation:
         """Returns the candidate at a position as an answer."""

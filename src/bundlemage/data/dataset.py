@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import re
+from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -59,15 +60,19 @@ def canonical_order(ids: Iterable[str]) -> list[str]:
 
 
 class Vocabulary:
-    """An immutable list of distinct ids: the position of an id is its row or column in a matrix."""
+    """An immutable list of distinct ids: the position of an id is its row or column in a matrix.
 
-    __slots__ = ("__dict__", "_ids", "_later", "kind")
+    The ids are in their canonical order, except those that `with_more` has added at the end.
+    """
+
+    __slots__ = ("__dict__", "_first", "_ids", "_later", "kind")
 
     def __init__(self, kind: str, ids: Sequence[str] | range) -> None:
         """`kind` is `user`, `item` or `bundle`. A range stands for its numbers as text."""
         self.kind = kind
         self._ids: tuple[str, ...] | range = ids if isinstance(ids, range) else tuple(ids)
         self._later: tuple[str, ...] = ()  # the ids after `_ids`
+        self._first: Vocabulary | None = None  # the ids without those that `with_more` has added
 
     @classmethod
     def numbered(cls, kind: str, size: int) -> Vocabulary:
@@ -82,6 +87,9 @@ class Vocabulary:
         is_small = len(later) <= MOST_CHANGES
         more = Vocabulary(self.kind, self._ids if is_small else (*map(str, self._ids), *later))
         more._later = later if is_small else ()
+        more._first = self._first or self
+        if (known := vars(self).get("by_id")) is not None:
+            vars(more)["by_id"] = more._put_in(known, len(self))
         places = {name: place for place, name in enumerate(names, start=len(self))}
         vars(more)["known_positions"] = changed(self.known_positions, places)
         return more
@@ -93,6 +101,31 @@ class Vocabulary:
         if len(positions) != len(self):
             raise ValueError(f"duplicate {self.kind} ids in a vocabulary")
         return positions
+
+    @cached_property
+    def by_id(self) -> npt.NDArray[np.int64] | None:
+        """All positions in the order of their ids; None if the ids are in order already.
+
+        If the ids without the added ones are whole numbers, numbers come first.
+        """
+        return None if self._first is None else self._put_in(np.arange(len(self._first)), len(self._first))
+
+    @cached_property
+    def _are_numbers(self) -> bool:
+        return isinstance(self._ids, range) or all(map(_INTEGER.match, self))
+
+    def _put_in(self, ordered: npt.NDArray[np.int64], start: int) -> npt.NDArray[np.int64]:
+        """Put the positions from `start` on into `ordered`, the lower positions in the order of their ids."""
+        numbers = (self._first or self)._are_numbers
+
+        def key(position: int) -> tuple[bool, int, str]:
+            name = self[position]
+            is_number = numbers and _INTEGER.match(name) is not None
+            return not is_number, int(name) if is_number else 0, name
+
+        new = sorted(range(start, len(self)), key=key)
+        places = [bisect(ordered, key(position), key=key) for position in new]
+        return np.insert(ordered, places, new)
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -337,6 +370,15 @@ class BundleDataset:
     def with_interactions(self, **matrices: sparse.csr_matrix) -> BundleDataset:
         """Returns a data set with other matrices but the same vocabularies and catalogue, for a split."""
         return replace(self, **matrices)
+
+    def only_bundles(self, kept: Positions) -> BundleDataset:
+        """Returns a data set with only the bundles at these positions, in this order."""
+        bundles = Vocabulary(self.bundles.kind, [self.bundles[position] for position in kept.tolist()])
+        catalogue = self.catalogue
+        if catalogue is not None:
+            catalogue = replace(catalogue, bundles=catalogue.bundles.take(kept))
+        matrices = {"user_bundle": self.user_bundle[:, kept], "bundle_item": self.bundle_item[kept]}
+        return replace(self, **matrices, bundles=bundles, catalogue=catalogue)
 
     def item_title(self, position: int) -> str | None:
         return None if self.catalogue is None else self.catalogue.items["title"][position].as_py()

@@ -146,12 +146,6 @@ class Layout:
         """Returns the files of `users`, `items` or `bundles`, in order."""
         return [part for part in self.files if part.name.startswith(f"{kind}/")]
 
-    def item_counts(self) -> Counts:
-        """Returns the number of items of each user."""
-        tables = (read_part(self.folder, part, ["items"]) for part in self.parts("users"))
-        counts = [rows_of(table["items"])[0] for table in tables]
-        return np.concatenate([np.empty(0, np.int32), *counts])
-
     def dataset(
         self, users: range | None = None, ids: bool = True, items: range | None = None
     ) -> BundleDataset:

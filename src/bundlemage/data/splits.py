@@ -14,6 +14,7 @@ import numpy.typing as npt
 from scipy import sparse
 
 from bundlemage.data.dataset import BundleDataset, Positions, binary_matrix, pairs_of, row_of
+from bundlemage.data.leakage import HISTORIES, Leakage, leakage, way_of, without, without_items_of
 from bundlemage.errors import ConfigError, Problem
 
 Random = np.random.Generator
@@ -60,13 +61,16 @@ class GenerationCases:
     candidates: Positions  # [held-out bundles, width], positives included, padded with PAD
     known_as: Positions | None = None  # [held-out bundles]; positions of bundles that training knows
     """If cases come from training bundles: these bundles. They are left out of the users' histories."""
+    hidden_items: sparse.csr_matrix | None = None  # [cases, items]
+    """Items that are left out of the users' histories as well."""
 
     def __len__(self) -> int:
         return len(self.users)
 
     def chosen(self, rows: slice | Positions) -> GenerationCases:
         """Returns only the cases in these rows. The held-out bundles stay as they are."""
-        return replace(self, users=self.users[rows], bundles=self.bundles[rows])
+        hidden = None if self.hidden_items is None else self.hidden_items[rows]
+        return replace(self, users=self.users[rows], bundles=self.bundles[rows], hidden_items=hidden)
 
     def fingerprint(self) -> str:
         """Returns a SHA-256 over the cases."""
@@ -85,8 +89,9 @@ def _sha256(shapes: tuple[Any, ...], arrays: Iterable[npt.NDArray[np.integer]]) 
 
 COLD_PROTOCOLS = ("cold-bundles", "new-bundles", "new-bundles-known")
 """Protocols that treat some bundles as new: no user has them in training."""
-PROTOCOLS = ("auto", "paper", "full", *COLD_PROTOCOLS, "none")
-"""`auto` uses the split that the files define; if there is none, it is `paper`."""
+PROTOCOLS = ("auto", "paper", "some-users", "full", *COLD_PROTOCOLS, "none")
+"""`auto` uses the split that the files define. If there is none, it is `paper`, or `some-users` if `paper`
+would leave less than half of the user-bundle pairs for training."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +104,16 @@ class SplitPlan:
     """The held-out bundle is ranked among this many bundles that the user does not have."""
     positives: int | None = None
     """n: number of hidden items of each held-out bundle; None: n depends on the mean size of bundles."""
+    histories: str = "auto"
+    """One of `HISTORIES`. `without held-out` removes the items of a user's held-out bundles from the user's
+    items, except those that are also in a bundle that the user has in training. `auto` does so if these items
+    give away more than 3% of the held-out pairs (see `Split.leakage`); otherwise it is `as given`."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "histories", way_of(self.histories))
+        if self.histories not in HISTORIES:
+            known = ", ".join(HISTORIES)
+            raise ConfigError(f"histories are {self.histories!r}; they can be: {known}")
         if self.protocol not in PROTOCOLS:
             known = ", ".join(PROTOCOLS)
             raise ConfigError(f"unknown protocol {self.protocol!r}; the protocols are: {known}")
@@ -112,13 +125,36 @@ class SplitPlan:
     def divide(self, dataset: BundleDataset, ready: Split | None = None) -> Split:
         """Returns a split of the data set; `ready` is the one that its files define, if any."""
         if self.protocol == "auto" and ready is not None:
-            return ready
+            if self.histories != ready.plan.histories:
+                ready = replace(ready, plan=replace(ready.plan, histories=self.histories))
+            return self.with_histories(ready)
         if self.protocol == "none":
             return Split(dataset, dataset, None, None, None, "none", self)
         divide = _full_ranking if self.protocol == "full" else _paper
         if self.protocol in COLD_PROTOCOLS:
             divide = _new_bundles
-        return divide(dataset, self, np.random.default_rng(self.seed))
+        elif self.protocol == "some-users" or (self.protocol == "auto" and _few_bundles(dataset)):
+            divide = _some_users
+        return self.with_histories(divide(dataset, self, np.random.default_rng(self.seed)))
+
+    def with_histories(self, split: Split) -> Split:
+        """Returns the split with histories as `histories` says, or the same split if nothing is to remove."""
+        leaves_out = self.histories == "without held-out" or (
+            self.histories == "auto" and split.leakage.found
+        )
+        if not leaves_out:
+            return split
+        dataset, train = split.dataset, split.train
+        user_item = without_items_of(split.held_out, dataset.bundle_item, train)
+        # A process may have only a part of user_item. Other parts may lack items even if this one does not.
+        is_part = any(part is train.user_item for part, _ in train.known_digests)
+        if user_item.nnz == train.user_item.nnz and not is_part:
+            return split
+        # This digest does not need the whole user_item. The fingerprint has that of the training pairs, too.
+        digest = hashlib.sha256(f"without held-out {dataset.fingerprint()}".encode()).hexdigest()
+        known = (*train.known_digests, (user_item, digest))
+        train = replace(train, user_item=user_item, known_digests=known)
+        return replace(split, train=train, histories="without held-out")
 
 
 @dataclass(frozen=True)
@@ -136,6 +172,8 @@ class Split:
     """With the same data, this plan gives the same split; `auto` uses the split that the files define."""
     new_bundles: Positions | None = None
     """Bundles that training knows only by their items, scored as if they had been added later."""
+    histories: str = "as given"
+    """How users' items are used: `as given` or `without held-out` (see `SplitPlan.histories`)."""
 
     @cached_property
     def key(self) -> str:
@@ -146,6 +184,16 @@ class Split:
         new = [] if self.new_bundles is None else [self.new_bundles.tolist()]
         return hashlib.sha256(json.dumps([self.train.fingerprint(), *cases, *new]).encode()).hexdigest()
 
+    @property
+    def held_out(self) -> sparse.csr_matrix:
+        """The user-bundle pairs that are not in the training data, [users, bundles]."""
+        return without(self.dataset.user_bundle, self.train.user_bundle)
+
+    @cached_property
+    def leakage(self) -> Leakage:
+        """How many held-out pairs the users' items give away, with the histories as given."""
+        return leakage(self.held_out, self.dataset)
+
 
 @dataclass(frozen=True)
 class Source:
@@ -155,29 +203,84 @@ class Source:
     ready: Split | None = None
     """The split that the files themselves define, if they define one."""
     warnings: tuple[Problem, ...] = ()
-    """Problems that did not stop the reader."""
+    """Problems that did not stop the reader, and notes."""
 
 
 def _paper(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
     """As in the paper's section "Experimental process": 10% of the bundles are held out for generation; one
     bundle of each user is for validation and one for test, ranked among bundles the user does not have."""
+    users, _ = pairs_of(dataset.user_bundle)
+    held_out, rest, generation = _held_out_bundles(dataset, plan, random)
+    order = _rank_in_user(users, rest, random)
+    # As in the published split, the first bundle of a user goes to validation, the second to test.
+    parts = rest & (order == 0), rest & (order == 1)
+    return _leave_out(dataset, plan, random, held_out, rest, parts, generation, "paper")
+
+
+def _some_users(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
+    """As `paper`, but only some users have a bundle held out: 15% of the pairs for validation, and 15% for
+    test. In a shop where most users have one or two bundles, `paper` would leave hardly any for training."""
+    users, _ = pairs_of(dataset.user_bundle)
+    held_out, rest, generation = _held_out_bundles(dataset, plan, random)
+    counts = np.bincount(users[rest], minlength=len(dataset.users))
+    eligible = np.flatnonzero(counts > 1)  # they still have a bundle when one is held out
+    if len(eligible) < FEWEST_USERS:
+        eligible = np.flatnonzero(counts > 0)
+    most = min(round(rest.sum() * SHARE_OF_SOME), len(eligible) // 2)
+    drawn = random.permutation(eligible)
+    first = rest & (_rank_in_user(users, rest, random) == 0)
+    chosen = (_mask(len(dataset.users), drawn[start : start + most]) for start in (0, most))
+    parts = [first & mask[users] for mask in chosen]
+    return _leave_out(dataset, plan, random, held_out, rest, (parts[0], parts[1]), generation, "some-users")
+
+
+SHARE_OF_SOME = 0.15
+"""The share of the user-bundle pairs that `some-users` holds out, for validation and for test each."""
+FEWEST_USERS = 100
+"""`some-users` prefers users with two bundles or more, if the shop has this many of them."""
+
+
+def _few_bundles(dataset: BundleDataset) -> bool:
+    """Whether holding out two bundles of each user would leave less than half of the user-bundle pairs."""
+    counts = np.diff(dataset.user_bundle.indptr)
+    return bool(np.maximum(counts - 2, 0).sum() * 2 < counts.sum())
+
+
+def _held_out_bundles(
+    dataset: BundleDataset, plan: SplitPlan, random: Random
+) -> tuple[Mask, Mask, GenerationCases | None]:
+    """Holds out 10% of the bundles for generation. Returns a mask of these bundles, a mask of the
+    user-bundle pairs with other bundles, and the cases."""
     users, bundles = pairs_of(dataset.user_bundle)
     sold = np.bincount(bundles, minlength=len(dataset.bundles)) > 0
     usable = np.flatnonzero(sold & (np.diff(dataset.bundle_item.indptr) > 0))
     held_out = _mask(len(sold), random.permutation(usable)[: round(len(usable) * 0.1)])
     rest = ~held_out[bundles]
-    generation = None
-    if held_out.any():
-        rows = np.cumsum(held_out) - 1
-        generation = _completions(dataset, held_out, users[~rest], rows[bundles[~rest]], plan, random)
-    order = _rank_in_user(users, rest, random)
-    train = _training_part(dataset, rest & (order >= 2), ~held_out)
-    # As in the published split, the first bundle of a user goes to validation, the second to test.
+    if not held_out.any():
+        return held_out, rest, None
+    rows = np.cumsum(held_out) - 1
+    cases = _completions(dataset, held_out, users[~rest], rows[bundles[~rest]], plan, random)
+    return held_out, rest, cases
+
+
+def _leave_out(
+    dataset: BundleDataset,
+    plan: SplitPlan,
+    random: Random,
+    held_out: Mask,
+    rest: Mask,
+    parts: tuple[Mask, Mask],
+    generation: GenerationCases | None,
+    protocol: str,
+) -> Split:
+    """A split whose `parts` are the pairs for validation and for test. The others in `rest` are learned."""
+    users, bundles = pairs_of(dataset.user_bundle)
+    train = _training_part(dataset, rest & ~(parts[0] | parts[1]), ~held_out)
     validation, test = (
         leave_one_out(dataset, users[which], bundles[which], held_out, plan.negatives, random)
-        for which in (rest & (order == 0), rest & (order == 1))
+        for which in parts
     )
-    return Split(dataset, train, validation, test, generation, "paper", plan)
+    return Split(dataset, train, validation, test, generation, protocol, plan)
 
 
 def _full_ranking(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
@@ -222,29 +325,72 @@ def _new_bundles(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Spl
 
 VALIDATION_SHARE, MOST_HELD_OUT, USERS_PER_BUNDLE = 0.05, 300, 4
 """To judge generation, training bundles are held out: their share, their maximum number, users per bundle."""
-LEAST_BUNDLES = 40
+ENOUGH_HELD_OUT, MOST_SHARE = 50, 0.2
+"""In a small shop more are held out, because a few bundles judge badly: this many, or at most this share."""
+LEAST_BUNDLES = 20
 """If fewer bundles have at least two items, no bundle is held out."""
 
 
-def completion_cases(train: BundleDataset, plan: SplitPlan) -> tuple[Mask, GenerationCases] | None:
+def completion_cases(
+    train: BundleDataset, plan: SplitPlan, histories: str = "as given", not_among: Positions | None = None
+) -> tuple[Mask, GenerationCases] | None:
     """Returns a mask of training bundles that are held out to judge generation, and their cases.
 
     Returns None if the shop has too few bundles. Matching still learns from the held-out bundles. A bundle
-    without buyers is completed for a user without a history.
+    without buyers is completed for a user without a history. With the histories `without held-out`, a case
+    hides the items that the user has in this bundle and in no other. No bundle of `not_among` is held out.
     """
     random = np.random.default_rng([plan.seed, 0xB0D1E])
     usable = np.flatnonzero(np.diff(train.bundle_item.indptr) > 1)
-    count = min(MOST_HELD_OUT, round(len(usable) * VALIDATION_SHARE))
+    if not_among is not None:
+        usable = np.setdiff1d(usable, not_among)
+    small = min(ENOUGH_HELD_OUT, round(len(usable) * MOST_SHARE))
+    count = min(MOST_HELD_OUT, max(small, round(len(usable) * VALIDATION_SHARE)))
     if len(usable) < LEAST_BUNDLES or not count:
         return None
     held_out = _mask(len(train.bundles), random.permutation(usable)[:count])
+    return held_out, _training_completions(train, held_out, USERS_PER_BUNDLE, plan, histories, random)
+
+
+def new_completion_cases(split: Split, new: Positions, random: Random) -> GenerationCases | None:
+    """Returns a case for half of the `new` bundles, which are in the training data. If these are the cases of
+    the split, matching learns from them, but generation does not."""
+    count = min(MOST_HELD_OUT, len(new) // 2)
+    held_out = _mask(len(split.train.bundles), random.permutation(new)[:count])
+    if not count:
+        return None
+    return _training_completions(split.train, held_out, 1, split.plan, split.histories, random)
+
+
+def _training_completions(
+    train: BundleDataset,
+    held_out: Mask,
+    users_per_bundle: int,
+    plan: SplitPlan,
+    histories: str,
+    random: Random,
+) -> GenerationCases:
     chosen = np.flatnonzero(held_out).astype(np.int32)
     buyers = sparse.csc_matrix(train.user_bundle)
-    drawn = [_draw(row_of(buyers, bundle), USERS_PER_BUNDLE, random) for bundle in chosen.tolist()]
+    drawn = [_draw(row_of(buyers, bundle), users_per_bundle, random) for bundle in chosen.tolist()]
     users = [row if len(row) else np.array([len(train.users)]) for row in drawn]
     rows = np.repeat(np.arange(len(users)), [len(row) for row in users])
-    cases = _completions(train, held_out, np.concatenate(users), rows, plan, random)
-    return held_out, replace(cases, known_as=chosen)
+    cases = replace(_completions(train, held_out, np.concatenate(users), rows, plan, random), known_as=chosen)
+    if histories == "without held-out":
+        cases = replace(cases, hidden_items=_only_here(train, cases.users, chosen[cases.bundles]))
+    return cases
+
+
+def _only_here(train: BundleDataset, users: Positions, bundles: Positions) -> sparse.csr_matrix:
+    """The items of each bundle that are in no other bundle of the user, [pairs, items]."""
+    rows = []
+    for user, bundle in zip(users.tolist(), bundles.tolist(), strict=True):
+        owned = row_of(train.user_bundle, user) if user < len(train.users) else np.empty(0, np.int32)
+        others = np.unique(train.bundle_item[owned[owned != bundle]].indices)
+        rows.append(np.setdiff1d(row_of(train.bundle_item, bundle), others))
+    lengths = [len(row) for row in rows]
+    shape = (len(rows), len(train.items))
+    return binary_matrix(np.repeat(np.arange(len(rows)), lengths), np.concatenate(rows), shape)
 
 
 def _mask(size: int, chosen: npt.NDArray[np.integer]) -> Mask:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from bundlemage.core.answering import owned_items
 from bundlemage.core.filters import Mask
 from bundlemage.core.shop import Shop
 from bundlemage.designer.conflict import refuse_impossible
@@ -54,8 +55,7 @@ def design(
     found: list[Worth] = []
     tick = None if progress is in_silence else lambda: progress("bundles", len(found), request.n)
     deadline = Deadline(request.time_limit, tick)
-    # A user who has a bundle has its items.
-    owned = torch.cat([histories.items.values, contents.rows(histories.bundles.values).values])
+    owned = torch.cat([items.values for items in owned_items(histories, contents)])
     rules = Rules(request, shop.item_shelf, shop.trade.items_gone, np.unique(owned.cpu().numpy()))
     objective = Objective(model, histories, contents, shop.item_shelf, rules, tick)
     search = _Search(objective, rules, deadline, found)

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from bundlemage.errors import ConfigError
 from bundlemage.progress import Progress, in_silence
-from bundlemage.readers.load import SAMPLE
+from bundlemage.readers.load import is_sample
 
 if TYPE_CHECKING:
     from bundlemage.campaigns.settings import CampaignSummary
     from bundlemage.engines.jobs import CampaignJob, EvaluationJob
     from bundlemage.engines.scoring import ScoredUsers, ScoringJob
     from bundlemage.engines.training import TrainingJob
-    from bundlemage.evaluation import Evaluation
     from bundlemage.models.base import Model
     from bundlemage.recommender import Recommender
+    from bundlemage.scorecard import Scorecard
     from bundlemage.training.history import Observer
     from bundlemage.training.loop import TrainingResult
     from bundlemage.tuning.study import Search, Study
@@ -42,7 +42,7 @@ def with_absolute_paths(job: AnyJob) -> AnyJob:
     if isinstance(location := values.get("location"), str):
         if file := _DATABASE_FILE.match(location):
             absolute["location"] = f"{file['scheme']}{Path(file['path']).resolve()}{file['options']}"
-        elif location != SAMPLE and Path(location).exists():
+        elif not is_sample(location) and Path(location).exists():
             absolute["location"] = str(Path(location).resolve())
     if "job" in values:
         absolute["job"] = with_absolute_paths(values["job"])
@@ -107,15 +107,17 @@ class Engine(ABC):
             )
         resolve_device(self.device_here(job.device))
 
-    def train(self, job: TrainingJob, observers: Sequence[Observer] = ()) -> Recommender:
+    def train(
+        self, job: TrainingJob, observers: Sequence[Observer] = (), progress: Progress = in_silence
+    ) -> Recommender:
         """Train a model or an ensemble. Returns the fitted recommender. Its scores are not calibrated yet."""
         from bundlemage.engines.training import train
 
         self.check(job)
-        return train(job, self, observers)
+        return train(job, self, observers, progress)
 
-    def evaluate(self, job: EvaluationJob, progress: Progress = in_silence) -> list[Evaluation]:
-        """Returns metrics on held-out cases: of a saved model, and of a popularity model for comparison."""
+    def evaluate(self, job: EvaluationJob, progress: Progress = in_silence) -> Scorecard:
+        """Returns metrics on held-out cases: of a saved model, and of closed forms for comparison."""
         from bundlemage.engines.jobs import evaluate
 
         with self.working("evaluating", job.device) as workers:

@@ -23,11 +23,12 @@ from bundlemage.core.filters import Filter
 from bundlemage.data.splits import Source, Split
 from bundlemage.engines.base import Workers
 from bundlemage.errors import ConfigError
-from bundlemage.evaluation import Evaluation, PerCase, case_metrics, cases_at_a_time, evaluation_of
+from bundlemage.evaluation import PerCase, case_metrics, cases_at_a_time
 from bundlemage.models.base import Completer, Interactions, Matcher, can
 from bundlemage.progress import Progress
-from bundlemage.readers.load import SAMPLE, read
-from bundlemage.recommender import Recommender, beside_popularity
+from bundlemage.readers.load import is_sample, read
+from bundlemage.recommender import Recommender
+from bundlemage.scorecard import Competitor, Scorecard, competitors, scorecard_of
 
 Task: TypeAlias = Literal["matching", "generation"]
 
@@ -67,7 +68,7 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class EvaluationJob(ModelJob):
-    """A model to evaluate, and the location of its data. The sample shop needs no location."""
+    """A model to evaluate, and the location of its data. A sample shop needs no location."""
 
     location: str | None = None
     tables: Mapping[str, str] = field(default_factory=dict)
@@ -76,12 +77,15 @@ class EvaluationJob(ModelJob):
     @cached_property
     def source(self) -> Source:
         """The data, read when it is first needed."""
-        if self.location is None and (name := describe_artifact(self.model)[1]["dataset"]["name"]) != SAMPLE:
+        location = self.location
+        if location is None:  # the name of a sample shop is its location
+            location = str(describe_artifact(self.model)[1]["dataset"]["name"])
+        if self.location is None and not is_sample(location):
             raise ConfigError(
-                f"no data to evaluate on: this model was trained on {name!r}. "
+                f"no data to evaluate on: this model was trained on {location!r}. "
                 "Give its location, as in 'bundlemage evaluate DIR PATH'"
             )
-        return read(self.location or SAMPLE, self.tables)
+        return read(location, self.tables)
 
     @cached_property
     def split(self) -> Split:
@@ -93,10 +97,10 @@ class EvaluationJob(ModelJob):
         return self.source.dataset.fingerprint() != self.recommender.dataset.fingerprint()
 
     @cached_property
-    def models(self) -> list[Recommender]:
-        """The model, and popularity to compare it with."""
+    def models(self) -> list[Competitor]:
+        """The model, and closed forms to compare it with."""
         self.recommender.check_same_shop(self.split)
-        return beside_popularity(self.recommender, self.split)
+        return competitors(self.recommender, self.split)
 
     @cached_property
     def _interactions(self) -> Interactions:
@@ -134,8 +138,8 @@ class EvaluationJob(ModelJob):
         return {name: values.cpu() for name, values in metrics.items()}
 
 
-def evaluate(job: EvaluationJob, workers: Workers, progress: Progress) -> list[Evaluation]:
-    """Returns the evaluations of the model and of popularity. Workers compute the metrics of single cases.
+def evaluate(job: EvaluationJob, workers: Workers, progress: Progress) -> Scorecard:
+    """Returns the figures of the model and of closed forms. Workers compute the metrics of single cases.
     This process computes the means in the order of the cases: the number of workers does not matter."""
     chunks = job.chunks(workers.count)
     by_model: list[dict[str, list[PerCase]]] = [{} for _ in job.models]
@@ -145,10 +149,8 @@ def evaluate(job: EvaluationJob, workers: Workers, progress: Progress) -> list[E
         by_model[chunk.model].setdefault(chunk.task, []).append(values)
         done += len(chunk.cases)
         progress("cases", done, total)
-    return [
-        evaluation_of(model.model, job.split, {task: _joined(parts) for task, parts in tasks.items()})
-        for model, tasks in zip(job.models, by_model, strict=True)
-    ]
+    measured = [{task: _joined(parts) for task, parts in tasks.items()} for tasks in by_model]
+    return scorecard_of(job.models, measured, job.split, "bundlemage train PATH -o DIR")
 
 
 def _joined(parts: list[PerCase]) -> PerCase:

@@ -5,7 +5,6 @@ Users are read from files in ranges, so memory does not grow with the number of 
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,9 +21,10 @@ from torch import Tensor
 
 from bundlemage.artifact.files import artifact_version, describe_artifact, load_without_users, verify_artifact
 from bundlemage.core.filters import Filter
-from bundlemage.core.ranking import joined, record_batches, write_parquet
+from bundlemage.core.ranking import SCHEMA, record_batches
 from bundlemage.data.dataset import fingerprint
 from bundlemage.data.folders import ResumableFolder
+from bundlemage.data.row_files import ENDINGS, check_replaceable, has_format, joined, write_rows
 from bundlemage.data.shards import Layout, read_part, rows_of
 from bundlemage.engines.base import Workers
 from bundlemage.errors import ArtifactError, BundleMageError, ClusterError, ConfigError
@@ -47,7 +47,7 @@ DONE = "done"
 
 @dataclass(frozen=True)
 class ScoringJob:
-    """Write the k best bundles for every user as a Parquet file, or as a folder of Parquet files."""
+    """Write the k best bundles for every user to one file, or to a folder of Parquet files."""
 
     model: Path
     output: Path
@@ -71,8 +71,14 @@ class ScoringJob:
 
 
 def is_file(output: Path) -> bool:
-    """Whether the answers go to one file rather than to a folder."""
-    return output.suffix == ".parquet" or output.is_file()
+    """Whether the answers go to one file rather than to a folder. Raises `ConfigError` if the name of the
+    output has the ending of another kind of file."""
+    if not has_format(output) and (output.is_file() or (output.suffix and not output.is_dir())):
+        raise ConfigError(
+            f"{output}: answers are written to a file whose name ends in {ENDINGS}, or to a folder whose "
+            "name has no ending"
+        )
+    return has_format(output)
 
 
 @dataclass(frozen=True)
@@ -360,7 +366,7 @@ class PartScorer:
         if folder is None:
             table = joined(list(batches))
             return PartDone(table.num_rows, self.about_index, table)
-        return PartDone(write_parquet(batches, folder.part(number)), self.about_index)
+        return PartDone(write_rows(batches, SCHEMA, folder.part(number)), self.about_index)
 
 
 def _not_shared(what: str) -> ClusterError:
@@ -418,7 +424,7 @@ def score(job: ScoringJob, workers: Workers, progress: Progress) -> ScoredUsers:
 
 
 def _score_to_file(job: ScoringJob, workers: Workers, progress: Progress) -> ScoredUsers:
-    _check_replaceable(job.output, overwrite=job.overwrite)
+    check_replaceable(job.output, SCHEMA, overwrite=job.overwrite)
     # Parts are sent to this process, so their size is limited.
     part_users = min(job.part_users, max(1, FILE_ROWS // max(job.k, 1)))
     ready = make_ready(replace(job, part_users=part_users), progress)
@@ -432,23 +438,5 @@ def _score_to_file(job: ScoringJob, workers: Workers, progress: Progress) -> Sco
             progress("users", ready.users_of(number).stop, ready.users)
             about_index.extend([part.about_index] if part.about_index else [])
 
-    rows = write_parquet(batches(), job.output)
+    rows = write_rows(batches(), SCHEMA, job.output)
     return ScoredUsers(ready.users, rows, ready.parts, 0, about_index[0] if about_index else None)
-
-
-def _check_replaceable(file: Path, *, overwrite: bool) -> None:
-    """Raises `ConfigError` if the file cannot be written or must not be replaced."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(file.parent, os.W_OK):
-        raise ConfigError(f"{file} cannot be written: no permission to write in {file.parent.resolve()}")
-    if file.is_dir():
-        raise ConfigError(f"{file} is a folder; name a file in it, e.g. {file / 'answers.parquet'}")
-    if not file.exists():
-        return
-    if not overwrite:
-        raise ConfigError(f"{file} exists already: add --overwrite to replace it, or choose another file")
-    with file.open("rb") as opened:
-        if opened.read(4) not in (b"PAR1", b""):
-            raise ConfigError(
-                f"{file} is not a Parquet file, so --overwrite does not replace it: choose another file"
-            )

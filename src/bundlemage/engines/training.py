@@ -15,15 +15,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from bundlemage.campaigns.chances import Calibration
 from bundlemage.data.shards import LAYOUT, Layout
-from bundlemage.data.splits import Source, Split
+from bundlemage.data.splits import PROTOCOLS, Source, Split
 from bundlemage.engines.base import Engine, with_absolute_paths
 from bundlemage.errors import BundleMageError, ClusterError, ConfigError, NoModelYetError
 from bundlemage.models.base import Divisible, Model, Sizes, require
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.division import DividedItems, DividedUsers, Division, Processes
 from bundlemage.models.registry import build
+from bundlemage.progress import Progress, in_silence
 from bundlemage.readers.load import read
 from bundlemage.recipe import Recipe
 from bundlemage.recommender import Recommender
@@ -62,8 +62,6 @@ class TrainingJob:
     """Epochs between checkpoints; 0: no checkpoints; None: as often as takes about 5% of the time."""
     item_tables: str = "auto"
     """One of `ITEM_TABLES`."""
-    calibration: Calibration | None = None
-    """The calibration of another model, for a model without validation cases."""
 
     def __post_init__(self) -> None:
         """Checks the settings before data is read."""
@@ -111,15 +109,36 @@ class TrainingJob:
         return TrainingResult(progress.history, progress.best_epoch, seconds, device, interrupted)
 
 
-def train(job: TrainingJob, engine: Engine, observers: Sequence[Observer] = ()) -> Recommender:
-    """Train the members of a recipe one after another, with an engine. Returns the recommender."""
+def final_folder(folder: Path) -> Path:
+    """The folder for the checkpoints of the final training, from that of the first one."""
+    return folder.with_name(f"{folder.name}-final")
+
+
+def final_job(job: TrainingJob, measured: Recommender) -> TrainingJob:
+    """Returns the job that trains a model again on all data, after `job` has trained `measured`."""
+    recipe = job.recipe.changed(measured.final_settings(), {"protocol": "none"})
+    return replace(job, recipe=recipe, folder=final_folder(job.folder))
+
+
+def train(
+    job: TrainingJob, engine: Engine, observers: Sequence[Observer] = (), progress: Progress = in_silence
+) -> Recommender:
+    """Train the members of a recipe one after another, with an engine. Returns the recommender.
+
+    For `auto`, the processes train BundleMage, and this process compares it with closed forms.
+    """
+    learned = job.recipe.learned()
 
     def by_processes(
         model: Model, config: ModelConfig, _: Split, *, observers: Sequence[Observer], **changed: Any
     ) -> TrainingResult:
         """Train one member. Each process reads its own part of the data."""
         require(model, Divisible).check_divisible()
-        member_job = replace(job, recipe=job.recipe.changed({"seed": config.seed}, {}), **changed)
+        # A process that reads a part of the data cannot find out what `auto` means for the whole data.
+        decided = {"histories": job.split.histories}
+        if job.split.protocol in PROTOCOLS:
+            decided["protocol"] = job.split.protocol
+        member_job = replace(job, recipe=learned.changed({"seed": config.seed}, decided), **changed)
         return engine.train_one(member_job, model, observers)
 
     recommender = job.recipe.changed({"device": engine.device_here(job.device)}, {}).recommender()
@@ -133,8 +152,9 @@ def train(job: TrainingJob, engine: Engine, observers: Sequence[Observer] = ()) 
         resume=job.resume,
         checkpoint_every=job.checkpoint_every,
         observers=observers,
+        progress=progress,
     )
-    return recommender.take(job.split, model, training, calibration=job.calibration)
+    return recommender.take(job.split, model, training)
 
 
 def train_part(job: TrainingJob, device: str, observers: Sequence[Observer] = ()) -> None:
@@ -177,8 +197,7 @@ def _part(job: TrainingJob, config: ModelConfig, group: Processes) -> tuple[Spli
     sizes = Sizes.of(split.dataset)
     if not sharded:
         return split, DividedUsers(group, sizes.users)
-    counts = None if layout is None else torch.from_numpy(layout.item_counts())
-    return split, DividedItems(group, sizes.items, sizes.bundles, counts)
+    return split, DividedItems(group, sizes.items, sizes.bundles)
 
 
 # ── Several processes of this machine ────────────────────────────────────────────────────────────

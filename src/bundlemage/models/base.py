@@ -20,7 +20,8 @@ from bundlemage.data.dataset import BundleDataset
 from bundlemage.errors import ConfigError, UnsupportedError
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.division import ALONE, Division
-from bundlemage.models.ragged import Ragged
+from bundlemage.models.later import LaterBundles
+from bundlemage.models.ragged import KeptForLast, Ragged
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,7 @@ class Model(nn.Module, ABC):
         super().__init__()
         self.config = config
         self.sizes = sizes
+        self._later: KeptForLast[LaterBundles] = KeptForLast()
 
     def new_buffer(self, name: str, tensor: Tensor) -> Tensor:
         """Registers a buffer and returns it, to be assigned to the attribute of the same name."""
@@ -264,6 +266,11 @@ class Matcher(Model):
         """Returns the scores of bundles that are not in `contents`; `new` has their items, [rows, new]."""
         return self.bundle_scores(histories, contents.append(new))[:, len(contents) :]
 
+    @property
+    def forecaster(self) -> Matcher:
+        """The model whose scores of new bundles tell how many users buy them."""
+        return self
+
     def bundle_scores(self, histories: Histories, contents: Ragged) -> Tensor:
         """Returns the result of `score_bundles`, with its shape and values checked."""
         scores = self.score_bundles(histories, contents)
@@ -287,13 +294,15 @@ class Matcher(Model):
         """The bundles of each history that were in the training data."""
         return histories.bundles.keep(histories.bundles.values < self.sizes.bundles)
 
-    def with_unnamed(self, scores: Tensor, contents: Ragged) -> Tensor:
-        """Appends a score below all others for each bundle that was added after training."""
-        later = len(contents) - scores.shape[1]
-        if not later:
+    def with_later(self, scores: Tensor, contents: Ragged) -> Tensor:
+        """Appends the scores of bundles that were added after training, from those of similar bundles."""
+        known = scores.shape[1]
+        if known == len(contents):
             return scores
-        lowest = scores.amin(1, keepdim=True) - 1 if scores.shape[1] else scores.new_zeros(len(scores), 1)
-        return torch.cat([scores, lowest.expand(-1, later)], dim=1)
+        if not known:
+            return scores.new_zeros(len(scores), len(contents))
+        later = self._later.of(contents, lambda: LaterBundles.of(contents, known, self.sizes.items))
+        return torch.cat([scores, later.scores(scores)], dim=1)
 
 
 class Completer(Model):

@@ -130,6 +130,8 @@ class LearnedConfig(ModelConfig):
     """Maximum number of users, or (user, bundle) pairs, per step."""
     min_steps: int = Field(1, ge=1)
     """Minimum number of steps of a phase in an epoch. If needed, batches are made smaller."""
+    small_shop_steps: int = Field(1, ge=1)
+    """The same for a phase of fewer than 5,000 rows, such as users. The larger of both numbers counts."""
     learning_rate: float = Field(0.001, gt=0)
     """Adam's step size."""
     schedule: Literal["constant", "cosine"] = "constant"
@@ -167,6 +169,7 @@ class BundleMageConfig(LearnedConfig):
     training bundles are held out as validation cases."""
     batch_size: int = Field(1024, ge=1)
     min_steps: int = Field(8, ge=1)
+    small_shop_steps: int = Field(24, ge=1)
     learning_rate: float = Field(0.004, gt=0)
     """Adam's step size. The paper's is 0.001."""
     weight_average: float = Field(0.99, ge=0, lt=1)

@@ -223,12 +223,9 @@ class DividedItems(Division):
 
     divides_tables = True
 
-    def __init__(self, group: Processes, items: int, bundles: int, item_counts: Tensor | None = None) -> None:
-        """`item_counts`: each user's number of items, needed if the data has only this process's items."""
+    def __init__(self, group: Processes, items: int, bundles: int) -> None:
         self.group = self._group = group
         self.items, self.bundles = group.share(items), group.share(bundles)
-        self.item_counts = item_counts
-        self.history_shares: Tensor | None = None
         self._contents: tuple[Ragged, Ragged] | None = None
         self._item_keys: tuple[Tensor, Tensor] | None = None
 
@@ -236,13 +233,7 @@ class DividedItems(Division):
         return self.items
 
     def part_of(self, data: Interactions) -> Interactions:
-        own = _within(data.user_item, self.items)
-        # For each user, the share of the user's items that this process holds. The last entry, 0, is for the
-        # user without a history.
-        counts = data.user_item.lengths if self.item_counts is None else self.item_counts
-        shares = own.lengths.double() / counts.clamp(min=1)
-        self.history_shares = torch.cat([shares, shares.new_zeros(1)])
-        return replace(data, user_item=own)
+        return replace(data, user_item=_within(data.user_item, self.items))
 
     def own_contents(self, contents: Ragged) -> Ragged:
         return _within(contents, self.items)
@@ -253,20 +244,15 @@ class DividedItems(Division):
         return self._group.add_(sales)
 
     def mean_of_histories(self, histories: Histories, table: Tensor) -> Tensor:
-        assert histories.users is not None
-        return self._of_all(histories.items.mean_of(table), histories.users)
+        return self._of_all(histories.items.mean_of(table), histories.items.lengths)
 
     def mean_of_items(self, data: Interactions, users: Tensor, table: Tensor, hidden: Hidden) -> Tensor:
-        if not hidden.ratio:
-            return self._of_all(mean_of_rows(data.user_item, users, table)[0], users)
         # Hidden items are drawn by their global numbers, not by their row numbers in this process.
         if self._item_keys is None or self._item_keys[0] is not data.user_item.values:
             values = data.user_item.values
             self._item_keys = (values, values + self.items.start)
         means, counts = mean_of_rows(data.user_item, users, table, hidden, keys=self._item_keys[1])
-        seen = counts.to(means)
-        of_all = self._group.add_(seen.clone()).clamp(min=1)
-        return self.total(means * (seen / of_all)[:, None])
+        return self._of_all(means, counts)
 
     def mean_of_partial(self, partial: Ragged, table: Tensor) -> Tensor:
         own = _within(partial, self.items)
@@ -282,10 +268,11 @@ class DividedItems(Division):
         own = scores.gather(1, places.clamp(0, max(0, len(self.items) - 1)))
         return self.total(own.masked_fill(~here, 0.0))
 
-    def _of_all(self, means: Tensor, users: Tensor) -> Tensor:
-        assert self.history_shares is not None
-        self.history_shares = self.history_shares.to(means)  # moves to the weights' device in the first call
-        return self.total(means * self.history_shares[users][:, None])
+    def _of_all(self, means: Tensor, counts: Tensor) -> Tensor:
+        """The means over the items of all processes. `means` and `counts` are of this process's items."""
+        seen = counts.to(means)
+        of_all = self._group.add_(seen.clone()).clamp(min=1)
+        return self.total(means * (seen / of_all)[:, None])
 
     def mean_of_contents(self, data: Interactions, bundles: Tensor, table: Tensor, hidden: Hidden) -> Tensor:
         # Items of other processes point to a row of zeros. So masks are drawn and counted over all items.

@@ -7,11 +7,12 @@ the reference for the kernels. The shape of the result is known in advance, so t
 from __future__ import annotations
 
 import importlib.util
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -51,6 +52,26 @@ def _kernels() -> ModuleType | None:
     from bundlemage.models import kernels
 
     return kernels
+
+
+Kept = TypeVar("Kept")
+
+
+class KeptForLast(Generic[Kept]):
+    """Keeps what was computed for the last object, as long as that object lives.
+
+    A shop asks about the same bundles again and again. Several threads may ask.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[weakref.ref[Any], Kept] | None = None
+
+    def of(self, key: object, compute: Callable[[], Kept]) -> Kept:
+        """Returns what is kept for `key`, or computes it."""
+        kept = self._kept
+        if kept is None or kept[0]() is not key:
+            kept = self._kept = (weakref.ref(key), compute())
+        return kept[1]
 
 
 class Unchanging:

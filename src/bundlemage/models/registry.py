@@ -3,7 +3,7 @@ of the same kind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from difflib import get_close_matches
 from importlib import import_module
@@ -12,29 +12,14 @@ from pkgutil import iter_modules
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from bundlemage.errors import ConfigError
 from bundlemage.models import baselines
-from bundlemage.models.base import (
-    Completer,
-    Embedder,
-    Factors,
-    Gated,
-    Histories,
-    Indexable,
-    Matcher,
-    Model,
-    Part,
-    SalesScorer,
-    Sizes,
-    can,
-    require,
-)
+from bundlemage.models.base import Completer, Matcher, Model, Sizes
+from bundlemage.models.blend import Blend
 from bundlemage.models.bundlemage import BundleMage
 from bundlemage.models.config import LearnedConfig, ModelConfig, parse_config
-from bundlemage.models.ragged import Ragged
 
 
 def _own() -> Iterator[type[Model]]:
@@ -59,15 +44,23 @@ def _others() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=ENTRY_POINTS)}
 
 
+AUTO = "auto"
+"""The name of `models.auto.Auto`, which consists of other models. It is not among `MODELS`."""
+
+
 def model_names() -> tuple[str, ...]:
     """The names of all models, sorted."""
-    return tuple(sorted({*MODELS, *_others()}))
+    return tuple(sorted({AUTO, *MODELS, *_others()}))
 
 
 def model_class(name: str) -> type[Model]:
     """Returns the class of a model. Raises ConfigError if it is unknown or cannot be loaded."""
     if name in MODELS:
         return MODELS[name]
+    if name == AUTO:
+        from bundlemage.models.auto import Auto  # it builds models by their names, as this module does
+
+        return Auto
     others = _others()
     if name in others:
         return _loaded(others[name])
@@ -100,7 +93,7 @@ def _loaded(point: EntryPoint) -> type[Model]:
 def names_taken() -> dict[str, str]:
     """Models of other packages that have the name of a model of this package: name →
     "package.module:Class"."""
-    return {name: point.value for name, point in _others().items() if name in MODELS}
+    return {name: point.value for name, point in _others().items() if name in MODELS or name == AUTO}
 
 
 def make_config(name: str, settings: Mapping[str, Any]) -> ModelConfig:
@@ -113,109 +106,6 @@ def build(name: str, config: ModelConfig, sizes: Sizes) -> Model:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(config.seed)  # initial weights are drawn on the CPU
         return model_class(name)(config, sizes)
-
-
-def _mean(kind: type[Model], method: str, encoded: bool = False) -> Callable[..., Tensor]:
-    """Makes a method that returns the mean of the members' results. With `encoded`, the first argument is a
-    list with an element for each member."""
-
-    def mean(self: Ensemble, first: Any, *others: Any) -> Tensor:
-        # Members are added up one after another: at most two score tensors are in memory.
-        total: Tensor | None = None
-        for number, member in enumerate(self._each(kind)):
-            scores: Tensor = getattr(member, method)(first[number] if encoded else first, *others)
-            total = scores if total is None else total + scores
-        assert total is not None
-        return total / len(self.members)
-
-    return mean
-
-
-class Ensemble(Completer, Indexable, SalesScorer, Embedder, Gated):
-    """The mean of its members' scores. It supports the tasks that its members support.
-
-    The log-probabilities of a row are its scores minus a constant for the row. So the mean of scores and the
-    mean of log-probabilities also differ by a constant for each row: they give the same ranking and the same
-    softmax. If members' scores are inner products, the mean score is an inner product, too.
-
-    It is not in the registry of models: `Recommender` builds it from members of a registered model.
-    """
-
-    name = "ensemble"
-    title = "Ensemble"
-
-    def __init__(self, members: Sequence[Model]) -> None:
-        super().__init__(parse_config(ModelConfig, {}), members[0].sizes)
-        self.members = nn.ModuleList(members)
-        first = members[0]
-        self.title = f"{first.title} × {len(members)}"  # type: ignore[misc]
-        self.knows_new_users = first.knows_new_users  # type: ignore[misc]
-        self.training = first.training  # fitted members are in evaluation mode
-
-    def does(self, kind: type[Model]) -> bool:
-        return can(self._first, kind)
-
-    @property
-    def scores_candidates_apart(self) -> bool:
-        return require(self._first, Matcher).scores_candidates_apart
-
-    # All members know the same sales, so they assume the same sales for a new bundle.
-
-    def assume_sales(self, sales: float) -> None:
-        for member in self._each(SalesScorer):
-            member.assume_sales(sales)
-
-    def known_sales(self) -> Tensor:
-        return require(self._first, SalesScorer).known_sales()
-
-    def popularity_bias(self, sales: Tensor) -> Tensor:
-        return require(self._first, SalesScorer).popularity_bias(sales)
-
-    @property
-    def _first(self) -> Model:
-        return self.members[0]  # type: ignore[return-value]
-
-    def _each(self, kind: type[Part]) -> list[Part]:
-        return [require(member, kind) for member in self.members]  # type: ignore[arg-type]
-
-    score_bundles = _mean(Matcher, "score_bundles")
-    score_candidates = _mean(Matcher, "score_candidates")
-    score_new_bundles = _mean(Matcher, "score_new_bundles")
-    score_items = _mean(Completer, "score_items")
-    score_item_candidates = _mean(Completer, "score_item_candidates")
-    item_share = _mean(Gated, "item_share")
-
-    def merge_changes(self) -> None:
-        for member in self._each(Model):
-            member.merge_changes()
-
-    def encoded(self, histories: Histories, contents: Ragged) -> list[Any]:
-        """The encoded users of each member. The ensemble's fit is the mean of its members' fits."""
-        return [member.encoded(histories, contents) for member in self._each(Model)]
-
-    bundle_fit = _mean(Matcher, "bundle_fit", encoded=True)
-    item_fit = _mean(Completer, "item_fit", encoded=True)
-
-    def vectors_of_items(self) -> Tensor:
-        return self._joined(lambda member: member.vectors_of_items())
-
-    def vectors_of_bundles(self, contents: Ragged) -> Tensor:
-        return self._joined(lambda member: member.vectors_of_bundles(contents))
-
-    def _joined(self, vectors: Callable[[Embedder], Tensor]) -> Tensor:
-        """Concatenates the members' unit vectors: a cosine of two results is the members' mean cosine."""
-        each = [F.normalize(vectors(member), dim=1) for member in self._each(Embedder)]
-        return torch.cat(each, dim=1)  # [rows, K·d]
-
-    def factors_of_bundles(self, contents: Ragged, start: int = 0) -> Factors:
-        """Concatenates the members' vectors. The product with `factors_of_users` is the mean score."""
-        each = [member.factors_of_bundles(contents, start) for member in self._each(Indexable)]
-        vectors = torch.cat([factors.vectors for factors in each], dim=1)  # [bundles, K·d]
-        return Factors(vectors, torch.stack([factors.bias for factors in each]).mean(0))
-
-    def factors_of_users(self, histories: Histories, contents: Ragged) -> Tensor:
-        each = [member.factors_of_users(histories, contents) for member in self._each(Indexable)]
-        return torch.cat(each, dim=1) / len(each)  # [rows, K·d]
 
 
 def check_ensemble(members: int, model: str) -> None:
@@ -238,6 +128,8 @@ def member_configs(model: str, config: ModelConfig, members: int) -> list[ModelC
 
 def build_ensemble(model: str, config: ModelConfig, sizes: Sizes, members: int) -> Model:
     """Builds an untrained model: a single model, or an ensemble of several members."""
+    if model == AUTO:  # its parts know their number of members
+        return build(model, config, sizes)
     return joined([build(model, member, sizes) for member in member_configs(model, config, members)])
 
 
@@ -250,9 +142,9 @@ def restored(
     compute tensors that are not among its weights.
     """
     found = {name.split(".")[1] for name in weights if name.startswith("members.")}
-    if members > 1 and members != len(found):
+    if members > 1 and model != AUTO and members != len(found):
         raise ValueError(f"it is an ensemble of {members:,} members, and has the weights of {len(found):,}")
-    own = model in MODELS
+    own = model in MODELS or model == AUTO
     with torch.device("meta") if own else nullcontext():
         built = build_ensemble(model, config, sizes, members)
     types = {name: tensor.dtype for name, tensor in built.state_dict().items()}
@@ -271,10 +163,8 @@ def restored(
 
 
 def joined(members: Sequence[Model]) -> Model:
-    """The members as one model. A single member is returned as it is."""
-    return members[0] if len(members) == 1 else Ensemble(members)
-
-
-def members_of(model: Model) -> int:
-    """The number of members of a model; 1 for a model that is not an ensemble."""
-    return len(model.members) if isinstance(model, Ensemble) else 1
+    """The members as one model, whose scores are the mean. A single member is returned as it is."""
+    if len(members) == 1:
+        return members[0]
+    share = [1 / len(members)] * len(members)
+    return Blend(members, share, share, f"{members[0].title} × {len(members)}")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -11,8 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from bundlemage.data.dataset import (
-    BUNDLE_SCHEMA,
-    ITEM_SCHEMA,
     BundleDataset,
     Catalogue,
     Vocabulary,
@@ -22,84 +19,8 @@ from bundlemage.data.dataset import (
 )
 from bundlemage.data.splits import Source
 from bundlemage.errors import DataError, Problem, collected
+from bundlemage.readers.columns import CATALOGUE_SCHEMAS, REQUIRED, TABLES, Columns, resolve
 from bundlemage.readers.values import Coded, Locate, align, duplicates, encode, read_column, shown
-
-REQUIRED = ("user_item", "user_bundle", "bundle_item")
-TABLES: Mapping[str, tuple[str, ...]] = {
-    "user_item": ("user_id", "item_id"),
-    "user_bundle": ("user_id", "bundle_id"),
-    "bundle_item": ("bundle_id", "item_id"),
-    "items": ("item_id",),
-    "bundles": ("bundle_id",),
-}
-"""The columns that each table must have. The columns of a catalogue's schema are optional."""
-CATALOGUE_SCHEMAS = {"items": ITEM_SCHEMA, "bundles": BUNDLE_SCHEMA}
-
-# Case, spaces and punctuation are ignored: `user ID`, `userId` and `USER_ID` are the same name.
-_ALIASES = {
-    column: frozenset(names.split())
-    for column, names in {
-        "user_id": "userid user uid customerid customer custid clientid accountid memberid buyerid shopperid "
-        "visitorid playerid steamid",
-        "item_id": "itemid item iid productid product prodid sku articleid asin gameid appid bookid songid "
-        "trackid movieid",
-        "bundle_id": "bundleid bundle bid packageid packid boxid setid kitid comboid collectionid listid "
-        "playlistid booklistid",
-        "title": "title name",
-        "price": "price unitprice finalprice",
-        "tags": "tags tag genres genre categories category",
-        "stock": "stock instock inventory stockquantity",
-        "discount": "discount discountrate",
-    }.items()
-}
-_OWN_PREFIX = {"items": ("item", "product", "game"), "bundles": ("bundle", "package")}
-_LOOKS_LIKE_DATA = re.compile(r"-?\d+(\.\d+)?|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-
-
-def _means(table: str, column: str, name: str) -> bool:
-    """Whether a column called `name` in `table` is the column `column`."""
-    plain = re.sub(r"[\W_]+", "", name).casefold()
-    if plain in _ALIASES[column]:
-        return True
-    if table not in _OWN_PREFIX:
-        return False
-    # A catalogue describes items or bundles only: in `items`, `id` is the item_id and `item_name` the title.
-    if column in TABLES[table]:
-        return plain == "id"
-    return any(plain.removeprefix(prefix) in _ALIASES[column] for prefix in _OWN_PREFIX[table])
-
-
-def resolve(table: str, names: Sequence[str], where: str) -> dict[str, int]:
-    """Returns for each existing column of `table` its position in `names`. `where` is the file, for messages.
-
-    Raises `DataError` with every required column that is missing, and every column that several names match.
-    """
-    positions: dict[str, int] = {}
-    missing: list[str] = []
-    problems: list[Problem] = []
-    details = CATALOGUE_SCHEMAS[table].names[1:] if table in CATALOGUE_SCHEMAS else ()
-    for column in (*TABLES[table], *details):
-        exact = [position for position, name in enumerate(names) if name == column]
-        matching = exact or [position for position, name in enumerate(names) if _means(table, column, name)]
-        if len(matching) > 1:
-            listed = " and ".join(repr(names[position]) for position in matching)
-            message = f"the columns {listed} could each be {column!r}"
-            fix = f"Name the right one exactly {column!r}, and drop or rename the other"
-            problems.append(Problem("ambiguous-column", where, message, fix, value=names[matching[1]]))
-        elif matching:
-            positions[column] = matching[0]
-        elif column in TABLES[table]:
-            missing.append(column)
-    if missing:
-        missing_names = " or ".join(map(repr, missing))
-        message = f"no column {missing_names}; the columns are {', '.join(map(repr, names))}"
-        fix = f"Rename the column with these ids to {missing_names}"
-        if any(_LOOKS_LIKE_DATA.fullmatch(name.strip()) for name in names):
-            fix = "The first line looks like data: put a line with the column names above it"
-        problems.append(Problem("unknown-column", where, message, fix, value=names[0] if names else None))
-    if problems:
-        raise DataError(problems)
-    return positions
 
 
 @dataclass(frozen=True)
@@ -111,18 +32,24 @@ class TableData:
     columns: Mapping[str, Coded]
     """The columns by their canonical names, such as `user_id` and `title`; the ids come first."""
     locate: Locate
+    problems: tuple[Problem, ...] = ()
+    """Warnings and notes about the names of the columns."""
 
     def checked(self, table: str) -> tuple[TableData | None, list[Problem]]:
         """Returns the table with its values checked, or None if there is an error; and the problems."""
         key, *_ = TABLES[table]
         if not len(self.columns[key].codes):
+            severity: Literal["error", "warning"] = "warning"
             fix = "Fill the table or remove it; an empty table is ignored"
-            if table in REQUIRED:
-                fix = "Export the data again; a model learns from rows of all three tables"
-            severity: Literal["error", "warning"] = "error" if table in REQUIRED else "warning"
+            if table == "user_item":
+                fix = "Export the data again if users also buy single items; "
+                fix += "a model can learn from bundles alone"
+            elif table in REQUIRED:
+                severity, fix = "error", "Export the data again; a model learns from these rows"
             message = "there are column names but no rows"
-            return None, [Problem("no-rows", self.where, message, fix, severity=severity)]
-        problems: list[Problem] = []
+            problem = Problem("no-rows", self.where, message, fix, severity=severity)
+            return self if table == "user_item" else None, [*self.problems, problem]
+        problems = list(self.problems)
         columns: dict[str, Coded] = {}
         for name, column in self.columns.items():
             values, faults = read_column(column, name, self.locate)
@@ -248,23 +175,28 @@ def _read_frame(name: str, frame: Any) -> TableData:
             "(anything with __arrow_c_stream__; collect a lazy frame first)"
         )
         raise DataError.of("not-a-frame", name, f"a {type(frame).__name__} is not a frame", fix)
+    selected, columns = _selected(name, frame)
     try:
-        table = pa.table(_needed(name, frame))
+        table = pa.table(selected)
     except (pa.ArrowException, TypeError, ValueError) as error:
         message = f"a column holds values of more than one type ({' '.join(map(str, error.args))})"
         fix = "Make each column one type, for example by frame['user_id'].astype(str)"
         raise DataError.of("bad-id-type", name, message, fix) from error
-    positions = resolve(name, table.column_names, name)
-    columns = {column: encode(table.column(position)) for column, position in positions.items()}
-    return TableData(name, columns, lambda row: (name, row + 1))
+    columns = columns or resolve(name, table.column_names, name)
+    coded = {column: encode(table.column(position)) for column, position in columns.positions.items()}
+    return TableData(name, coded, lambda row: (name, row + 1), columns.problems)
 
 
-def _needed(table: str, frame: Any) -> Any:
-    """Returns a pandas or Polars frame with only the needed columns, as Arrow may fail to convert others."""
+def _selected(table: str, frame: Any) -> tuple[Any, Columns | None]:
+    """Returns a pandas or Polars frame with only the needed columns, as Arrow may fail to convert others.
+
+    Other frames are returned whole, without `Columns`.
+    """
     names = [str(column) for column in getattr(frame, "columns", ())]
     if not hasattr(frame, "to_numpy") or len(set(names)) < len(names):
-        return frame
+        return frame, None
     index = getattr(frame, "index", None)
     if index is not None and any(index.names):  # the index may hold an id: Arrow makes it a column
-        return frame
-    return frame[[frame.columns[position] for position in resolve(table, names, table).values()]]
+        return frame, None
+    columns = resolve(table, names, table)
+    return frame[[frame.columns[position] for position in columns.positions.values()]], columns.selected()

@@ -24,7 +24,8 @@ import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
 from bundlemage.errors import DataError, Problem, collected
-from bundlemage.readers.assemble import TABLES, TableData, resolve
+from bundlemage.readers.assemble import TableData
+from bundlemage.readers.columns import TABLES, resolve
 from bundlemage.readers.places import TableFile, TableFiles, empty_file, unreadable
 from bundlemage.readers.values import Coded, Locate, encode, joined, shown
 
@@ -52,29 +53,38 @@ def read_table(table: str, source: TableFiles) -> TableData:
     for file in source.files:
         with collected(problems):
             parts.append(
-                pa.concat_tables(batches(table, file)) if file.is_parquet else _read_text(table, file)
+                pa.concat_tables(batches(table, file, problems))
+                if file.is_parquet
+                else _read_text(table, file, problems)
             )
-    if problems:
-        raise DataError(_same_fault_once(problems))
+    problems = same_fault_once(problems)
+    if len(parts) < len(source.files):
+        raise DataError(problems)
     columns: dict[str, Coded] = {}
     for name in dict.fromkeys(name for part in parts for name in part.column_names):
         with collected(problems):
             if name not in TABLES[table]:
                 _check_types(name, source.files, parts)
             columns[name] = _joined_column(name, parts)
-    if problems:
+    if any(problem.severity == "error" for problem in problems):
         raise DataError(problems)
-    return TableData(source.where, columns, locator(source, [part.num_rows for part in parts]))
+    locate = locator(source, [part.num_rows for part in parts])
+    return TableData(source.where, columns, locate, tuple(problems))
 
 
-def batches(table: str, file: TableFile, rows: float = math.inf) -> Iterator[pa.Table]:
+def batches(
+    table: str, file: TableFile, problems: list[Problem], rows: float = math.inf
+) -> Iterator[pa.Table]:
     """Yields pieces of a table. Its columns have their canonical names.
 
+    Adds to `problems` what there is to say about the names of the columns, such as which are not used.
     `rows` is the maximum number of rows in a piece of a Parquet file, but a piece has at least one row group.
     By default there is one piece. Raises `DataError` if the file cannot be read or lacks a column. A faulty
     text file may raise any exception, also after the first pieces; `read_table` then reports the cause.
     """
-    return _parquet_batches(table, file, rows) if file.is_parquet else _text_batches(table, file)
+    if file.is_parquet:
+        return _parquet_batches(table, file, problems, rows)
+    return _text_batches(table, file, problems)
 
 
 def locator(source: TableFiles, rows: Sequence[int]) -> Locate:
@@ -90,7 +100,7 @@ def locator(source: TableFiles, rows: Sequence[int]) -> Locate:
     return locate
 
 
-def _same_fault_once(problems: Iterable[Problem]) -> list[Problem]:
+def same_fault_once(problems: Iterable[Problem]) -> list[Problem]:
     """Returns one problem, with a count, for all files with the same fault; one each for damaged files."""
     first: dict[tuple[str, ...], Problem] = {}
     for problem in problems:
@@ -132,9 +142,11 @@ def _check_types(name: str, files: Sequence[TableFile], parts: Sequence[pa.Table
 # Parquet
 
 
-def _parquet_batches(table: str, file: TableFile, rows: float) -> Iterator[pa.Table]:
+def _parquet_batches(table: str, file: TableFile, problems: list[Problem], rows: float) -> Iterator[pa.Table]:
     with _opened_parquet(file) as opened:
-        positions = resolve(table, opened.schema_arrow.names, file.where)
+        resolved = resolve(table, opened.schema_arrow.names, file.where)
+        problems += resolved.problems
+        positions = resolved.positions
         names = [opened.schema_arrow.names[position] for position in positions.values()]
 
         def piece(groups: list[int]) -> pa.Table:
@@ -189,12 +201,12 @@ def _damaged(stream: BinaryIO, file: TableFile, error: Exception) -> Problem:
 # Text
 
 
-def _read_text(table: str, file: TableFile) -> pa.Table:
+def _read_text(table: str, file: TableFile, told: list[Problem]) -> pa.Table:
     """Returns a table, read from a text file on this machine; raises `DataError` with all its problems."""
     where = file.where
     try:
         try:
-            return pa.concat_tables(_text_batches(table, file))
+            return pa.concat_tables(_text_batches(table, file, told))
         except (UnicodeError, csv.Error, _FaultyTextError, pa.ArrowInvalid) as error:
             # Rows are checked only if the whole file is valid text.
             problems = list(_encoding_problems(file)) or list(_row_problems(file))
@@ -210,7 +222,7 @@ def _read_text(table: str, file: TableFile) -> pa.Table:
         raise DataError(unreadable(where, error)) from error
 
 
-def _text_batches(table: str, file: TableFile) -> Iterator[pa.Table]:
+def _text_batches(table: str, file: TableFile, problems: list[Problem]) -> Iterator[pa.Table]:
     """Yields pieces of a table. Its columns are dictionaries of strings."""
     if file.filesystem is not None:
         message = "text files are read from folders of this machine only"
@@ -221,7 +233,9 @@ def _text_batches(table: str, file: TableFile) -> Iterator[pa.Table]:
         raise DataError(empty_file(file.where))
     "".join(header.fields).encode()  # fails if a name is not UTF-8
     _check_delimiter(file, header)
-    positions = resolve(table, header.fields, file.where)
+    resolved = resolve(table, header.fields, file.where)
+    problems += resolved.problems
+    positions = resolved.positions
     names = [str(position) for position in range(len(header.fields))]
     needed = [names[position] for position in positions.values()]
     empty_row = ("\n" + _delimiter(file).join(['""'] * len(names)) + "\n").encode()

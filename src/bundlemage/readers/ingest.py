@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from bundlemage.data.dataset import INTEGER, Vocabulary, fingerprint
 from bundlemage.data.folders import beside
+from bundlemage.data.leakage import Leakage, leakage
 from bundlemage.data.shards import (
     KINDS,
     SHARD_ROWS,
@@ -34,11 +35,12 @@ from bundlemage.data.shards import (
     write_layout,
     write_shards,
 )
-from bundlemage.errors import BundleMageError, DataError, Problem
+from bundlemage.errors import BundleMageError, DataError, Problem, worst_first
 from bundlemage.progress import Progress, in_silence
 from bundlemage.readers import load
-from bundlemage.readers.assemble import CATALOGUE_SCHEMAS, CROSSINGS, TABLES, TableData, unknown_id
-from bundlemage.readers.files import batches, locator, read_table
+from bundlemage.readers.assemble import CROSSINGS, TableData, unknown_id
+from bundlemage.readers.columns import CATALOGUE_SCHEMAS, TABLES
+from bundlemage.readers.files import batches, locator, read_table, same_fault_once
 from bundlemage.readers.places import Place, TableFiles, find, place
 from bundlemage.readers.values import Locate, align, encode, read_column
 
@@ -47,6 +49,8 @@ THREADS = min(8, os.cpu_count() or 1)
 MEMORY = "50%"
 """The share of the machine's memory, or of the process's memory limit, that DuckDB may use."""
 BATCH_ROWS = 500_000
+MOST_PAIRS = 1_000_000
+"""If user_bundle has more rows, only about this many, evenly spread, are looked at for leakage."""
 _POSITION_BITS = 32
 _PLAIN_ID = "[!-~]([ -~]*[!-~])?"
 """Matches printable ASCII without a space at the start or end. Only other ids are checked in Python."""
@@ -57,10 +61,12 @@ class Ingested:
     """The result of `ingest`: the layout that was written, and the problems of the data."""
 
     problems: tuple[Problem, ...]
-    """Errors come first. If a layout was written, all are warnings."""
+    """Errors come first. If a layout was written, all are warnings and notes."""
     seconds: float
     layout: Layout | None = None
     """None if the data was only checked."""
+    leakage: Leakage | None = None
+    """Of the user-bundle pairs, or of a part of very many pairs. None unless good data was only checked."""
 
     @property
     def fingerprint(self) -> str:
@@ -86,13 +92,15 @@ def ingest(
     began = time.monotonic()
     if output is not None:
         check_output(output, shard_rows, overwrite=overwrite)
-    layout, problems = None, None
+    found, problems = None, None
     if load.is_tables(location, named):
-        layout, problems = _by_duckdb(place(location), output, shard_rows, progress)
+        found, problems = _by_duckdb(place(location), output, shard_rows, progress)
     if problems is None:
-        layout, problems = _in_memory(location, output, shard_rows, overwrite, named, progress)
-    problems = sorted(problems, key=lambda problem: problem.severity == "warning")
-    return Ingested(tuple(problems), time.monotonic() - began, layout)
+        found, problems = _in_memory(location, output, shard_rows, overwrite, named, progress)
+    ordered, seconds = tuple(worst_first(problems)), time.monotonic() - began
+    if isinstance(found, Layout):
+        return Ingested(ordered, seconds, found)
+    return Ingested(ordered, seconds, leakage=found)
 
 
 def _in_memory(
@@ -102,11 +110,13 @@ def _in_memory(
     overwrite: bool,
     named: Mapping[str, str] | None,
     progress: Progress,
-) -> tuple[Layout | None, Sequence[Problem]]:
+) -> tuple[Layout | Leakage | None, Sequence[Problem]]:
     """Read all data into memory. Used for data other than tables, and for tables that may be faulty."""
     progress("reading", 0, 0)
     if output is None:
-        return None, load.check(location, named)
+        checked, problems = load.try_to_read(location, named)
+        dataset = None if checked is None else checked.dataset
+        return None if dataset is None else leakage(dataset.user_bundle, dataset), problems
     source = load.read(location, named)
     layout = write_layout(source.dataset, output, shard_rows, overwrite=overwrite, progress=progress)
     return layout, source.warnings
@@ -118,8 +128,9 @@ class _SuspiciousError(Exception):
 
 def _by_duckdb(
     where: Place, output: Path | None, shard_rows: int, progress: Progress
-) -> tuple[Layout | None, Sequence[Problem] | None]:
-    """Returns the layout and the warnings; (None, None) if the in-memory reader has to read the tables."""
+) -> tuple[Layout | Leakage | None, Sequence[Problem] | None]:
+    """Returns the layout, or without `output` the leakage, and the warnings; (None, None) if the in-memory
+    reader has to read the tables."""
     import duckdb
 
     try:
@@ -132,8 +143,9 @@ def _by_duckdb(
         ):
             tables = _Tables(where, database, progress)
             problems = tables.load()
-            if building is not None:
-                tables.write(building, shard_rows)
+            if building is None:
+                return tables.leakage(), problems
+            tables.write(building, shard_rows)
     except _SuspiciousError:
         return None, None
     except duckdb.Error as error:
@@ -141,7 +153,8 @@ def _by_duckdb(
             f"the tables could not be sorted: {str(error).splitlines()[0]}. Free some memory or disk space, "
             "or name an output folder on a larger disk"
         ) from error
-    return None if output is None else Layout.open(output), problems
+    assert output is not None
+    return Layout.open(output), problems
 
 
 class _Tables:
@@ -163,7 +176,7 @@ class _Tables:
                 if table in CATALOGUE_SCHEMAS:
                     problems += self._load_catalogue(table, files)
                 else:
-                    self._load_pairs(table, files)
+                    problems += self._load_pairs(table, files)
         except (DataError, pa.ArrowException, OSError, ValueError, EOFError, csv.Error, zlib.error) as error:
             raise _SuspiciousError from error
         if any(problem.severity == "error" for problem in problems):
@@ -182,16 +195,18 @@ class _Tables:
                     problems.append(unknown_id(column, value, count - 1, place, known))
         return problems
 
-    def _load_pairs(self, table: str, files: TableFiles) -> None:
+    def _load_pairs(self, table: str, files: TableFiles) -> list[Problem]:
         rows = [0] * len(files.files)
+        problems: list[Problem] = []
         for number, file in enumerate(files.files):
             self._progress(f"reading {table}", number, len(files.files))
-            for batch in batches(table, file, BATCH_ROWS):
+            for batch in batches(table, file, problems, BATCH_ROWS):
                 self._insert(table, pa.table({name: _texts(batch.column(name)) for name in TABLES[table]}))
                 rows[number] += batch.num_rows
         if not any(rows):
             raise _SuspiciousError
         self._locate[table] = locator(files, rows)
+        return same_fault_once(problems)
 
     def _load_catalogue(self, table: str, files: TableFiles) -> list[Problem]:
         self._progress(f"reading {table}", 0, 1)
@@ -234,6 +249,22 @@ class _Tables:
     def _stream(self, query: str) -> Iterator[pa.RecordBatch]:
         """Returns the rows of a query. Each query has its own cursor, so several can be read at once."""
         return self._database.cursor().sql(query).to_arrow_reader(BATCH_ROWS)  # type: ignore[no-any-return]
+
+    def leakage(self) -> Leakage:
+        """Returns how many user-bundle pairs leak. Of very many rows, only some are looked at."""
+        self._progress("looking for leakage", 0, 0)
+        (rows,) = self._row("SELECT count(*) FROM user_bundle")
+        pairs = "SELECT DISTINCT user_id, bundle_id FROM user_bundle"
+        if (step := -(-rows // MOST_PAIRS)) > 1:
+            pairs += f" WHERE rowid % {step} = 0"
+        (count,) = self._row(f"SELECT count(*) FROM ({pairs})")
+        (leaking,) = self._row(
+            f"SELECT count(*) FROM (SELECT 1 FROM ({pairs}) "
+            "JOIN (SELECT DISTINCT bundle_id, item_id FROM bundle_item) USING (bundle_id) "
+            "LEFT JOIN (SELECT DISTINCT user_id, item_id, true AS owned FROM user_item) "
+            "USING (user_id, item_id) GROUP BY user_id, bundle_id HAVING count(*) = count(owned))"
+        )
+        return Leakage(count, leaking)
 
     def write(self, building: Path, shard_rows: int) -> None:
         """Write the layout. The tables must have been loaded."""

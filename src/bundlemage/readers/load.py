@@ -7,15 +7,22 @@ from pathlib import Path
 
 from bundlemage.data.shards import LAYOUT, Layout
 from bundlemage.data.splits import Source
-from bundlemage.errors import ConfigError, DataError, Problem
+from bundlemage.errors import ConfigError, DataError, Problem, worst_first
 from bundlemage.readers import authors, bgcn, pathak, sql
-from bundlemage.readers.assemble import TABLES, assemble
+from bundlemage.readers.assemble import assemble
+from bundlemage.readers.columns import TABLES
 from bundlemage.readers.files import read_table
 from bundlemage.readers.places import Place, find, has_tables, is_remote, local_path, place
-from bundlemage.sample.generate import sample_shop
+from bundlemage.sample.kinds import GAMES, dataset_of_kind
 
 SAMPLE = "sample"
-"""The location of the built-in shop. Write `./sample` for a folder of this name."""
+"""The location of the built-in shop. `sample:KIND` is a built-in shop of another kind. Write `./sample` for a
+folder of this name."""
+
+
+def is_sample(location: str | Path) -> bool:
+    """Whether this is the location of a built-in shop."""
+    return isinstance(location, str) and location.partition(":")[0] == SAMPLE
 
 
 def is_layout(path: Path) -> bool:
@@ -43,9 +50,9 @@ _FOLDERS: tuple[tuple[Callable[[Path], bool], Callable[[Path], Source]], ...] = 
 
 
 def read(location: str | Path, tables_or_queries: Mapping[str, str] | None = None) -> Source:
-    """Read a folder in any known layout, Parquet files on an object store, a database, or the sample shop.
+    """Read a folder in any known layout, Parquet files on an object store, a database, or a sample shop.
 
-    `location` is a path, a URI such as `s3://bucket/prefix`, the URL of a database, or `sample`.
+    `location` is a path, a URI such as `s3://bucket/prefix`, a database URL, `sample`, or `sample:KIND`.
     `tables_or_queries` is only for databases: the table or query for `user_item`, `user_bundle`, …
     Returns the data; raises `DataError` with every problem.
     """
@@ -56,8 +63,8 @@ def read(location: str | Path, tables_or_queries: Mapping[str, str] | None = Non
         return sql.read_sql(str(location), **named)
     if named:
         raise ConfigError("tables and queries can be given only for a database, and this location is not one")
-    if location == SAMPLE:
-        return Source(sample_shop().dataset)
+    if is_sample(location):
+        return Source(dataset_of_kind(str(location).partition(":")[2] or GAMES))
     if is_remote(location):
         return read_tables(place(location))
     path = local_path(location)
@@ -73,7 +80,7 @@ def read(location: str | Path, tables_or_queries: Mapping[str, str] | None = Non
 
 def is_tables(location: str | Path, tables_or_queries: Mapping[str, str] | None = None) -> bool:
     """Whether `read` would read this as a folder of tables, on this machine or on an object store."""
-    if tables_or_queries or sql.matches(str(location)) or location == SAMPLE:
+    if tables_or_queries or sql.matches(str(location)) or is_sample(location):
         return False
     path = local_path(location)
     if is_remote(location) or not path.is_dir():
@@ -81,13 +88,21 @@ def is_tables(location: str | Path, tables_or_queries: Mapping[str, str] | None 
     return has_tables(place(path)) and not is_layout(path) and not (path / "manifest.json").is_file()
 
 
+def try_to_read(
+    location: str | Path, tables_or_queries: Mapping[str, str] | None = None
+) -> tuple[Source | None, tuple[Problem, ...]]:
+    """Returns the data, or None if it has errors, and all problems instead of raising `DataError`."""
+    try:
+        source = read(location, tables_or_queries)
+    except DataError as error:
+        return None, tuple(error.problems)
+    return source, source.warnings
+
+
 def check(location: str | Path, tables_or_queries: Mapping[str, str] | None = None) -> list[Problem]:
     """Returns all problems, errors first, instead of raising `DataError`; an empty list for good data."""
-    try:
-        problems = read(location, tables_or_queries).warnings
-    except DataError as error:
-        problems = error.problems
-    return sorted(problems, key=lambda problem: problem.severity == "warning")
+    _, problems = try_to_read(location, tables_or_queries)
+    return worst_first(problems)
 
 
 def _check_mistakes(path: Path) -> None:

@@ -42,9 +42,9 @@ PARTIAL_NAME = "steam-partial"
 PARTIAL_NOTE = (
     "steam-partial: the user-item matrix is not published, so it is reconstructed: a user's items are the "
     "games in the user's bundles, a part of what the user owns. Never compare its metrics with the paper's "
-    "table for Steam. The matrix also contains the games of held-out bundles. A baseline that ranks bundles "
-    "by the share of their games that the user owns therefore finds the held-out bundles: show this baseline "
-    "beside every model."
+    "table for Steam. The matrix also contains the games of held-out bundles. With histories as given, a "
+    "baseline that ranks bundles by the share of their games that the user owns therefore finds the held-out "
+    "bundles: show this baseline beside every model."
 )
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from bundlemage.errors import DataError, Problem
-from bundlemage.readers.assemble import REQUIRED, TABLES
+from bundlemage.readers.columns import OWN_PREFIX, REQUIRED, TABLES, listed
 
 _URI = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _NOT_DATA = ("_", ".")
@@ -25,10 +25,17 @@ LARGEST = 10_000_000
 fill the memory: the largest published data set of bundles has a few hundred thousand of each."""
 _LAYOUT_FOLDERS = {"authors", "bgcn", "gen", "mat", "pathak"}
 EXTENSIONS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
-_GIVE_FOLDER = (
-    f"Give a folder with the tables {', '.join(REQUIRED)} "
-    f"(each as {', '.join(EXTENSIONS[:-1])} or {EXTENSIONS[-1]})"
+_EACH_AS = f"(each as {', '.join(EXTENSIONS[:-1])} or {EXTENSIONS[-1]})"
+_GIVE_FOLDER = f"Give a folder with the tables {', '.join(REQUIRED)} {_EACH_AS}"
+_DATA = re.compile(
+    r".*\.(csv|tsv|tab|txt|dat|json|jsonl|ndjson|xml|xlsx?|ods|parquet|feather|arrow|avro|orc|pkl|pickle|np[yz])"
+    r"(\.(gz|bz2|xz|zst|zip))?",
+    re.IGNORECASE,
 )
+_ABOUT_DATA = re.compile(
+    r"(readme|licen[cs]e|copying|notice|citation|changelog|requirements)\b", re.IGNORECASE
+)
+"""Files that a person reads. Nobody expects that their content is used."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +189,7 @@ def find(where: Place) -> tuple[dict[str, TableFiles], list[Problem]]:
     candidates, others = _candidates(where)
     tables: dict[str, TableFiles] = {}
     problems: list[Problem] = []
+    by_lower = {name.lower(): name for name in others}
     for table, names in candidates.items():
         if len(names) > 1:
             message = f"the table {table!r} exists more than once: {' and '.join(names)}"
@@ -198,20 +206,59 @@ def find(where: Place) -> tuple[dict[str, TableFiles], list[Problem]]:
                     Problem("not-parquet", not_read[0], message, fix, more=more, severity="warning")
                 )
         elif table in REQUIRED:
-            close = get_close_matches(table, others, n=1, cutoff=0.5)
-            rename = f"; if it is {others[close[0]]!r}, rename it" if close else ""
+            close = get_close_matches(table, by_lower, n=1, cutoff=0.5)
+            rename = f"; if it is {by_lower[close[0]]!r}, rename it" if close else ""
+            others = [name for name in others if not close or name != by_lower[close[0]]]
             fix = (
                 f"Put {table}.csv (or {', '.join(EXTENSIONS[1:])}) in the folder, "
                 f"with the columns {' and '.join(TABLES[table])}{rename}"
             )
             problems.append(Problem("missing-file", f"{table}.csv", f"the table {table!r} is missing", fix))
+    not_read = [name for name in others if name in TABLES or _is_data(name)]
+    if not_read:
+        absent = [table for table, found in candidates.items() if not found]
+        problems.append(_unused_files(where, not_read, absent))
     return tables, problems
 
 
-def _candidates(where: Place) -> tuple[dict[str, list[str]], dict[str, str]]:
+def _is_data(name: str) -> bool:
+    """Whether a user may expect that a file of this name is read."""
+    return not name.startswith(_NOT_DATA) and not _ABOUT_DATA.match(name) and bool(_DATA.fullmatch(name))
+
+
+def _unused_files(where: Place, names: list[str], absent: list[str]) -> Problem:
+    """Returns the warning for files that are not read. `absent` are the tables that do not exist."""
+    what = f"the file {names[0]!r} is" if len(names) == 1 else f"the files {listed(map(repr, names))} are"
+    message = f"{what} not read; the tables are {listed(TABLES)} {_EACH_AS}"
+    one = len(names) == 1
+    fix = "Rename it if it is one of these, or leave it"
+    if not absent:
+        fix = "Leave it" if one else "Leave them"
+    elif not one:
+        fix = "Rename those that are among these, or leave them"
+    likely = [
+        f"{name!r} is the table {table!r}, save it as {table}{_ending(name)}"
+        for name in names
+        for table in OWN_PREFIX
+        if table in absent and name.lower().split(".")[0].removesuffix("s") in OWN_PREFIX[table]
+    ]
+    if likely:
+        fix = f"If {', and if '.join(likely)}"
+    return Problem(
+        "unused-file", where.label, message, fix, value=names[0], severity="warning", names=tuple(names)
+    )
+
+
+def _ending(name: str) -> str:
+    """Returns the ending of a file if a table may have it, else `.csv`."""
+    ending = f".{name.lower().partition('.')[2]}"
+    return ending if ending in EXTENSIONS else ".csv"
+
+
+def _candidates(where: Place) -> tuple[dict[str, list[str]], list[str]]:
     """Returns the names of each table's files, and of its folder if that has Parquet files.
 
-    Also returns the other names in the folder: lower case → name. Raises `DataError` like `find`.
+    Also returns the other names in the folder. Raises `DataError` like `find`.
     """
     try:
         names = where.names()
@@ -228,11 +275,10 @@ def _candidates(where: Place) -> tuple[dict[str, list[str]], dict[str, str]]:
         in_parts = [table] if table in names and where.parts(table)[0] else []
         candidates[table] = in_parts + [name for name in names if name in {table + e for e in EXTENSIONS}]
     if not any(candidates[table] for table in REQUIRED):
-        listed = ", ".join(names[:8]) + (f" and {len(names) - 8:,} more" if len(names) > 8 else "")
-        message = f"none of the tables is in this folder; it holds {listed or 'nothing'}"
+        message = f"none of the tables is in this folder; it holds {listed(names) or 'nothing'}"
         raise DataError.of("not-a-dataset", where.label, message, _GIVE_FOLDER)
     known = {name for files in candidates.values() for name in files}
-    return candidates, {name.lower(): name for name in names if name not in known}
+    return candidates, [name for name in names if name not in known]
 
 
 # Published data

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from bundlemage.data.splits import Source
 from bundlemage.errors import DataError, MissingExtraError
-from bundlemage.readers.assemble import TableData, assemble, resolve
+from bundlemage.readers.assemble import TableData, assemble
+from bundlemage.readers.columns import Columns, resolve
 from bundlemage.readers.values import Codebook
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, ColumnClause, Connection, CursorResult, Inspector
+    from sqlalchemy import URL, ColumnClause, Connection, CursorResult, Inspector, Select
 
 _DATABASES = ("sqlite", "postgresql", "postgres", "mysql", "mariadb", "mssql", "oracle", "duckdb")
 _URL = re.compile(rf"({'|'.join(_DATABASES)})(\+\w+)?://", re.IGNORECASE)
@@ -119,8 +120,14 @@ def _read(connection: Connection, inspector: Inspector, table: str, source: str)
 
     where = f"{table} query" if _QUERY.match(source) else source
     try:
-        with _run(connection, inspector, table, source) as result:
-            return _collect(result, table, where)
+        if _QUERY.match(source):
+            # no_parameters: colons and percent signs in the query are not placeholders.
+            options = {"stream_results": True, "no_parameters": True}
+            with connection.exec_driver_sql(source, execution_options=options) as result:
+                return _collect(result, resolve(table, list(result.keys()), where), where)
+        query, columns = _selected(inspector, table, source)
+        with connection.execute(query, execution_options={"stream_results": True}) as result:
+            return _collect(result, columns, where)
     except SQLAlchemyError as error:
         connection.rollback()  # PostgreSQL refuses further queries in a failed transaction
         message = f"the database refuses it: {_reason(error, connection.engine.url)}"
@@ -128,11 +135,8 @@ def _read(connection: Connection, inspector: Inspector, table: str, source: str)
         raise DataError.of("failing-query", where, message, fix, value=source) from None
 
 
-def _run(connection: Connection, inspector: Inspector, table: str, source: str) -> CursorResult[Any]:
-    if _QUERY.match(source):
-        # no_parameters: colons and percent signs in the query are not placeholders.
-        options = {"stream_results": True, "no_parameters": True}
-        return connection.exec_driver_sql(source, execution_options=options)
+def _selected(inspector: Inspector, table: str, source: str) -> tuple[Select[Any], Columns]:
+    """Returns a query for the needed columns of the database's table `source`, and where they are in it."""
     from sqlalchemy import column, select
     from sqlalchemy import table as sql_table
 
@@ -146,20 +150,17 @@ def _run(connection: Connection, inspector: Inspector, table: str, source: str) 
         fix = f"Name the right one for {table!r}, or give a SELECT"
         raise DataError.of("missing-table", source, message, fix, value=source)
     names = [info["name"] for info in inspector.get_columns(name, schema=schema or None)]
-    needed: list[ColumnClause[Any]] = [
-        column(names[position]) for position in resolve(table, names, source).values()
-    ]
+    columns = resolve(table, names, source)
+    needed: list[ColumnClause[Any]] = [column(names[position]) for position in columns.positions.values()]
     # SQLAlchemy quotes the names. No name can be read as SQL.
-    query = select(*needed).select_from(sql_table(name, schema=schema or None))
-    return connection.execute(query, execution_options={"stream_results": True})
+    return select(*needed).select_from(sql_table(name, schema=schema or None)), columns.selected()
 
 
-def _collect(result: CursorResult[Any], table: str, where: str) -> TableData:
+def _collect(result: CursorResult[Any], columns: Columns, where: str) -> TableData:
     """Returns the table, read in batches. Each distinct value is stored once; rows store its number."""
-    positions = resolve(table, list(result.keys()), where)
-    books = {column: Codebook() for column in positions}
+    books = {column: Codebook() for column in columns.positions}
     for batch in result.yield_per(_ROWS_AT_ONCE).partitions():
         for column, book in books.items():
-            book.add(row[positions[column]] for row in batch)
-    columns = {column: book.coded() for column, book in books.items()}
-    return TableData(where, columns, lambda row: (where, row + 1))
+            book.add(row[columns.positions[column]] for row in batch)
+    coded = {column: book.coded() for column, book in books.items()}
+    return TableData(where, coded, lambda row: (where, row + 1), columns.problems)

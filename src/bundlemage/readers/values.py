@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from bundlemage.data.dataset import Vocabulary
 from bundlemage.errors import Problem
+from bundlemage.readers.texts import decoded, tags_of
 
 Codes = npt.NDArray[np.int32]
 Locate = Callable[[int], tuple[str, int]]
@@ -238,19 +239,24 @@ def duplicates(ids: Coded, name: str, locate: Locate) -> list[Problem]:
 
 # Details of the catalogue
 
-_TAG_SEPARATOR = re.compile(r"[|;,]")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 def _title(value: Any) -> str | None:
-    text = value.decode() if isinstance(value, bytes) else str(value)
+    text = decoded(_text(value))
     return text if text.strip() else None
 
 
 def _tags(value: Any) -> list[str] | None:
-    parts = value if isinstance(value, tuple) else _TAG_SEPARATOR.split(_title(value) or "")
-    tags = [str(part).strip() for part in parts if part is not None]
-    return [tag for tag in tags if tag] or None
+    if isinstance(value, tuple):
+        parts = [decoded(str(part)) for part in value if part is not None]
+    else:
+        parts = tags_of(_text(value))
+    return [tag.strip() for tag in parts if tag.strip()] or None
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _number(value: Any, highest: float = sys.float_info.max) -> float | None:

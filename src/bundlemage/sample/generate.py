@@ -56,8 +56,8 @@ _QUIET_SHARE = 0.06  # share of users with one bundle or none
 # Percentages of games that a bundle takes from its line, from its genre and from anywhere. The first row is
 # for bundles of a line, the second row for genre packs.
 _ORIGINS = ((85, 12, 3), (0, 92, 8))
-_PRICES = np.array([299, 499, 499, 799, 999, 999, 1499, 1499, 1999, 1999, 2499, 2999, 3999, 5999])  # cents
-_DISCOUNTS = np.array([10, 15, 20, 20, 25, 30, 30, 40, 50, 60])  # per cent
+PRICES = np.array([299, 499, 499, 799, 999, 999, 1499, 1499, 1999, 1999, 2499, 2999, 3999, 5999])  # cents
+DISCOUNTS = np.array([10, 15, 20, 20, 25, 30, 30, 40, 50, 60])  # per cent
 _SOLD_OUT_SHARE = 0.06
 _MOST_STOCK = 500
 _ROUNDS = 60
@@ -130,8 +130,8 @@ def sample_shop(
     item_counts = spread(shopping, pairs, np.ones(users, np.int64), _at_most(users, items, pairs))
     bundle_counts = _bundle_counts(bundling, users, bundles, round(users * bundles_per_user))
     bundle_item = _bundle_items(packing, tastes, games, round(bundles * items_per_bundle))
-    item_ids, bundle_ids = _ids("item", "g", items), _ids("bundle", "b", bundles)
-    cents = _PRICES[pick(labelling, len(_PRICES), items)]
+    item_ids, bundle_ids = ids_of("item", "g", items), ids_of("bundle", "b", bundles)
+    cents = PRICES[pick(labelling, len(PRICES), items)]
     item_table = _items(labelling, tastes, item_ids, cents)
     bundle_table = _bundles(labelling, tastes, bundle_ids, bundle_item.astype(np.int64) @ cents)
     dataset = BundleDataset(
@@ -140,7 +140,7 @@ def sample_shop(
             bundling, tastes.user_bundle_taste, packs, genre_edges, bundle_counts, bundles
         ),
         bundle_item=bundle_item,
-        users=_ids("user", "u", users),
+        users=ids_of("user", "u", users),
         items=item_ids,
         bundles=bundle_ids,
         catalogue=Catalogue(item_table, bundle_table),
@@ -149,7 +149,7 @@ def sample_shop(
     return SampleShop(dataset, tastes)
 
 
-def _ids(kind: str, letter: str, count: int) -> Vocabulary:
+def ids_of(kind: str, letter: str, count: int) -> Vocabulary:
     """Ids such as u0001, u0002, … They have equally many digits, so text order equals number order."""
     width = max(4, len(str(count)))
     return Vocabulary(kind, [f"{letter}{number:0{width}d}" for number in range(1, count + 1)])
@@ -289,7 +289,7 @@ def _item_tags(random: Random, tastes: Tastes) -> list[list[str]]:
 
 
 def _bundles(random: Random, tastes: Tastes, ids: Vocabulary, full_cents: Integers) -> pa.Table:
-    percent = _DISCOUNTS[pick(random, len(_DISCOUNTS), len(ids))]
+    percent = DISCOUNTS[pick(random, len(DISCOUNTS), len(ids))]
     genre, line = tastes.bundle_genre.tolist(), tastes.bundle_line.tolist()
     columns: dict[str, Any] = {
         "bundle_id": ids.to_arrow(),

@@ -42,7 +42,7 @@ def line_names(random: Random, count: int) -> list[str]:
     for line in range(count):
         choices, order = (series, orders[0]) if is_series(line) else (studios, orders[1])
         names.append(choices[order[line // 2 % len(order)]])
-    return _numbered(names, "{} {roman}")
+    return numbered(names, "{} {roman}")
 
 
 def is_series(line: int) -> bool:
@@ -73,7 +73,7 @@ def game_titles(
         else:
             subtitle = f"{place} of {adjective} {things}" if pattern % 8 < 7 else f"The {adjective} {noun}"
             titles.append(f"{series}: {subtitle}" if series else subtitle)
-    return _numbered(titles, "{} {roman}")
+    return numbered(titles, "{} {roman}")
 
 
 def bundle_titles(
@@ -89,10 +89,10 @@ def bundle_titles(
         else:
             forms = WORDS["series_bundles" if is_series(line) else "studio_bundles"]
             titles.append(_word(forms, a).format(names[line]))
-    return _numbered(titles, "{}, Vol. {number}")
+    return numbered(titles, "{}, Vol. {number}")
 
 
-def _numbered(names: Iterable[str], form: str) -> list[str]:
+def numbered(names: Iterable[str], form: str) -> list[str]:
     """Number repeated names like sequels: Lantern Quest, Lantern Quest II, Lantern Quest III."""
     seen: Counter[str] = Counter()
     unique = []

@@ -46,8 +46,8 @@ log = logging.getLogger("bundlemage.service")
 MOST_AT_ONCE = 64
 """Maximum number of questions in a batch."""
 SERVED_EVERY = 0.5
-"""Seconds between writes of served answers. A crash loses the answers since the last write. Only statistics
-use them."""
+"""Seconds between writes of served answers. A crash loses the answers since the last write. Statistics and
+retrainings use them."""
 FOLLOW_EVERY = 2.0
 """Seconds between checks for a newly published model when no question arrives."""
 SALES_EVERY = 300.0

@@ -192,14 +192,14 @@ def create_app(service: Service) -> FastAPI:
         version=__version__,
         description=DESCRIPTION,
         lifespan=lifespan,
-        docs_url=None,  # that page loads scripts from a CDN
+        docs_url=None,  # that page loads scripts from a CDN; ours (`routes/pages.py`) does not
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,  # an id may end with a slash
     )
     app.state.service = service
     problems.install(app)
-    for routes in (session, recommend, design, users, catalogue, models, work, health, pages):
+    for routes in (recommend, design, users, catalogue, models, work, session, health, pages):
         app.include_router(routes.router)
     app.mount("/static", pages.STATIC)
     app.add_middleware(Frame)

@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, Final
@@ -62,6 +62,8 @@ _TABLES: dict[Kind, tuple[Table, sa.Column[str]]] = {
     "bundle": (user_bundle, user_bundle.c.bundle_id),
 }
 FORGOTTEN_AT_ONCE: Final = 10_000
+_READ_AT_ONCE: Final = 100_000
+_USERS_AT_ONCE: Final = 10_000
 ERASED_KEPT_FOR: Final = timedelta(hours=1)
 """The store remembers an erasure for at least this time. Answers are written much sooner than that."""
 CLOCKS_DIFFER_BY: Final = timedelta(seconds=5)
@@ -187,6 +189,16 @@ class HistoryStore(StorePart):
             ids = sa.union(*(select(table.c.user_id) for table, _ in _TABLES.values())).subquery()
             return connection.scalar(select(func.count()).select_from(ids)) or 0
 
+    def dated(self, kind: Kind) -> Iterator[tuple[str, str, int, str | None]]:
+        """Yield each user's items or bundles with a time: the user, the thing, the time in microseconds since
+        1970, and the request id. Imported ones have no time."""
+        table, thing = _TABLES[kind]
+        at = sa.type_coerce(table.c.at, sa.BigInteger)
+        query = select(table.c.user_id, thing, at, table.c.request_id).where(table.c.at.is_not(None))
+        with self._database.snapshot(long=True) as connection:
+            rows = connection.execute(query, execution_options={"stream_results": True})
+            yield from map(tuple, rows.yield_per(_READ_AT_ONCE))
+
     def sales(self) -> Sales:
         """Return the number of users who have each item and each bundle."""
         counts = []
@@ -200,6 +212,24 @@ class HistoryStore(StorePart):
         """Write answers, except those whose user was erased after the answer."""
         with self._database.write() as connection:
             add_served(connection, answers)
+
+    def lists_shown_to(self, user_ids: Sequence[str]) -> Iterator[tuple[str, str, int, list[str]]]:
+        """Yield the stored lists of bundles of these users: the user, the request id, the time in
+        microseconds since 1970, and the ids of the bundles."""
+        at = sa.type_coerce(served.c.at, sa.BigInteger)
+        query = select(served.c.user_id, served.c.request_id, at, served.c.ids).where(
+            one_of(served.c.user_id, "users"), served.c.kind == "bundles"
+        )
+        for start in range(0, len(user_ids), _USERS_AT_ONCE):
+            names = list(user_ids[start : start + _USERS_AT_ONCE])
+            with self._database.snapshot(long=True) as connection:
+                yield from map(tuple, connection.execute(query, {"users": names}))
+
+    def models_in_use(self, since: datetime) -> set[str]:
+        """Return the versions of the models that have answered since a time."""
+        check_time(since)
+        with self._database.snapshot(long=True) as connection:
+            return set(connection.scalars(select(served.c.model).where(served.c.at >= since).distinct()))
 
     def served_since(self, at: datetime, most: int = 20_000) -> ServedSummary:
         """Return counts of the answers since a time. Counts only the latest `most` answers, to be fast."""

@@ -94,6 +94,14 @@ class Store(CatalogueStore, HistoryStore):
         rows = self._rows(select(models).where(models.c.version == version)) if is_id(version) else []
         return ModelRecord(**rows[0]) if rows else None
 
+    def forget_model(self, version: str) -> bool:
+        """Delete a model's record. Returns False if this model is selected for serving, and keeps it then."""
+        with self._database.write() as connection:
+            if connection.scalar(select(clock.c.model).with_for_update()) == version:
+                return False
+            connection.execute(delete(models).where(models.c.version == version))
+            return True
+
     def add_key(self, key: Key) -> None:
         """Write a new API key."""
         check_ids("key", [key.id])

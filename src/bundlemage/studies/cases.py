@@ -7,7 +7,7 @@ second, the model is right with an unpopular item, and the most popular item is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,6 @@ from bundlemage.data.dataset import BundleDataset, row_of
 from bundlemage.data.splits import PAD, GenerationCases, Split
 from bundlemage.models.base import Completer, Interactions, Model, require
 from bundlemage.models.ragged import Ragged
-from bundlemage.readers import pathak
 
 USERS = 3
 TASTE_TAGS = 3
@@ -28,11 +27,6 @@ ANSWERS = 3
 LEAST_ITEMS = 8
 """Minimum number of tagged items needed to describe a user's taste."""
 _ROWS = 512
-
-NO_LEAK_NOTE = (
-    "In this study a user's items are only the games of the user's training bundles. The reconstruction also "
-    "has the games of the held-out bundles, but these would reveal the right answer."
-)
 
 
 @dataclass(frozen=True)
@@ -118,16 +112,6 @@ class CaseStudy:
     notes: tuple[str, ...]
     taste: TasteCase | None
     unpopular: UnpopularCase | None
-
-
-def fair_split(split: Split) -> Split:
-    """Returns the split. If its user-item pairs are reconstructed, keeps only items of training bundles."""
-    if split.dataset.name != pathak.PARTIAL_NAME:
-        return split
-    train = split.train
-    known = pathak.items_of_bundles(train.user_bundle, train.bundle_item)
-    dataset = replace(split.dataset, notes=(*split.dataset.notes, NO_LEAK_NOTE))
-    return replace(split, train=train.with_interactions(user_item=known), dataset=dataset)
 
 
 def case_study(model: Model, split: Split, label: str) -> CaseStudy:

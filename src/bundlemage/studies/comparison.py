@@ -37,6 +37,10 @@ class Comparison:
     skipped: tuple[Missing, ...] = ()
     """Contenders that cannot do any task of a split, such as a model that only completes bundles."""
 
+    def suspicious(self) -> list[str]:
+        """Returns a sentence for each rule that learns nothing and still scores far too high."""
+        return [sentence for table in self.tables for sentence in table.suspicious()]
+
     def to_json(self) -> dict[str, Any]:
         """Returns all results as plain values, without the metrics of single cases."""
         without: Any = {"outcomes": {"__all__": {"cases"}}}

@@ -419,7 +419,6 @@ def _case_studies(
 
 
 def _case(split: Split, recipes: str, options: ReproduceOptions, cache: Cache) -> CaseResult:
-    split = cases.fair_split(split)
     cell = Cell(contender("bundlemage", recipes, options.epochs), split, options.seeds[0])
     folder = cache.folder / "cases" / cell.key
     recommender = None

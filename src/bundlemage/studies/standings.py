@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from bundlemage.data.leakage import told
 from bundlemage.data.splits import Split
+from bundlemage.evaluation import suspicious_rule
 from bundlemage.studies.cells import Contender
 from bundlemage.studies.outcome import METRICS, Missing, Outcome
 
@@ -82,6 +84,14 @@ class ResultTable:
         count = f"{jobs[0]} to {jobs[-1]}" if len(jobs) > 1 else f"{jobs[0]}"
         return f"measured with {count} runs at a time, so it does not show the speed"
 
+    def suspicious(self) -> list[str]:
+        """Returns a sentence for each rule that learns nothing and still scores far too high."""
+        sentences = []
+        for row in self.rows:
+            means = {name: spread.mean for name, spread in (row.metrics or {}).items()}
+            sentences += suspicious_rule(row.model, f"{self.task} of {self.dataset}, {self.protocol}", means)
+        return sentences
+
     def ranked(self) -> ResultTable:
         """Returns the same table with the best row first and failed rows last."""
         value = {row.label: row.metrics[self.metric].mean if row.metrics else -1.0 for row in self.rows}
@@ -107,6 +117,15 @@ class DataFacts:
     matching_cases: int
     generation_cases: int
     notes: tuple[str, ...]
+    leakage: float = 0.0
+    """The share of held-out pairs that users' items give away if histories are used as given."""
+    histories: str = "as given"
+    """How histories were used: `as given` or `without held-out`."""
+
+    @property
+    def about_leakage(self) -> str:
+        """The leakage in words, and what was done about it."""
+        return told(self.leakage, self.histories)
 
     @classmethod
     def of(cls, split: Split) -> DataFacts:
@@ -126,6 +145,8 @@ class DataFacts:
             matching_cases=len(split.test or ()),
             generation_cases=len(split.generation or ()),
             notes=data.notes,
+            leakage=split.leakage.share,
+            histories=split.histories,
         )
 
 

@@ -1,15 +1,15 @@
 """Finds the number of sales that the model assumes for a new bundle (the setting `new_bundle_credit`).
 
 A bundle's score grows with its sales, and a new bundle has none yet. With a low number a new bundle is never
-shown; with a high number it displaces bundles that users do buy. To find a good number, some bundles of the
-training data are treated as new: a model, the probe, is trained without their sales. With each of several
-numbers, the probe then ranks bundles for users who bought a new one, and for users who bought a known one.
+shown; with a high number it displaces bundles that users do buy. To find a good number, a model, the probe,
+is trained without some bundles. With each of several numbers, the probe then ranks bundles for users who
+bought one of these, and for users who bought a known one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,25 +17,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bundlemage.data.dataset import BundleDataset, binary_matrix
-from bundlemage.data.splits import MatchingCases, Split, SplitPlan
+from bundlemage.data.dataset import Positions, binary_matrix, pairs_of
+from bundlemage.data.splits import MatchingCases
 from bundlemage.evaluation import cases_at_a_time, ranking_metrics
-from bundlemage.models.base import Interactions, SalesScorer, Sizes, require
-from bundlemage.models.config import LearnedConfig, ModelConfig
-from bundlemage.models.ragged import Ragged
-from bundlemage.models.registry import build, make_config
-from bundlemage.training.loop import train
+from bundlemage.models.base import Interactions, SalesScorer, require
+from bundlemage.models.config import ModelConfig
+from bundlemage.models.ragged import Contents, Ragged
+from bundlemage.training.probes import LEAST_BUNDLES, Probes
 
 K = 20
 TRIED = 25
 """How many numbers of sales are tried. They lie between the median and the maximum of all bundles' sales."""
 MOST_LOST = 0.02
 """The largest share of their nDCG that known bundles may lose."""
-LEAST_BUNDLES = 40
-"""If fewer bundles have a buyer, none is held out: all are needed for training."""
-HELD_OUT, MOST_HELD_OUT = 0.1, 500
 MOST_CASES = 2_000
-FEWEST_EPOCHS = 3
 
 Flags = npt.NDArray[np.bool_]
 
@@ -61,9 +56,14 @@ class AssumedSales:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    @property
+    def in_short(self) -> str:
+        """One sentence."""
+        return f"A new bundle is ranked as if it had sold {self.sales:,.4g} times."
+
     def __str__(self) -> str:
         """A paragraph for the model card."""
-        text = f"A new bundle is ranked as if it had sold {self.sales:,.4g} times: {self.reason}."
+        text = f"{self.in_short[:-1]}: {self.reason}."
         if self.at_credit is not None and self.at_median is not None:
             chosen, median = (
                 {name: f"{value:.4f}" for name, value in metrics.items()}
@@ -79,15 +79,13 @@ class AssumedSales:
         return text
 
 
-def find_assumed_sales(
-    name: str, config: ModelConfig, split: Split, device: torch.device, *, epochs: int
-) -> AssumedSales:
-    """Returns the number of sales to assume for a new bundle, for a model of this name and config.
+def find_assumed_sales(config: ModelConfig, probes: Probes) -> AssumedSales:
+    """Returns the number of sales to assume for a new bundle, for a model with this config.
 
-    The model was trained on `split.train` for `epochs` epochs, and must be a `SalesScorer`. The probe has the
-    same name and learns only matching. The result depends only on the training data, the settings and the
-    seed.
+    The model must be a `SalesScorer`, and `probes` are those for it. The result depends only on the training
+    data, the settings and the seed.
     """
+    split = probes.split
     sales = np.bincount(split.train.user_bundle.indices, minlength=len(split.train.bundles))
     median = float(torch.from_numpy(sales).median()) if len(sales) else 0.0  # the model uses this median too
     setting = getattr(config, "new_bundle_credit", "fit")
@@ -95,30 +93,38 @@ def find_assumed_sales(
         return AssumedSales(median, median, "the median of all bundles' sales, as the settings say")
     if setting != "fit":
         return AssumedSales(float(setting), median, "as the settings say")
+    if not probes.parts:
+        return _unfitted(median, f"fewer than {LEAST_BUNDLES} bundles have a buyer, too few to hold any out")
+    probe = probes.first
+    if not probe.unseen.nnz:
+        return _unfitted(
+            median, "too few users have bought two bundles to measure how much known bundles lose"
+        )
     random = np.random.default_rng([config.seed, 0xC2ED17])
-    held = _hold_out(split.train, random)
-    if isinstance(held, str):
-        return AssumedSales(median, median, f"the median of all bundles' sales, as {held}")
-    train_data, held_out, *cases = held
-    settings = config.model_dump()
-    settings |= {"tasks": "matching", "new_bundle_credit": "median", "device": str(device)}
-    if isinstance(config, LearnedConfig):
-        settings["epochs"] = max(FEWEST_EPOCHS, epochs)
-    probe_config = make_config(name, settings)
-    probe = build(name, probe_config, Sizes.of(train_data))
-    if train(probe, probe_config, SplitPlan("none").divide(train_data)).interrupted:
-        raise KeyboardInterrupt
-    new, absent = held_out.copy(), np.zeros_like(held_out)
+    # Bundles are numbered as by the probe: the bundles that it knows, then those that are new to it.
+    new = np.arange(len(probe.known) + len(probe.new)) >= len(probe.known)
+    absent = np.zeros_like(new)
     if split.new_bundles is not None:
         # The split itself has new bundles. Some of them are added, so that as many new bundles are ranked
         # here as in the split. The rest are hidden.
-        others = random.permutation(split.new_bundles)
-        added = max(0, len(others) - int(held_out.sum()))
+        others = np.searchsorted(probe.known, random.permutation(split.new_bundles))
+        added = max(0, len(others) - len(probe.new))
         new[others[:added]], absent[others[added:]] = True, True
+    users, bundles = pairs_of(split.train.user_bundle[:, probe.new])
+    chosen_users = random.permutation(np.unique(users))[:MOST_CASES]
+    asked = np.isin(users, chosen_users)
+    cases = (
+        _cases(users[asked], bundles[asked] + len(probe.known), len(new)),
+        _cases(*pairs_of(probe.unseen), len(new)),
+    )
     grid = np.expm1(np.linspace(np.log1p(median), np.log1p(sales.max()), TRIED))
-    data = Interactions.of(train_data, device)
+    data = Interactions.of(probe.train, probes.device)
+    without_sales = Contents.of(
+        Ragged.from_csr(split.train.bundle_item[probe.new], probes.device), torch.zeros(len(probe.new))
+    )
+    data = replace(data, bundle_item=data.bundle_item.append(without_sales.to(probes.device)))
     of_new, of_known = (
-        _metrics(require(probe, SalesScorer), each, data, new, absent, grid) for each in cases
+        _metrics(require(probe.model, SalesScorer), each, data, new, absent, grid) for each in cases
     )
     chosen = best_sales(of_new[f"ndcg@{K}"], of_known[f"ndcg@{K}"])
     at_chosen, at_median = (
@@ -133,11 +139,15 @@ def find_assumed_sales(
         float(grid[chosen]),
         median,
         f"this number ranks new bundles best while known ones lose at most {MOST_LOST:.0%} of their nDCG@{K}",
-        int(held_out.sum()),
+        len(probe.new),
         len(cases[0]),
         at_chosen,
         at_median,
     )
+
+
+def _unfitted(median: float, why: str) -> AssumedSales:
+    return AssumedSales(median, median, f"the median of all bundles' sales, as {why}")
 
 
 def best_sales(of_new: npt.NDArray[np.float64], of_known: npt.NDArray[np.float64]) -> int:
@@ -153,47 +163,9 @@ def best_sales(of_new: npt.NDArray[np.float64], of_known: npt.NDArray[np.float64
     return int(np.argmax(np.where(allowed, new + known, -np.inf)))
 
 
-def _hold_out(
-    train: BundleDataset, random: np.random.Generator
-) -> tuple[BundleDataset, Flags, MatchingCases, MatchingCases] | str:
-    """Holds out some bundles, and some purchases of other bundles. Returns the remaining training data, a
-    mask of the bundles that are treated as new, the cases with new bundles, and the cases with known bundles.
-    If this is not possible, returns the reason in words."""
-    matrix = train.user_bundle
-    users = np.repeat(np.arange(matrix.shape[0], dtype=np.int32), np.diff(matrix.indptr))
-    bought = matrix.indices
-    filled = np.diff(train.bundle_item.indptr) > 0
-    usable = np.flatnonzero((np.bincount(bought, minlength=len(filled)) > 0) & filled)
-    if len(usable) < LEAST_BUNDLES:
-        return f"fewer than {LEAST_BUNDLES} bundles have a buyer, too few to hold any out"
-    chosen = np.zeros(len(filled), bool)
-    count = min(MOST_HELD_OUT, round(len(usable) * HELD_OUT))
-    chosen[random.permutation(usable)[:count]] = True
-    is_new = chosen[bought]
-    buyers = random.permutation(np.unique(users[is_new]))[:MOST_CASES]
-    # Hold out one known bundle of users who have at least two: the probe still learns from the others.
-    order = np.lexsort((random.random(len(users)), is_new, users))
-    first = order[np.searchsorted(users, np.unique(users))]
-    others = np.bincount(users[~is_new], minlength=matrix.shape[0])
-    first = first[others[users[first]] > 1]
-    first = np.sort(random.permutation(first)[: len(buyers)])
-    if not len(first):
-        return "too few users have bought two bundles to measure how much known bundles lose"
-    kept = ~is_new
-    kept[first] = False
-    return (
-        train.with_interactions(user_bundle=binary_matrix(users[kept], bought[kept], matrix.shape)),
-        chosen,
-        _cases(users, bought, is_new & np.isin(users, buyers), len(filled)),
-        _cases(users, bought, np.isin(np.arange(len(users)), first), len(filled)),
-    )
-
-
-def _cases(
-    users: npt.NDArray[np.int32], bundles: npt.NDArray[np.int32], pairs: Flags, width: int
-) -> MatchingCases:
-    chosen, case = np.unique(users[pairs], return_inverse=True)
-    return MatchingCases(chosen, binary_matrix(case, bundles[pairs], (len(chosen), width)), None)
+def _cases(users: Positions, bundles: Positions, width: int) -> MatchingCases:
+    chosen, case = np.unique(users, return_inverse=True)
+    return MatchingCases(chosen, binary_matrix(case, bundles, (len(chosen), width)), None)
 
 
 def _metrics(
@@ -216,11 +188,12 @@ def _metrics(
     probe.eval()
     with torch.inference_mode():
         weights = probe.popularity_bias(torch.from_numpy(grid).to(probe.known_sales()))  # [grid]
+        no_sales = probe.popularity_bias(probe.known_sales().new_zeros(()))
         for rows in torch.split(torch.arange(len(users), device=device), cases_at_a_time(len(new))):
             histories = data.histories(users[rows])
             scores = probe.bundle_scores(histories, data.bundle_item)
             scores = scores.masked_fill(histories.bundles.as_mask(len(new)) | hidden, -torch.inf)
-            base_scores = scores[:, places] - probe.popularity_bias(probe.known_sales()[places])
+            base_scores = scores[:, places] - no_sales
             for number, weight in enumerate(weights):
                 scores[:, places] = base_scores + weight
                 for name, values in ranking_metrics(scores, positives.rows(rows), (K,)).items():

@@ -6,20 +6,26 @@ import copy
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 
 from bundlemage.data.splits import Split
 from bundlemage.errors import BundleMageError, CheckpointError, NoModelYetError
+from bundlemage.models.auto import LEARNED, AutoConfig
 from bundlemage.models.base import Divisible, Interactions, Learner, Model, Sizes, can, require
+from bundlemage.models.blend import Blend
 from bundlemage.models.config import LearnedConfig, ModelConfig
 from bundlemage.models.division import ALONE, Division
 from bundlemage.models.registry import build, joined, member_configs
+from bundlemage.progress import Progress, in_silence
 from bundlemage.training.checkpoint import RunFolder, RunProgress, Weights, prefixed, unprefixed
+from bundlemage.training.choice import Choice
+from bundlemage.training.choosing import choose, fit_parts
 from bundlemage.training.devices import memory_kept, repeatable, resolve_device
 from bundlemage.training.history import EpochRecord, Forwarder, Observer, show
 from bundlemage.training.steps import Rows, Stepper
@@ -43,6 +49,10 @@ class TrainingResult:
     seconds: float
     device: str
     interrupted: bool = False
+    choice: Choice | None = None
+    """For `auto`: what it consists of, and why. None if nothing was chosen."""
+    learned: Model | None = field(default=None, repr=False, compare=False)
+    """For `auto`: BundleMage as it was trained, even if it was not chosen."""
 
 
 def train(
@@ -69,6 +79,8 @@ def train(
         raise CheckpointError("resume needs the folder of the run that is resumed")
     device = resolve_device(config.device)
     started = time.perf_counter()
+    if isinstance(model, Blend):
+        return _train_each(model, split, observers)
     if division.group is not None:
         require(model, Divisible).divide(division)
     cases = ValidationCases.of(model, config, split)
@@ -99,6 +111,22 @@ def train(
     )
 
 
+def _train_each(model: Blend, split: Split, observers: Sequence[Observer]) -> TrainingResult:
+    """Trains the members of a blend one after another. The history is that of the first one that learns."""
+    results = [
+        train(member, member.config, split, observers=observers)
+        for member in model.members
+        if isinstance(member, Model)
+    ]
+    model.to(torch.device(results[0].device)).eval()
+    learned = next((result for result in results if result.history), results[0])
+    return replace(
+        learned,
+        seconds=sum(result.seconds for result in results),
+        interrupted=any(result.interrupted for result in results),
+    )
+
+
 def train_members(
     model: str,
     config: ModelConfig,
@@ -110,6 +138,7 @@ def train_members(
     resume: bool = False,
     checkpoint_every: int | None = None,
     observers: Sequence[Observer] = (),
+    progress: Progress = in_silence,
 ) -> tuple[Model, TrainingResult]:
     """Trains a model, or an ensemble of `members` models. Returns the model and the history.
 
@@ -117,7 +146,22 @@ def train_members(
     k has the seed of the config plus k - 1, and writes checkpoints to `folder`/member-k. With `resume`, a
     finished member is not trained again. After Ctrl-C, the result has only the finished members; if there
     are none, it has the first member with its best weights so far.
+
+    For `auto`, BundleMage is trained so, and then the best of BundleMage and closed forms is chosen on the
+    validation cases. Without validation cases, `auto` consists of the parts that its settings name.
     """
+    if isinstance(config, AutoConfig):
+        return _train_auto(
+            config,
+            split,
+            members,
+            progress,
+            trainer,
+            folder=folder,
+            resume=resume,
+            checkpoint_every=checkpoint_every,
+            observers=observers,
+        )
     configs = member_configs(model, config, members)
     if folder is not None:
         _check_folder(RunFolder(folder), members, resume)
@@ -156,6 +200,34 @@ def train_members(
     return joined([member for member, _ in done]), combined
 
 
+def _rising(values: Sequence[float], patience: int) -> bool:
+    """Whether the median of the last `patience` values is above that of the values before them.
+
+    With few validation cases, one lucky epoch may stay the best for long while the model still improves.
+    """
+    last, before = values[-patience:], values[-2 * patience : -patience]
+    return bool(before) and median(last) > median(before)
+
+
+def _train_auto(
+    config: AutoConfig, split: Split, members: int, progress: Progress, *arguments: Any, **options: Any
+) -> tuple[Model, TrainingResult]:
+    """`train_members` for `auto`. `arguments` and `options` are passed on."""
+    device, started = resolve_device(config.device), time.perf_counter()
+    compared = split.validation is not None
+    learned: Model | None = None
+    result = TrainingResult((), 0, 0.0, str(device))
+    if compared or config.learns:
+        learned, result = train_members(LEARNED, config.learned(), split, members, *arguments, **options)
+    if compared and learned is not None:
+        number = len(learned.members) if isinstance(learned, Blend) else 1
+        auto, choice = choose(config, split, learned, number, device=device, progress=progress)
+        result = replace(result, choice=choice)
+    else:
+        auto = fit_parts(config, split, learned, device)
+    return auto, replace(result, learned=learned, seconds=time.perf_counter() - started)
+
+
 def _check_folder(folder: RunFolder, members: int, resume: bool) -> None:
     """Raises CheckpointError if a run of one model is resumed as an ensemble, or vice versa."""
     begun = ""
@@ -188,9 +260,7 @@ class _Run:
         # The model that is evaluated and saved. It has the moving average of the weights, if there is one.
         self.scored = copy.deepcopy(model) if config.weight_average else model
         self.rows = {phase: Rows(phase, data) for phase in model.phases}
-        self.batch_sizes = {
-            phase: rows.batch_size(config.batch_size, config.min_steps) for phase, rows in self.rows.items()
-        }
+        self.batch_sizes = {phase: rows.batch_size(config) for phase, rows in self.rows.items()}
         self.steps_per_epoch = sum(
             -(-len(rows) // self.batch_sizes[phase]) for phase, rows in self.rows.items()
         )
@@ -281,10 +351,12 @@ class _Run:
         return interrupted
 
     def _finished(self) -> bool:
-        progress = self.progress
+        progress, patience = self.progress, self.config.patience
         # While the best value is 0, epochs without improvement are not counted.
         waited = progress.epoch - progress.best_epoch if progress.best_value != 0 else 0
-        return progress.epoch >= self.config.epochs or waited >= self.config.patience
+        if progress.epoch >= self.config.epochs or waited < patience:
+            return progress.epoch >= self.config.epochs
+        return not _rising([record.value or 0.0 for record in progress.history], patience)
 
     def _epoch(self, epoch: int) -> None:
         started = time.perf_counter()

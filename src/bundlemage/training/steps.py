@@ -20,6 +20,8 @@ from bundlemage.models.division import ALONE, Division
 from bundlemage.models.ragged import kernels_for
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+SMALL_SHOP = 5_000
+"""A phase with fewer rows has at least `small_shop_steps` steps."""
 
 Memory = dict[str, Tensor]
 """Adam's state of one parameter: step counts and moving averages of the gradient, by name."""
@@ -71,9 +73,12 @@ class Rows:
         """The number of rows in an epoch."""
         return self.count
 
-    def batch_size(self, most: int, min_steps: int) -> int:
-        """Returns the batch size: `most`, or less if an epoch would have fewer than `min_steps` batches."""
-        return max(1, min(most, -(-self.count // min_steps)))
+    def batch_size(self, config: LearnedConfig) -> int:
+        """Returns the batch size of the config, or less if an epoch would have too few batches."""
+        steps = config.min_steps
+        if self.count < SMALL_SHOP:
+            steps = max(steps, config.small_shop_steps)
+        return max(1, min(config.batch_size, -(-self.count // steps)))
 
     def shuffled(self, batch_size: int) -> tuple[Tensor, ...]:
         """Returns the batches of an epoch, in random order."""

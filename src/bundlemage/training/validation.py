@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,10 +46,17 @@ class ValidationCases:
         matching = split.validation if split.validation and can(model, Matcher) else None
         completes = can(model, Completer) and can(model, Learner) and select_by != "matching"
         # With the protocol `none` (a live shop) a model learns from every bundle, so none is held out.
-        chosen = completion_cases(split.train, split.plan) if completes and split.protocol != "none" else None
-        if chosen is None:
+        completes = completes and split.protocol != "none"
+        tested = None if split.generation is None else split.generation.known_as
+        chosen = completion_cases(split.train, split.plan, split.histories, tested) if completes else None
+        if chosen is None and tested is None:
             return cls(matching)
-        return cls(matching, chosen[1], torch.from_numpy(chosen[0]), select_by)
+        held_out = np.zeros(len(split.train.bundles), bool) if chosen is None else chosen[0]
+        if tested is not None:
+            held_out[tested] = True
+        if chosen is None:
+            return cls(matching, held_out=torch.from_numpy(held_out))
+        return cls(matching, chosen[1], torch.from_numpy(held_out), select_by)
 
     @property
     def metric(self) -> str:
@@ -100,8 +108,11 @@ class _SharedEvaluator:
         self.group, self.count = division.group, len(cases)
         self.own_rows = division.cases_of(torch.from_numpy(cases.users.astype("int64")))
         own = cases.chosen(slice(None) if self.own_rows is None else self.own_rows.numpy())
-        kind = GenerationEvaluator if isinstance(own, GenerationCases) else MatchingEvaluator
-        self.evaluator: Evaluator = kind(own, data)  # type: ignore[arg-type]
+        self.evaluator: Evaluator = (
+            GenerationEvaluator(own, data, division=division)
+            if isinstance(own, GenerationCases)
+            else MatchingEvaluator(own, data)
+        )
 
     def means(self, model: Model) -> dict[str, float]:
         metrics = self.evaluator.metrics(model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
 from bundlemage.data.splits import Split
@@ -13,7 +13,7 @@ from bundlemage.errors import BundleMageError, ConfigError, MissingExtraError, N
 from bundlemage.evaluation import MatchingEvaluator, means
 from bundlemage.models.base import Interactions, Matcher, Model, Sizes, can
 from bundlemage.models.config import Between, Domain, ModelConfig, OneOf, Space, parse_config
-from bundlemage.models.registry import build, make_config, model_class
+from bundlemage.models.registry import AUTO, build, make_config, model_class
 from bundlemage.progress import Progress
 from bundlemage.readers.load import read
 from bundlemage.training.devices import resolve_device
@@ -41,7 +41,7 @@ MOST_CHECKED = 10_000
 
 def blind(split: Split) -> Split:
     """Returns the split without its test cases and without held-out pairs. Tuning must not see them."""
-    return Split(split.train, split.train, split.validation, None, None, split.protocol, split.plan)
+    return replace(split, dataset=split.train, test=None, generation=None, new_bundles=None)
 
 
 def check_matches(model: Model) -> None:
@@ -68,7 +68,8 @@ class Session:
         self.folder.check(resume=search.resume)
         progress("reading the data", 0, 0)
         source = read(search.location, search.tables)
-        self.warnings, self.split = source.warnings, blind(search.plan.divide(source.dataset, source.ready))
+        split = search.plan.divide(source.dataset, source.ready)
+        self.warnings, self.leakage, self.split = source.warnings, split.leakage, blind(split)
         validation = self.split.validation
         if not validation:
             raise ConfigError(
@@ -99,6 +100,11 @@ class Session:
         if "seed" in {**search.start, **search.settings}:
             raise ConfigError(
                 "'seed' cannot be among the model's settings: set the seed of the search instead"
+            )
+        if search.model == AUTO:
+            raise ConfigError(
+                "a study searches the settings of one model: use --model bundlemage. "
+                "'train --model auto' takes the settings that it finds"
             )
         config_class = model_class(search.model).config_class
         config = make_config(search.model, {**search.start, **search.settings})
@@ -193,6 +199,8 @@ class Session:
             self.adviser.importance([*self.trials.values()]) if importance else None,
             self.warnings,
             self.metric,
+            self.leakage,
+            self.split.histories,
         )
 
 

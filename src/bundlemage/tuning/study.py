@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from bundlemage.data.folders import ResumableFolder, json_bytes, write_whole
+from bundlemage.data.leakage import Leakage
 from bundlemage.data.splits import SplitPlan
 from bundlemage.errors import CheckpointError, ConfigError, Problem
 from bundlemage.models.config import Space
@@ -124,6 +125,10 @@ class Study:
     metric: str = SELECTION_METRIC
     """The name of a trial's value. It is nDCG@5, or `times popularity` if both tasks are validated: nDCG@5
     divided by that of the model Popularity, as a geometric mean over the tasks."""
+    leakage: Leakage = field(default_factory=Leakage)
+    """How many held-out pairs users' items give away if histories are used as given."""
+    histories: str = "as given"
+    """How histories were used: `as given` or `without held-out`."""
 
     @property
     def ranked(self) -> list[Trial]:
@@ -149,6 +154,8 @@ class Study:
             "recipe": str(self.recipe) if self.best else None,
             "best": asdict(self.best) if self.best else None,
             "importance": dict(self.importance) if self.importance else None,
+            "leakage": self.leakage.share,
+            "histories": self.histories,
             "trials": [asdict(trial) for trial in self.trials],
             "asked": self.asked,
             "seconds": round(self.seconds, 3),

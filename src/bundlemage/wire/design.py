@@ -24,6 +24,7 @@ from bundlemage.wire.requests import (
     MOST_ITEMS,
     PYTHON,
     Body,
+    BodyId,
     BodyPrice,
     Discount,
     Flag,
@@ -100,7 +101,7 @@ def _in_parts(entries: Any, check: ValidatorFunctionWrapHandler) -> Any:
 
 _InParts = WrapValidator(_in_parts)
 _Unique = AfterValidator(lambda names: tuple(dict.fromkeys(names)))
-Ids = Annotated[tuple[Id, ...], FailFast(), _short_form(_list_of), _Unique]
+Ids = Annotated[tuple[BodyId, ...], FailFast(), _short_form(_list_of), _Unique]
 TagName = Annotated[str, Field(min_length=1, max_length=500)]
 TagNames = Annotated[
     tuple[TagName, ...],

@@ -151,7 +151,7 @@ class ForecastPerson(Out):
 
     id: str
     chance: float | None
-    """The probability that the user takes the bundle; null if the model cannot tell."""
+    """The probability that the user ever buys the bundle; null if the model cannot tell."""
     score: float
     """The probability of the bundle among all bundles of the shop."""
 
@@ -190,12 +190,15 @@ class BundleForecast(Out):
     asked: int
     """The number of users for whom the forecast was computed."""
     expected: float | None
-    """How many users would take the bundle. Users who have all its items do not count. Null: the model cannot
-    tell."""
+    """How many users would ever buy the bundle. Users who have all its items do not count. Null: there is too
+    little data to say, and 'note' says why."""
+    low: int | None
+    high: int | None
+    """The number of buyers lies between 'low' and 'high' for nine of ten new bundles."""
     above: int | None
     """The number of users with a chance above the threshold."""
     threshold: float | None
-    """The chance above which a user is counted in 'above'. It is learned on the validation data."""
+    """The chance above which a user is counted in 'above'. It is learned on bundles held out of training."""
     expected_takings: float | None
     people: tuple[ForecastPerson, ...]
     """The users who like the bundle best, among the users whom the shop has now."""

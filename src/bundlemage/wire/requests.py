@@ -21,6 +21,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
+    WithJsonSchema,
     WrapValidator,
     model_validator,
 )
@@ -60,6 +61,15 @@ def _checked_id(name: str, info: ValidationInfo) -> str:
     return name
 
 
+def _text_of_id(name: Any, info: ValidationInfo) -> Any:
+    """Turns a whole number into text. Refuses a float, whose text may differ from what the shop writes."""
+    if isinstance(name, int) and not isinstance(name, bool):
+        return str(name)
+    if not isinstance(name, str) and info.context != PYTHON:
+        raise ValueError('should be an id: a text such as "7", or a whole number')
+    return name
+
+
 def _checked_number(value: Any) -> Any:
     """Refuse texts and booleans as numbers: a stock of `false` must not become 0. Used for bodies only."""
     if isinstance(value, bool | str):
@@ -70,15 +80,23 @@ def _checked_number(value: Any) -> Any:
 _IN_IDS = r"[^\x00-\x1f\x7f-\x9f]"
 ID_PATTERN: Final = rf"{_IN_IDS}*[^\s\x00-\x1f\x7f-\x9f]{_IN_IDS}*"
 """The rule for ids as a regular expression, for the OpenAPI document."""
-Id = Annotated[
+_LENGTHS = {"minLength": 1, "maxLength": LONGEST_ID, "pattern": f"^{ID_PATTERN}$"}
+_IN_WORDS = (
+    f"An id as the shop writes it: 1 to {LONGEST_ID} characters, not only spaces, and no control character."
+)
+Id = Annotated[str, AfterValidator(_checked_id), Field(description=_IN_WORDS, json_schema_extra={**_LENGTHS})]
+BodyId = Annotated[
     str,
+    BeforeValidator(_text_of_id),
     AfterValidator(_checked_id),
-    Field(
-        description=f"An id as the shop writes it: 1 to {LONGEST_ID} characters, not only spaces, and no "
-        "control character.",
-        json_schema_extra={"minLength": 1, "maxLength": LONGEST_ID, "pattern": f"^{ID_PATTERN}$"},
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "string", **_LENGTHS}, {"type": "integer"}],
+            "description": f"{_IN_WORDS} A whole number stands for its text.",
+        }
     ),
 ]
+"""An id in a request body. JSON has numbers, so 7 is accepted for the id "7"."""
 Text = Annotated[str, StringConstraints(max_length=500, pattern=r"^[^\x00]*$")]
 Tag = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Price = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
@@ -175,23 +193,23 @@ class Where(Body):
     max_price: BodyPrice | None = None
     in_stock: Flag = False
     """Only items in stock. A bundle is in stock if all its items are."""
-    exclude: list[Id] = Field(default=[], max_length=MANY, fail_fast=True)
+    exclude: list[BodyId] = Field(default=[], max_length=MANY, fail_fast=True)
     """Leave out the items or bundles with these ids."""
-    among: Annotated[list[Id], Field(fail_fast=True)] | None = Field(default=None, max_length=MANY)
+    among: Annotated[list[BodyId], Field(fail_fast=True)] | None = Field(default=None, max_length=MANY)
     """Only items or bundles with these ids."""
 
 
 class HistoryOf(Body):
     """The history of a user whom the shop does not know."""
 
-    items: list[Id] = Field(default=[], max_length=MANY, fail_fast=True)
-    bundles: list[Id] = Field(default=[], max_length=MANY, fail_fast=True)
+    items: list[BodyId] = Field(default=[], max_length=MANY, fail_fast=True)
+    bundles: list[BodyId] = Field(default=[], max_length=MANY, fail_fast=True)
 
 
 class UserOrHistory(Body):
     """The user of an answer: either a known user, or a history in the request."""
 
-    user_id: Id | None = None
+    user_id: BodyId | None = None
     """The id of a user. The service has the user's history."""
     history: HistoryOf | None = None
     """Instead of an id: the items and bundles that the user has."""
@@ -201,7 +219,8 @@ class UserOrHistory(Body):
 
 class Filtered(UserOrHistory):
     include_owned: Flag = False
-    """Whether the answer may contain items or bundles that the user already has."""
+    """Whether the answer may contain items or bundles that the user already has. A user who has a bundle has
+    its items."""
     where: Where = Where()
 
 
@@ -215,7 +234,7 @@ class RecommendIn(Filtered):
 
 
 class CompleteIn(Filtered):
-    items: list[Id] = Field(default=[], max_length=1000, fail_fast=True)
+    items: list[BodyId] = Field(default=[], max_length=1000, fail_fast=True)
     """The items that are already in the bundle."""
     k: Annotated[K, Number] = 5
 
@@ -223,13 +242,13 @@ class CompleteIn(Filtered):
 class ExplainIn(UserOrHistory):
     """Which bundles, or which item, to explain."""
 
-    bundles: Annotated[list[Id], Field(fail_fast=True)] | None = Field(
+    bundles: Annotated[list[BodyId], Field(fail_fast=True)] | None = Field(
         default=None, min_length=1, max_length=50
     )
     """The bundles to explain."""
-    item: Id | None = None
+    item: BodyId | None = None
     """Instead of bundles: the item to explain."""
-    items: list[Id] = Field(default=[], max_length=1000, fail_fast=True)
+    items: list[BodyId] = Field(default=[], max_length=1000, fail_fast=True)
     """With an item: the items that are already in the bundle."""
 
     _bundles_or_item = _exactly_one("bundles", "item")
@@ -244,7 +263,7 @@ class ExplainIn(UserOrHistory):
 class ScoreIn(Body):
     """A bundle that does not exist yet."""
 
-    items: list[Id] = Field(min_length=1, max_length=MOST_ITEMS, fail_fast=True)
+    items: list[BodyId] = Field(min_length=1, max_length=MOST_ITEMS, fail_fast=True)
     price: BodyPrice | None = None
     """The price of the bundle. The default is the sum of the items' prices minus the discount."""
     discount: Discount | None = None
@@ -260,11 +279,12 @@ class ScoreIn(Body):
 class InteractionIn(Body):
     """A user took an item or a bundle."""
 
-    user_id: Id
-    item_id: Id | None = None
-    bundle_id: Id | None = None
+    user_id: BodyId
+    item_id: BodyId | None = None
+    bundle_id: BodyId | None = None
     at: AwareDatetime | None = None
-    """The time of the interaction, with a time zone. The default is now."""
+    """The time of the interaction in ISO 8601, with a time zone. The default is now. It orders the user's
+    history."""
     request_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """The request id of the answer that recommended the item or bundle."""
 
@@ -288,7 +308,7 @@ class ItemIn(Body):
 
 
 class BundleIn(Body):
-    items: list[Id] = Field(min_length=1, max_length=1000, fail_fast=True)
+    items: list[BodyId] = Field(min_length=1, max_length=1000, fail_fast=True)
     title: Text | None = None
     price: BodyPrice | None = None
     discount: Annotated[float, Field(ge=0, le=1), Number] | None = None
@@ -297,7 +317,7 @@ class BundleIn(Body):
     expected_sales: BodyPrice | None = None
     """The expected number of sales. A model that is older than the bundle uses this number to rank it. If
     left out, the model uses one number for all new bundles."""
-    sells_like: Id | None = None
+    sells_like: BodyId | None = None
     """Instead of a number: the id of a bundle that sells equally often."""
 
     @model_validator(mode="after")
@@ -314,7 +334,7 @@ class ItemChange(ItemIn):
 class BundleChange(BundleIn):
     """The fields of a bundle to change. Fields that are left out stay as they are."""
 
-    items: list[Id] = Field(default=[], min_length=1, max_length=1000, fail_fast=True)
+    items: list[BodyId] = Field(default=[], min_length=1, max_length=1000, fail_fast=True)
 
 
 class ReloadIn(Body):

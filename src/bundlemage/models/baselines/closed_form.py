@@ -248,7 +248,7 @@ class Ease(EaseModel, Matcher):
         inputs = SparseRows.of(self.named_bundles(histories), self.sizes.bundles)
         if self.config.beside == "items":
             inputs = inputs.beside(SparseRows.of(histories.items, self.sizes.items, self.config.side_weight))
-        return self.with_unnamed(self.predict(inputs), contents)
+        return self.with_later(self.predict(inputs), contents)
 
 
 class EaseItemsConfig(ModelConfig):
@@ -273,9 +273,10 @@ class EaseItems(EaseModel, Completer):
         super().__init__(config, sizes, predicted=sizes.items)
 
     def observe(self, data: Interactions) -> None:
-        both = torch.cat([data.bundle_item.values, data.user_item.values])
+        contents = data.learned_contents()
+        both = torch.cat([contents.values, data.user_item.values])
         self.popularity.copy_(torch.bincount(both, minlength=self.sizes.items).log1p())
-        rows = training_rows(data.bundle_item, self.sizes.items)
+        rows = training_rows(contents, self.sizes.items)
         if self.config.user_weight:
             rows = rows.above(training_rows(data.user_item, self.sizes.items, self.config.user_weight))
         self.solve(rows, self.config.regularisation)

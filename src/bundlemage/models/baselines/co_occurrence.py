@@ -12,13 +12,17 @@ from scipy import sparse
 from scipy.sparse.linalg import svds
 from torch import Tensor
 
-from bundlemage.models.base import Completer, Histories, Interactions, Matcher, Sizes
+from bundlemage.models.base import Completer, Embedder, Histories, Interactions, Matcher, Sizes
 from bundlemage.models.baselines.closed_form import TIE_BREAK, SparseRows, blocks
 from bundlemage.models.config import Between, ModelConfig, OneOf
-from bundlemage.models.ragged import Ragged
+from bundlemage.models.ragged import KeptForLast, Ragged
 
 MOST_ADDED = {"count": 0.1, "cosine": 1e-4}
 """The maximum of the popularity term in a score. It is smaller than the effect of one more shared bundle."""
+
+
+DIRECTIONS = 256
+"""The length of an item's vector. Cosines of such random projections are off by about 0.06."""
 
 
 class CoOccurrenceConfig(ModelConfig):
@@ -30,11 +34,14 @@ class CoOccurrenceConfig(ModelConfig):
     """The weight of an item in the user's history. An item of the partial bundle has weight 1."""
 
 
-class CoOccurrence(Completer):
+class CoOccurrence(Completer, Embedder):
     """An item's score is the sum, over the partial bundle's items, of the number of bundles with both items.
 
     The items × items matrix is never built. Scoring goes from the items of the partial bundle to the bundles
     that contain them, and from those bundles to their other items.
+
+    An item's vector is a random projection of its row of the items × bundles matrix. The cosine of two
+    vectors is about that of their sets of bundles.
     """
 
     name = "co-occurrence"
@@ -44,6 +51,7 @@ class CoOccurrence(Completer):
 
     def __init__(self, config: CoOccurrenceConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)
+        self._vectors: KeptForLast[Tensor] = KeptForLast()
         self.tie_break = self.new_buffer("tie_break", torch.zeros(sizes.items))
         # The bundles that contain each item.
         self.holders = self.new_buffer("holders", torch.zeros(0, dtype=torch.int64))
@@ -51,7 +59,7 @@ class CoOccurrence(Completer):
         self.holder_offsets = self.new_buffer("holder_offsets", offsets)
 
     def observe(self, data: Interactions) -> None:
-        holders = data.bundle_item.transposed(self.sizes.items)
+        holders = data.learned_contents().transposed(self.sizes.items)
         self.holders, self.holder_offsets = holders.values, holders.offsets
         in_users = data.user_item.counts(self.sizes.items).float()
         # The number of bundles decides. The users' term is below 1: it decides only between equal numbers.
@@ -72,6 +80,17 @@ class CoOccurrence(Completer):
             in_common = context.block(which).times(holders)  # [block, bundles]
             scores[which] = holders.times_dense(in_common.T.contiguous()).T + self.tie_break
         return scores
+
+    def vectors_of_items(self) -> Tensor:
+        return self._vectors.of(self.holders, self._projected)
+
+    def _projected(self) -> Tensor:
+        random = torch.Generator().manual_seed(0)
+        directions = torch.randn(self.sizes.bundles, DIRECTIONS, generator=random)
+        return Ragged(self.holders, self.holder_offsets).sum_of(directions.to(self.holders.device))
+
+    def vectors_of_bundles(self, contents: Ragged) -> Tensor:
+        return contents.mean_of(F.normalize(self.vectors_of_items(), dim=1))
 
 
 class ItemKnnConfig(ModelConfig):
@@ -145,7 +164,7 @@ class ItemKnn(Matcher):
         if self.config.item_weight:
             items = SparseRows.of(histories.items, self.sizes.items, self.config.item_weight)
             scores += items.times(self._table("item"))
-        return self.with_unnamed(scores + TIE_BREAK * self.popularity, contents)
+        return self.with_later(scores + TIE_BREAK * self.popularity, contents)
 
     def _table(self, kind: str) -> SparseRows:
         neighbours, weights = self.get_buffer(f"{kind}_neighbours"), self.get_buffer(f"{kind}_weights")
@@ -190,9 +209,10 @@ class PpmiSvd(Completer):
         self.popularity = self.new_buffer("popularity", torch.zeros(sizes.items))
 
     def observe(self, data: Interactions) -> None:
-        both = torch.cat([data.bundle_item.values, data.user_item.values])
+        contents = data.learned_contents()
+        both = torch.cat([contents.values, data.user_item.values])
         self.popularity.copy_(torch.bincount(both, minlength=self.sizes.items).log1p())
-        counts = pair_counts(data.bundle_item, self.sizes.items, self.config.longest)
+        counts = pair_counts(contents, self.sizes.items, self.config.longest)
         if self.config.user_weight:
             in_users = pair_counts(data.user_item, self.sizes.items, self.config.longest)
             counts = (counts + self.config.user_weight * in_users).tocsr()

@@ -122,7 +122,7 @@ class BPR(PairsModel):
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
         user = F.embedding(self.known_users(histories), self.user_vectors)
         scores = torch.addmm(self.bundle_bias, user, self.bundle_vectors.T)  # [rows, bundles]
-        return self.with_unnamed(scores, contents)
+        return self.with_later(scores, contents)
 
 
 class BRConfig(PairsConfig):
@@ -337,4 +337,4 @@ class EFM(PairsModel):
         scores = self.user_factors[self.known_users(histories)] @ self.bundle_factors.T  # p_u·h_b
         if self.bundle_bias is not None:
             scores = scores + self.bundle_bias
-        return self.with_unnamed(scores, contents)  # [rows, bundles]
+        return self.with_later(scores, contents)  # [rows, bundles]

@@ -272,7 +272,7 @@ class GramSmot(Matcher, Completer, Learner):
         near = self.config.sharpness * nearness(
             self.user_places[self.known_users(histories)], self.bundle_places
         )
-        return self.with_unnamed(near + self.biases(), contents)
+        return self.with_later(near + self.biases(), contents)
 
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
         near = nearness(self.user_places[self.known_users(histories)], self.item_places)  # [rows, items]

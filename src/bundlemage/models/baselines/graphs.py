@@ -120,7 +120,7 @@ class GraphModel(Matcher, Learner):
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
         scores = self.user_vectors[self.known_users(histories)] @ self.bundle_vectors.T  # [rows, bundles]
-        return self.with_unnamed(scores, contents)
+        return self.with_later(scores, contents)
 
 
 def first_vectors(nodes: int, dim: int) -> nn.Parameter:

@@ -123,13 +123,12 @@ class NCF(PairsModel):
         return F.dropout(values, self.config.dropout, self.training) if self.config.dropout else values
 
     def score_candidates(self, histories: Histories, candidates: Tensor, contents: Ragged) -> Tensor:
-        later = candidates >= self.sizes.bundles
-        named = candidates.masked_fill(later, 0)
+        if bool((candidates >= self.sizes.bundles).any()):  # later bundles need the scores of all others
+            return super().score_candidates(histories, candidates, contents)
         step = max(1, HIDDEN_AT_A_TIME // max(1, candidates.shape[1] * self.config.embedding_dim))
-        chunks = zip(torch.split(self.known_users(histories), step), torch.split(named, step), strict=True)
-        scores = torch.cat([self.pair_logits(users, bundles) for users, bundles in chunks])
-        # Bundles added after training rank below all others, as in `with_unnamed`.
-        return scores.masked_fill(later, torch.finfo(scores.dtype).min)
+        users = torch.split(self.known_users(histories), step)
+        chunks = zip(users, torch.split(candidates, step), strict=True)
+        return torch.cat([self.pair_logits(*chunk) for chunk in chunks])
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
         factors = F.embedding(self.known_users(histories), self.user_factors) * self.join_factors
@@ -140,7 +139,7 @@ class NCF(PairsModel):
         hidden = [self._tower(chunk[:, None] + bundle) for chunk in user.split(step)]
         if hidden:
             scores = scores + torch.cat(hidden)
-        return self.with_unnamed(scores, contents)
+        return self.with_later(scores, contents)
 
 
 class DAMConfig(PairsConfig):
@@ -385,4 +384,4 @@ class VAECF(Matcher, Learner):
         """Returns the logits of π at z = μ."""
         mean, _ = self.encode(self.named_bundles(histories))
         scores = torch.addmm(self.decoder_bias, self.decode(mean), self.decoder_table.T)
-        return self.with_unnamed(scores, contents)  # [rows, bundles]
+        return self.with_later(scores, contents)  # [rows, bundles]

@@ -8,7 +8,7 @@ from torch import Tensor
 from bundlemage.models.base import Completer, Histories, Interactions, Matcher, Sizes
 from bundlemage.models.baselines.closed_form import SparseRows, blocks, exact
 from bundlemage.models.config import ModelConfig
-from bundlemage.models.ragged import Ragged
+from bundlemage.models.ragged import KeptForLast, Ragged
 
 # Three odd 64-bit constants with no pattern in their bits, as signed numbers.
 _STEP, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
@@ -70,6 +70,7 @@ class OwnedShare(Matcher):
 
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)
+        self._held: KeptForLast[SparseRows] = KeptForLast()
         self.popularity = self.new_buffer("popularity", torch.zeros(sizes.bundles))
 
     def observe(self, data: Interactions) -> None:
@@ -79,7 +80,10 @@ class OwnedShare(Matcher):
         # Shares of large bundles differ by less than float32 can represent.
         precise = exact(contents.device)
         sizes = contents.lengths.clamp(min=1).to(precise)  # [bundles]
-        held = SparseRows.of(contents, self.sizes.items, dtype=precise).transposed()
+        # Sorting all contents takes longer than the rest.
+        held = self._held.of(
+            contents, lambda: SparseRows.of(contents, self.sizes.items, dtype=precise).transposed()
+        )
         owned = SparseRows.of(histories.items, self.sizes.items, dtype=precise).times(held)
         return (owned / sizes).add_(self._tie_break(contents, sizes))
 

@@ -17,7 +17,7 @@ from bundlemage.service.security import require
 
 router = APIRouter(include_in_schema=False)
 HERE = Path(str(files("bundlemage.service"))) / "pages"
-PAGES = {"": "index", "builder": "builder", "insights": "insights", "login": "login"}
+PAGES = {"": "index", "builder": "builder", "insights": "insights", "docs": "docs", "login": "login"}
 WHOLE = {"Accept-Ranges": "none"}  # the frame drops the header Range
 
 
@@ -28,8 +28,9 @@ class _Files(StaticFiles):
         return response
 
 
-STATIC = _Files(directory=HERE / "static")
-"""The files that the pages load, under /static."""
+STATIC = _Files(directory=HERE / "static", packages=[("fastapi_swagger", "resources")])
+"""The files that the pages load, under /static: ours, and Swagger UI. Of the package that holds Swagger UI,
+only these files are used, and none of its Python code."""
 mimetypes.add_type("text/javascript", ".js")  # browsers need this type, and the system may use another
 
 
@@ -45,7 +46,8 @@ async def page(request: Request) -> Response:
     """Returns a page, or redirects to the login page if the caller needs a key."""
     name = request.path_params.get("page", "")
     if name not in PAGES:
-        raise ApiError(404, "Not found", "there is no such page; the pages are /, /builder and /insights")
+        listed = "/, /builder, /insights and /docs"
+        raise ApiError(404, "Not found", f"there is no such page; the pages are {listed}")
     if name != "login":
         try:
             await request.app.state.service.security.identify(request)

@@ -12,15 +12,16 @@ const about = (number) => (number >= 100 ? count(Math.round(number)) : figure(nu
 function audience(forecast) {
   const everyone = plural(forecast.asked, "user");
   if (forecast.expected === null)
-    return h("p", {}, `${everyone} considered. The model cannot estimate how many would buy it.`);
+    return h("p", {}, `${everyone} considered. There is too little data to say how many would buy it.`);
   const many = forecast.above ? plural(forecast.above, "user has", "users have") : "No user has";
   const sure = `${many} a chance above ${percent(forecast.threshold)}, the threshold of the audience.`;
   return [
     h(
       "p",
       { class: "expected" },
+      "About ",
       h("b", {}, about(forecast.expected)),
-      ` of ${everyone} would buy it, according to the model.`,
+      ` of ${everyone} would buy it (${count(forecast.low)} to ${count(forecast.high)}).`,
     ),
     h("p", {}, sure),
     forecast.expected_takings === null

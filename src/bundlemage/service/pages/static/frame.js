@@ -8,6 +8,7 @@ export const PAGES = [
   ["shop", "/", "Shop"],
   ["builder", "/builder", "Builder"],
   ["insights", "/insights", "Insights"],
+  ["docs", "/docs", "API"],
 ];
 
 /** Builds these parts. Returns the session. */

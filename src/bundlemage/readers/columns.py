@@ -1,0 +1,225 @@
+"""The tables and the names of their columns: which names are accepted, and which columns are not used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+
+from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA
+from bundlemage.errors import DataError, Problem
+
+REQUIRED = ("user_item", "user_bundle", "bundle_item")
+TABLES: Mapping[str, tuple[str, ...]] = {
+    "user_item": ("user_id", "item_id"),
+    "user_bundle": ("user_id", "bundle_id"),
+    "bundle_item": ("bundle_id", "item_id"),
+    "items": ("item_id",),
+    "bundles": ("bundle_id",),
+}
+"""The columns that each table must have. The columns of a catalogue's schema are optional."""
+CATALOGUE_SCHEMAS = {"items": ITEM_SCHEMA, "bundles": BUNDLE_SCHEMA}
+
+# Case, spaces and punctuation are ignored: `user ID`, `userId` and `USER_ID` are the same name.
+_ALIASES = {
+    column: frozenset(names.split())
+    for column, names in {
+        "user_id": "user uid customerid customer custid clientid accountid memberid buyerid shopperid "
+        "visitorid playerid player listenerid listener readerid reader steamid",
+        "item_id": "item iid productid product prodid sku articleid article asin gameid game appid bookid "
+        "book songid song trackid track movieid movie",
+        "bundle_id": "bundle bid packageid package packid pack boxid box setid kitid kit comboid combo "
+        "collectionid collection listid playlistid playlist booklistid booklist",
+        "title": "titles name names label",
+        "price": "prices unitprice finalprice listprice",
+        "tags": "tag genres genre categories category",
+        "stock": "instock inventory quantity qty stockquantity stockqty",
+        "discount": "discounts discountrate",
+    }.items()
+}
+"""For each column its other names, without spaces and punctuation."""
+OWN_PREFIX = {"items": ("item", "product", "game"), "bundles": ("bundle", "package")}
+"""For each catalogue, what shops call the things that it describes."""
+_LATER = frozenset({"cost", "currency", "imageurl"})
+"""Columns of the catalogue that a data set cannot hold yet."""
+_LOOKS_LIKE_DATA = re.compile(r"-?\d+(\.\d+)?|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
+_SHOWN_NAMES = 8
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where the columns of a table are."""
+
+    positions: Mapping[str, int]
+    """For each column that exists, by its canonical name: its position among the names of the file."""
+    problems: tuple[Problem, ...] = ()
+    """A warning for columns that are not used, and a note for columns that have another name."""
+
+    def selected(self) -> Columns:
+        """Returns the columns of a table from which only these columns were selected, in this order."""
+        return replace(self, positions={column: n for n, column in enumerate(self.positions)})
+
+
+def resolve(table: str, names: Sequence[str], where: str) -> Columns:
+    """Returns the position in `names` of each column of `table`. `where` is the file, for messages.
+
+    Raises `DataError` with every required column that is missing, and every column that several names match.
+    """
+    positions: dict[str, int] = {}
+    overruled: dict[int, str] = {}
+    missing: list[str] = []
+    problems: list[Problem] = []
+    for column in _columns(table):
+        fits = {position: _fit(table, column, name) for position, name in enumerate(names)}
+        best = max(fits.values(), default=_NO_FIT)
+        matching = [position for position, fit in fits.items() if fit == best != _NO_FIT]
+        if len(matching) > 1:
+            listed = " and ".join(repr(names[position]) for position in matching)
+            message = f"the columns {listed} could each be {column!r}"
+            fix = f"Rename the right one to {column!r}"
+            if best == _EXACT:
+                fix = "Drop or rename one of them"
+            problems.append(Problem("ambiguous-column", where, message, fix, value=names[matching[1]]))
+        elif matching:
+            positions[column] = matching[0]
+            overruled |= {position: column for position, fit in fits.items() if _NO_FIT < fit < best}
+        elif column in TABLES[table]:
+            missing.append(column)
+    if missing:
+        missing_names = " or ".join(map(repr, missing))
+        message = f"no column {missing_names}; the columns are {', '.join(map(repr, names))}"
+        fix = f"Rename the column with these ids to {missing_names}"
+        if any(_LOOKS_LIKE_DATA.fullmatch(name.strip()) for name in names):
+            fix = "The first line looks like data: put a line with the column names above it"
+        problems.append(Problem("unknown-column", where, message, fix, value=names[0] if names else None))
+    if problems:
+        raise DataError(problems)
+    told = [*_unused(table, names, where, positions, overruled), *_read_as(names, where, positions)]
+    return Columns(positions, tuple(told))
+
+
+def _columns(table: str) -> tuple[str, ...]:
+    """Returns all columns that a table can have."""
+    details = CATALOGUE_SCHEMAS[table].names[1:] if table in CATALOGUE_SCHEMAS else ()
+    return *TABLES[table], *details
+
+
+_NO_FIT, _ALIAS, _SAME_LETTERS, _EXACT = range(4)
+
+
+def _fit(table: str, column: str, name: str) -> int:
+    """Returns how well `name` fits `column`. A larger number is a better fit."""
+    if name == column:
+        return _EXACT
+    plain = _plain(name)
+    if plain == _plain(column):
+        return _SAME_LETTERS
+    # A catalogue describes items or bundles only: in `items`, `id` is the item_id and `item_name` the title.
+    own = table in OWN_PREFIX
+    if plain in _ALIASES[column] or (own and column in TABLES[table] and plain == "id"):
+        return _ALIAS
+    if own and column not in TABLES[table]:
+        inner = {plain.removeprefix(prefix) for prefix in OWN_PREFIX[table]}
+        return _ALIAS if inner & {*_ALIASES[column], _plain(column)} else _NO_FIT
+    return _NO_FIT
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name).casefold()
+
+
+# What is said about the columns of a file that could be read
+
+
+def _unused(
+    table: str,
+    names: Sequence[str],
+    where: str,
+    positions: Mapping[str, int],
+    overruled: Mapping[int, str],
+) -> Iterable[Problem]:
+    """Yields warnings that name each column of the file that is not used."""
+
+    def warning(unused: Sequence[int], why: str, fix: str) -> Problem:
+        given = tuple(names[position] for position in unused)
+        shown = [
+            repr(names[position]) if names[position].strip() else f"number {position + 1} (it has no name)"
+            for position in unused
+        ]
+        start = f"the column {shown[0]} is" if len(shown) == 1 else f"the columns {listed(shown)} are"
+        return Problem(
+            "unused-column",
+            where,
+            f"{start} not used{why}",
+            fix,
+            value=given[0],
+            severity="warning",
+            names=given,
+        )
+
+    for position, column in overruled.items():
+        real = names[positions[column]]
+        why = f", because there is a column {real!r}"
+        yield warning([position], why, f"Leave it; if it is the right one, remove {real!r}")
+    rest = [
+        position
+        for position, name in enumerate(names)
+        if position not in {*positions.values(), *overruled} and not _INDEX_OF_PANDAS.fullmatch(name)
+    ]
+    later = [n for n in rest if table in CATALOGUE_SCHEMAS and _plain(names[n]) in _LATER]
+    if later:
+        fix = "It does no harm" if len(later) == 1 else "They do no harm"
+        cost = [names[n] for n in later if _plain(names[n]) == "cost"]
+        if cost and "price" not in positions:
+            fix = f"Rename {cost[0]!r} to 'price' if customers pay it: budgets need a price. Otherwise it "
+            fix += "does no harm"
+        yield warning(later, " by this version", fix)
+    other = [position for position in rest if position not in later]
+    if other:
+        understood = _columns(table)
+        why = f"; the columns of this table are {listed(understood)}"
+        free = [column for column in understood if column not in positions]
+        close = {
+            names[n]: match[0] for n in other if (match := get_close_matches(names[n].lower(), free, n=1))
+        }
+        one = len(other) == 1
+        fix = "Rename it if it is one of these, or leave it"
+        if not free:
+            fix = "Leave it" if one else "Leave them"
+        elif not one:
+            fix = "Rename those that are among these, or leave them"
+        if close:
+            renamed = ", ".join(f"{name!r} to {column!r}" for name, column in close.items())
+            fix = f"Rename {renamed} if that is meant, or leave it"
+        yield warning(other, why, fix)
+
+
+def _read_as(names: Sequence[str], where: str, positions: Mapping[str, int]) -> Iterable[Problem]:
+    """Yields a note if columns of the file have other names than the columns they are read as."""
+    given = {column: names[position] for column, position in positions.items()}
+    aliases = {column: name for column, name in given.items() if _plain(name) != _plain(column)}
+    if aliases:
+        pairs = [
+            f"{name!r} {'as' if number else 'is read as'} {column!r}"
+            for number, (column, name) in enumerate(aliases.items())
+        ]
+        which = "one that" if len(aliases) > 1 else "it if it"
+        yield Problem(
+            "column-alias",
+            where,
+            f"the column {listed(pairs)}",
+            f"Rename {which} means something else",
+            value=next(iter(aliases.values())),
+            severity="note",
+            names=tuple(aliases.values()),
+        )
+
+
+def listed(texts: Iterable[str]) -> str:
+    """Returns texts as `a, b and c`. Of many texts, only the first are shown."""
+    texts = list(texts)
+    if len(texts) > _SHOWN_NAMES:
+        texts = [*texts[:_SHOWN_NAMES], f"{len(texts) - _SHOWN_NAMES:,} more"]
+    return " and ".join([", ".join(texts[:-1]), *texts[-1:]] if len(texts) > 1 else texts)

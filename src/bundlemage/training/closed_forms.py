@@ -1,0 +1,48 @@
+"""Closed forms that take seconds: candidates of `auto`, and the other rows in the table of every model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bundlemage.models.base import Interactions, Model, Sizes
+from bundlemage.models.registry import build, make_config
+
+CLOSED_FORMS: Mapping[str, tuple[tuple[str, Mapping[str, Any]], ...]] = {
+    "matching": (
+        ("popularity", {}),
+        ("owned-share", {}),
+        *(("item-knn", {"item_weight": weight, "shrinkage": 5.0}) for weight in (0.0, 0.5)),
+        *(("ease", {"beside": "contents", "regularisation": value}) for value in (10.0, 100.0, 1000.0)),
+        *(("ease", {"beside": "items", "regularisation": value}) for value in (100.0, 1000.0)),
+    ),
+    "generation": (
+        ("popularity", {}),
+        *(("co-occurrence", {"user_weight": weight}) for weight in (0.0, 0.05)),
+        *(("ease-items", {"regularisation": value}) for value in (1.0, 30.0, 300.0)),
+    ),
+}
+"""The closed forms of each task, with the settings that are tried. Each takes seconds."""
+LARGEST_SYSTEM = 6_000
+"""EASE inverts a matrix of this size at most: it takes about ten seconds on two cores."""
+MOST_PAIRED = 30_000
+"""ItemKNN compares at most this many bundles with each other."""
+
+
+def affordable(model: str, settings: Mapping[str, Any], sizes: Sizes) -> bool:
+    """Whether a closed form takes seconds in a shop of this size, rather than minutes."""
+    if model == "ease":
+        wide = bool(settings["beside"] == "items")
+        rows, columns = sizes.users + sizes.items * (not wide), sizes.bundles + sizes.items * wide
+        return min(rows, columns) <= LARGEST_SYSTEM
+    if model == "ease-items":
+        return min(sizes.bundles, sizes.items) <= LARGEST_SYSTEM
+    return model != "item-knn" or sizes.bundles <= MOST_PAIRED
+
+
+def fit_closed_form(model: str, settings: Mapping[str, Any], sizes: Sizes, data: Interactions) -> Model:
+    """Fits a closed form. It does not see the contents of held-out bundles."""
+    fitted = build(model, make_config(model, settings), sizes).to(data.user_item.device)
+    fitted.observe(replace(data, bundle_item=data.learned_contents()))
+    return fitted.eval()
