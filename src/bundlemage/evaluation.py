@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -277,3 +278,44 @@ def suspicious_rule(model: str, task: str, metrics: Mapping[str, float] | None) 
         f"{model} learns nothing and reaches {figures} in {task}, so the figures of this table mean "
         "little. Either the histories give the answers away, or there are too few candidates."
     ]
+
+
+# ── Significance ─────────────────────────────────────────────────────────────────────────────────
+
+
+def paired_p(
+    leading: npt.NDArray[np.floating],
+    other: npt.NDArray[np.floating],
+    groups: npt.NDArray[np.integer] | None = None,
+) -> float | None:
+    """Returns the two-sided p of a paired t-test over the cases for which both have a value.
+
+    Returns None for fewer than two independent cases. Cases of one group, such as the users of one held-out
+    bundle, are not independent. The standard error of the mean is then computed from the sums of the groups
+    (cluster-robust).
+    """
+    from scipy import stats  # slow to import
+
+    both = np.isfinite(leading) & np.isfinite(other)
+    difference = leading[both].astype(np.float64) - other[both]
+    which = np.arange(len(difference)) if groups is None else np.unique(groups[both], return_inverse=True)[1]
+    count = int(which.max(initial=-1)) + 1
+    if count < 2:
+        return None
+    if not difference.any():
+        return 1.0
+    # Without groups this is the usual standard error: sqrt(Σ (d − d̄)² / (n − 1) / n).
+    sums = np.bincount(which, difference - difference.mean())
+    error = np.sqrt((sums**2).sum() * count / (count - 1)) / len(difference)
+    if np.ptp(difference) == 0:  # the same difference in every case: the variance is zero
+        return 0.0
+    return float(2 * stats.t.sf(abs(difference.mean()) / error, count - 1)) if error else 0.0
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Returns p-values with Holm's correction. The smallest of n is multiplied by n, the next by n - 1, ...
+    A corrected value is at least as large as the one before it."""
+    order, factors = np.argsort(ps, kind="stable"), np.arange(len(ps), 0, -1)
+    corrected = np.empty(len(ps))
+    corrected[order] = np.maximum.accumulate(np.minimum(1.0, np.asarray(ps)[order] * factors))
+    return corrected.tolist()

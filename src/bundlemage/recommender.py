@@ -127,8 +127,9 @@ class Recommender(Asker):
         self.plan, self.protocol = split.plan, split.protocol
         self.training, self.history, self.choice = training, training.history, training.choice
         self.config = model.config if isinstance(model, Auto) else self.config
-        if not isinstance(model, Auto):  # fewer members after Ctrl-C
-            self.ensemble = len(model.members) if isinstance(model, Blend) else 1
+        trained = training.learned if isinstance(model, Auto) else model
+        if trained is not None:  # fewer members after Ctrl-C
+            self.ensemble = len(trained.members) if isinstance(trained, Blend) else 1
         self._fitted = (model, Shop(split.dataset, resolve_device(self.config.device)))
         self._index, self.calibration = None, None
         self.new_bundle_calibration, self.new_bundle_credit = None, None
@@ -165,7 +166,7 @@ class Recommender(Asker):
         `measured` is the same kind of model, trained on the training part of `split`.
         """
         self.metrics = {**measured.metrics, "final": {"held_out_before": measured.held_out}}
-        self.choice = measured.choice
+        self.choice, self.history = measured.choice, measured.history
         if isinstance(measured.config, LearnedConfig):  # a later training finds its own number of epochs
             self.config = self.config.model_copy(update={"epochs": measured.config.epochs})
         if measured.calibration is not None:

@@ -2,42 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from shlex import quote
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from bundlemage.data.splits import PAD, GenerationCases, MatchingCases, Split
-from bundlemage.evaluation import Evaluation, PerCase, case_metrics, evaluation_of, suspicious
+from bundlemage.data.splits import PAD, PROTOCOLS, GenerationCases, MatchingCases, Split, SplitPlan
+from bundlemage.evaluation import (
+    Evaluation,
+    PerCase,
+    case_metrics,
+    evaluation_of,
+    holm,
+    paired_p,
+    suspicious,
+)
 from bundlemage.models.auto import LEARNED, TASKS, Auto
 from bundlemage.models.base import Completer, Interactions, Matcher, Model, Sizes, can
+from bundlemage.readers.address import may_hold_a_password
 from bundlemage.recommender import Recommender
-from bundlemage.training.choosing import best_closed_forms
+from bundlemage.training.choosing import best_closed_forms, with_untried
 from bundlemage.training.closed_forms import fit_closed_form
 from bundlemage.training.history import SELECTION_METRIC
+from bundlemage.training.validation import learning_data
 
-FEWEST_CASES = 50
-"""With fewer cases, chance decides too much."""
-ERRORS_APART = 2.0
-"""Two models differ clearly if the difference is more than this many standard errors."""
+FEWEST_CASES, FEWEST_GROUPS = 50, 10
+"""With fewer cases, or cases of fewer held-out bundles, chance decides too much."""
+LEVEL = 0.05
+"""Two models differ clearly if the p-value of a paired t-test is below this."""
 MOST_SCORES = 2**30
 """In a shop with more test scores than this, only popularity is tested beside the model."""
 K = 5
 Values: TypeAlias = npt.NDArray[np.float64]
+Command: TypeAlias = Callable[["Competitor"], str]
+"""Returns the command that trains a competitor."""
 ByTask: TypeAlias = Mapping[str, PerCase]
 """The metrics of each case, for each task."""
 
 
 @dataclass(frozen=True)
 class Competitor:
-    """A fitted model in a table, and the options of `bundlemage train` that train it."""
+    """A fitted model in a table, and the settings that it was chosen with."""
 
     model: Model
-    options: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -60,22 +73,23 @@ def competitors(recommender: Recommender, split: Split) -> list[Competitor]:
     """
     model, device = recommender.model, recommender.shop.device
     found = [Competitor(model)]
+    if split.test is None and split.generation is None:
+        return found
     learned = None if recommender.training is None else recommender.training.learned
     if isinstance(model, Auto):
         learned = learned or model.part(LEARNED)
     if learned is not None:
-        found.append(Competitor(learned, f"--model {LEARNED}"))
-    choice = recommender.choice
-    forms = choice.closed_forms() if choice is not None else best_closed_forms(split, device)
-    sizes, data = Sizes.of(split.dataset), Interactions.of(split.train, device)
+        found.append(Competitor(learned))
+    sizes, choice = Sizes.of(split.dataset), recommender.choice
+    forms: list[tuple[str, Mapping[str, Any]]] = [("popularity", {})]
+    if quickly_tested(split):
+        forms = best_closed_forms(split, device) if choice is None else with_untried(choice, sizes)
+    data = learning_data(split, device)
     tasks = [kind for kind in (Matcher, Completer) if can(model, kind)]
     for name, settings in forms:
-        if name != "popularity" and not quickly_tested(split):
-            continue
         other = fit_closed_form(name, settings, sizes, data)
         if name != recommender.model_name and any(can(other, kind) for kind in tasks):
-            options = "".join(f" --set {key}={value}" for key, value in settings.items())
-            found.append(Competitor(other, f"--model {name}{options}"))
+            found.append(Competitor(other, settings))
     return found
 
 
@@ -84,11 +98,8 @@ def quickly_tested(split: Split) -> bool:
     return split.test is None or len(split.test) * len(split.dataset.bundles) <= MOST_SCORES
 
 
-def scorecard(recommender: Recommender, split: Split, command: str = "") -> Scorecard:
-    """Returns the test figures of a model and its competitors.
-
-    `command` is the beginning of the command that trains a competitor: `bundlemage train PATH -o DIR`.
-    """
+def scorecard(recommender: Recommender, split: Split, command: Command | None = None) -> Scorecard:
+    """Returns the test figures of a model and its competitors."""
     recommender.check_same_shop(split)
     data = Interactions.of(split.train, recommender.shop.device)
     found = competitors(recommender, split)
@@ -97,7 +108,10 @@ def scorecard(recommender: Recommender, split: Split, command: str = "") -> Scor
 
 
 def scorecard_of(
-    models: Sequence[Competitor], measured: Sequence[ByTask], split: Split, command: str = ""
+    models: Sequence[Competitor],
+    measured: Sequence[ByTask],
+    split: Split,
+    command: Command | None = None,
 ) -> Scorecard:
     """Makes a scorecard of metrics that are measured already. The first model is the one in question. The
     others have only figures for its tasks."""
@@ -113,7 +127,11 @@ def scorecard_of(
 
 
 def _findings(
-    task: str, models: Sequence[Competitor], measured: Sequence[ByTask], split: Split, command: str
+    task: str,
+    models: Sequence[Competitor],
+    measured: Sequence[ByTask],
+    split: Split,
+    command: Command | None,
 ) -> Iterator[str]:
     cases = split.test if task == "matching" else split.generation
     assert cases is not None
@@ -124,50 +142,102 @@ def _findings(
     ]
     (own, figures), others = able[0], able[1:]
     means = [float(values.mean()) for _, values in able]
-    if len(cases) < FEWEST_CASES:
-        yield (
-            f"{task.capitalize()} has {len(cases):,} test cases: with fewer than {FEWEST_CASES}, chance "
-            "decides too much for these figures to mean anything."
-        )
+    few = _few(task, len(cases), len(figures))
+    if few:
+        yield few
     if max(means) == 0:
         yield f"In {task} every model scores 0, so the figures say nothing about which one is better."
         return
     if min(means) > 0.999:
         yield f"In {task} every model scores 1: the test cases are too easy to tell models apart."
         return
-    chance = chance_of(cases)
-    for other, values in able:
-        difference, error = _difference(values, np.full_like(values, chance))
-        if other.model.name == "popularity" and difference < min(-ERRORS_APART * error, -0.1 * chance):
+    if not few:
+        yield from _worse_than_chance(task, able, chance_of(cases), split)
+        if others:
+            yield from _best_rival(task, own, figures, others, command)
+
+
+def _few(task: str, cases: int, groups: int) -> str:
+    """A sentence if there are too few cases to compare models; otherwise an empty text."""
+    if cases < FEWEST_CASES:
+        return (
+            f"{task.capitalize()} has {cases:,} test cases: with fewer than {FEWEST_CASES}, chance "
+            "decides too much for these figures to mean anything."
+        )
+    if groups < FEWEST_GROUPS:
+        return (
+            f"All {cases:,} test cases of {task} come from {groups:,} held-out bundles: with fewer than "
+            f"{FEWEST_GROUPS}, chance decides too much for these figures to mean anything."
+        )
+    return ""
+
+
+def _worse_than_chance(
+    task: str, able: Sequence[tuple[Competitor, Values]], chance: float, split: Split
+) -> Iterator[str]:
+    """Sentences about rules that are worse than a random order."""
+    for each, values in able:
+        name, mean = each.model.name, float(values.mean())
+        rule = name == "popularity" or (name == "owned-share" and split.histories != "as given")
+        if (
+            not rule
+            or mean >= 0.9 * chance
+            or (paired_p(values, np.full_like(values, chance)) or 0.0) >= LEVEL
+        ):
+            continue
+        found = (
+            f"In {task} {each.model.title} (nDCG@5 {mean:.4f}) is worse than a random order ({chance:.4f}): "
+        )
+        if name == "popularity":
+            yield f"{found}what is held out differs from what is in training. Read these figures with care."
+        else:
             yield (
-                f"In {task} popularity (nDCG@5 {values.mean():.4f}) is worse than a random order "
-                f"({chance:.4f}): what is held out differs from what is in training, so read these figures "
-                "with care."
+                f"{found}without the items of held-out bundles, the histories may also lack items that users "
+                "had before. Then figures are too low, and another model may be the best: compare with "
+                "--histories as-given."
             )
-    if others:
-        best, values = max(others, key=lambda each: float(each[1].mean()))
-        difference, error = _difference(values, figures)
-        versus = f"nDCG@5 {values.mean():.4f} against {figures.mean():.4f}"
-        if 0 < difference <= ERRORS_APART * error:
-            yield (
-                f"In {task} {best.model.title} is higher than {own.model.title}, but within chance: "
-                f"{versus}, {difference:.4f} ± {error:.4f} more."
-            )
-        elif -ERRORS_APART * error < difference < 0 and best.model.name != LEARNED:
-            yield (
-                f"In {task} {best.model.title}, which takes seconds, is as good as {own.model.title} within "
-                f"chance: {versus}, {-difference:.4f} ± {error:.4f} less."
-            )
-        elif difference > ERRORS_APART * error:
-            hint = f" To use it: {command} {best.options}" if command else ""
-            if can(own.model, Matcher) and not can(best.model, Matcher):
-                hint = f" It completes bundles and does nothing else.{hint}"
-            mean = " as a mean over held-out bundles" if task == "generation" else ""
-            yield (
-                f"In {task} {best.model.title} is better than {own.model.title}: nDCG@5{mean} "
-                f"{values.mean():.4f} against {figures.mean():.4f}, {difference:.4f} ± {error:.4f} more."
-                f"{hint}"
-            )
+
+
+def _best_rival(
+    task: str,
+    own: Competitor,
+    figures: Values,
+    others: Sequence[tuple[Competitor, Values]],
+    command: Command | None,
+) -> Iterator[str]:
+    """A sentence about the best of the other models, if it is better or about as good."""
+    ps = [paired_p(values, figures) for _, values in others]
+    corrected = holm([1.0 if p is None else p for p in ps])
+    mean = float(figures.mean())
+    better = [
+        (each, values)
+        for (each, values), p in zip(others, corrected, strict=True)
+        if p < LEVEL and values.mean() > mean
+    ]
+    if better:
+        best, values = max(better, key=lambda pair: float(pair[1].mean()))
+        kind = " as a mean over held-out bundles" if task == "generation" else ""
+        text = (
+            f"In {task} {best.model.title} is better than {own.model.title}: nDCG@5{kind} "
+            f"{values.mean():.4f} against {mean:.4f}, {_apart(values, figures)} more."
+        )
+        if can(own.model, Matcher) and not can(best.model, Matcher):
+            text += " It completes bundles and does nothing else."
+        yield f"{text} To use it: {command(best)}" if command else text
+        return
+    place = int(np.argmax([values.mean() for _, values in others]))
+    (best, values), p = others[place], ps[place]
+    versus = f"nDCG@5 {values.mean():.4f} against {mean:.4f}, {_apart(values, figures)}"
+    if values.mean() > mean:
+        yield (
+            f"In {task} {best.model.title} is higher than {own.model.title}, but within chance: "
+            f"{versus} more."
+        )
+    elif values.mean() < mean and p is not None and p >= LEVEL and best.model.name != LEARNED:
+        yield (
+            f"In {task} {best.model.title}, which takes seconds, is as good as {own.model.title} within "
+            f"chance: {versus} less."
+        )
 
 
 def chance_of(cases: MatchingCases | GenerationCases) -> float:
@@ -194,13 +264,42 @@ def _grouped(values: torch.Tensor, cases: MatchingCases | GenerationCases) -> Va
     return np.bincount(group, each[filled]) / counts if len(counts) else np.zeros(1)
 
 
-def _difference(one: Values, other: Values) -> tuple[float, float]:
-    """The mean difference, and its standard error."""
+def _apart(one: Values, other: Values) -> str:
+    """The difference of two means, with its standard error."""
     difference = one - other
-    error = difference.std(ddof=1) / np.sqrt(len(difference)) if len(difference) > 1 else np.inf
-    return float(difference.mean()), float(error)
+    error = difference.std(ddof=1) / np.sqrt(len(difference))
+    return f"{abs(difference.mean()):.4f} ± {error:.4f}"
 
 
-def command_to_train(location: str, output: object) -> str:
-    """The beginning of a command that trains another model in place of this one."""
-    return f"bundlemage train {quote(location)} -o {quote(str(output))} --overwrite"
+def commands(
+    recommender: Recommender, location: str, output: Path, tables: Mapping[str, str], *, final: bool = False
+) -> Command:
+    """Returns a function for the command that trains a competitor in place of the model in `output`.
+
+    The command has the same data and the same split. An address that may hold a password is left out.
+    """
+    plan, start = recommender.plan, SplitPlan()
+    config = recommender.config.model_dump(mode="json", exclude_defaults=True, exclude={"parts", "device"})
+    options = [f"--table={name}={text}" for name, text in tables.items()]
+    if plan.protocol in PROTOCOLS and plan.protocol != start.protocol:
+        options.append(f"--protocol={plan.protocol}")
+    if plan.seed != start.seed:
+        options.append(f"--split-seed={plan.seed}")
+    if plan.histories != start.histories:
+        options.append(f"--histories={plan.histories.replace(' ', '-')}")
+    if "seed" in config:
+        options.append(f"--seed={config.pop('seed')}")
+    if final:
+        options.append("--final")
+    shown = "DATABASE_URL" if may_hold_a_password(location) else location
+
+    def command(competitor: Competitor) -> str:
+        learned = competitor.model.name == LEARNED
+        settings = config if learned else competitor.settings
+        own = [f"--set={name}={value}" for name, value in settings.items()]
+        if learned and recommender.ensemble > 1:
+            own.append(f"--ensemble={recommender.ensemble}")
+        words = ["bundlemage", "train", shown, "-o", str(output), "--overwrite", *options]
+        return shlex.join([*words, f"--model={competitor.model.name}", *own])
+
+    return command

@@ -76,7 +76,7 @@ def test_chunks_together_are_the_whole(
         for task, parts in found.items():
             for name, values in whole[task].items():
                 joined = [value for part in parts for value in part[name].tolist()]
-                assert joined == pytest.approx(values.tolist(), nan_ok=True), (model.options, task, name)
+                assert joined == pytest.approx(values.tolist(), nan_ok=True), (model.model.name, task, name)
 
 
 def _cases(split: object, task: str) -> int:

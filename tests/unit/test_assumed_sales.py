@@ -194,7 +194,7 @@ class TestFitting:
     def test_models_without_a_term_for_sales_have_none(self, shop: BundleDataset) -> None:
         plain = Recommender(**SETTINGS | {"epochs": 1, "popularity_weight": 0.0}).fit(shop)
         generating = Recommender(**SETTINGS | {"epochs": 1, "tasks": "generation"}).fit(shop)
-        for model in (Recommender("popularity", device="cpu").fit(shop), plain, generating):
+        for model in (Recommender("ease", device="cpu").fit(shop), plain, generating):
             assert model.new_bundle_credit is None
             assert not can(model.model, SalesScorer)
         with pytest.raises(UnsupportedError, match="no term for sales"):

@@ -14,17 +14,19 @@ import pytest
 import torch
 
 from bundlemage import History, Recommender, SplitPlan
+from bundlemage import scorecard as scorecard_module
 from bundlemage.core.shop import Recommendation
 from bundlemage.data.dataset import BundleDataset
-from bundlemage.data.splits import Split
+from bundlemage.data.splits import Split, new_completion_cases
 from bundlemage.errors import ConfigError, UnsupportedError
 from bundlemage.evaluation import MatchingEvaluator
 from bundlemage.live import Live
 from bundlemage.models.auto import LEARNED, TASKS, Auto
-from bundlemage.models.base import Completer, Interactions, Matcher, can
+from bundlemage.models.base import Completer, Gated, Interactions, Matcher, can
 from bundlemage.models.blend import Blend
 from bundlemage.sample.generate import sample_shop
 from bundlemage.sample.kinds import dataset_of_kind
+from bundlemage.scorecard import competitors
 from bundlemage.store.records import Sales
 from bundlemage.store.repository import Store
 from bundlemage.training.choice import Choice
@@ -36,7 +38,8 @@ from tests.small_shop import QUICK, dataset_of, small_shop
 from tests.unit.test_forged_models import refusal
 from tests.unit.test_live import ask, owned_by, stock_of
 
-SPLIT = SplitPlan("paper").divide(small_shop())
+SHOP = sample_shop(80, 90, 40, seed=1).dataset  # a shop in which auto is a mix
+SPLIT = SplitPlan("paper").divide(SHOP)
 LEARNS_NOTHING: dict[str, Any] = QUICK | {"learning_rate": 1e-6}
 """With these settings BundleMage stays as it begins, so a closed form is plainly best."""
 
@@ -54,7 +57,7 @@ def mixed() -> Recommender:
 @pytest.fixture(scope="module")
 def closed() -> Recommender:
     """Closed forms only."""
-    return fitted(calibrate=True, **LEARNS_NOTHING)
+    return fitted(SplitPlan("paper").divide(small_shop()), calibrate=True, **LEARNS_NOTHING)
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +172,9 @@ class TestWhatIsChosen:
             assert {each.model for each in own.tried if each.weight} == set(weights(mixed, task))
 
     def test_one_task_alone(self) -> None:
-        model = fitted(tasks="matching")
+        model = fitted(SplitPlan("paper").divide(small_shop()), tasks="matching", **LEARNS_NOTHING)
+        assert LEARNED not in weights(model, "matching")
+        assert model.similar("b0003", 5)  # the vectors are those of a part without weight
         assert choice_of(model).generation is None
         assert can(model.model, Matcher)
         assert not can(model.model, Completer)
@@ -178,18 +183,81 @@ class TestWhatIsChosen:
             model.complete("u0001", ["g0001"])
 
     def test_without_validation_cases_it_is_bundlemage(self) -> None:
-        model = fitted(SplitPlan("none").divide(small_shop()))
-        assert model.choice is None
-        assert model.choice_in_words() == []
+        model = fitted(SplitPlan("none").divide(SHOP))
+        assert choice_of(model).matching == choice_of(model).generation
+        assert model.choice_in_words() == [
+            f"To {task} bundles: BundleMage. No purchases were held out for validation, so nothing could be "
+            "compared."
+            for task in ("match", "complete")
+        ]
         assert [part.model for part in model_of(model).parts] == [LEARNED]
-        alone = Recommender(**QUICK).fit(small_shop(), SplitPlan("none"), progress=False, calibrate=False)
+        alone = Recommender(**QUICK).fit(SHOP, SplitPlan("none"), progress=False, calibrate=False)
         assert found(model.recommend("u0001", 5)) == found(alone.recommend("u0001", 5))
+
+    @pytest.mark.parametrize("plan", ["paper", "none"])
+    def test_an_ensemble_is_saved_and_loaded(self, plan: str, tmp_path: Path) -> None:
+        model = Recommender("auto", ensemble=2, **QUICK).fit(
+            SHOP, SplitPlan(plan), progress=False, calibrate=False
+        )
+        loaded = Recommender.load(model.save(tmp_path / "model"), device="cpu")
+        assert found(loaded.recommend("u0001", 5)) == found(model.recommend("u0001", 5))
+
+    def test_members_that_were_not_trained_are_not_expected(self, tmp_path: Path) -> None:
+        """Training was interrupted in the third member."""
+        model = Recommender("auto", ensemble=2, **QUICK).fit(SPLIT, progress=False, calibrate=False)
+        model.config = model.config.model_copy(
+            update={"parts": tuple(p.model_copy(update={"ensemble": 1}) for p in model_of(model).parts)}
+        )
+        final = model.refit(SPLIT, progress=False)
+        Recommender.load(final.save(tmp_path / "model"), device="cpu")
 
     def test_an_ensemble_is_one_part(self) -> None:
         model = Recommender("auto", ensemble=2, **QUICK).fit(SPLIT, progress=False, calibrate=False)
         part = next(part for part in model_of(model).parts if part.model == LEARNED)
         assert part.ensemble == 2
         assert isinstance(model_of(model).part(LEARNED), Blend)
+
+    def test_a_shop_with_one_user_and_one_candidate(self) -> None:
+        """There is one validation case, and its only candidate is right: nothing can be compared."""
+        shop = dataset_of([[0, 1]], [[0, 1, 2]], [[0, 1], [1, 2], [0, 2]], 3)
+        model = fitted(shop, epochs=1, embedding_dim=4)
+        assert len(model.recommend(History(items=["i1"]), 3)) == 3
+
+    def test_a_task_without_cases_still_has_its_closed_forms_in_the_table(self) -> None:
+        split = SplitPlan("paper").divide(sample_shop(60, 60, 19, seed=1).dataset)
+        model = fitted(split, epochs=1)
+        choice = choice_of(model).generation
+        assert choice is not None
+        assert choice.cases == 0
+        names = {each.model.name for each in competitors(model, split)}
+        assert {"co-occurrence", "ease-items"} <= names
+
+    def test_in_a_very_large_shop_only_popularity_is_fitted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = fitted()
+        monkeypatch.setattr(scorecard_module, "MOST_SCORES", 1)
+        monkeypatch.setattr(
+            scorecard_module, "best_closed_forms", lambda *_: pytest.fail("closed forms are compared")
+        )
+        model.choice = None
+        assert [each.model.name for each in competitors(model, SPLIT)] == ["auto", "bundlemage", "popularity"]
+
+    def test_completing_closed_forms_do_not_learn_the_bundles_of_the_test(self) -> None:
+        """As in a retraining, where the contents of tested bundles are in the training data."""
+        known = np.flatnonzero(np.diff(SPLIT.train.bundle_item.indptr) > 1).astype(np.int32)
+        cases = new_completion_cases(SPLIT, known[:20], np.random.default_rng(0))
+        assert cases is not None
+        split = replace(SPLIT, generation=cases)
+        assert cases.known_as is not None
+        emptied = SPLIT.train.bundle_item.tolil()
+        emptied[cases.known_as] = 0
+        without = replace(split, train=SPLIT.train.with_interactions(bundle_item=emptied.tocsr()))
+        for name in ("co-occurrence", "ease-items"):
+            fitted_on = [
+                {each.model.name: each.model for each in competitors(fitted(each, **LEARNS_NOTHING), split)}
+                for each in (split, without)
+            ]
+            one, other = (found[name].state_dict() for found in fitted_on)
+            assert all(torch.equal(one[key], other[key]) for key in one if key != "tie_break"), name
 
 
 class TestItDependsOn:
@@ -210,7 +278,7 @@ class TestItDependsOn:
 
     def test_the_validation_cases_matter(self, mixed: Recommender) -> None:
         """Another draw of the same shop, so the comparison really looks at the cases."""
-        assert not same_choice(mixed, fitted(SplitPlan("paper", seed=5).divide(small_shop())))
+        assert not same_choice(mixed, fitted(SplitPlan("paper", seed=5).divide(SHOP)))
 
     def test_parts_are_not_chosen_by_the_user_of_fit(self) -> None:
         """Training sets `parts`, whatever they were."""
@@ -267,12 +335,24 @@ class TestAnswers:
         assert len(told.people) == 10
         assert told.nearest
 
+    def test_there_is_a_gate_only_where_bundlemage_matches(self, mixed: Recommender) -> None:
+        assert mixed.gate("u0001") is not None
+        number = next(n for n, part in enumerate(model_of(mixed).parts) if part.model == LEARNED)
+        factors = [0.0 if n == number else f for n, f in enumerate(model_of(mixed).matching)]
+        completes = Blend(list(model_of(mixed).members), factors, model_of(mixed).generation, "x")  # type: ignore[arg-type]
+        assert not can(completes, Gated)
+
     def test_it_has_no_gate(self, closed: Recommender) -> None:
         with pytest.raises(UnsupportedError, match="gate"):
             closed.gate("u0001")
 
     def test_it_is_live(self, closed: Recommender) -> None:
-        live = Live(closed, stock_of(closed.dataset), Sales({}, {}))
+        shop = closed.dataset
+        counts = (
+            dict(zip(ids, np.asarray(matrix.sum(0)).ravel().astype(int).tolist(), strict=True))
+            for ids, matrix in ((shop.items, shop.user_item), (shop.bundles, shop.user_bundle))
+        )
+        live = Live(closed, stock_of(shop), Sales(*counts))  # sales order equal scores
         for user in ("u0001", "u0033"):
             owned = owned_by(closed.dataset, user)
             mine, theirs = ask(live, owned, 5), closed.recommend(user, 5)

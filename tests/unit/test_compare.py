@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.errors import ConfigError
+from bundlemage.evaluation import holm, paired_p
 from bundlemage.models import registry
 from bundlemage.models.base import Histories, Interactions, Matcher, Sizes
 from bundlemage.models.config import ModelConfig
@@ -28,7 +29,7 @@ from bundlemage.studies import render
 from bundlemage.studies.cells import Cell, Contender, abilities, every_model, find, run
 from bundlemage.studies.comparison import CompareObserver, Comparison, compare
 from bundlemage.studies.outcome import METRICS, Cache, CacheWarning, Outcome
-from bundlemage.studies.standings import DataFacts, ResultTable, holm, make_table, paired_p
+from bundlemage.studies.standings import DataFacts, ResultTable, make_table
 from bundlemage.training.history import EpochRecord, Observer
 from tests.small_shop import QUICK, small_shop
 

@@ -23,12 +23,15 @@ from bundlemage.evaluation import Evaluation, ranking_metrics
 from bundlemage.models.base import Model, Sizes
 from bundlemage.models.ragged import Ragged
 from bundlemage.models.registry import build, make_config
-from bundlemage.scorecard import Competitor, chance_of, scorecard, scorecard_of
+from bundlemage.scorecard import Command, Competitor, chance_of, commands, scorecard, scorecard_of
 from tests.cli.run import TINY, run, run_json
 from tests.small_shop import datasets, small_shop
 
 SPLIT = SplitPlan("paper").divide(small_shop())
-COMMAND = "bundlemage train PATH -o DIR"
+
+
+def command(competitor: Competitor) -> str:
+    return f"bundlemage train PATH --model={competitor.model.name}"
 
 
 def model(name: str, **settings: Any) -> Model:
@@ -41,12 +44,12 @@ def findings(
     *,
     rival: str = "ease",
     split: Split = SPLIT,
-    command: str = COMMAND,
+    command: Command | None = command,
 ) -> list[str]:
     """What is said of BundleMage with these figures of the matching cases, and of a rival."""
     assert split.test is not None
     cut = replace(split, test=split.test.chosen((np.arange(len(ours)) % len(split.test)).astype(np.int32)))
-    models = [Competitor(model("bundlemage")), Competitor(model(rival), f"--model {rival}")]
+    models = [Competitor(model("bundlemage")), Competitor(model(rival))]
     measured = [{"matching": {"ndcg@5": torch.tensor(each, dtype=torch.float64)}} for each in (ours, theirs)]
     return list(scorecard_of(models, measured, cut, command).findings)
 
@@ -63,7 +66,7 @@ class TestBetter:
         told = findings((0.3 + noise).tolist(), (0.35 + 1.2 * noise).tolist())
         assert len(told) == 1
         assert "EASE is better than BundleMage: nDCG@5 0.3500 against 0.3000, 0.0500 ± 0.0010 more" in told[0]
-        assert told[0].endswith(f"{COMMAND} --model ease")
+        assert told[0].endswith("To use it: bundlemage train PATH --model=ease")
 
     def test_the_error_is_that_of_the_difference_of_each_case(self) -> None:
         """Cases are hard or easy for both models. Unpaired, this difference would be within the error."""
@@ -88,12 +91,50 @@ class TestBetter:
         assert len(found) == (told is not None)
         assert told is None or told in found[0]
 
+    def test_the_best_of_those_that_are_clearly_better_is_named(self) -> None:
+        """Popularity has the highest mean by chance; EASE is better in nearly every case."""
+        noise = np.random.default_rng(1)
+        ours = np.full(400, 0.3)
+        lucky = np.array([1.0] * 136 + [0.0] * 264)
+        surely = ours + 0.03 + noise.normal(0, 0.01, 400)
+        assert lucky.mean() > surely.mean()
+        assert SPLIT.test is not None
+        rows = (np.arange(400) % len(SPLIT.test)).astype(np.int32)
+        told = scorecard_of(
+            [Competitor(model(name)) for name in ("bundlemage", "popularity", "ease")],
+            [{"matching": {"ndcg@5": torch.from_numpy(each)}} for each in (ours, lucky, surely)],
+            replace(SPLIT, test=SPLIT.test.chosen(rows)),
+            command,
+        ).findings
+        (better,) = [each for each in told if "is better" in each]
+        assert "EASE is better than BundleMage" in better
+
+    def test_many_rivals_need_stronger_evidence(self) -> None:
+        """One of nine models is higher by 2.3 standard errors: so much is expected by chance."""
+        noise = np.array(figures(0, 0.1))
+        error = noise.std(ddof=1) / np.sqrt(len(noise))
+        other = 0.3 + noise + 2.3 * error
+        assert any("is better" in each for each in findings([0.3] * 400, other.tolist()))
+        assert SPLIT.test is not None
+        rows = (np.arange(400) % len(SPLIT.test)).astype(np.int32)
+        told = scorecard_of(
+            [Competitor(model(name)) for name in ("bundlemage", *["ease"] * 9)],
+            [
+                {"matching": {"ndcg@5": torch.from_numpy(each)}}
+                for each in (np.full(400, 0.3), other, *[0.3 + np.roll(noise, n) for n in range(8)])
+            ],
+            replace(SPLIT, test=SPLIT.test.chosen(rows)),
+            command,
+        ).findings
+        assert any("within chance" in each for each in told)
+        assert not any("is better" in each for each in told)
+
     def test_of_equal_models_nothing_is_said(self) -> None:
         same = figures(0.3, 0.1)
         assert findings(same, same) == []
 
     def test_without_a_command_none_is_given(self) -> None:
-        told = findings([0.1] * 100, [0.2] * 100, command="")
+        told = findings([0.1] * 100, [0.2] * 100, command=None)
         assert len(told) == 1
         assert "To use it" not in told[0]
 
@@ -113,21 +154,22 @@ class TestBetter:
         theirs = torch.where(torch.from_numpy(bundles) < 2, 0.9, 0.3).double()
         models = [
             Competitor(model("bundlemage")),
-            Competitor(model("co-occurrence"), "--model co-occurrence"),
+            Competitor(model("co-occurrence")),
         ]
         measured = [{"generation": {"ndcg@5": each}} for each in (ours, theirs)]
-        told = scorecard_of(models, measured, replace(SPLIT, generation=few), COMMAND).findings
+        told = scorecard_of(models, measured, replace(SPLIT, generation=few), command).findings
         assert theirs.mean() > 2 * ours.mean()
         assert not any("better" in each for each in told)
 
     def test_a_better_one_that_cannot_match_says_so(self) -> None:
         """Whoever follows the command would lose the recommendations of bundles."""
-        assert SPLIT.generation is not None
-        ours = torch.full((len(SPLIT.generation),), 0.1, dtype=torch.float64)
+        split = SplitPlan("paper").divide(small_shop(users=200, bundles=150))
+        assert split.generation is not None
+        ours = torch.full((len(split.generation),), 0.1, dtype=torch.float64)
         for name, alone in (("co-occurrence", True), ("popularity", False)):
-            models = [Competitor(model("bundlemage")), Competitor(model(name), f"--model {name}")]
+            models = [Competitor(model("bundlemage")), Competitor(model(name))]
             measured = [{"generation": {"ndcg@5": each}} for each in (ours, 5 * ours)]
-            told = scorecard_of(models, measured, SPLIT, COMMAND).findings
+            told = scorecard_of(models, measured, split, command).findings
             (better,) = [each for each in told if "is better" in each]
             assert ("It completes bundles and does nothing else." in better) == alone
 
@@ -150,12 +192,44 @@ class TestFiguresThatSayNothing:
         found = findings([0.3] * count, [0.3] * count)
         assert any("fewer than 50" in each and f"{count} test cases" in each for each in found) == told
 
+    def test_many_cases_of_few_held_out_bundles(self) -> None:
+        """88 users of two bundles are two cases. Nothing else is said of them."""
+        cases = SPLIT.generation
+        assert cases is not None
+        rows = np.zeros(88, int)
+        few = replace(
+            cases,
+            bundles=np.repeat([0, 1], 44),
+            users=np.zeros(88, np.int32),
+            candidates=cases.candidates[:2],
+            partial=cases.partial[rows[:2]],
+            positives=cases.positives[rows[:2]],
+        )
+        models = [Competitor(model("bundlemage")), Competitor(model("popularity"))]
+        measured = [{"generation": {"ndcg@5": torch.full((88,), each).double()}} for each in (0.5, 0.0)]
+        (told,) = scorecard_of(models, measured, replace(SPLIT, generation=few), command).findings
+        assert "All 88 test cases of generation come from 2 held-out bundles" in told
+
+    def test_cleaned_histories_that_lost_real_items(self) -> None:
+        """Users prefer bundles whose items they have. Without these items, the rule is worse than chance."""
+        assert SPLIT.test is not None
+        chance = chance_of(SPLIT.test)
+        low, high = figures(chance - 0.05, 0.01), figures(chance + 0.05, 0.01)
+        clean = replace(SPLIT, histories="without held-out")
+        given = replace(SPLIT, histories="as given")
+        found = findings(high, low, rival="owned-share", split=clean)
+        assert any("--histories as-given" in each for each in found)
+        for split, values in ((given, low), (clean, high)):
+            assert not any(
+                "--histories" in each for each in findings(high, values, rival="owned-share", split=split)
+            )
+
     def test_popularity_is_worse_than_a_random_order(self) -> None:
         assert SPLIT.test is not None
         chance = chance_of(SPLIT.test)
         low, high = figures(chance - 0.05, 0.01), figures(chance + 0.05, 0.01)
         assert any(
-            "popularity" in each and "random order" in each
+            "Popularity" in each and "random order" in each
             for each in findings(high, low, rival="popularity")
         )
         assert not any("random order" in each for each in findings(low, high, rival="popularity"))
@@ -260,6 +334,32 @@ class TestTable:
 
 
 class TestCommand:
+    def test_it_has_the_data_and_the_split_and_no_password(self) -> None:
+        fitted = Recommender("bundlemage", device="cpu", epochs=7, seed=3, embedding_dim=8)
+        fitted.plan = SplitPlan("full", seed=5, histories="as given")
+        address = "postgresql://shop:hunter2@db.example/shop"
+        told = commands(fitted, address, Path("my model"), {"user_item": "select 1"}, final=True)
+        learned, closed = (
+            told(Competitor(model(name), settings))
+            for name, settings in (("bundlemage", {}), ("ease", {"regularisation": 10.0}))
+        )
+        both = (
+            "bundlemage train DATABASE_URL -o 'my model' --overwrite '--table=user_item=select 1' "
+            "--protocol=full --split-seed=5 --histories=as-given --seed=3 --final "
+        )
+        assert closed == f"{both}--model=ease --set=regularisation=10.0"
+        assert learned == f"{both}--model=bundlemage --set=epochs=7 --set=embedding_dim=8"
+
+    def test_evaluate_tells_a_command_that_works(self, tmp_path: Path) -> None:
+        given = ("sample:best-sellers", "-o", tmp_path / "model", "--model", "owned-share")
+        run_json("train", *given, "--split-seed", "1", "--device", "cpu")
+        told = run_json("evaluate", tmp_path / "model", "--device", "cpu")["findings"]
+        (better,) = [each for each in told if "is better" in each]
+        words = better.partition("To use it: bundlemage ")[2].split()
+        assert "--split-seed=1" in words
+        used = run_json(*words, "--device", "cpu")
+        assert not any(each.startswith("In matching") and "is better" in each for each in used["findings"])
+
     def test_train_names_the_better_model_and_the_command_works(self, tmp_path: Path) -> None:
         given = ["train", "sample:best-sellers", "-o", tmp_path / "model"]
         told = run_json(*given, "--model", "bundlemage", *TINY, "--epochs", 1, "--set", "min_steps=1")

@@ -13,8 +13,9 @@ import typer
 
 from bundlemage.cli import show
 from bundlemage.cli.options import AsJson, Device, Jobs, OptionalCount, Tables
-from bundlemage.cli.texts import ids, key_values, label, may_hold_a_password, seed_list, settings
+from bundlemage.cli.texts import ids, key_values, label, seed_list, settings
 from bundlemage.errors import ConfigError
+from bundlemage.readers.address import may_hold_a_password
 
 if TYPE_CHECKING:
     from bundlemage.data.splits import Split

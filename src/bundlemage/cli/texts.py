@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bundlemage.errors import ConfigError
+from bundlemage.readers.address import may_hold_a_password
 
 
 def key_values(pairs: Sequence[str] | None, option: str) -> dict[str, str]:
@@ -78,8 +79,3 @@ def label(location: str) -> str:
     from bundlemage.readers import sql
 
     return "the database" if sql.matches(location) else "the object store"
-
-
-def may_hold_a_password(text: str) -> bool:
-    """Whether a location is the address of a server."""
-    return "://" in text and not text.startswith(("sqlite:", "duckdb:", "file:"))

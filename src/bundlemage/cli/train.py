@@ -103,7 +103,7 @@ def train(
     from bundlemage.engines.training import TrainingJob, final_folder, final_job
     from bundlemage.models.registry import AUTO, model_class
     from bundlemage.recipe import Recipe
-    from bundlemage.scorecard import command_to_train, scorecard
+    from bundlemage.scorecard import commands, scorecard
     from bundlemage.training.checkpoint import RunFolder
     from bundlemage.training.history import EpochProgress, TensorBoard
 
@@ -135,7 +135,8 @@ def train(
     with show.notes.status("calibrating, and measuring how to rank new bundles and who buys them"):
         recommender.calibrate(split)
     with show.notes.status("evaluating the model and closed forms"):
-        card = scorecard(recommender, split, command_to_train(location, output))
+        command = commands(recommender, location, output, job.tables, final=final)
+        card = scorecard(recommender, split, command)
         recommender.metrics = card.to_json()
     measured, interrupted = recommender, training.interrupted
     if final and not interrupted:

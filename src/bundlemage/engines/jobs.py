@@ -28,7 +28,7 @@ from bundlemage.models.base import Completer, Interactions, Matcher, can
 from bundlemage.progress import Progress
 from bundlemage.readers.load import is_sample, read
 from bundlemage.recommender import Recommender
-from bundlemage.scorecard import Competitor, Scorecard, competitors, scorecard_of
+from bundlemage.scorecard import Command, Competitor, Scorecard, commands, competitors, scorecard_of
 
 Task: TypeAlias = Literal["matching", "generation"]
 
@@ -75,17 +75,27 @@ class EvaluationJob(ModelJob):
     """For a database: the table or query for each part of the data, such as `user_item`."""
 
     @cached_property
-    def source(self) -> Source:
-        """The data, read when it is first needed."""
-        location = self.location
-        if location is None:  # the name of a sample shop is its location
-            location = str(describe_artifact(self.model)[1]["dataset"]["name"])
-        if self.location is None and not is_sample(location):
+    def read_from(self) -> str:
+        """The location of the data."""
+        if self.location is not None:
+            return self.location
+        name = str(describe_artifact(self.model)[1]["dataset"]["name"])
+        if not is_sample(name):
             raise ConfigError(
-                f"no data to evaluate on: this model was trained on {location!r}. "
+                f"no data to evaluate on: this model was trained on {name!r}. "
                 "Give its location, as in 'bundlemage evaluate DIR PATH'"
             )
-        return read(location, self.tables)
+        return name  # the name of a sample shop is its location
+
+    @cached_property
+    def source(self) -> Source:
+        """The data, read when it is first needed."""
+        return read(self.read_from, self.tables)
+
+    @property
+    def command(self) -> Command:
+        """Gives the command that trains another model in place of this one."""
+        return commands(self.recommender, self.read_from, self.model, self.tables)
 
     @cached_property
     def split(self) -> Split:
@@ -150,7 +160,7 @@ def evaluate(job: EvaluationJob, workers: Workers, progress: Progress) -> Scorec
         done += len(chunk.cases)
         progress("cases", done, total)
     measured = [{task: _joined(parts) for task, parts in tasks.items()} for tasks in by_model]
-    return scorecard_of(job.models, measured, job.split, "bundlemage train PATH -o DIR")
+    return scorecard_of(job.models, measured, job.split, job.command)
 
 
 def _joined(parts: list[PerCase]) -> PerCase:

@@ -80,8 +80,12 @@ class AutoConfig(BundleMageConfig):
         """The parts for the tasks of the setting `tasks`. A part without any weight is there for its vectors,
         which tell similar bundles."""
         off = {task: 0.0 for task in TASKS if self.tasks not in ("both", task)}
-        parts = [part.model_copy(update=off) for part in self.parts]
-        return [part for part in parts if part.matching or part.generation or not off]
+        used = [part.model_copy(update=off) for part in self.parts]
+        return [
+            now
+            for part, now in zip(self.parts, used, strict=True)
+            if now.matching or now.generation or not (part.matching or part.generation)
+        ]
 
     @property
     def learns(self) -> bool:

@@ -21,7 +21,7 @@ from bundlemage.errors import ConfigError, UnsupportedError
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.division import ALONE, Division
 from bundlemage.models.later import LaterBundles
-from bundlemage.models.ragged import KeptForLast, Ragged
+from bundlemage.models.ragged import Contents, KeptForLast, Ragged
 
 
 @dataclass(frozen=True)
@@ -456,3 +456,14 @@ class SalesScorer(Matcher):
     @abstractmethod
     def popularity_bias(self, sales: Tensor) -> Tensor:
         """Returns the score term of bundles with these numbers of sales."""
+
+    def sales_of(self, contents: Ragged, assumed: Tensor, start: int = 0) -> Tensor:
+        """Returns the sales of the bundles from `start` on. A bundle added after training counts with its
+        expected sales, or with the `assumed` ones."""  # [bundles from start]
+        known = self.known_sales()
+        later = len(contents) - len(known)
+        sales = torch.cat([known[start:], assumed.expand(later)[max(0, start - len(known)) :]])
+        if isinstance(contents, Contents):
+            expected = contents.expected_sales[start:].to(sales)
+            sales = torch.where(expected.isnan(), sales, expected)
+        return sales

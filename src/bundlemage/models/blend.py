@@ -86,14 +86,21 @@ class Blend(Completer, Indexable, SalesScorer, Embedder, Gated):
 
     def does(self, kind: type[Model]) -> bool:
         """The tasks of its members. It is `Indexable` if every member that matches is."""
-        if kind in (Embedder, Gated):
+        if kind is Embedder:
             return bool(self._each(kind))
+        if kind is Gated:
+            return bool(self._gated())
         able = [can(self.member(number), kind) for number, _ in self.factors_for(kind)]
         return bool(able) and (any(able) if kind is SalesScorer else all(able))
 
     def observe(self, data: Interactions) -> None:
         for member in self._each(Model):
             member.observe(data)
+
+    def _gated(self) -> list[Gated]:
+        """The members with a gate that count in matching."""
+        members = (self.member(number) for number, _ in self.factors_for(Matcher))
+        return [member for member in members if can(member, Gated)]
 
     def _each(self, kind: type[Part]) -> list[Part]:
         """The members that have a part."""
@@ -145,7 +152,7 @@ class Blend(Completer, Indexable, SalesScorer, Embedder, Gated):
 
     def item_share(self, histories: Histories, contents: Ragged) -> Tensor:
         """The mean of the shares of the members that have a gate."""  # [rows]
-        return torch.stack([member.item_share(histories, contents) for member in self._each(Gated)]).mean(0)
+        return torch.stack([member.item_share(histories, contents) for member in self._gated()]).mean(0)
 
     def vectors_of_items(self) -> Tensor:
         return self._joined(lambda member: member.vectors_of_items())

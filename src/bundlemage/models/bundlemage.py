@@ -486,19 +486,10 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
             self._snapshots = (merged,)
 
     def _bias(self, contents: Ragged, start: int = 0) -> Tensor | None:
-        """The popularity term of the scores, for bundles from `start` on.
-
-        A bundle added after training counts with its expected sales, or with `new_bundle_credit` sales.
-        """  # [bundles from start]
+        """The popularity term of the scores, for bundles from `start` on."""  # [bundles from start]
         if not self.config.popularity_weight:
             return None
-        later = len(contents) - len(self.sales)
-        new = self.new_bundle_credit.expand(later)[max(0, start - len(self.sales)) :]
-        sales = torch.cat([self.sales[start:], new]) if later else self.sales[start:]
-        if isinstance(contents, Contents):
-            expected = contents.expected_sales[start:].to(sales)
-            sales = torch.where(expected.isnan(), sales, expected)
-        return self.popularity_bias(sales)
+        return self.popularity_bias(self.sales_of(contents, self.new_bundle_credit, start))
 
     def assume_sales(self, sales: float) -> None:
         self.new_bundle_credit = self.sales.new_tensor(sales)

@@ -29,7 +29,7 @@ from bundlemage.progress import Progress, in_silence
 from bundlemage.training.choice import Choice, TaskChoice, Tried
 from bundlemage.training.closed_forms import CLOSED_FORMS, affordable, fit_closed_form
 from bundlemage.training.history import SELECTION_METRIC
-from bundlemage.training.validation import ValidationCases
+from bundlemage.training.validation import ValidationCases, learning_data
 
 Factors: TypeAlias = npt.NDArray[np.float64]
 """A factor for the scores of each candidate."""
@@ -42,6 +42,8 @@ SOME, STRONG = 1.0, 4.0
 generated shops with the seeds 100 to 108 (docs/results.md)."""
 LEAST_SPREAD = 1e-9
 """A model whose scores differ by less than this ranks nothing."""
+LEAST_FACTOR = 1e-6
+"""The factor of a model, relative to the spread of its scores, that ranks the cases worse than chance."""
 RIDGE = 1e-3
 """A small penalty on the factors of a blend. It keeps them finite if the cases are few."""
 
@@ -61,7 +63,7 @@ def choose(
     """
     found = _compared(config, split, learned, device, progress)
     parts = _joined({task: own for task, (own, _) in found.items()}, ensemble)
-    sizes, data = Sizes.of(split.dataset), Interactions.of(split.train, device)
+    sizes, data = Sizes.of(split.dataset), learning_data(split, device)
     fitted: dict[str, Model] = {LEARNED: learned}
     for part in parts:
         if part.model != LEARNED:
@@ -78,13 +80,17 @@ def best_closed_forms(
     Without validation cases, they have the first settings of `CLOSED_FORMS`.
     """
     found = _compared(parse_config(AutoConfig, {}), split, None, device, progress)
-    choice = Choice(**{task: own for task, (_, own) in found.items()})
-    names = {name for name, _ in choice.closed_forms()}
-    first: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    return with_untried(Choice(**{task: own for task, (_, own) in found.items()}), Sizes.of(split.dataset))
+
+
+def with_untried(choice: Choice, sizes: Sizes) -> list[tuple[str, Mapping[str, Any]]]:
+    """Returns the closed forms of a choice with their best settings. Those that were not compared, because
+    there were no cases, have the first settings of `CLOSED_FORMS`."""
+    found = dict(choice.closed_forms())
     for name, settings in (each for task in TASKS for each in CLOSED_FORMS[task]):
-        if name not in names and affordable(name, settings, Sizes.of(split.dataset)):
-            first.setdefault(name, (name, settings))
-    return [*choice.closed_forms(), *first.values()]
+        if name not in found and affordable(name, settings, sizes):
+            found[name] = settings
+    return list(found.items())
 
 
 def _compared(
@@ -92,7 +98,8 @@ def _compared(
 ) -> dict[str, tuple[list[AutoPart], TaskChoice]]:
     """The best mix for each task, and the reason."""
     cases = validation_cases(config, split)
-    data = replace(Interactions.of(split.train, device), held_out=_on(cases.held_out, device))
+    held_out = None if cases.held_out is None else cases.held_out.to(device)
+    data = replace(Interactions.of(split.train, device), held_out=held_out)
     found: dict[str, tuple[list[AutoPart], TaskChoice]] = {}
     for task in TASKS:
         if config.tasks not in ("both", task):
@@ -109,19 +116,22 @@ def _compared(
     return found
 
 
-def fit_parts(config: AutoConfig, split: Split, learned: Model | None, device: torch.device) -> Auto:
-    """Fits the parts that `config` names, without comparing them. `learned` is BundleMage, if it is one."""
-    sizes, data = Sizes.of(split.dataset), Interactions.of(split.train, device)
+def fit_parts(
+    config: AutoConfig, split: Split, learned: Model | None, ensemble: int, device: torch.device
+) -> Auto:
+    """Fits the parts that `config` names, without comparing them. `learned` is BundleMage, if it is one; it
+    has `ensemble` members."""
+    sizes, data = Sizes.of(split.dataset), learning_data(split, device)
     fitted = {} if learned is None else {LEARNED: learned}
-    auto = Auto(config, sizes, fitted).to(device)
+    parts = tuple(
+        part.model_copy(update={"ensemble": ensemble}) if part.model == LEARNED else part
+        for part in config.parts
+    )
+    auto = Auto(config.model_copy(update={"parts": parts}), sizes, fitted).to(device)
     for member in auto.members:
         if member is not learned:
             member.observe(data)  # type: ignore[operator]
     return auto.eval()
-
-
-def _on(tensor: Tensor | None, device: torch.device) -> Tensor | None:
-    return None if tensor is None else tensor.to(device)
 
 
 def validation_cases(config: AutoConfig, split: Split) -> ValidationCases:
@@ -150,6 +160,11 @@ class Scored:
     @property
     def name(self) -> str:
         return self.tried.model
+
+    def spread(self, missing: Tensor) -> float:
+        """The standard deviation of the scores, 0 if there are fewer than two."""
+        scores = self.scores[~missing]
+        return float(scores.std()) if len(scores) > 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -214,21 +229,25 @@ class Comparison:
 
         The candidates are tried from simple to complex, and a complex one must be better. BundleMage has
         chosen its epoch on the same cases, which flatters it. So it first joins a closed form with half of
-        the weight. It gets more only on strong evidence.
+        the weight. It gets more only on strong evidence, or if no closed form is better than chance.
         """
         simple = self.closed_forms()
         candidates = {each.name: each for each in simple}
-        best, blend = self.fitted([max(simple, key=lambda each: each.tried.ndcg)]), self.blend(simple)
+        useful = [each for each in simple if self.is_useful(each)]
+        best = self.fitted([max(useful or simple, key=lambda each: each.tried.ndcg)])
+        blend = self.blend(useful) if useful else best
         now = blend if blend.is_better_than(best, SOME) else best
         if learned is not None and can(learned, Matcher if self.task == "matching" else Completer):
             own = self.scored(LEARNED, {}, learned)
             candidates[LEARNED] = own
-            alone = self.fitted([own])
-            for closed in (best, blend):
-                half = self.judged(closed.half_and_half(alone), candidates)
-                now = half if half.is_better_than(now, 0.0) else now
-            for mix in (self.blend([*candidates.values()]), alone):
-                now = mix if mix.is_likelier_than(now, STRONG) else now
+            if self.is_useful(own):
+                alone = self.fitted([own])
+                halves = [closed.half_and_half(alone) for closed in (best, blend)]
+                for factors in halves if useful else [alone.factors]:
+                    half = self.judged(factors, candidates)
+                    now = half if half.is_better_than(now, 0.0) else now
+                for mix in (self.blend([*useful, own]), alone):
+                    now = mix if mix.is_likelier_than(now, STRONG) else now
         chosen = [each for name, each in candidates.items() if name in now.factors]
         shares = self._shares(now, chosen)
         return self._parts(now, chosen, shares), self._choice(now, [*candidates.values()], shares)
@@ -236,18 +255,19 @@ class Comparison:
     def closed_forms(self) -> list[Scored]:
         """The best settings of each closed form that takes seconds."""
         best: dict[str, Scored] = {}
+        constant: list[Scored] = []  # they tell no candidate from another, as popularity without any sales
         tried = CLOSED_FORMS[self.task]
         for number, (model, settings) in enumerate(tried):
             self.progress(f"closed forms for {self.task}", number, len(tried))
             if affordable(model, settings, self.sizes):
                 fitted = fit_closed_form(model, settings, self.sizes, self.data)
                 scored = self.scored(model, settings, fitted)
-                if float(scored.scores[~self.missing].std()) < LEAST_SPREAD and best:
-                    continue  # it tells no candidate from another, as popularity without any sales
-                if model not in best or scored.tried.ndcg > best[model].tried.ndcg:
+                if scored.spread(self.missing) < LEAST_SPREAD:
+                    constant.append(scored)
+                elif model not in best or scored.tried.ndcg > best[model].tried.ndcg:
                     best[model] = scored
         self.progress(f"closed forms for {self.task}", len(tried), len(tried))
-        return list(best.values())
+        return list(best.values()) or constant[:1]
 
     def scored(self, name: str, settings: Mapping[str, Any], model: Model) -> Scored:
         scores = self._raw_scores(model)[0].masked_fill(self.missing, 0.0)
@@ -265,14 +285,17 @@ class Comparison:
 
     # ── Weights ──────────────────────────────────────────────────────────────────────────────────
 
+    def is_useful(self, candidate: Scored) -> bool:
+        """Whether the scores of a candidate make the positives likelier than equal scores do."""
+        factor = self.fitted([candidate]).factors[candidate.name]
+        return factor * candidate.spread(self.missing) > 2 * LEAST_FACTOR
+
     def blend(self, candidates: Sequence[Scored]) -> Mix:
-        """The best mix of candidates. Those with a small weight are left out."""
+        """The best mix of useful candidates. Those with a small weight are left out."""
         mix = self.fitted(candidates)
         shares = self._shares(mix, candidates)
         kept = sorted(candidates, key=lambda each: -shares[each.name])[:MOST_PARTS]
         kept = [each for each in kept if shares[each.name] >= LEAST_SHARE]
-        if not kept:  # every candidate ranks the cases worse than chance
-            kept = [max(candidates, key=lambda each: each.tried.ndcg)]
         return self.fitted(kept) if len(kept) < len(candidates) else mix
 
     def fitted(self, candidates: Sequence[Scored]) -> Mix:
@@ -280,7 +303,7 @@ class Comparison:
         row, lengths = self.positives.row_of_entry(), self.positives.lengths
         cases = (lengths > 0).float() / max(1, int((lengths > 0).sum()))  # [cases], all count alike
         entries = cases[row] / lengths[row]
-        spread = [max(float(each.scores[~self.missing].std()), LEAST_SPREAD) for each in candidates]
+        spread = [max(each.spread(self.missing), LEAST_SPREAD) for each in candidates]
         scaled = [each.scores / width for each, width in zip(candidates, spread, strict=True)]
         own = [float((scores[row, self.positives.values] * entries).sum()) for scores in scaled]
 
@@ -296,9 +319,7 @@ class Comparison:
 
         count = len(candidates)
         found = minimize(loss, np.full(count, 1 / count), jac=True, bounds=[(0.0, None)] * count)
-        least = (
-            1e-6 if count == 1 else 0.0
-        )  # a single model keeps its order even if it is no better than chance
+        least = LEAST_FACTOR if count == 1 else 0.0  # a model alone keeps its order even if it is not useful
         factors = np.maximum(found.x, least) / np.array(spread)
         chosen = {
             each.name: float(factor) for each, factor in zip(candidates, factors, strict=True) if factor
@@ -335,7 +356,7 @@ class Comparison:
     def _parts(self, mix: Mix, chosen: Sequence[Scored], shares: Mapping[str, float]) -> list[AutoPart]:
         parts = []
         for each in chosen:
-            share = round(shares[each.name], 4)
+            share = max(0.0001, round(shares[each.name], 4))
             # BundleMage alone keeps its own probabilities.
             scale = 1.0 if each.name == LEARNED and len(chosen) == 1 else mix.factors[each.name] / share
             parts.append(_part(self.task, each.name, each.tried.settings, share, scale))
@@ -353,11 +374,14 @@ class Comparison:
             reason += f"; {best.title} alone has {best.ndcg:.4f}"
         else:
             reason += ", and neither another model nor a blend is clearly better"
+        flattered = learned is not None and learned.ndcg >= ndcg
         if learned is not None and LEARNED not in shares:
             reason += f". {learned.title} ({learned.ndcg:.4f}) adds too little and is left out"
+            if flattered:
+                reason += ": it has chosen its epoch on these cases, which flatters it"
         elif learned is not None and len(chosen) > 1:
             reason += f" and {learned.title} alone {learned.ndcg:.4f}"
-            if learned.ndcg >= ndcg:
+            if flattered:
                 reason += (
                     f". {learned.title} has chosen its epoch on these cases, which flatters it, so it gets "
                     "more than half only on strong evidence"

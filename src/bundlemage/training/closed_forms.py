@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from bundlemage.models.base import Interactions, Model, Sizes
@@ -42,7 +41,7 @@ def affordable(model: str, settings: Mapping[str, Any], sizes: Sizes) -> bool:
 
 
 def fit_closed_form(model: str, settings: Mapping[str, Any], sizes: Sizes, data: Interactions) -> Model:
-    """Fits a closed form. It does not see the contents of held-out bundles."""
+    """Fits a closed form. One that completes bundles does not learn the contents of `data.held_out`."""
     fitted = build(model, make_config(model, settings), sizes).to(data.user_item.device)
-    fitted.observe(replace(data, bundle_item=data.learned_contents()))
+    fitted.observe(data)
     return fitted.eval()

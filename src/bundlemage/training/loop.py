@@ -16,7 +16,7 @@ import torch
 
 from bundlemage.data.splits import Split
 from bundlemage.errors import BundleMageError, CheckpointError, NoModelYetError
-from bundlemage.models.auto import LEARNED, AutoConfig
+from bundlemage.models.auto import LEARNED, TASKS, AutoConfig
 from bundlemage.models.base import Divisible, Interactions, Learner, Model, Sizes, can, require
 from bundlemage.models.blend import Blend
 from bundlemage.models.config import LearnedConfig, ModelConfig
@@ -24,7 +24,7 @@ from bundlemage.models.division import ALONE, Division
 from bundlemage.models.registry import build, joined, member_configs
 from bundlemage.progress import Progress, in_silence
 from bundlemage.training.checkpoint import RunFolder, RunProgress, Weights, prefixed, unprefixed
-from bundlemage.training.choice import Choice
+from bundlemage.training.choice import Choice, TaskChoice
 from bundlemage.training.choosing import choose, fit_parts
 from bundlemage.training.devices import memory_kept, repeatable, resolve_device
 from bundlemage.training.history import EpochRecord, Forwarder, Observer, show
@@ -219,12 +219,15 @@ def _train_auto(
     result = TrainingResult((), 0, 0.0, str(device))
     if compared or config.learns:
         learned, result = train_members(LEARNED, config.learned(), split, members, *arguments, **options)
+    number = len(learned.members) if isinstance(learned, Blend) else 1
     if compared and learned is not None:
-        number = len(learned.members) if isinstance(learned, Blend) else 1
         auto, choice = choose(config, split, learned, number, device=device, progress=progress)
         result = replace(result, choice=choice)
     else:
-        auto = fit_parts(config, split, learned, device)
+        auto = fit_parts(config, split, learned, number, device)
+        reason = "No purchases were held out for validation, so nothing could be compared"
+        tasks = (task for task in TASKS if config.tasks in ("both", task))
+        result = replace(result, choice=Choice(**{task: TaskChoice(reason) for task in tasks}))
     return auto, replace(result, learned=learned, seconds=time.perf_counter() - started)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,18 @@ from bundlemage.training.history import SELECTION_METRIC
 
 FLOOR = 0.001
 """Minimum of nDCG@5 in the ratio to popularity. A lower nDCG@5 counts as this value."""
+
+
+def learning_data(split: Split, device: torch.device) -> Interactions:
+    """Returns the training data. If test cases of generation come from bundles in the training data, they
+    are held out: matching learns from them, and generation does not."""
+    data = Interactions.of(split.train, device)
+    tested = None if split.generation is None else split.generation.known_as
+    if tested is None:
+        return data
+    held_out = torch.zeros(len(split.train.bundles), dtype=torch.bool, device=device)
+    held_out[torch.from_numpy(tested.astype(np.int64)).to(device)] = True
+    return replace(data, held_out=held_out)
 
 
 class EpochValue(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bundlemage.models.base import Completer, Histories, Interactions, Matcher, Sizes
+from bundlemage.models.base import Completer, Histories, Interactions, Matcher, SalesScorer, Sizes
 from bundlemage.models.baselines.closed_form import SparseRows, blocks, exact
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ragged import KeptForLast, Ragged
@@ -18,7 +18,7 @@ _FINER = 64
 """Blocks are this many times smaller than usual, because hashing is faster within a CPU cache."""
 
 
-class Popularity(Matcher, Completer):
+class Popularity(SalesScorer, Completer):
     """Ranks bundles and items by their number of users. The order is the same for every user."""
 
     name = "popularity"
@@ -28,15 +28,27 @@ class Popularity(Matcher, Completer):
         super().__init__(config, sizes)
         self.bundle_counts = self.new_buffer("bundle_counts", torch.zeros(sizes.bundles))
         self.item_counts = self.new_buffer("item_counts", torch.zeros(sizes.items))
+        # The number of sales that is assumed for a new bundle.
+        self.new_bundle_credit = self.new_buffer("new_bundle_credit", torch.zeros(()))
 
     def observe(self, data: Interactions) -> None:
         self.bundle_counts.copy_(data.user_bundle.counts(self.sizes.bundles))
         self.item_counts.copy_(data.user_item.counts(self.sizes.items))
+        if len(self.bundle_counts):  # the median, until a number is fitted
+            self.assume_sales(float(self.bundle_counts.median()))
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
-        unseen = self.bundle_counts.new_zeros(len(contents) - self.sizes.bundles)
-        # With a logarithm, the softmax of the scores is the share of sales (each plus one).
-        return torch.cat([self.bundle_counts, unseen]).log1p().expand(len(histories), -1)
+        sales = self.sales_of(contents, self.new_bundle_credit)
+        return self.popularity_bias(sales).expand(len(histories), -1)
+
+    def assume_sales(self, sales: float) -> None:
+        self.new_bundle_credit = self.bundle_counts.new_tensor(sales)
+
+    def known_sales(self) -> Tensor:
+        return self.bundle_counts
+
+    def popularity_bias(self, sales: Tensor) -> Tensor:
+        return sales.log1p()  # with a logarithm, the softmax is the share of sales (each plus one)
 
     def score_items(self, histories: Histories, partial: Ragged, contents: Ragged) -> Tensor:
         return self.item_counts.log1p().expand(len(histories), -1)
