@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bundlemage.sample.generate import sample_shop, write_shop
 from tests.broken import BROKEN
 from tests.cli.run import BUNDLEMAGE, run, run_json
 from tests.published_files import write_matching
@@ -186,6 +187,18 @@ def test_a_folder_that_is_no_model_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
     assert "not a saved model" in run("train", "-o", tmp_path / "photos", "--overwrite", code=2).stderr
     assert (tmp_path / "photos" / "cat.jpg").read_bytes() == b"cat"
+
+
+def test_warnings_beside_an_error_are_called_warnings(tmp_path: Path) -> None:
+    write_shop(sample_shop(30, 40, 12).dataset, tmp_path / "shop", "csv")
+    table = tmp_path / "shop" / "user_bundle.csv"
+    table.write_text(table.read_text().replace("user_id", "person", 1))
+    (tmp_path / "shop" / "reviews.csv").write_text("a,b\n1,2\n")
+    lines = run("train", tmp_path / "shop", "-o", tmp_path / "model", code=2).stderr.splitlines()
+    (error,) = [line for line in lines if line.startswith("error: ")]
+    (warning,) = [line for line in lines if line.startswith("warning: ")]
+    assert "user_bundle.csv" in error
+    assert "reviews.csv" in warning
 
 
 def test_debug_shows_the_traceback() -> None:

@@ -133,7 +133,7 @@ class TestEveryone:
 
     def test_whoever_has_everything_has_no_row(self) -> None:
         data = dataset_of([[0], [0], []], [[0, 1], [0], []], [[0], [0]], 1)
-        model = Recommender("popularity", device="cpu").fit(data, SplitPlan("none"))
+        model = Recommender("owned-share", device="cpu").fit(data, SplitPlan("none"))
         found = by_user(model.recommend_all(5))
         assert {user: [row["source"] for row in rows] for user, rows in found.items()} == {
             "u1": ["model"],

@@ -10,8 +10,8 @@ from bundlemage import Recommender, SplitPlan
 from bundlemage.data.dataset import binary_matrix
 from bundlemage.data.splits import MatchingCases
 from bundlemage.evaluation import MatchingEvaluator
-from bundlemage.models.base import Interactions, Sizes
-from bundlemage.models.registry import build, make_config
+from bundlemage.models.base import Interactions, Matcher, Sizes, require
+from bundlemage.models.registry import build, joined, make_config
 from bundlemage.sample.kinds import dataset_of_kind
 from bundlemage.training.choice import Tried
 from bundlemage.training.choosing import Comparison, Scored
@@ -91,6 +91,20 @@ def test_a_model_with_equal_scores_is_no_candidate() -> None:
     """Nobody has bought anything in training, so popularity tells no bundle from another."""
     compare = comparison(np.arange(USERS) % BUNDLES)
     assert "popularity" not in [each.name for each in compare.closed_forms()]
+
+
+def test_answers_of_a_model_that_ranks_by_sales_say_so() -> None:
+    """For every user they are the best sellers, whatever the user has."""
+    shop = dataset_of_kind("best-sellers")
+    model = Recommender("popularity", device="cpu").fit(
+        shop, SplitPlan("none"), progress=False, calibrate=False
+    )
+    user = next(user for number, user in enumerate(shop.users) if shop.user_bundle[number].nnz)
+    assert {each.source for each in model.recommend(user, 5)} == {"popular"}
+    blend = joined([model.model, model.model])
+    mixed = joined([model.model, build("ease", make_config("ease", {}), Sizes.of(shop))])
+    assert require(blend, Matcher).ranks_by_sales
+    assert not require(mixed, Matcher).ranks_by_sales
 
 
 def test_new_copies_of_best_sellers_do_not_rank_last() -> None:

@@ -18,7 +18,7 @@ from bundlemage.cli.data import app as data
 from bundlemage.cli.design import design, explain, score_bundle
 from bundlemage.cli.serve import keys, retrain, serve
 from bundlemage.cli.train import evaluate, train, tune
-from bundlemage.errors import BundleMageError, ConfigError
+from bundlemage.errors import BundleMageError, ConfigError, DataError, worst_first
 
 MOVED = {
     "data --engine": "'bundlemage data' always runs on this machine, in bounded memory: leave --engine out",
@@ -47,8 +47,13 @@ class _Commands(TyperGroup):
                 message = f"{error.filename or 'the system'}: {error.strerror or error}"
             elif isinstance(error, KeyboardInterrupt):
                 message, code = "interrupted", 130
-            for line in message.splitlines():
-                print(f"error: {line}", file=sys.stderr)
+            if isinstance(error, DataError):
+                lines = [(problem.severity, str(problem)) for problem in worst_first(error.problems)]
+            else:
+                lines = [("error", line) for line in message.splitlines()]
+            for severity, line in lines:
+                if severity != "note":
+                    print(f"{severity}: {line}", file=sys.stderr)
             ctx.exit(code)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -75,10 +75,12 @@ def exact_ranking(model: Model, batch: Batch, ranker: Ranker, k: int, include_ow
     histories, contents, partial = batch.histories, batch.contents, batch.partial
     no_history = batch.no_history
     if partial is None:
-        scores = require(model, Matcher).bundle_scores(histories, contents)
+        matcher = require(model, Matcher)
+        scores = matcher.bundle_scores(histories, contents)
         # Bundles after the candidates come from histories and have no id. They cannot be recommended.
         scores = scores[:, : len(ranker.shares)]
-        return ranker.rank(scores, no_history, [] if include_owned else [histories.bundles], k)
+        ranking = ranker.rank(scores, no_history, [] if include_owned else [histories.bundles], k)
+        return replace(ranking, popular=no_history | True) if matcher.ranks_by_sales else ranking
     scores = require(model, Completer).item_scores(histories, partial, contents)
     hide = [partial] if include_owned else [partial, *owned_items(histories, contents)]
     return ranker.rank(scores, no_history & (partial.lengths == 0), hide, k)

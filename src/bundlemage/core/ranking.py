@@ -30,7 +30,7 @@ class Ranking:
     counts: Tensor  # [rows]
     """The number of answers in each row. The positions after them have no meaning."""
     popular: Tensor  # [rows] bool
-    """True for users without a history. They get the candidates that sell most."""
+    """True for users who get the candidates that sell most: they have no history, or the model ranks so."""
 
     def __len__(self) -> int:
         return len(self.positions)

@@ -267,6 +267,11 @@ class Matcher(Model):
         return self.bundle_scores(histories, contents.append(new))[:, len(contents) :]
 
     @property
+    def ranks_by_sales(self) -> bool:
+        """Whether every user gets the best sellers. The answers then say so."""
+        return False
+
+    @property
     def forecaster(self) -> Matcher:
         """The model whose scores of new bundles tell how many users buy them."""
         return self

@@ -121,6 +121,11 @@ class Blend(Completer, Indexable, SalesScorer, Embedder, Gated):
             for number, _ in self.factors_for(Matcher)
         )
 
+    @property
+    def ranks_by_sales(self) -> bool:
+        members = (self.member(number) for number, _ in self.factors_for(Matcher))
+        return all(require(member, Matcher).ranks_by_sales for member in members)
+
     def merge_changes(self) -> None:
         for member in self._each(Model):
             member.merge_changes()

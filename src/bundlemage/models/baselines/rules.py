@@ -41,6 +41,10 @@ class Popularity(SalesScorer, Completer):
         sales = self.sales_of(contents, self.new_bundle_credit)
         return self.popularity_bias(sales).expand(len(histories), -1)
 
+    @property
+    def ranks_by_sales(self) -> bool:
+        return True
+
     def assume_sales(self, sales: float) -> None:
         self.new_bundle_credit = self.bundle_counts.new_tensor(sales)
 

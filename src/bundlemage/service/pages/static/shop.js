@@ -197,8 +197,11 @@ function aboutAnswer(bundles, history) {
   const late = history.not_in_model;
   const newer = `${plural(late, "purchase")} newer than the model ${late === 1 ? "is" : "are"} ignored`;
   const passed = late ? ` ${newer} until it is retrained.` : "";
+  const none = history.items + history.bundles === 0;
   if (bundles[0].source === "popular")
-    return `What sells most, as there is no history yet.${passed}`;
+    return none
+      ? `What sells most, as there is no history yet.${passed}`
+      : `What sells most. In this shop, a ranking for each person was not clearly better.${passed}`;
   const [items, owned] = [plural(history.items, "item"), plural(history.bundles, "bundle")];
   return `Ranked from ${items} and ${owned} in the history.${passed}`;
 }
