@@ -15,6 +15,7 @@ from bundlemage.models.registry import build, joined, make_config
 from bundlemage.sample.kinds import dataset_of_kind
 from bundlemage.training.choice import Tried
 from bundlemage.training.choosing import Comparison, Scored
+from bundlemage.training.closed_forms import CLOSED_FORMS, affordable
 from tests.small_shop import dataset_of
 
 USERS, BUNDLES = 200, 40
@@ -125,3 +126,11 @@ def test_new_copies_of_best_sellers_do_not_rank_last() -> None:
         user, 300, new_bundles={"copy": items}, sells_like={"copy": best}, include_owned=True
     )
     assert [each.id for each in like].index("copy") <= 1
+
+
+@pytest.mark.parametrize(("bundles", "tried"), [(2_000, 3), (4_800, 1), (7_000, 0)])
+def test_in_a_large_shop_ease_has_only_its_default_settings(bundles: int, tried: int) -> None:
+    """Each setting takes seconds there, and more bundles would take minutes."""
+    sizes = Sizes(users=8_000, items=30_000, bundles=bundles)
+    ease = [settings for name, settings in CLOSED_FORMS["matching"] if name == "ease"]
+    assert sum(affordable("ease", settings, sizes) for settings in ease) == tried

@@ -23,8 +23,9 @@ CLOSED_FORMS: Mapping[str, tuple[tuple[str, Mapping[str, Any]], ...]] = {
     ),
 }
 """The closed forms of each task, with the settings that are tried. Each takes seconds."""
-LARGEST_SYSTEM = 6_000
-"""EASE inverts a matrix of this size at most: it takes about ten seconds on two cores."""
+LARGEST_SYSTEM, LARGE_SYSTEM = 6_000, 2_500
+"""EASE inverts a matrix of this size at most: it takes about five seconds on two cores. If it is larger than
+the second number, only the default settings are tried."""
 MOST_PAIRED = 30_000
 """ItemKNN compares at most this many bundles with each other."""
 
@@ -34,10 +35,13 @@ def affordable(model: str, settings: Mapping[str, Any], sizes: Sizes) -> bool:
     if model == "ease":
         wide = bool(settings["beside"] == "items")
         rows, columns = sizes.users + sizes.items * (not wide), sizes.bundles + sizes.items * wide
-        return min(rows, columns) <= LARGEST_SYSTEM
-    if model == "ease-items":
-        return min(sizes.bundles, sizes.items) <= LARGEST_SYSTEM
-    return model != "item-knn" or sizes.bundles <= MOST_PAIRED
+        system = min(rows, columns)
+    elif model == "ease-items":
+        system = min(sizes.bundles, sizes.items)
+    else:
+        return model != "item-knn" or sizes.bundles <= MOST_PAIRED
+    is_default = make_config(model, settings) == make_config(model, {})
+    return system <= (LARGEST_SYSTEM if is_default else LARGE_SYSTEM)
 
 
 def fit_closed_form(model: str, settings: Mapping[str, Any], sizes: Sizes, data: Interactions) -> Model:

@@ -196,7 +196,9 @@ class EaseModel(Model):
 
 def _inverse(gram: Tensor, regularisation: float) -> Tensor:
     gram.diagonal().add_(regularisation)
-    return torch.cholesky_inverse(torch.linalg.cholesky(gram))
+    identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    # On a CPU this takes two thirds of the time of `cholesky_inverse`.
+    return torch.cholesky_solve(identity, torch.linalg.cholesky(gram))
 
 
 def training_rows(rows: Ragged, columns: int, weight: float = 1.0) -> SparseRows:
