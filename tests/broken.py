@@ -136,6 +136,12 @@ BROKEN: dict[str, Broken] = {
         "user_item.csv:1: the columns are separated by semicolons, not commas: 'user_id;item_id'. "
         "Save it with commas",
     ),
+    "semicolons, and a comma in a name": Broken(
+        with_files(items_csv="item_id;title, long;price\ni1;Frost;1\n"),
+        "wrong-delimiter",
+        "items.csv:1: the columns are separated by semicolons, not commas: 'item_id;title, long;price'. "
+        "Save it with commas",
+    ),
     "tabs in a CSV": Broken(
         with_files(user_item_csv="user_id\titem_id\nann\ti1\n"),
         "wrong-delimiter",
@@ -249,7 +255,7 @@ BROKEN: dict[str, Broken] = {
     "lists for ids": Broken(
         with_parquet({"user_id": pa.array([["a", "b"]]), "item_id": pa.array([1])}),
         "bad-id-type",
-        "user_item.parquet:1: 'user_id' holds ('a', 'b'), a tuple; an id is text, a whole number or a UUID. "
+        "user_item.parquet:1: 'user_id' holds ['a', 'b'], a list; an id is text, a whole number or a UUID. "
         "Convert the column to text or whole numbers, or name the right column",
     ),
     "nulls in a Parquet": Broken(
@@ -333,7 +339,22 @@ BROKEN: dict[str, Broken] = {
         with_files(items_csv="item_id,titel\ni1,Frost\ni2,Ember\ni3,Dusk\n"),
         "unused-column",
         "items.csv: the column 'titel' is not used; the columns of this table are item_id, title, price, "
-        "tags and stock. Rename 'titel' to 'title' if that is meant, or leave it",
+        "tags and stock. Rename 'titel' to 'title' if that is what it holds, or leave it",
+        "warning",
+    ),
+    "two columns with a slip in their names": Broken(
+        with_files(items_csv="item_id,titel,prise,colour\ni1,Frost,1,red\ni2,Ember,2,\ni3,Dusk,3,\n"),
+        "unused-column",
+        "items.csv: the columns 'titel', 'prise' and 'colour' are not used; the columns of this table are "
+        "item_id, title, price, tags and stock. Rename 'titel' to 'title' and 'prise' to 'price' if that is "
+        "what they hold, or leave them",
+        "warning",
+    ),
+    "a price that is not like a discount": Broken(
+        with_files(bundles_csv="bundle_id,discounted_price\nb1,9\nb2,8\n"),
+        "unused-column",
+        "bundles.csv: the column 'discounted_price' is not used; the columns of this table are bundle_id, "
+        "title, price, tags and discount. Rename it if it is one of these, or leave it",
         "warning",
     ),
     "columns of a later version": Broken(
@@ -349,6 +370,27 @@ BROKEN: dict[str, Broken] = {
         "items.csv: the column 'name' is not used, because there is a column 'title'. "
         "Leave it; if it is the right one, remove 'title'",
         "warning",
+    ),
+    "two other names of one column": Broken(
+        with_files(items_csv="item_id,categories,genres\ni1,x,Frost\ni2,y,Ember\ni3,z,Dusk\n"),
+        "unused-column",
+        "items.csv: the column 'categories' is not used, because the column 'genres' is read as 'tags'. "
+        "Leave it; if it is the right one, remove 'genres'",
+        "warning",
+    ),
+    "tags that are not read": Broken(
+        with_files(items_csv='item_id,tags\ni1,x\ni2,"{""1"": ""Action""}"\ni3,"[""a"\n'),
+        "unread-tags",
+        "items.csv:3: 'tags' is '{\"1\": \"Action\"}', which is not read; expected a list of texts, or one "
+        'text separated by | ; or , (1 more like this). Write it as ["Action", "Role play"] or as Action;'
+        "Role play, or leave it: then there are no tags",
+        "warning",
+    ),
+    "a value in a column of another name": Broken(
+        with_files(items_csv="sku,quantity\ni1,3\ni2,few\ni3,1\n"),
+        "bad-number",
+        "items.csv:3: 'quantity' (read as 'stock') is 'few'; expected a whole number, 0 or more. "
+        "Write how many can be sold; leave it empty if it is not known",
     ),
     "a column without a name": Broken(
         with_files(user_item_csv=",user_id,item_id\n0,ann,i1\n1,bob,i2\n"),

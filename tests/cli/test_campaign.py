@@ -87,12 +87,15 @@ def test_csv_killed_and_resumed(model: Path, tmp_path: Path) -> None:
         (["--format", "xml"], "it should be 'parquet', 'csv' or 'jsonl'"),
         (["--users", "nowhere.txt"], "nowhere.txt cannot be read"),
         (["--among", "b9999"], "unknown bundle id 'b9999'"),
+        (["-o", "plan.csv"], "the name of a file: use -o plan --format csv"),
+        (["-o", "plan.parquet", "--format", "csv"], "use -o plan --format parquet"),
     ],
 )
 def test_mistakes_are_told_and_nothing_is_written(
-    model: Path, arguments: list[str], message: str, tmp_path: Path
+    model: Path, arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert message in run("campaign", model, "-o", tmp_path / "c", *arguments, code=2).stderr
+    monkeypatch.chdir(tmp_path)
+    assert message in run("campaign", model, "-o", "c", *arguments, code=2).stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,20 @@ def test_for_someone_new_with_as_little_as_can_be_said(model: Recommender, folde
     (bundle,) = told["bundles"]
     assert 3 <= len(bundle["items"]) <= 5
     assert item not in {each["id"] for each in bundle["items"]}
+
+
+def test_a_user_who_is_not_in_the_data_is_someone_new(model: Recommender, folder: Path) -> None:
+    bundle = model.dataset.bundles[0]
+    for command in (["design", "-n", 1], ["explain", "--bundle", bundle]):
+        asked = [command[0], folder, "--device", "cpu", *command[1:], "--json"]
+        done = run(*asked, "--user", "nobody")
+        assert "the user 'nobody' is not in the data: this is for a user without a history" in done.stderr
+        new = run(*asked, "--history-items", "")
+        assert new.stderr == ""
+        answer, expected = json.loads(done.stdout), json.loads(new.stdout)
+        assert answer | {"seconds": 0} == expected | {"user": "nobody", "seconds": 0}
+    run("explain", folder, "--user", "nobody", "--bundle", bundle, "--device", "cpu")
+    run("design", folder, "--user", "nobody", "-n", 1, "--device", "cpu")
 
 
 @pytest.mark.parametrize(

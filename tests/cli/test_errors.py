@@ -118,7 +118,7 @@ def test_questions_that_cannot_be_answered(model: Path) -> None:
         (["recommend", model], "no user: give --user ID"),
         (["recommend", model, "--all"], "--all needs a file: add --output FILE"),
         (["recommend", model, "--all", "--user", "u0001"], "give --all or one user, not both"),
-        (["design", model, "--user", "u001"], "Did you mean"),
+        (["design", model, "--user", "u0001", "--must", "g001"], "Did you mean"),
         (["recommend", model, "--user", "u0001", "--history-items", "g0001"], "not both"),
         (["recommend", model, "--user", "u0001", "-k", "0"], "a whole number, at least 1"),
         (["complete", model, "--user", "u0001", "--items", "g0001,x9"], "unknown item id 'x9'"),

@@ -121,6 +121,9 @@ class TestEveryone:
             (["recommend-all", "--user", "u0001", "-o", "x.parquet"], "No such option: --user"),
             (["recommend-all", "-o", "x.parquet", "-k", "0"], "k is 0"),
             (["recommend-all", "-o", "x.parquet", "--among", "b9999"], "unknown bundle id 'b9999'"),
+            (["recommend-all", "-o", "new/sub/x.csv", "--among", "b9999"], "unknown bundle id 'b9999'"),
+            (["recommend", "--all", "-o", "new/sub/x.csv", "-k", "0"], "k is 0"),
+            (["recommend", "--user", "u1", "-o", "new/x.csv", "--among", "b9999"], "unknown bundle id"),
         ],
     )
     def test_mistakes_are_told_and_nothing_is_written(
@@ -135,6 +138,74 @@ class TestEveryone:
         command, *options = arguments
         assert message in run(command, model, *options, code=2).stderr
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("asked", [["recommend", "--all"], ["complete", "--user", "u0001"]], ids=" ".join)
+class TestWhereAFileCannotBe:
+    def refused(self, model: Path, asked: list[str], file: object) -> str:
+        command, *options = asked
+        refused = run(command, model, *options, "-o", file, code=2).stderr
+        assert len(refused.splitlines()) == 1
+        return refused
+
+    @pytest.mark.parametrize("below", ["x.csv", "sub/x.csv"])
+    def test_below_a_file(self, model: Path, asked: list[str], below: str, tmp_path: Path) -> None:
+        file = tmp_path / "afile"
+        file.touch()
+        said = self.refused(model, asked, file / below)
+        assert f"{file / below} cannot be written: {file} is not a folder" in said
+        assert list(tmp_path.iterdir()) == [file]
+
+    @pytest.mark.parametrize("file", ["/proc/x.csv", "/proc/sub/x.csv"])
+    @pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc")
+    def test_where_the_system_allows_no_file(self, model: Path, asked: list[str], file: str) -> None:
+        said = self.refused(model, asked, file)
+        assert f"{file} cannot be written: no " in said
+        assert " in /proc" in said
+
+    def test_missing_folders_are_made(self, model: Path, asked: list[str], tmp_path: Path) -> None:
+        command, *options = asked
+        run(command, model, *options, "-o", tmp_path / "new" / "sub" / "x.csv")
+        assert rows_of(tmp_path / "new" / "sub" / "x.csv")
+
+
+def test_odd_ids_come_back_from_a_file_as_they_are(tmp_path: Path) -> None:
+    odd = [
+        "Tea, green",
+        'say "hi"',
+        "two\nlines",
+        "a/b c",
+        "\u00fc\u5bff\u53f8\U0001f3ae",
+        "=1+1",
+        "007",
+        "NA",
+        "it's",
+        "a;b|c",
+    ]
+    users = [f"{name}{number}" for name in odd for number in range(4)]
+    bundles = [f"{number}{name}" for name in odd for number in range(2)]
+    tables = {
+        "user_item": (("user_id", "item_id"), [(user, f"i{n % 7}") for n, user in enumerate(users)]),
+        "user_bundle": (
+            ("user_id", "bundle_id"),
+            [(user, bundles[n % len(bundles)]) for n, user in enumerate(users)],
+        ),
+        "bundle_item": (
+            ("bundle_id", "item_id"),
+            [(bundle, f"i{(n + m) % 7}") for n, bundle in enumerate(bundles) for m in range(2)],
+        ),
+    }
+    (tmp_path / "shop").mkdir()
+    for table, (names, pairs) in tables.items():
+        with (tmp_path / "shop" / f"{table}.csv").open("w", newline="", encoding="utf-8") as opened:
+            csv.writer(opened).writerows([names, *pairs])
+    run("train", tmp_path / "shop", "-o", tmp_path / "model", "--model", "popularity", "--device", "cpu")
+    file = tmp_path / "x.csv"
+    run("recommend", tmp_path / "model", "--all", "-o", file, "-k", len(bundles))
+    found = {(row["user_id"], row["bundle_id"]) for row in rows_of(file)}
+    owned = set(tables["user_bundle"][1])
+    assert found == {(user, bundle) for user in users for bundle in bundles} - owned
+    assert len(rows_of(file)) == len(found)
 
 
 class TestOneUser:
@@ -194,6 +265,13 @@ class TestUnknownUser:
         done = run("complete", model, "--user", "x", "-k", 3, "--json")
         assert "these are best sellers" in done.stderr
         assert {each["source"] for each in json.loads(done.stdout)["items"]} == {"popular"}
+
+    def test_it_is_said_too_if_no_answer_is_left(self, model: Path) -> None:
+        for command in ("recommend", "complete"):
+            done = run(command, model, "--user", "u001", "--max-price", 0)
+            assert "the user 'u001' is not in the data: this is for a user without" in done.stderr
+            assert "Did you mean 'u0" in done.stderr
+            assert "left to recommend" in done.stdout
 
     def test_python_still_refuses(self, model: Path) -> None:
         from bundlemage import Recommender

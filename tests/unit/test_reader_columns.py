@@ -180,10 +180,12 @@ NAMES = [
     ("items", "price", "prices list_price Unit_Price"),
     ("items", "tags", "tag category categories genre Genres"),
     ("items", "stock", "quantity qty inventory in_stock"),
-    ("items", "item_id", "id item product_id sku game_id"),
+    ("items", "item_id", "id item items item_ids product_id sku game_id"),
     ("bundles", "title", "name bundle_name"),
-    ("bundles", "bundle_id", "id bundle package_id"),
-    ("user_item", "user_id", "user uid customer_id member_id"),
+    ("bundles", "bundle_id", "id bundle bundles BundleIDs package_id"),
+    ("user_item", "user_id", "user users user_ids uid customer_id member_id"),
+    ("user_item", "item_id", "items"),
+    ("bundle_item", "bundle_id", "bundles"),
 ]
 
 
@@ -221,10 +223,34 @@ def test_the_real_name_wins(real: str, tmp_path: Path) -> None:
     assert (warning.kind, warning.names, warning.severity) == ("unused-column", ("name",), "warning")
 
 
-def test_two_other_names_of_one_column_are_an_error(tmp_path: Path) -> None:
-    write(tmp_path / "shop", items_csv="item_id,name,label\ni1,Frost,x\n")
-    with pytest.raises(DataError, match="the columns 'name' and 'label' could each be 'title'"):
+@pytest.mark.parametrize(
+    "names", ["label,product_name,name", "name,label,label", "Label,item_name,NAME", "label,Label,name"]
+)
+def test_of_two_other_names_of_an_optional_column_the_first_counts(names: str, tmp_path: Path) -> None:
+    row = ["Frost" if name.lower() == "name" else "no" for name in names.split(",")]
+    write(tmp_path / "shop", items_csv=f"item_id,{names}\ni1,{','.join(row)}\ni2,,,\ni3,,,\n")
+    source = read(tmp_path / "shop")
+    assert source.dataset.item_title(0) == "Frost"
+    warnings = [warning for warning in source.warnings if warning.severity == "warning"]
+    assert "name" not in {warning.names[0].lower() for warning in warnings}
+    assert {warning.kind for warning in warnings} == {"unused-column"}
+
+
+@pytest.mark.parametrize("names", ["item_id,name,name", "item_id,title,title", "id,sku,name"])
+def test_two_names_that_cannot_be_told_apart_are_an_error(names: str, tmp_path: Path) -> None:
+    write(tmp_path / "shop", items_csv=f"{names}\ni1,Frost,x\n")
+    with pytest.raises(DataError, match=r"the columns '\w+' and '\w+' could each be"):
         read(tmp_path / "shop")
+
+
+def test_parts_with_other_names_get_the_common_one_in_messages(tmp_path: Path) -> None:
+    write(tmp_path / "shop")
+    (tmp_path / "shop" / "items").mkdir()
+    for number, name in enumerate(("qty", "stock")):
+        columns = {"item_id": [f"i{number}"], name: [-1]}
+        pq.write_table(pa.table(columns), tmp_path / "shop" / "items" / f"part-{number}.parquet")
+    (error,) = [problem for problem in check(tmp_path / "shop") if problem.severity == "error"]
+    assert error.message.startswith("'stock' is -1; expected")
 
 
 def test_of_many_columns_the_first_are_shown(tmp_path: Path) -> None:

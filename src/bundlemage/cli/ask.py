@@ -82,7 +82,7 @@ def recommend(
         show.note(str(model.use_index(recall)))
     new = {name: ids([inside]) for name, inside in key_values(new_bundle, "--new-bundle").items()}
     sales = numbers(expected_sales, "--expected-sales", "expected a number of sales, 0 or more")
-    asked = _user_in_data(model, user)
+    asked = user_in_data(model, user)
     answers = model.recommend(
         asked,
         k,
@@ -92,7 +92,7 @@ def recommend(
         sells_like=key_values(sells_like, "--sells-like"),
         include_owned=include_owned,
     )
-    _note_unknown(model, user, asked, answers)
+    _note_by_sales(model, user, asked, answers)
     _note_too_many(k, len(model.dataset.bundles), "bundles")
     if output is not None:
         _write_answers(output, SCHEMA, user, answers, as_json)
@@ -250,9 +250,9 @@ def complete(
         check_replaceable(output, ITEM_SCHEMA, overwrite=overwrite)
     partial = ids(items)
     model = Recommender.load(folder, device=device)
-    asked = _user_in_data(model, user)
+    asked = user_in_data(model, user)
     answers = model.complete(asked, partial, k, where=where, include_owned=include_owned)
-    _note_unknown(model, user, asked, answers)
+    _note_by_sales(model, user, asked, answers)
     _note_too_many(k, len(model.dataset.items), "items")
     if output is not None:
         _write_answers(output, ITEM_SCHEMA, user, answers, as_json)
@@ -270,7 +270,7 @@ def complete(
         show.out.print(_none_left("item", where))
 
 
-def _user_in_data(model: Recommender, user: User) -> User:
+def user_in_data(model: Recommender, user: User) -> User:
     """The user; for a user who is not in the data an empty history, if the model can answer for it."""
     from bundlemage.core.history import History
 
@@ -278,16 +278,27 @@ def _user_in_data(model: Recommender, user: User) -> User:
     return user if known or not model.model.knows_new_users else History()
 
 
-def _note_unknown(model: Recommender, user: User, asked: User, answers: Sequence[Recommendation]) -> None:
-    """Print a note on stderr if the user is not in the data, so that `asked` is an empty history instead."""
-    if asked is user or not answers:
+def note_unknown(
+    model: Recommender, user: User, asked: User, what: str = "this is for a user without a history"
+) -> None:
+    """Print a note on stderr if the user is not in the data, so that `asked` is an empty history instead.
+    `what` says what the answer is then."""
+    if asked is user:
         return
     from bundlemage.errors import UnknownIdError
 
-    by_sales = answers[0].source == "popular"
-    what = "these are best sellers" if by_sales else "these fit the bundle, for a user without a history"
     hint = UnknownIdError("user", [str(user)], model.dataset.users).hint
     show.note(f"[yellow]note:[/] the user {show.plain(repr(user))} is not in the data: {what}.{hint}")
+
+
+def _note_by_sales(model: Recommender, user: User, asked: User, answers: Sequence[Recommendation]) -> None:
+    """`note_unknown` for recommendations."""
+    if not answers:
+        note_unknown(model, user, asked)
+    elif answers[0].source == "popular":
+        note_unknown(model, user, asked, "these are best sellers")
+    else:
+        note_unknown(model, user, asked, "these fit the bundle, for a user without a history")
 
 
 def _note_too_many(k: int, most: int, kind: str) -> None:

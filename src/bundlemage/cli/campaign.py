@@ -45,8 +45,14 @@ def campaign(
         --users FILE: Only these users: a text file with one id per line.
         --resume: Continue an interrupted campaign.
     """
+    from bundlemage.data.row_files import format_of, has_format
     from bundlemage.engines.jobs import CampaignJob
 
+    if has_format(output) and not output.is_dir():
+        raise ConfigError(
+            f"--output {output}: a campaign writes a folder, and this is the name of a file: use "
+            f"-o {output.with_suffix('')} --format {format_of(output)}"
+        )
     try:
         lines = [] if users is None else users.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:

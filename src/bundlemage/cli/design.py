@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from bundlemage.cli import show
-from bundlemage.cli.ask import describe, known_id
+from bundlemage.cli.ask import describe, known_id, note_unknown, user_in_data
 from bundlemage.cli.commands import FromModel
 from bundlemage.cli.options import AsJson, Count, Device, ModelFolder, UserOptions
 from bundlemage.cli.texts import ids
@@ -57,11 +57,13 @@ def design(
 
     request = DesignRequest.of(**settings)  # an invalid request is reported before the model is loaded
     model = Recommender.load(folder, device=device)
-    designs = model.design(user, request)
+    asked = user_in_data(model, user)
+    note_unknown(model, user, asked)
+    designs = model.design(asked, request)
     if as_json:
         show.print_json({"user": known_id(user), **designs.model_dump(mode="json")})
         return
-    describe(model, user, known_id(user))
+    describe(model, asked, known_id(user))
     for each in designs:
         show.out.print(_card(each))
     if designs.proven:
@@ -99,7 +101,9 @@ def explain(
     if items and item is None:
         raise ConfigError("--items lists the bundle that --item is added to: give --item as well")
     model = Recommender.load(folder, device=device)
-    explanation = model.explain(user, bundle=bundle, item=item, items=ids(items))
+    asked = user_in_data(model, user)
+    note_unknown(model, user, asked)
+    explanation = model.explain(asked, bundle=bundle, item=item, items=ids(items))
     if as_json:
         question = {"bundle": bundle} if item is None else {"item": item, "items": ids(items)}
         show.print_json({"user": known_id(user), **question, **explanation.model_dump(mode="json")})

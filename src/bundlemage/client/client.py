@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import index
 from typing import Any, Final, Self, TypeAlias, TypeVar
 from urllib.parse import quote
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from bundlemage.client.transport import ServiceError, Transport
 from bundlemage.errors import ConfigError
@@ -38,6 +39,7 @@ from bundlemage.wire.design_answers import DesignsFor, ExplanationsFor, Forecast
 from bundlemage.wire.requests import Body, HistoryOf, Where
 
 Id: TypeAlias = str | int
+"""An id is text or a whole number, which stands for its text. A UUID and a whole number of NumPy do, too."""
 User: TypeAlias = Id | HistoryOf | Mapping[str, Any]
 """The id of a user, or a history: `{"items": […], "bundles": […]}`."""
 Conditions: TypeAlias = Where | Mapping[str, Any] | None
@@ -75,7 +77,7 @@ class Client:
     `timeout` is the number of seconds to wait for an answer; a design may take up to 30 seconds more, and a
     forecast up to 120. A request is repeated up to `retries` times, with growing pauses, if the connection is
     lost or the service is busy; the service never carries out such a request twice. Every failure is a
-    `ServiceError`.
+    `ServiceError`. An argument that cannot be sent is a `ConfigError`.
     """
 
     def __init__(
@@ -242,11 +244,13 @@ class Client:
         `at` is the time of the interaction, as a datetime with a time zone or as text in ISO 8601. Without
         it, the interaction happened now. Histories are ordered by it, so send it with old purchases.
         """
-        key = uuid4().hex if idempotency_key is None else idempotency_key
+        key = uuid4().hex if idempotency_key is None else _id("the idempotency key", idempotency_key)
         if not (key.isascii() and key.isprintable() and key.strip() == key != ""):
             raise ConfigError(
                 f"an idempotency key is printable ASCII without outer spaces; found {key[:40]!r}"
             )
+        if isinstance(interactions, str | Mapping) or not isinstance(interactions, Iterable):
+            raise ConfigError(f"interactions is a list: write [{interactions!r:.200}]")
         body = {"interactions": [_interaction(interaction) for interaction in interactions]}
         return self._post(Written, "/v1/interactions", body, headers={"Idempotency-Key": key})
 
@@ -386,7 +390,7 @@ class Client:
 
 def _path(kind: str, name: Id) -> str:
     """The path of a user, an item or a bundle. The id may contain any characters, also a slash."""
-    text = str(name)
+    text = _id("the id", name)
     try:
         return f"/v1/{kind}/{quote(text, safe='')}"
     except UnicodeEncodeError:
@@ -399,7 +403,7 @@ def _named(request_id: str | None) -> dict[str, str]:
     """The header that gives a request an id of the caller's choice."""
     if request_id is None:
         return {}
-    if not _REQUEST_ID.fullmatch(request_id):
+    if not _REQUEST_ID.fullmatch(request_id := _id("the request id", request_id)):
         raise ConfigError(
             "a request id is 1 to 64 of the characters A-Z, a-z, 0-9, '.', '_' and '-'; found "
             f"{request_id[:80]!r}"
@@ -409,25 +413,22 @@ def _named(request_id: str | None) -> dict[str, str]:
 
 def _user(user: User) -> dict[str, Any]:
     """The field of a request that identifies the user: a user id or a history."""
-    if isinstance(user, str | int):
-        return {"user_id": user}
-    return {"history": _fields(user, "a user is an id or {'items': […], 'bundles': […]}")}
+    if isinstance(user, Body | Mapping):
+        return {"history": _fields(user)}
+    return {"user_id": _id("user", user, "text, a whole number or {'items': […], 'bundles': […]}")}
 
 
 def _where(where: Conditions) -> dict[str, Any]:
     """The filter of a request. A condition without a value is left out."""
-    conditions = _fields(where or {}, "where is a dict such as {'max_price': 40}")
+    if not isinstance(where, Body | Mapping | None):
+        raise ConfigError(f"where is a dict such as {{'max_price': 40}}, and not {type(where).__name__}")
+    conditions = _fields(where or {})
     return {"where": {name: value for name, value in conditions.items() if value is not None}}
 
 
-def _fields(part: object, expected: str) -> dict[str, Any]:
-    """The fields of `part`, a dict or a pydantic model. Raises ConfigError for other types; the message
-    starts with `expected`."""
-    if isinstance(part, Body):
-        part = part.model_dump(exclude_unset=True)
-    if not isinstance(part, Mapping):
-        raise ConfigError(f"{expected}, and not {type(part).__name__}")
-    return _to_json(part)
+def _fields(part: Body | Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a dict or a pydantic model."""
+    return _to_json(part.model_dump(exclude_unset=True) if isinstance(part, Body) else part)
 
 
 def _to_json(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -438,18 +439,32 @@ def _to_json(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _value(name: str, value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
+    if value is None:
+        return None
+    if name == "at" and not isinstance(value, str | int | float):
+        raise ConfigError(
+            f"at is {value!r}, a {type(value).__name__}; write a datetime with a time zone, or text in "
+            "ISO 8601"
+        )
     if name in _IDS:
-        return _id(value)
-    if name not in _LISTS or value is None or isinstance(value, Mapping):
+        return _id(name, value)
+    if name not in _LISTS or isinstance(value, Mapping):
         return value
-    if isinstance(value, str):  # otherwise it would become a list of letters
-        raise ConfigError(f"{name} is a list, not a string: write [{value!r}]")
-    return [_id(entry) for entry in value]
+    if isinstance(value, str) or not isinstance(value, Iterable):  # a text would become a list of letters
+        raise ConfigError(f"{name} is a list: write [{value!r}]")
+    return [_id(f"an entry of {name}", entry) for entry in value]
 
 
-def _id(value: Any) -> Any:
-    """An id as text. The service refuses a float, a boolean and None, in words."""
-    return value if value is None or isinstance(value, bool | float) else str(value)
+def _id(name: str, value: Any, expected: str = "text or a whole number") -> str:
+    """An id as text. A float is refused, because its text may differ from what the shop writes."""
+    if isinstance(value, str | UUID):
+        return str(value)
+    try:
+        if not isinstance(value, bool):
+            return str(index(value))
+    except TypeError:
+        pass
+    raise ConfigError(f"{name} is {value!r:.200}, a {type(value).__name__}; expected {expected}")
 
 
 def _interaction(interaction: Interaction | Mapping[str, Any]) -> dict[str, Any]:
@@ -460,4 +475,9 @@ def _interaction(interaction: Interaction | Mapping[str, Any]) -> dict[str, Any]
             f"{given!r:.200}"
         )
     fields = {_NAMES.get(name, name): value for name, value in given.items()}
+    if len(fields) < len(given):
+        twice = next(name for name, other in _NAMES.items() if name != other and {name, other} <= {*given})
+        raise ConfigError(
+            f"an interaction has both {twice!r} and {_NAMES[twice]!r}, which are the same: leave one out"
+        )
     return _to_json({name: value for name, value in fields.items() if value is not None})

@@ -12,7 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from decimal import Decimal
 from functools import partial
+from numbers import Integral, Real
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlencode, urlsplit
 
@@ -65,6 +67,24 @@ _Request: TypeAlias = tuple[str, str, bytes | None, dict[str, str]]
 """The method, the path with the query, the body and the headers."""
 Response: TypeAlias = tuple[http.client.HTTPResponse, bytes]
 """The response and its body, which has been read."""
+
+
+def _json(body: Any) -> bytes:
+    """A body as JSON. Numbers may be of any type, such as those of NumPy."""
+
+    def number(value: Any) -> int | float:
+        if isinstance(value, Integral):
+            return int(value)
+        if isinstance(value, Real | Decimal):
+            return float(value)
+        raise TypeError(f"{value!r:.200} is a {type(value).__name__}")
+
+    try:
+        return json.dumps(body, default=number).encode("ascii")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the request cannot be written as JSON: {error}. Use text, numbers, lists and dicts"
+        ) from None
 
 
 class Transport:
@@ -136,7 +156,7 @@ class Transport:
         """
         parameters = {name: value for name, value in (query or {}).items() if value is not None}
         target = self._prefix + path + (f"?{urlencode(parameters, doseq=True)}" if parameters else "")
-        sent = None if body is None else json.dumps(body).encode("ascii")
+        sent = None if body is None else _json(body)
         request = (method, target, sent, {**self._headers, **(headers or {})})
         response, content = self._with_retries(request, self._timeout + work)
         if not 200 <= response.status < 300:

@@ -10,7 +10,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from glob import escape
+from itertools import chain, islice
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Literal, TypeAlias, cast, get_args
 
 import pyarrow as pa
@@ -46,11 +48,17 @@ def format_of(file: Path) -> Format:
 
 
 def write_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, file: Path) -> int:
-    """Write batches one by one. The file has a temporary name until the end. Returns the number of rows."""
+    """Write batches one by one. The file has a temporary name until the end. Returns the number of rows.
+
+    Missing folders are made when the first batch is there.
+    """
+    batches = iter(batches)
+    first = list(islice(batches, 1))
+    file.parent.mkdir(parents=True, exist_ok=True)
     _remove_left_behind(file)
     rows = 0
     with whole_file(file) as temporary, _WRITERS[format_of(file)](temporary, schema) as write:
-        for table in _groups(batches):
+        for table in _groups(chain(first, batches)):
             write(table)
             rows += len(table)
     return rows
@@ -71,11 +79,19 @@ def read_rows(file: Path, schema: pa.Schema) -> pa.Table:
 
 
 def check_replaceable(file: Path, schema: pa.Schema, *, overwrite: bool) -> None:
-    """Raises `ConfigError` if the file cannot be written or must not be replaced."""
+    """Raises `ConfigError` if the file cannot be written or must not be replaced. Makes no folders."""
     form = format_of(file)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(file.parent, os.W_OK):
-        raise ConfigError(f"{file} cannot be written: no permission to write in {file.parent.resolve()}")
+    parent = next(folder for folder in file.parents if os.path.lexists(folder))
+    if not parent.is_dir():
+        raise ConfigError(f"{file} cannot be written: {parent} is not a folder")
+    try:
+        with TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        why = f"no file can be made in {parent.resolve()}"
+        if isinstance(error, PermissionError):
+            why = f"no permission to write in {parent.resolve()}"
+        raise ConfigError(f"{file} cannot be written: {why}") from None
     if file.is_dir():
         raise ConfigError(f"{file} is a folder; name a file in it, e.g. {file / f'answers.{form}'}")
     if not file.exists():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -34,6 +34,8 @@ class TableData:
     locate: Locate
     problems: tuple[Problem, ...] = ()
     """Warnings and notes about the names of the columns."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """For each column that has another name in the files: that name."""
 
     def checked(self, table: str) -> tuple[TableData | None, list[Problem]]:
         """Returns the table with its values checked, or None if there is an error; and the problems."""
@@ -52,14 +54,18 @@ class TableData:
         problems = list(self.problems)
         columns: dict[str, Coded] = {}
         for name, column in self.columns.items():
-            values, faults = read_column(column, name, self.locate)
+            values, faults = read_column(column, name, self.locate, self._in_words(name))
             problems += faults
             if values is not None:
                 columns[name] = values
         if table in CATALOGUE_SCHEMAS and key in columns:
-            problems += duplicates(columns[key], key, self.locate)
+            problems += duplicates(columns[key], self._in_words(key), self.locate)
         failed = any(problem.severity == "error" for problem in problems)
         return None if failed else replace(self, columns=columns), problems
+
+    def _in_words(self, column: str) -> str:
+        """Returns the name of a column for messages."""
+        return f"{self.aliases[column]!r} (read as {column!r})" if column in self.aliases else repr(column)
 
 
 def assemble(
@@ -184,7 +190,7 @@ def _read_frame(name: str, frame: Any) -> TableData:
         raise DataError.of("bad-id-type", name, message, fix) from error
     columns = columns or resolve(name, table.column_names, name)
     coded = {column: encode(table.column(position)) for column, position in columns.positions.items()}
-    return TableData(name, coded, lambda row: (name, row + 1), columns.problems)
+    return TableData(name, coded, lambda row: (name, row + 1), columns.problems, columns.aliases)
 
 
 def _selected(table: str, frame: Any) -> tuple[Any, Columns | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
 from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA
@@ -23,14 +23,14 @@ CATALOGUE_SCHEMAS = {"items": ITEM_SCHEMA, "bundles": BUNDLE_SCHEMA}
 
 # Case, spaces and punctuation are ignored: `user ID`, `userId` and `USER_ID` are the same name.
 _ALIASES = {
-    column: frozenset(names.split())
+    column: tuple(names.split())
     for column, names in {
-        "user_id": "user uid customerid customer custid clientid accountid memberid buyerid shopperid "
-        "visitorid playerid player listenerid listener readerid reader steamid",
-        "item_id": "item iid productid product prodid sku articleid article asin gameid game appid bookid "
-        "book songid song trackid track movieid movie",
-        "bundle_id": "bundle bid packageid package packid pack boxid box setid kitid kit comboid combo "
-        "collectionid collection listid playlistid playlist booklistid booklist",
+        "user_id": "user users userids uid customerid customer custid clientid accountid memberid buyerid "
+        "shopperid visitorid playerid player listenerid listener readerid reader steamid",
+        "item_id": "item items itemids iid productid product prodid sku articleid article asin gameid game "
+        "appid bookid book songid song trackid track movieid movie",
+        "bundle_id": "bundle bundles bundleids bid packageid package packid pack boxid box setid kitid kit "
+        "comboid combo collectionid collection listid playlistid playlist booklistid booklist",
         "title": "titles name names label",
         "price": "prices unitprice finalprice listprice",
         "tags": "tag genres genre categories category",
@@ -38,7 +38,7 @@ _ALIASES = {
         "discount": "discounts discountrate",
     }.items()
 }
-"""For each column its other names, without spaces and punctuation."""
+"""For each column its other names, without spaces and punctuation. The first name has precedence."""
 OWN_PREFIX = {"items": ("item", "product", "game"), "bundles": ("bundle", "package")}
 """For each catalogue, what shops call the things that it describes."""
 _LATER = frozenset({"cost", "currency", "imageurl"})
@@ -46,6 +46,8 @@ _LATER = frozenset({"cost", "currency", "imageurl"})
 _LOOKS_LIKE_DATA = re.compile(r"-?\d+(\.\d+)?|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
 _SHOWN_NAMES = 8
+_CLOSE = 0.75
+"""The least likeness of a name to a column that it may be a misspelling of. `discounted_price` has 0.67."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class Columns:
     """For each column that exists, by its canonical name: its position among the names of the file."""
     problems: tuple[Problem, ...] = ()
     """A warning for columns that are not used, and a note for columns that have another name."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """For each column that has another name in the file: that name."""
 
     def selected(self) -> Columns:
         """Returns the columns of a table from which only these columns were selected, in this order."""
@@ -65,7 +69,8 @@ class Columns:
 def resolve(table: str, names: Sequence[str], where: str) -> Columns:
     """Returns the position in `names` of each column of `table`. `where` is the file, for messages.
 
-    Raises `DataError` with every required column that is missing, and every column that several names match.
+    If several names match an optional column, the first of the accepted names is used. Raises `DataError`
+    with every required column that is missing or that several names match.
     """
     positions: dict[str, int] = {}
     overruled: dict[int, str] = {}
@@ -75,18 +80,22 @@ def resolve(table: str, names: Sequence[str], where: str) -> Columns:
         fits = {position: _fit(table, column, name) for position, name in enumerate(names)}
         best = max(fits.values(), default=_NO_FIT)
         matching = [position for position, fit in fits.items() if fit == best != _NO_FIT]
-        if len(matching) > 1:
+        chosen = min(matching, key=lambda position: _precedence(column, names[position]), default=None)
+        if chosen is None:
+            if column in TABLES[table]:
+                missing.append(column)
+            continue
+        same_name = names.count(names[chosen]) > 1
+        if len(matching) > 1 and (same_name or column in TABLES[table]):
             listed = " and ".join(repr(names[position]) for position in matching)
             message = f"the columns {listed} could each be {column!r}"
-            fix = f"Rename the right one to {column!r}"
-            if best == _EXACT:
-                fix = "Drop or rename one of them"
+            fix = "Drop or rename one of them" if same_name else f"Rename the right one to {column!r}"
             problems.append(Problem("ambiguous-column", where, message, fix, value=names[matching[1]]))
-        elif matching:
-            positions[column] = matching[0]
-            overruled |= {position: column for position, fit in fits.items() if _NO_FIT < fit < best}
-        elif column in TABLES[table]:
-            missing.append(column)
+            continue
+        positions[column] = chosen
+        overruled |= {
+            position: column for position, fit in fits.items() if fit != _NO_FIT and position != chosen
+        }
     if missing:
         missing_names = " or ".join(map(repr, missing))
         message = f"no column {missing_names}; the columns are {', '.join(map(repr, names))}"
@@ -96,8 +105,15 @@ def resolve(table: str, names: Sequence[str], where: str) -> Columns:
         problems.append(Problem("unknown-column", where, message, fix, value=names[0] if names else None))
     if problems:
         raise DataError(problems)
-    told = [*_unused(table, names, where, positions, overruled), *_read_as(names, where, positions)]
-    return Columns(positions, tuple(told))
+    given = {column: names[position] for column, position in positions.items()}
+    aliases = {column: name for column, name in given.items() if _plain(name) != _plain(column)}
+    told = [*_unused(table, names, where, positions, overruled, aliases), *_read_as(aliases, where)]
+    return Columns(positions, tuple(told), aliases)
+
+
+def has_ids(table: str, names: Sequence[str]) -> bool:
+    """Whether each column that `table` must have is among `names`."""
+    return all(any(_fit(table, column, name) for name in names) for column in TABLES[table])
 
 
 def _columns(table: str) -> tuple[str, ...]:
@@ -126,6 +142,12 @@ def _fit(table: str, column: str, name: str) -> int:
     return _NO_FIT
 
 
+def _precedence(column: str, name: str) -> int:
+    """Returns the place of a name among the accepted names of `column`. The lower one has precedence."""
+    aliases, plain = _ALIASES[column], _plain(name)
+    return aliases.index(plain) if plain in aliases else len(aliases)
+
+
 def _plain(name: str) -> str:
     return re.sub(r"[\W_]+", "", name).casefold()
 
@@ -139,6 +161,7 @@ def _unused(
     where: str,
     positions: Mapping[str, int],
     overruled: Mapping[int, str],
+    aliases: Mapping[str, str],
 ) -> Iterable[Problem]:
     """Yields warnings that name each column of the file that is not used."""
 
@@ -162,6 +185,8 @@ def _unused(
     for position, column in overruled.items():
         real = names[positions[column]]
         why = f", because there is a column {real!r}"
+        if column in aliases:
+            why = f", because the column {real!r} is read as {column!r}"
         yield warning([position], why, f"Leave it; if it is the right one, remove {real!r}")
     rest = [
         position
@@ -181,9 +206,10 @@ def _unused(
         understood = _columns(table)
         why = f"; the columns of this table are {listed(understood)}"
         free = [column for column in understood if column not in positions]
-        close = {
-            names[n]: match[0] for n in other if (match := get_close_matches(names[n].lower(), free, n=1))
-        }
+        close: dict[str, str] = {}
+        for n in other:
+            for column in get_close_matches(names[n].lower(), free, n=1, cutoff=_CLOSE):
+                close.setdefault(column, names[n])
         one = len(other) == 1
         fix = "Rename it if it is one of these, or leave it"
         if not free:
@@ -191,15 +217,14 @@ def _unused(
         elif not one:
             fix = "Rename those that are among these, or leave them"
         if close:
-            renamed = ", ".join(f"{name!r} to {column!r}" for name, column in close.items())
-            fix = f"Rename {renamed} if that is meant, or leave it"
+            renamed = listed(f"{name!r} to {column!r}" for column, name in close.items())
+            holds = "that is what it holds" if len(close) == 1 else "that is what they hold"
+            fix = f"Rename {renamed} if {holds}, or leave {'it' if one else 'them'}"
         yield warning(other, why, fix)
 
 
-def _read_as(names: Sequence[str], where: str, positions: Mapping[str, int]) -> Iterable[Problem]:
+def _read_as(aliases: Mapping[str, str], where: str) -> Iterable[Problem]:
     """Yields a note if columns of the file have other names than the columns they are read as."""
-    given = {column: names[position] for column, position in positions.items()}
-    aliases = {column: name for column, name in given.items() if _plain(name) != _plain(column)}
     if aliases:
         pairs = [
             f"{name!r} {'as' if number else 'is read as'} {column!r}"

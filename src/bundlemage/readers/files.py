@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from bundlemage.errors import DataError, Problem, collected
 from bundlemage.readers.assemble import TableData
-from bundlemage.readers.columns import TABLES, resolve
+from bundlemage.readers.columns import TABLES, Columns, has_ids, resolve
 from bundlemage.readers.places import TableFile, TableFiles, empty_file, unreadable
 from bundlemage.readers.values import Coded, Locate, encode, joined, shown
 
@@ -49,15 +49,16 @@ class _FaultyTextError(ValueError):
 def read_table(table: str, source: TableFiles) -> TableData:
     """Returns one table; raises `DataError` with the problems of all its files."""
     problems: list[Problem] = []
+    found: list[Columns] = []
     parts: list[pa.Table] = []
     for file in source.files:
         with collected(problems):
             parts.append(
-                pa.concat_tables(batches(table, file, problems))
+                pa.concat_tables(batches(table, file, found))
                 if file.is_parquet
-                else _read_text(table, file, problems)
+                else _read_text(table, file, found)
             )
-    problems = same_fault_once(problems)
+    problems = same_fault_once([*(problem for columns in found for problem in columns.problems), *problems])
     if len(parts) < len(source.files):
         raise DataError(problems)
     columns: dict[str, Coded] = {}
@@ -69,22 +70,25 @@ def read_table(table: str, source: TableFiles) -> TableData:
     if any(problem.severity == "error" for problem in problems):
         raise DataError(problems)
     locate = locator(source, [part.num_rows for part in parts])
-    return TableData(source.where, columns, locate, tuple(problems))
+    aliases = {
+        column: name
+        for column, name in found[0].aliases.items()
+        if all(other.aliases.get(column) == name for other in found)
+    }
+    return TableData(source.where, columns, locate, tuple(problems), aliases)
 
 
-def batches(
-    table: str, file: TableFile, problems: list[Problem], rows: float = math.inf
-) -> Iterator[pa.Table]:
+def batches(table: str, file: TableFile, found: list[Columns], rows: float = math.inf) -> Iterator[pa.Table]:
     """Yields pieces of a table. Its columns have their canonical names.
 
-    Adds to `problems` what there is to say about the names of the columns, such as which are not used.
+    Adds the columns of the file to `found`, with what there is to say about them, such as which are not used.
     `rows` is the maximum number of rows in a piece of a Parquet file, but a piece has at least one row group.
     By default there is one piece. Raises `DataError` if the file cannot be read or lacks a column. A faulty
     text file may raise any exception, also after the first pieces; `read_table` then reports the cause.
     """
     if file.is_parquet:
-        return _parquet_batches(table, file, problems, rows)
-    return _text_batches(table, file, problems)
+        return _parquet_batches(table, file, found, rows)
+    return _text_batches(table, file, found)
 
 
 def locator(source: TableFiles, rows: Sequence[int]) -> Locate:
@@ -142,10 +146,10 @@ def _check_types(name: str, files: Sequence[TableFile], parts: Sequence[pa.Table
 # Parquet
 
 
-def _parquet_batches(table: str, file: TableFile, problems: list[Problem], rows: float) -> Iterator[pa.Table]:
+def _parquet_batches(table: str, file: TableFile, found: list[Columns], rows: float) -> Iterator[pa.Table]:
     with _opened_parquet(file) as opened:
         resolved = resolve(table, opened.schema_arrow.names, file.where)
-        problems += resolved.problems
+        found.append(resolved)
         positions = resolved.positions
         names = [opened.schema_arrow.names[position] for position in positions.values()]
 
@@ -201,12 +205,12 @@ def _damaged(stream: BinaryIO, file: TableFile, error: Exception) -> Problem:
 # Text
 
 
-def _read_text(table: str, file: TableFile, told: list[Problem]) -> pa.Table:
+def _read_text(table: str, file: TableFile, found: list[Columns]) -> pa.Table:
     """Returns a table, read from a text file on this machine; raises `DataError` with all its problems."""
     where = file.where
     try:
         try:
-            return pa.concat_tables(_text_batches(table, file, told))
+            return pa.concat_tables(_text_batches(table, file, found))
         except (UnicodeError, csv.Error, _FaultyTextError, pa.ArrowInvalid) as error:
             # Rows are checked only if the whole file is valid text.
             problems = list(_encoding_problems(file)) or list(_row_problems(file))
@@ -222,7 +226,7 @@ def _read_text(table: str, file: TableFile, told: list[Problem]) -> pa.Table:
         raise DataError(unreadable(where, error)) from error
 
 
-def _text_batches(table: str, file: TableFile, problems: list[Problem]) -> Iterator[pa.Table]:
+def _text_batches(table: str, file: TableFile, found: list[Columns]) -> Iterator[pa.Table]:
     """Yields pieces of a table. Its columns are dictionaries of strings."""
     if file.filesystem is not None:
         message = "text files are read from folders of this machine only"
@@ -232,9 +236,9 @@ def _text_batches(table: str, file: TableFile, problems: list[Problem]) -> Itera
     if header is None:
         raise DataError(empty_file(file.where))
     "".join(header.fields).encode()  # fails if a name is not UTF-8
-    _check_delimiter(file, header)
+    _check_delimiter(table, file, header)
     resolved = resolve(table, header.fields, file.where)
-    problems += resolved.problems
+    found.append(resolved)
     positions = resolved.positions
     names = [str(position) for position in range(len(header.fields))]
     needed = [names[position] for position in positions.values()]
@@ -327,14 +331,18 @@ class _Guarded(io.RawIOBase):
         return len(data)
 
 
-def _check_delimiter(file: TableFile, header: _Record) -> None:
-    """Raises `DataError` if the header has one field only, and another delimiter would split it."""
-    line = header.fields[0]
+def _check_delimiter(table: str, file: TableFile, header: _Record) -> None:
+    """Raises `DataError` if another delimiter would split a header of one field, or would find the columns
+    with the ids that this one does not find."""
     delimiter, where = _delimiter(file), file.where
-    counts = {mark: line.count(mark) for mark in _DELIMITERS if mark != delimiter}
-    used = max(counts, key=lambda mark: counts[mark])
-    if len(header.fields) > 1 or not counts[used]:
+    line = delimiter.join(header.fields)
+    others = [mark for mark in _DELIMITERS if mark != delimiter and mark in line]
+    if len(header.fields) > 1:
+        missing = not has_ids(table, header.fields)
+        others = [mark for mark in others if missing and has_ids(table, line.split(mark))]
+    if not others:
         return
+    used = max(others, key=line.count)
     ending = {",": ".csv", "\t": ".tsv"}.get(used)
     packed = ".gz" if where.endswith(".gz") else ""
     rename = f", or name it {ending}{packed}" if ending else ""

@@ -39,7 +39,7 @@ from bundlemage.errors import BundleMageError, DataError, Problem, worst_first
 from bundlemage.progress import Progress, in_silence
 from bundlemage.readers import load
 from bundlemage.readers.assemble import CROSSINGS, TableData, unknown_id
-from bundlemage.readers.columns import CATALOGUE_SCHEMAS, TABLES
+from bundlemage.readers.columns import CATALOGUE_SCHEMAS, TABLES, Columns
 from bundlemage.readers.files import batches, locator, read_table, same_fault_once
 from bundlemage.readers.places import Place, TableFiles, find, place
 from bundlemage.readers.values import Locate, align, encode, read_column
@@ -197,16 +197,16 @@ class _Tables:
 
     def _load_pairs(self, table: str, files: TableFiles) -> list[Problem]:
         rows = [0] * len(files.files)
-        problems: list[Problem] = []
+        found: list[Columns] = []
         for number, file in enumerate(files.files):
             self._progress(f"reading {table}", number, len(files.files))
-            for batch in batches(table, file, problems, BATCH_ROWS):
+            for batch in batches(table, file, found, BATCH_ROWS):
                 self._insert(table, pa.table({name: _texts(batch.column(name)) for name in TABLES[table]}))
                 rows[number] += batch.num_rows
         if not any(rows):
             raise _SuspiciousError
         self._locate[table] = locator(files, rows)
-        return same_fault_once(problems)
+        return same_fault_once(problem for columns in found for problem in columns.problems)
 
     def _load_catalogue(self, table: str, files: TableFiles) -> list[Problem]:
         self._progress(f"reading {table}", 0, 1)
@@ -238,7 +238,9 @@ class _Tables:
         self._database.execute(f"CREATE TABLE distinct_ids AS SELECT DISTINCT id FROM ({all_ids})")
         unusual = f"SELECT id FROM distinct_ids WHERE NOT regexp_full_match(id, '{_PLAIN_ID}')"
         for batch in self._stream(unusual):
-            _, faults = read_column(encode(pa.chunked_array([batch.column(0)])), column, lambda _: ("", 0))
+            _, faults = read_column(
+                encode(pa.chunked_array([batch.column(0)])), column, lambda _: ("", 0), column
+            )
             if faults:
                 raise _SuspiciousError
         (integers,) = self._row(f"SELECT bool_and(regexp_full_match(id, '{INTEGER}')) FROM distinct_ids")

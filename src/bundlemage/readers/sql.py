@@ -163,4 +163,4 @@ def _collect(result: CursorResult[Any], columns: Columns, where: str) -> TableDa
         for column, book in books.items():
             book.add(row[columns.positions[column]] for row in batch)
     coded = {column: book.coded() for column, book in books.items()}
-    return TableData(where, coded, lambda row: (where, row + 1), columns.problems)
+    return TableData(where, coded, lambda row: (where, row + 1), columns.problems, columns.aliases)

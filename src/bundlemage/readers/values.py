@@ -94,6 +94,8 @@ class Codebook:
 
     def __init__(self) -> None:
         self._book: dict[Any, int] = {}
+        self._originals: dict[Any, Any] = {}
+        """Values that cannot be keys of a dict, such as lists, by their keys in the book."""
         self._batches: list[Codes] = []
 
     def add(self, values: Iterable[Any]) -> None:
@@ -101,17 +103,24 @@ class Codebook:
         try:
             codes = [-1 if value is None else book.setdefault(value, len(book)) for value in rows]
         except TypeError:  # some value is a list or a dict
-            codes = [-1 if value is None else book.setdefault(_hashable(value), len(book)) for value in rows]
+            keys = [_hashable(value) for value in rows]
+            codes = [-1 if key is None else book.setdefault(key, len(book)) for key in keys]
+            for key, value in zip(keys, rows, strict=True):
+                if key is not value:
+                    self._originals.setdefault(key, value)
         self._batches.append(np.array(codes, dtype=np.int32))
 
     def coded(self) -> Coded:
-        return Coded(list(self._book), np.concatenate([np.empty(0, np.int32), *self._batches]))
+        values = list(self._book)
+        if self._originals:
+            values = [self._originals.get(key, key) for key in values]
+        return Coded(values, np.concatenate([np.empty(0, np.int32), *self._batches]))
 
 
 def _hashable(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(map(_hashable, value))
-    return value if isinstance(value, Hashable) else (str(value),)
+    if isinstance(value, list | tuple):
+        return type(value), *map(_hashable, value)
+    return value if isinstance(value, Hashable) else (type(value), str(value))
 
 
 # Problems
@@ -125,7 +134,7 @@ def shown(value: object, width: int = 60) -> str:
 
 @dataclass(frozen=True)
 class _Fault:
-    """A kind of faulty value. `message` may use {name}, {value} and {type}."""
+    """A kind of faulty value. `message` may use {name} (the column in words), {value} and {type}."""
 
     message: str
     fix: str
@@ -143,40 +152,43 @@ class _Fault:
 
 # Ids
 
-_MISSING_ID = _Fault("{name!r} is empty", "Fill it in or remove the row", "missing-id")
+_MISSING_ID = _Fault("{name} is empty", "Fill it in or remove the row", "missing-id")
 _BROKEN_ID = _Fault(
-    "{name!r} holds bytes that are not UTF-8 text: {value}",
+    "{name} holds bytes that are not UTF-8 text: {value}",
     "Store the ids as UTF-8 text or as whole numbers",
     "broken-utf8",
 )
 _NUL_ID = _Fault(
-    "{name!r} holds a NUL byte: {value}",
+    "{name} holds a NUL byte: {value}",
     "Export the data again; a NUL byte is a sign of a damaged copy",
     "nul-byte",
 )
 _BAD_ID_TYPE = _Fault(
-    "{name!r} holds {value}, a {type}; an id is text, a whole number or a UUID",
+    "{name} holds {value}, a {type}; an id is text, a whole number or a UUID",
     "Convert the column to text or whole numbers, or name the right column",
     "bad-id-type",
 )
 _SPACED_ID = _Fault(
-    "{name!r} holds {value}, with a space at its start or end: without the space it is a different id",
+    "{name} holds {value}, with a space at its start or end: without the space it is a different id",
     "Trim the ids if the space is a mistake",
     "id-with-spaces",
     "warning",
 )
 _DESCRIBED_TWICE = _Fault(
-    "{name!r} {value} is described a second time; only the first description counts",
+    "{name} {value} is described a second time; only the first description counts",
     "Keep one row for each id",
     "duplicate-catalogue-id",
     "warning",
 )
 
 
-def read_column(column: Coded, name: str, locate: Locate) -> tuple[Coded | None, list[Problem]]:
+def read_column(
+    column: Coded, name: str, locate: Locate, in_words: str
+) -> tuple[Coded | None, list[Problem]]:
     """Check a column and convert its values: ids to text, prices to numbers, and so on.
 
-    Returns the converted column (None if a value is an error), and the problems.
+    `in_words` is the column's name in messages. Returns the converted column (None if a value is an error),
+    and the problems.
     """
     values: list[Any] = []
     faulty: dict[_Fault, list[int]] = defaultdict(list)
@@ -193,7 +205,7 @@ def read_column(column: Coded, name: str, locate: Locate) -> tuple[Coded | None,
         is_faulty[positions] = True
         rows[fault] = np.flatnonzero(is_faulty[column.codes])
     in_order = sorted(rows, key=lambda fault: int(rows[fault][0]))
-    problems = [fault.problem(rows[fault], column, name, locate) for fault in in_order]
+    problems = [fault.problem(rows[fault], column, in_words, locate) for fault in in_order]
     if any(problem.severity == "error" for problem in problems):
         return None, problems
     if name in _DETAILS:
@@ -230,11 +242,11 @@ def _read_id(value: Any) -> tuple[str, _Fault | None]:
     return "", _BAD_ID_TYPE
 
 
-def duplicates(ids: Coded, name: str, locate: Locate) -> list[Problem]:
-    """Returns a warning if a catalogue describes an id more than once."""
+def duplicates(ids: Coded, in_words: str, locate: Locate) -> list[Problem]:
+    """Returns a warning if a catalogue describes an id more than once. `in_words` is as in `read_column`."""
     _, first_rows = np.unique(ids.codes, return_index=True)
     repeated = np.setdiff1d(np.arange(len(ids.codes)), first_rows)
-    return [_DESCRIBED_TWICE.problem(repeated, ids, name, locate)] if repeated.size else []
+    return [_DESCRIBED_TWICE.problem(repeated, ids, in_words, locate)] if repeated.size else []
 
 
 # Details of the catalogue
@@ -248,11 +260,8 @@ def _title(value: Any) -> str | None:
 
 
 def _tags(value: Any) -> list[str] | None:
-    if isinstance(value, tuple):
-        parts = [decoded(str(part)) for part in value if part is not None]
-    else:
-        parts = tags_of(_text(value))
-    return [tag.strip() for tag in parts if tag.strip()] or None
+    found = tags_of(value.decode() if isinstance(value, bytes) else value)
+    return [tag for text in found if (tag := decoded(text).strip())] or None
 
 
 def _text(value: Any) -> str:
@@ -284,39 +293,57 @@ def _stock(value: Any) -> int | None:
     return None if stock is None else int(stock)
 
 
-_NOT_UTF8 = "Store the text as UTF-8"
-_DETAILS: Mapping[str, tuple[Callable[[Any], Any], str, str, str]] = {
-    "title": (_title, "broken-utf8", "text in UTF-8", _NOT_UTF8),
-    "tags": (_tags, "broken-utf8", "a list of texts, or one text separated by | ; or ,", _NOT_UTF8),
+_BROKEN_TEXT = _Fault("{name} is {value}; expected text in UTF-8", "Store the text as UTF-8", "broken-utf8")
+_DETAILS: Mapping[str, tuple[Callable[[Any], Any], _Fault]] = {
+    "title": (_title, _BROKEN_TEXT),
+    "tags": (
+        _tags,
+        _Fault(
+            "{name} is {value}, which is not read; "
+            "expected a list of texts, or one text separated by | ; or ,",
+            'Write it as ["Action", "Role play"] or as Action;Role play, or leave it: then there are no tags',
+            "unread-tags",
+            "warning",
+        ),
+    ),
     "price": (
         _number,
-        "bad-number",
-        "a number, 0 or more",
-        "Write it without a currency sign, with a point for the decimals; leave it empty if it is not known",
+        _Fault(
+            "{name} is {value}; expected a number, 0 or more",
+            "Write it without a currency sign, with a point for the decimals; "
+            "leave it empty if it is not known",
+            "bad-number",
+        ),
     ),
     "stock": (
         _stock,
-        "bad-number",
-        "a whole number, 0 or more",
-        "Write how many can be sold; leave it empty if it is not known",
+        _Fault(
+            "{name} is {value}; expected a whole number, 0 or more",
+            "Write how many can be sold; leave it empty if it is not known",
+            "bad-number",
+        ),
     ),
     "discount": (
         partial(_number, highest=1),
-        "bad-number",
-        "a fraction from 0 to 1",
-        "Write 20% off as 0.2; leave it empty if it is not known",
+        _Fault(
+            "{name} is {value}; expected a fraction from 0 to 1",
+            "Write 20% off as 0.2; leave it empty if it is not known",
+            "bad-number",
+        ),
     ),
 }
-"""For each column: the function that reads a value, the kind of problem, what is expected, the fix."""
+"""For each column: the function that reads a value, and the fault of a value for which it raises."""
 
 
 def _read_detail(name: str, value: Any) -> tuple[Any, _Fault | None]:
     """Returns a value of a catalogue, and its fault, if any."""
-    parse, kind, expected, fix = _DETAILS[name]
+    parse, fault = _DETAILS[name]
     try:
         return None if value is None else parse(value), None
+    except UnicodeDecodeError:
+        return None, _BROKEN_TEXT
     except ValueError:
-        return None, _Fault("{name!r} is {value}; expected " + expected, fix, kind)
+        return None, fault
 
 
 def align(columns: Mapping[str, Coded], vocabulary: Vocabulary, schema: pa.Schema) -> pa.Table:
