@@ -215,6 +215,8 @@ class Evaluation:
     notes: tuple[str, ...] = ()
     leakage: float = 0.0
     """The share of held-out pairs that users' items give away if histories are used as given."""
+    leakage_by_chance: float = 0.0
+    """The same share for bundles that these users do not have."""
     histories: str = "as given"
     """How histories were used: `as given` or `without held-out`."""
 
@@ -235,6 +237,7 @@ def evaluation_of(model: Model, split: Split, by_case: Mapping[str, PerCase]) ->
         generation_cases=len(split.generation) if split.generation else 0,
         notes=split.dataset.notes,
         leakage=split.leakage.share,
+        leakage_by_chance=split.leakage.by_chance,
         histories=split.histories,
     )
 

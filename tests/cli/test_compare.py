@@ -42,14 +42,14 @@ def test_the_defaults_give_tables_that_fit(shop: Path, where: Path, monkeypatch:
         "popularity",
         "ndcg@5",
         "recall@20",
-        "shop, paper: matching",
+        "shop, some-users: matching",
         "generation",
         "±",
     ):
         assert text in first.stdout
     assert max(map(len, first.stdout.splitlines())) <= 100
     assert "…" not in first.stdout
-    assert "1 of 5: bundlemage on shop, paper, seed 0: done in" in first.stderr
+    assert "1 of 5: bundlemage on shop, some-users, seed 0: done in" in first.stderr
     assert (where / "runs" / "compare").is_dir()
     assert "| popularity" in (where / "all.md").read_text()
     assert ">popularity" in (where / "all.html").read_text()
@@ -181,7 +181,7 @@ def test_kill_and_run_again(shop: Path, tmp_path: Path) -> None:
 
     again = run_forked([*asked, cache])
     assert again.returncode == 0, again.stderr
-    assert "popularity on shop, paper, seed 0: done from the cache" in again.stderr
+    assert "popularity on shop, some-users, seed 0: done from the cache" in again.stderr
     assert {file: file.stat().st_mtime_ns for file in finished} == finished
     assert without_times(json.loads(again.stdout)) == without_times(whole)
     assert {file.suffix for file in cache.iterdir()} == {".json", ".npz"}

@@ -25,12 +25,26 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_check_names_it_and_finds_no_problem(shop: Path) -> None:
     assert "In 100% of the user-bundle pairs the user already has" in run("data", "check", shop).stderr
     found = run_json("data", "check", shop)
-    assert (found["ok"], found["leakage"]) == (True, {"pairs": 360, "leaking": 360, "share": 1.0})
+    counts = found["leakage"]
+    assert (found["ok"], counts["pairs"], counts["leaking"], counts["share"]) == (True, 360, 360, 1.0)
+    assert counts["by_chance"] == counts["others_leaking"] / counts["others"] < 0.02
+    assert (counts["items_of_bought"], counts["items_of_others"]) == (1.0, 0.0)
 
 
-def test_check_of_a_clean_shop_tells_the_share() -> None:
+def test_check_of_a_clean_shop_tells_the_shares() -> None:
     told = run("data", "check", "sample").stderr
     assert "In 2.2% of the user-bundle pairs" in told
+    assert "for bundles that these users do not have it is 0.4%" in told
+    assert "users have 11.3% of the items of a bundle that they have, and 4.4% of the items of one" in told
+    assert "leakage:" not in told
+    assert "come from bundles" not in told
+
+
+def test_check_names_a_leak_of_some_items(tmp_path: Path) -> None:
+    write_shop(leaking_shop(users=60, recorded=0.4), tmp_path / "shop", "csv")
+    told = run("data", "check", tmp_path / "shop").stderr
+    assert "some items in user_item come from bundles" in told
+    assert "--histories without-held-out" in told
     assert "leakage:" not in told
 
 
@@ -40,6 +54,7 @@ def test_train_and_evaluate_leave_the_items_out(shop: Path, tmp_path: Path) -> N
     assert LEFT_OUT in trained.stderr
     rows = run_json("evaluate", tmp_path / "model", shop)["test"]
     assert {(row["leakage"], row["histories"]) for row in rows} == {(1.0, "without held-out")}
+    assert {0 <= row["leakage_by_chance"] < 0.02 for row in rows} == {True}
     assert LEFT_OUT in run("evaluate", tmp_path / "model", shop).stderr
 
 
@@ -63,7 +78,10 @@ def test_compare_leaves_the_items_out_or_flags_the_rule(shop: Path, tmp_path: Pa
     assert "learns nothing" not in clean.stderr
     assert LEFT_OUT in page.read_text()
     found = json.loads(table.read_text())
-    assert [(facts["leakage"], facts["histories"]) for facts in found["data"]] == [(1.0, "without held-out")]
+    (facts,) = found["data"]
+    assert (facts["leakage"], facts["histories"]) == (1.0, "without held-out")
+    assert 0 <= facts["leakage_by_chance"] < 0.02
+    assert GIVEN_AWAY in facts["about_leakage"]
     assert found["warnings"] == []
     given = run("compare", shop, *options, "--histories", "as-given", "-o", table, "-o", page)
     assert "warning: owned-share learns nothing and reaches" in given.stderr

@@ -27,6 +27,7 @@ from bundlemage.errors import ConfigError, UnknownIdError, UnsupportedError
 from bundlemage.models.base import Histories, Interactions, Matcher, Model, SalesScorer, Sizes, require
 from bundlemage.models.ragged import Contents, Ragged
 from bundlemage.models.registry import make_config
+from bundlemage.sample.kinds import dataset_of_kind
 from bundlemage.wire.design_answers import BundleForecast
 from tests.cli.run import run, run_json
 from tests.small_shop import QUICK, dataset_of, row_of, small_shop
@@ -81,7 +82,8 @@ def planted(users: int, bundles: int, seed: int = 0) -> tuple[Planted, Split]:
 
 
 def expected_and_real(model: Model, split: Split, found: Calibration) -> tuple[float, int, int]:
-    """Buyers of validation as foretold and as they were, and how many pairs lie above the threshold."""
+    """Buyers of validation as foretold and as they were, and how many pairs lie above the threshold. Only
+    users of validation cases count."""
     data = Interactions.of(split.train, CPU)
     histories = data.histories(torch.arange(len(split.dataset.users)))
     with torch.inference_mode():
@@ -92,7 +94,7 @@ def expected_and_real(model: Model, split: Split, found: Calibration) -> tuple[f
     real = np.zeros(chances.shape, bool)
     real[split.validation.users[case], bundles] = True
     known = np.diff(split.train.bundle_item.indptr) > 0
-    counted = (real | (split.dataset.user_bundle.toarray() == 0)) & known
+    counted = (real | (split.dataset.user_bundle.toarray() == 0)) & known & real.any(1, keepdims=True)
     return chances[counted].sum(), int(real.sum()), int((chances[counted] > found.threshold).sum())
 
 
@@ -151,6 +153,40 @@ def test_buyers_are_foretold_on_a_real_model(fitted: Recommender, shop: BundleDa
     foretold, real, above = expected_and_real(fitted.model, split, fitted.calibration)
     assert foretold == pytest.approx(real, rel=0.02)
     assert above == pytest.approx(real, rel=0.1)
+
+
+def chances_per_user(shop: BundleDataset, protocol: str) -> float:
+    """The sum of a user's chances for the bundles that the user does not have, as a mean over all users."""
+    model = Recommender("popularity", device="cpu").fit(shop, SplitPlan(protocol), progress=False)
+    assert model.calibration is not None
+    data = Interactions.of(shop, CPU)
+    histories = data.histories(torch.arange(len(shop.users)))
+    with torch.inference_mode():
+        logs = require(model.model, Matcher).bundle_scores(histories, data.bundle_item).log_softmax(1)
+        chances = model.calibration.chances(logs, histories.bundles.lengths)
+    return float(chances[torch.from_numpy(shop.user_bundle.toarray() == 0)].sum()) / len(shop.users)
+
+
+def shop_of_single_buyers() -> BundleDataset:
+    """Only one user of 30 has two bundles. `some-users` tests no others."""
+    random = np.random.default_rng(0)
+    owned = [random.choice(100, 1 + (user % 30 == 0), replace=False).tolist() for user in range(3030)]
+    return dataset_of([[] for _ in owned], owned, [[2 * n, 2 * n + 1] for n in range(100)], 200)
+
+
+@pytest.mark.parametrize("kind", ["one-bundle-users", "best-sellers", "single buyers"])
+def test_chances_do_not_depend_on_how_many_users_are_asked(kind: str) -> None:
+    shop = shop_of_single_buyers() if kind == "single buyers" else dataset_of_kind(kind)
+    paper, some = (chances_per_user(shop, protocol) for protocol in ("paper", "some-users"))
+    assert paper == pytest.approx(1.0, abs=0.15)
+    assert some == pytest.approx(paper, rel=0.15)
+
+
+def test_bundles_without_items_are_not_calibrated() -> None:
+    random = np.random.default_rng(0)
+    owned = [random.choice(20, 4, replace=False).tolist() for _ in range(60)]
+    shop = dataset_of([[0]] * 60, owned, [[]] * 20, 5)
+    assert Recommender("popularity", device="cpu").fit(shop, progress=False).calibration is None
 
 
 def test_only_new_bundles_count_in_a_split_of_cold_bundles() -> None:

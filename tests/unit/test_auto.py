@@ -323,7 +323,7 @@ class TestAnswers:
         assert [len(each.items) for each in designs] == [3, 3]
 
     def test_it_forecasts(self) -> None:
-        shop = sample_shop(users=150, items=120, bundles=80, items_per_user=8.0, bundles_per_user=4.0).dataset
+        shop = sample_shop(users=150, items=120, bundles=80, items_per_user=8.0, bundles_per_user=6.0).dataset
         model = fitted(shop, calibrate=True, **LEARNS_NOTHING)
         assert LEARNED not in weights(model, "matching")
         told = model.score_bundle(["g0001", "g0005", "g0007"])

@@ -591,7 +591,7 @@ def test_the_page(comparison: Comparison) -> None:
     for shown in (
         NASTY,
         "popularity",
-        "shop <i> & co, paper: matching",
+        "shop <i> & co, some-users: matching",
         "a note <u>",
         "'a & b'",
         "embedding_dim",

@@ -24,7 +24,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bundlemage.data.leakage import Leakage, leakage
+from bundlemage.data.leakage import leakage_of
 from bundlemage.data.shards import Layout, write_layout
 from bundlemage.errors import ConfigError, DataError, Problem
 from bundlemage.readers.ingest import ingest
@@ -146,7 +146,7 @@ class TestTheSameAsInMemory:
         assert done.layout == Layout.open(tmp_path / "layout")
         assert done.fingerprint == read(tmp_path / "shop").dataset.fingerprint()
         checked, dataset = ingest(str(tmp_path / "shop")), read(tmp_path / "shop").dataset
-        assert (checked.problems, checked.leakage) == (warnings, leakage(dataset.user_bundle, dataset))
+        assert (checked.problems, checked.leakage) == (warnings, leakage_of(dataset))
 
     @pytest.mark.parametrize("change", BAD.values(), ids=BAD)
     def test_problems(self, tmp_path: Path, change: Mapping[str, Any]) -> None:
@@ -175,10 +175,14 @@ class TestTheSameAsInMemory:
         shop = sample_shop(users=40, items=30, bundles=10).dataset
         write_shop(shop, tmp_path / "shop", "csv")
         write_shop(leaking_shop(users=20), tmp_path / "leaking", "csv")
-        found, in_memory = ingest(str(tmp_path / "shop")).leakage, leakage(shop.user_bundle, shop)
+        found, in_memory = ingest(str(tmp_path / "shop")).leakage, leakage_of(shop)
         assert found is not None
-        assert found == in_memory if most > in_memory.pairs else 20 <= found.pairs <= most
-        assert ingest(str(tmp_path / "leaking")).leakage == Leakage(*[min(most, 120)] * 2)
+        assert found == in_memory if most > in_memory.pairs else 20 <= found.pairs <= 1.5 * most
+        leaking = ingest(str(tmp_path / "leaking")).leakage
+        assert leaking is not None
+        assert leaking.pairs == leaking.leaking == (120 if most > 120 else 42)  # of each third user
+        assert leaking.items_of_bought == 1.0
+        assert leaking.items_of_others == pytest.approx(0.0, abs=0.01)
 
     def test_lines_of_text_files(self, tmp_path: Path, only_duckdb: None) -> None:
         """A warning names the line, also where a row has several."""

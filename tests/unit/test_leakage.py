@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bundlemage.data.dataset import BundleDataset
-from bundlemage.data.leakage import Leakage, leakage, told
+from bundlemage.data.leakage import Leakage, leakage, leakage_of, told
 from bundlemage.data.splits import PROTOCOLS, GenerationCases, Split, SplitPlan, completion_cases
 from bundlemage.errors import ConfigError
 from bundlemage.evaluation import GenerationEvaluator, case_metrics, means
@@ -24,6 +24,8 @@ from bundlemage.models.ragged import Ragged
 from bundlemage.readers.load import read
 from bundlemage.recipe import Recipe
 from bundlemage.recommender import Recommender
+from bundlemage.sample.generate import sample_shop
+from bundlemage.sample.kinds import dataset_of_kind
 from tests.forged import changed, forge
 from tests.leaking_shop import leaking_shop
 from tests.real_data import real_data
@@ -68,8 +70,9 @@ def training_items(split: Split) -> list[set[int]]:
 class TestTheShare:
     def test_pairs_whose_items_the_user_has_are_counted(self) -> None:
         shop = dataset_of([{0, 1, 2}, {0}, set()], [[0, 1], [0], [1, 2]], [{0, 1}, {1, 3}, set()], 4)
-        assert leakage(shop.user_bundle, shop) == Leakage(pairs=5, leaking=1)
-        assert leakage(shop.user_bundle, shop).share == pytest.approx(1 / 5)
+        found = leakage(shop.user_bundle, shop)
+        assert (found.pairs, found.leaking) == (5, 1)
+        assert found.share == pytest.approx(1 / 5)
 
     def test_a_shop_without_pairs_has_none(self) -> None:
         shop = dataset_of([set()], [[]], [{0}], 1)
@@ -78,7 +81,8 @@ class TestTheShare:
     @pytest.mark.parametrize("protocol", DIVIDING)
     def test_held_out_pairs_of_every_protocol_are_counted(self, shop: BundleDataset, protocol: str) -> None:
         split = SplitPlan(protocol, histories="as given").divide(shop)
-        assert split.leakage == Leakage(len(held_out_pairs(split)), len(held_out_pairs(split)))
+        count = len(held_out_pairs(split))
+        assert (split.leakage.pairs, split.leakage.leaking) == (count, count)
         assert split.leakage.share == 1.0
 
     def test_nothing_is_held_out_with_none(self, shop: BundleDataset) -> None:
@@ -91,18 +95,111 @@ class TestTheShare:
         assert (split.histories, split.leakage.share) == (LEFT_OUT, 1.0)
 
     @pytest.mark.parametrize(
-        ("share", "histories", "words"),
+        ("leaking", "histories", "words"),
         [
-            (0.03, "as given", ["3% of the held-out pairs"]),
-            (0.5, LEFT_OUT, ["50%", "sees the answer", "without the items of held-out"]),
-            (0.5, "as given", ["50%", "as given", "--histories without-held-out"]),
-            (1.0, None, ["100% of the user-bundle pairs", "--histories as-given"]),
+            (30, "as given", ["3% of the held-out pairs", "it is 0%."]),
+            (500, LEFT_OUT, ["50%", "sees the answer", "without the items of held-out"]),
+            (500, "as given", ["50%", "as given", "--histories without-held-out"]),
+            (1000, None, ["100% of the user-bundle pairs", "Where this is so for the held-out pairs, train"]),
         ],
     )
-    def test_it_is_told_in_words(self, share: float, histories: str | None, words: list[str]) -> None:
+    def test_it_is_told_in_words(self, leaking: int, histories: str | None, words: list[str]) -> None:
+        text = told(Leakage(1000, leaking, 10, 0), histories)
         for word in words:
-            assert word in told(share, histories)
-        assert ("answer" in told(share, histories)) == (share > 0.03)
+            assert word in text
+        assert ("answer" in text) == (leaking > 30)
+
+
+def clean_shop(seed: int, users: int = 300, owned_items: int = 30) -> BundleDataset:
+    """A shop of few items, of which every user has many. Items and bundles have nothing to do with each
+    other."""
+    random = np.random.default_rng(seed)
+    contents = [random.choice(60, 2, replace=False).tolist() for _ in range(150)]
+    owned = [random.choice(150, 5, replace=False).tolist() for _ in range(users)]
+    items = [random.choice(60, owned_items, replace=False).tolist() for _ in range(users)]
+    return dataset_of(items, owned, contents, 60)
+
+
+class TestWhatChanceGives:
+    @given(dataset=datasets())
+    @settings(max_examples=40, deadline=None)
+    def test_of_few_pairs_all_others_are_counted(self, dataset: BundleDataset) -> None:
+        pairs, contents = sorted(pairs_of(dataset.user_bundle)), rows_of(dataset.bundle_item)
+        owned, items = rows_of(dataset.user_bundle), rows_of(dataset.user_item)
+        others = [(user, bundle) for user, _ in pairs for _, bundle in pairs if bundle not in owned[user]]
+        leaking = [contents[bundle] for user, bundle in others if contents[bundle] <= items[user]]
+        found = leakage(dataset.user_bundle, dataset)
+        assert (found.others, found.others_leaking) == (len(others), sum(map(bool, leaking)))
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_a_clean_shop_with_many_items_does_not_leak(self, seed: int) -> None:
+        split = SplitPlan("paper").divide(clean_shop(seed))
+        assert split.leakage.share > 0.2
+        assert split.leakage.share == pytest.approx(split.leakage.by_chance, abs=0.05)
+        assert split.histories == "as given"
+
+    def test_few_pairs_may_differ_by_chance(self) -> None:
+        assert not Leakage(100, 32, 20_000, 5_000).found
+        assert Leakage(100, 35, 20_000, 5_000).found
+        assert Leakage(10_000, 2_810, 20_000, 5_000).found
+        assert not Leakage(10_000, 2_790, 20_000, 5_000).found
+
+    def test_a_leak_among_many_items_is_found(self) -> None:
+        clean = clean_shop(0)
+        leaking = replace(clean, user_item=clean.user_item + clean.user_bundle @ clean.bundle_item)
+        split = SplitPlan("paper").divide(leaking)
+        assert split.leakage.share == 1.0
+        assert 0.2 < split.leakage.by_chance < 0.5
+        assert split.histories == LEFT_OUT
+
+    def test_it_does_not_change(self) -> None:
+        shop = clean_shop(0)
+        assert leakage(shop.user_bundle, shop) == leakage(shop.user_bundle, shop)
+
+    def test_it_is_told(self) -> None:
+        text = told(Leakage(1000, 255, 1000, 240), "as given")
+        assert text == (
+            "In 25.5% of the held-out pairs the user already has all items of the bundle in user_item; for "
+            "bundles that these users do not have it is 24%."
+        )
+
+
+class TestTheShareOfItems:
+    @given(dataset=datasets())
+    @settings(max_examples=40, deadline=None)
+    def test_leaves_out_items_of_other_bundles(self, dataset: BundleDataset) -> None:
+        pairs, contents = sorted(pairs_of(dataset.user_bundle)), rows_of(dataset.bundle_item)
+        owned, items = rows_of(dataset.user_bundle), rows_of(dataset.user_item)
+        others = [(user, bundle) for user, _ in pairs for _, bundle in pairs if bundle not in owned[user]]
+        found = leakage_of(dataset)
+        for some, mean in ((pairs, found.items_of_bought), (others, found.items_of_others)):
+            shares = []
+            for user, bundle in some:
+                elsewhere = set().union(*(contents[each] for each in owned[user] - {bundle}))
+                if left := contents[bundle] - elsewhere:
+                    shares.append(len(left & items[user]) / len(left))
+            assert mean == (pytest.approx(np.mean(shares)) if shares else None)
+
+    @pytest.mark.parametrize("recorded", [0.3, 0.45])
+    def test_tells_a_leak_of_some_items(self, recorded: float) -> None:
+        shop = leaking_shop(size=6, recorded=recorded)
+        found = leakage_of(shop)
+        assert found.items_of_bought == pytest.approx(recorded, abs=0.03)
+        assert found.items_of_others == 0.0
+        assert "some items in user_item come from bundles" in told(found)
+        assert SplitPlan().divide(shop).histories == "as given"  # taste looks the same
+
+    def test_of_a_clean_shop_raises_no_alarm(self) -> None:
+        for shop in (clean_shop(0), sample_shop().dataset, dataset_of_kind("one-bundle-users")):
+            text = told(leakage_of(shop))
+            assert "Apart from items of their other bundles, users have" in text
+            assert "come from bundles" not in text
+
+    @pytest.mark.parametrize("folder", ["authors/mat", "bgcn"])
+    def test_of_youshu_raises_no_alarm(self, folder: str) -> None:
+        text = told(leakage_of(read(real_data(f"youshu/{folder}")).dataset))
+        assert "users have 0.8% of the items of a bundle that they have, and 0.3% of the items" in text
+        assert "come from bundles" not in text
 
 
 class TestHistories:

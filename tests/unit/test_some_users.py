@@ -101,6 +101,9 @@ class TestChoice:
         ("counts", "expected"),
         [
             ([3] * 30, "some-users"),  # two of three would be held out
+            ([4] * 300, "some-users"),  # half of them, and a tenth of the bundles
+            ([5] * 300, "some-users"),
+            ([6] * 300, "paper"),
             ([7] * 30, "paper"),
             ([1] * 25 + [12] * 2, "some-users"),
             ([1] * 5 + [12] * 5, "paper"),
@@ -117,6 +120,13 @@ class TestChoice:
         paper = SplitPlan("paper").divide(shop)
         assert paper.protocol == "paper"
         assert (paper.train.user_bundle.nnz < 0.5 * shop.user_bundle.nnz) == (expected == "some-users")
+
+    def test_the_protocol_does_not_depend_on_the_seed(self) -> None:
+        shop = shop_with([5] * 60)
+        assert {SplitPlan(seed=seed).divide(shop).protocol for seed in range(8)} == {"some-users"}
+
+    def test_the_sample_shop_has_paper(self) -> None:
+        assert SplitPlan().divide(sample_shop().dataset).protocol == "paper"
 
     def test_a_loaded_model_divides_in_the_same_way(self, tmp_path: object) -> None:
         shop = dataset_of_kind("tiny")

@@ -188,7 +188,7 @@ class TestBest:
         assert not equal(model.state_dict(), keeper.after[-2])
 
     def test_a_model_that_does_not_match_keeps_the_last_epoch(self, split: Split) -> None:
-        model, result, keeper = watched(split, tasks="generation", epochs=3, patience=1)
+        model, result, keeper = watched(split, tasks="generation", epochs=3, patience=1, select_by="matching")
         assert result.best_epoch == 3
         assert equal(model.state_dict(), keeper.after[-1])
 
@@ -408,7 +408,11 @@ class TestNoStaleScores:
     def test_every_epochs_metric_is_that_of_a_fresh_model(self, split: Split, weight_average: float) -> None:
         # A run of n epochs without patience running out, for n = 1 … 4, ends with epoch n's weights if
         # only its last epoch counts: so score the model of each shorter run anew.
-        settings: dict[str, Any] = {"learning_rate": 0.01, "weight_average": weight_average}
+        settings: dict[str, Any] = {
+            "learning_rate": 0.01,
+            "weight_average": weight_average,
+            "select_by": "matching",
+        }
         _, whole = fitted(split, epochs=4, **settings)
         unvalidated = replace(split, validation=None)
         for record in whole.history:

@@ -48,9 +48,9 @@ with those of the old model."""
 class Calibration:
     """The logarithm of the odds that a user takes a bundle, as a sum of three terms.
 
-    The meaning of a chance depends on the validation cases. If they hold out one bundle of each user, it is
-    the chance that the user takes the bundle next. If they hold out whole bundles, it is the chance that the
-    user ever takes the bundle.
+    The meaning of a chance depends on the validation cases. If they hold out one bundle of some users or of
+    all, it is the chance that a user takes the bundle next. If they hold out whole bundles, it is the chance
+    that the user ever takes the bundle.
     """
 
     intercept: float
@@ -97,8 +97,9 @@ def new_log_probabilities(
 def calibrate(model: Model, split: Split, device: torch.device, seed: int = 0) -> Calibration | None:
     """Learns a calibration from the split's validation cases; None if there are none.
 
-    It compares bundles that users bought in validation with bundles that they never bought. In a split of
-    cold bundles, only bundles that are new in validation are compared, and they are scored as new bundles.
+    It compares bundles that users bought in validation with bundles that they never bought. Users of whom the
+    split holds nothing out are left out: it says nothing about them. In a split of cold bundles, only bundles
+    that are new in validation are compared, for all users, and they are scored as new bundles.
     """
     if split.validation is None or not len(split.validation) or not can(model, Matcher):
         return None
@@ -107,6 +108,8 @@ def calibrate(model: Model, split: Split, device: torch.device, seed: int = 0) -
     try:
         with torch.inference_mode():
             cases = _Cases(model, split, device, seed)
+            if not len(cases.candidates):
+                return None
             pairs = np.concatenate([cases.pairs(*batch) for batch in cases.user_batches()], axis=1)
     finally:
         model.train(was_training)
@@ -277,12 +280,16 @@ class _Cases:
             candidates = np.intersect1d(candidates, validation.candidates[validation.candidates != PAD])
             self.new = self.data.bundle_item.rows(torch.from_numpy(candidates).to(device))
         self.candidates = torch.from_numpy(candidates).to(device)  # [candidates]
-        self.took = np.diff(bought.indptr) > 0  # [users]
+        asked = np.arange(len(split.dataset.users)) if split.protocol in COLD_PROTOCOLS else validation.users
+        self.asked: npt.NDArray[np.int64] = np.unique(asked).astype(np.int64)
+        self.took = np.diff(bought.indptr)[self.asked] > 0  # [asked users]
 
     def user_batches(self) -> Iterator[tuple[npt.NDArray[np.int64], float]]:
-        """Yields batches of users, with their weights."""
+        """Yields batches of the users that the split asks, with their weights."""
         width = max(1, len(self.data.bundle_item))
-        return sampled_users(self.took, most_users(self.model, width), width, self.device, self.random)
+        most = most_users(self.model, width)
+        for batch, weight in sampled_users(self.took, most, width, self.device, self.random):
+            yield self.asked[batch], weight
 
     def pairs(self, batch: npt.NDArray[np.int64], weight: float) -> Numbers:
         """The pairs of a batch of users, each of whom has this weight."""

@@ -60,7 +60,8 @@ def compare(
         -m, --model NAME,...: Models, recipes (a .toml file, or a name such as youshu/bpr), or 'all'.
             Repeatable. By default: bundlemage, ease, co-occurrence, popularity.
         --seeds N,...: Each model is trained once for each seed.
-        --protocol: auto (the data's own split, else paper), paper, full, cold-bundles, new-bundles or
+        --protocol: auto (the data's own split, else paper, else some-users if paper would leave less than
+            half of the pairs for training), paper, some-users, full, cold-bundles, new-bundles or
             new-bundles-known. Repeatable.
         --split-seed: The seed of the split, if it is random.
         --histories: As for 'train': auto, as-given or without-held-out.

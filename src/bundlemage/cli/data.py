@@ -26,7 +26,8 @@ app = typer.Typer(no_args_is_help=True, help="Check, describe, shard, generate a
 def check(location: Location = "sample", table: Tables = None, as_json: AsJson = False) -> None:
     """Report each problem of the data at PATH, with its place and a fix. Exits 2 if there is an error.
 
-    It also says in how many user-bundle pairs the user's items give the bundle away, which is no problem.
+    It also says in how many user-bundle pairs the user's items give the bundle away, in how many they would
+    do so by chance, and which share of a bundle's items users have. This is no problem of the data.
     """
     from bundlemage.readers.ingest import ingest as read_in
 
@@ -37,7 +38,11 @@ def check(location: Location = "sample", table: Tables = None, as_json: AsJson =
     ok = not counts["error"]
     if as_json:
         listed = [asdict(problem) for problem in problems]
-        found = None if leakage is None else {**asdict(leakage), "share": leakage.share}
+        found = (
+            None
+            if leakage is None
+            else {**asdict(leakage), "share": leakage.share, "by_chance": leakage.by_chance}
+        )
         show.print_json({"ok": ok, "problems": listed, "leakage": found})
     else:
         colours = {"error": "red", "warning": "yellow", "note": "blue"}

@@ -90,7 +90,7 @@ def leakage(found: Leakage, histories: str | None = None) -> None:
     from bundlemage.data.leakage import told
 
     if found.pairs:
-        note("[yellow]leakage:[/] " * found.found + plain(told(found.share, histories)))
+        note("[yellow]leakage:[/] " * found.found + plain(told(found, histories)))
 
 
 def evaluations(rows: Sequence[Evaluation]) -> RenderableType:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 SMALL_PART = 0.5
 """`train` warns if it learns from a smaller part of the purchases."""
+FEW_TESTED = 0.1
+"""`train` warns if a smaller part of the users is tested."""
 
 
 def train(
@@ -286,6 +288,8 @@ def _check_output(output: Path, checkpoints: Path, resume: bool, overwrite: bool
 
 
 def _announce(split: Split, model: str, final: bool) -> None:
+    import numpy as np
+
     learned, known = split.train.user_bundle.nnz, split.dataset.user_bundle.nnz
     show.note(show.described(split.dataset))
     show.note(
@@ -293,6 +297,12 @@ def _announce(split: Split, model: str, final: bool) -> None:
         f"{'the rest is held out' if learned < known else 'none is held out'}; model {model}"
     )
     show.leakage(split.leakage, split.histories)
+    tested, users = len(split.test or ()), len(split.dataset.users)
+    if 0 < tested < FEW_TESTED * users:
+        show.warn(
+            f"only {tested:,} of {users:,} users are tested, because {split.protocol} holds out no bundle of "
+            "the others for the test: the figures say little about the others"
+        )
     if not learned:
         show.warn(
             "no user-bundle pair is left for training, so the model cannot learn "
@@ -300,9 +310,17 @@ def _announce(split: Split, model: str, final: bool) -> None:
         )
     elif learned < SMALL_PART * known:
         advice = "the final training uses all of them" if final else "add --final, to train again on all"
+        reason = "the others"
+        sales = np.bincount(split.held_out.indices)
+        best = int(sales.argmax())
+        if sales[best] > SMALL_PART * known and not split.train.bundle_item[best].nnz:
+            reason = f"the bundle {split.dataset.bundles[best]}, which has {sales[best]:,} of them"
+            advice += ", or hold out other bundles with another --split-seed"
+        elif split.protocol == "paper":
+            advice += ", or use --protocol some-users, which holds out less"
         show.warn(
             f"the model learns from {learned:,} of {known:,} purchases of bundles, because {split.protocol} "
-            f"holds out the others: {advice}, or use --protocol some-users, which holds out less"
+            f"holds out {reason}: {advice}"
         )
 
 

@@ -6,16 +6,22 @@ then visible in the history: the user has all of its items.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import sparse
 
-from bundlemage.data.dataset import BundleDataset, binary_matrix, pairs_of
+from bundlemage.data.dataset import BundleDataset, Positions, binary_matrix, pairs_of
 
 MOST_LEAKING = 0.03
-"""A higher share of leaking pairs is not chance. Plans with `histories="auto"` then change the histories."""
+"""If the share of leaking pairs is higher than by chance, and by more than this, items come from bundles.
+Plans with `histories="auto"` then change the histories."""
+MANY_ITEMS = 0.2
+"""If users have so much more of the items of bundles that they bought, some items may come from bundles."""
+COMPARED = 20_000
+"""The number of other pairs that are drawn for comparison. If there are fewer, all are compared."""
 HISTORIES = ("auto", "as given", "without held-out")
 _WRITTEN = {way.replace(" ", "-"): way for way in HISTORIES}
 _AT_A_TIME = 20_000
@@ -29,10 +35,22 @@ def way_of(text: str) -> str:
 
 @dataclass(frozen=True)
 class Leakage:
-    """How many user-bundle pairs leak: the user has all items of the bundle in user_item."""
+    """How many user-bundle pairs leak: the user has all items of the bundle in user_item.
+
+    A user who has many items has all items of some bundles by chance. So the same is counted for other
+    pairs: the same users with bundles that they do not have.
+    """
 
     pairs: int = 0
     leaking: int = 0
+    others: int = 0
+    """The number of other pairs. Their bundles are those of the first pairs, the popular ones more often."""
+    others_leaking: int = 0
+    items_of_bought: float | None = None
+    """The mean share of a bundle's items that a user has, for bundles that the user has. Items of the user's
+    other bundles are left out. Only `leakage_of` finds it."""
+    items_of_others: float | None = None
+    """The same for the other pairs, whose bundles the users do not have."""
 
     @property
     def share(self) -> float:
@@ -40,38 +58,117 @@ class Leakage:
         return self.leaking / self.pairs if self.pairs else 0.0
 
     @property
+    def by_chance(self) -> float:
+        """The share of the other pairs in which the user has all items of the bundle, 0 to 1."""
+        return self.others_leaking / self.others if self.others else 0.0
+
+    @property
     def found(self) -> bool:
         """Whether so many pairs leak that figures measured with these histories mean little."""
-        return self.share > MOST_LEAKING
+        # With few pairs, chance alone may differ by more than MOST_LEAKING.
+        error = math.sqrt(self.by_chance * (1 - self.by_chance) / max(1, self.pairs))
+        return self.share - self.by_chance > max(MOST_LEAKING, 2 * error)
 
 
-def told(share: float, histories: str | None = None) -> str:
-    """Returns a share of leaking pairs in words. `histories` is the way that a split uses; None: there is no
-    split yet."""
+def told(found: Leakage, histories: str | None = None) -> str:
+    """Returns in words how many pairs leak. `histories` is the way that a split uses; None: there is no split
+    yet."""
     which = "user-bundle pairs" if histories is None else "held-out pairs"
-    percent = f"{share:.1%}".replace(".0%", "%")
-    text = f"In {percent} of the {which} the user already has all items of the bundle in user_item"
-    if share <= MOST_LEAKING:
-        return f"{text}."
+    text = (
+        f"In {_percent(found.share)} of the {which} the user already has all items of the bundle in user_item"
+    )
+    if found.others:
+        text += f"; for bundles that these users do not have it is {_percent(found.by_chance)}"
+    if not found.found:
+        return f"{text}.{_items_told(found)}"
     text += ", so a rule that looks at owned items sees the answer."
     if histories is None:
         return (
-            f"{text} train, tune and compare use the histories without the items of held-out bundles, unless "
-            "you choose --histories as-given."
+            f"{text} Where this is so for the held-out pairs, train, tune and compare use the histories "
+            "without the items of held-out bundles, unless you choose --histories as-given."
         )
     if histories == "as given":
         return f"{text} Histories are used as given, so figures say little: use --histories without-held-out."
     return f"{text} Histories are used without the items of held-out bundles."
 
 
+def _items_told(found: Leakage) -> str:
+    if found.items_of_bought is None or found.items_of_others is None:
+        return ""
+    text = (
+        f" Apart from items of their other bundles, users have {_percent(found.items_of_bought)} of the "
+        f"items of a bundle that they have, and {_percent(found.items_of_others)} of the items of one that "
+        "they do not have."
+    )
+    if found.items_of_bought - found.items_of_others <= MANY_ITEMS:
+        return text
+    return (
+        f"{text} Either users like bundles of which they have items, or some items in user_item come from "
+        "bundles. In the second case figures may be too high: use --histories without-held-out."
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}".replace(".0%", "%")
+
+
 def leakage(pairs: sparse.csr_matrix, dataset: BundleDataset) -> Leakage:
     """Returns how many of these user-bundle pairs leak. A bundle without items does not leak."""
-    leaking, (users, bundles) = 0, pairs_of(pairs)
-    sizes = np.diff(dataset.bundle_item.indptr)[bundles]
+    users, bundles = pairs_of(pairs)
+    others = _other_pairs(users, bundles, dataset)
+    leaking, others_leaking = (_leaking(*each, dataset) for each in ((users, bundles), others))
+    return Leakage(len(users), leaking, len(others[0]), others_leaking)
+
+
+def leakage_of(dataset: BundleDataset) -> Leakage:
+    """Returns the leakage of all user-bundle pairs, and which share of a bundle's items users have."""
+    users, bundles = pairs_of(dataset.user_bundle)
+    others = _other_pairs(users, bundles, dataset)
+    some = np.linspace(0, len(users), min(COMPARED, len(users)), endpoint=False).astype(np.int64)
+    return replace(
+        leakage(dataset.user_bundle, dataset),
+        items_of_bought=_share_of_items(users[some], bundles[some], dataset),
+        items_of_others=_share_of_items(*others, dataset),
+    )
+
+
+def _other_pairs(users: Positions, bundles: Positions, dataset: BundleDataset) -> tuple[Positions, Positions]:
+    """The users of some pairs with the bundles of others, as far as the users do not have these bundles."""
+    count = len(users)
+    if count**2 <= COMPARED:
+        one, other = np.divmod(np.arange(count**2), max(1, count))
+    else:
+        one, other = np.random.default_rng(0).integers(count, size=(2, COMPARED))
+    users, bundles = users[one], bundles[other]
+    has = np.asarray(dataset.user_bundle[users, bundles]).ravel() > 0 if len(users) else np.zeros(0, bool)
+    return users[~has], bundles[~has]
+
+
+def _leaking(users: Positions, bundles: Positions, dataset: BundleDataset) -> int:
+    """The number of these pairs in which the user has all items of the bundle."""
+    count, sizes = 0, np.diff(dataset.bundle_item.indptr)[bundles]
     for part in _parts(len(users)):
         owned = dataset.user_item[users[part]].multiply(dataset.bundle_item[bundles[part]]).getnnz(axis=1)
-        leaking += int(np.count_nonzero((owned == sizes[part]) & (sizes[part] > 0)))
-    return Leakage(len(users), leaking)
+        count += int(np.count_nonzero((owned == sizes[part]) & (sizes[part] > 0)))
+    return count
+
+
+def _share_of_items(users: Positions, bundles: Positions, dataset: BundleDataset) -> float | None:
+    """The mean share of each bundle's items that its user has, without items of the user's other bundles.
+    None if nothing is left."""
+    shares = []
+    for part in _parts(len(users)):
+        items = dataset.bundle_item[bundles[part]]
+        own = np.asarray(dataset.user_bundle[users[part], bundles[part]]).ravel()
+        among, row = np.unique(users[part], return_inverse=True)
+        in_bundles = (dataset.user_bundle[among] @ dataset.bundle_item)[row]
+        # An item counts if this bundle is the only one of the user's bundles that has it.
+        elsewhere = in_bundles.multiply(items) - items.multiply(own[:, None])
+        outside = without(items, elsewhere)
+        size, has = outside.getnnz(axis=1), dataset.user_item[users[part]].multiply(outside).getnnz(axis=1)
+        shares.append(has[size > 0] / size[size > 0])
+    every = np.concatenate(shares) if shares else np.zeros(0)
+    return float(every.mean()) if len(every) else None
 
 
 def without_items_of(

@@ -91,7 +91,7 @@ COLD_PROTOCOLS = ("cold-bundles", "new-bundles", "new-bundles-known")
 """Protocols that treat some bundles as new: no user has them in training."""
 PROTOCOLS = ("auto", "paper", "some-users", "full", *COLD_PROTOCOLS, "none")
 """`auto` uses the split that the files define. If there is none, it is `paper`, or `some-users` if `paper`
-would leave less than half of the user-bundle pairs for training."""
+with the seed 0 would leave less than half of the user-bundle pairs for training."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,8 @@ class SplitPlan:
     histories: str = "auto"
     """One of `HISTORIES`. `without held-out` removes the items of a user's held-out bundles from the user's
     items, except those that are also in a bundle that the user has in training. `auto` does so if these items
-    give away more than 3% of the held-out pairs (see `Split.leakage`); otherwise it is `as given`."""
+    give away more held-out pairs than by chance, by more than 3% (see `Leakage.found`); otherwise it is
+    `as given`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "histories", way_of(self.histories))
@@ -241,9 +242,19 @@ FEWEST_USERS = 100
 
 
 def _few_bundles(dataset: BundleDataset) -> bool:
-    """Whether holding out two bundles of each user would leave less than half of the user-bundle pairs."""
-    counts = np.diff(dataset.user_bundle.indptr)
-    return bool(np.maximum(counts - 2, 0).sum() * 2 < counts.sum())
+    """Whether `paper` would leave less than half of the user-bundle pairs. The seed is fixed, so that splits
+    with different seeds have the same protocol."""
+    users, bundles = pairs_of(dataset.user_bundle)
+    rest = ~_tenth(dataset, np.random.default_rng(0))[bundles]
+    counts = np.bincount(users[rest], minlength=len(dataset.users))
+    return bool(np.maximum(counts - 2, 0).sum() * 2 < len(users))
+
+
+def _tenth(dataset: BundleDataset, random: Random) -> Mask:
+    """Draws the bundles that are held out for generation: 10% of those with items and buyers."""
+    sold = np.bincount(dataset.user_bundle.indices, minlength=len(dataset.bundles)) > 0
+    usable = np.flatnonzero(sold & (np.diff(dataset.bundle_item.indptr) > 0))
+    return _mask(len(sold), random.permutation(usable)[: round(len(usable) * 0.1)])
 
 
 def _held_out_bundles(
@@ -252,9 +263,7 @@ def _held_out_bundles(
     """Holds out 10% of the bundles for generation. Returns a mask of these bundles, a mask of the
     user-bundle pairs with other bundles, and the cases."""
     users, bundles = pairs_of(dataset.user_bundle)
-    sold = np.bincount(bundles, minlength=len(dataset.bundles)) > 0
-    usable = np.flatnonzero(sold & (np.diff(dataset.bundle_item.indptr) > 0))
-    held_out = _mask(len(sold), random.permutation(usable)[: round(len(usable) * 0.1)])
+    held_out = _tenth(dataset, random)
     rest = ~held_out[bundles]
     if not held_out.any():
         return held_out, rest, None

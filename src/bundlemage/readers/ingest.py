@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bundlemage.data.dataset import INTEGER, Vocabulary, fingerprint
+from bundlemage.data.dataset import INTEGER, BundleDataset, Vocabulary, binary_matrix, fingerprint
 from bundlemage.data.folders import beside
-from bundlemage.data.leakage import Leakage, leakage
+from bundlemage.data.leakage import Leakage, leakage_of
 from bundlemage.data.shards import (
     KINDS,
     SHARD_ROWS,
@@ -49,9 +49,10 @@ THREADS = min(8, os.cpu_count() or 1)
 MEMORY = "50%"
 """The share of the machine's memory, or of the process's memory limit, that DuckDB may use."""
 BATCH_ROWS = 500_000
-MOST_PAIRS = 1_000_000
-"""If user_bundle has more rows, only about this many, evenly spread, are looked at for leakage."""
+MOST_PAIRS = 200_000
+"""If user_bundle has more rows, leakage is looked for in some of the users, who have about this many."""
 _POSITION_BITS = 32
+_Pairs = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 _PLAIN_ID = "[!-~]([ -~]*[!-~])?"
 """Matches printable ASCII without a space at the start or end. Only other ids are checked in Python."""
 
@@ -116,7 +117,7 @@ def _in_memory(
     if output is None:
         checked, problems = load.try_to_read(location, named)
         dataset = None if checked is None else checked.dataset
-        return None if dataset is None else leakage(dataset.user_bundle, dataset), problems
+        return None if dataset is None else leakage_of(dataset), problems
     source = load.read(location, named)
     layout = write_layout(source.dataset, output, shard_rows, overwrite=overwrite, progress=progress)
     return layout, source.warnings
@@ -253,20 +254,32 @@ class _Tables:
         return self._database.cursor().sql(query).to_arrow_reader(BATCH_ROWS)  # type: ignore[no-any-return]
 
     def leakage(self) -> Leakage:
-        """Returns how many user-bundle pairs leak. Of very many rows, only some are looked at."""
+        """Returns how many user-bundle pairs leak. If there are very many, only some users are looked at."""
         self._progress("looking for leakage", 0, 0)
         (rows,) = self._row("SELECT count(*) FROM user_bundle")
-        pairs = "SELECT DISTINCT user_id, bundle_id FROM user_bundle"
-        if (step := -(-rows // MOST_PAIRS)) > 1:
-            pairs += f" WHERE rowid % {step} = 0"
-        (count,) = self._row(f"SELECT count(*) FROM ({pairs})")
-        (leaking,) = self._row(
-            f"SELECT count(*) FROM (SELECT 1 FROM ({pairs}) "
-            "JOIN (SELECT DISTINCT bundle_id, item_id FROM bundle_item) USING (bundle_id) "
-            "LEFT JOIN (SELECT DISTINCT user_id, item_id, true AS owned FROM user_item) "
-            "USING (user_id, item_id) GROUP BY user_id, bundle_id HAVING count(*) = count(owned))"
+        self._database.execute(
+            "CREATE TEMP TABLE buyers AS SELECT id, number FROM ("
+            "SELECT id, rowid AS number, row_number() OVER (ORDER BY rowid) AS place FROM users_ids "
+            f"SEMI JOIN user_bundle ON id = user_id) WHERE (place - 1) % {max(1, -(-rows // MOST_PAIRS))} = 0"
         )
-        return Leakage(count, leaking)
+        user_bundle, user_item = (
+            self._positions(
+                f"SELECT buyers.number, others.rowid FROM {name} JOIN buyers ON user_id = buyers.id "
+                f"JOIN {kind}_ids AS others ON {kind[:-1]}_id = others.id"
+            )
+            for name, kind in (("user_bundle", "bundles"), ("user_item", "items"))
+        )
+        bundle_item = self._positions(
+            "SELECT bundles_ids.rowid, items_ids.rowid FROM bundle_item "
+            "SEMI JOIN (SELECT bundle_id FROM user_bundle JOIN buyers ON user_id = id) USING (bundle_id) "
+            "JOIN bundles_ids ON bundle_id = bundles_ids.id JOIN items_ids ON item_id = items_ids.id"
+        )
+        return leakage_of(_few_positions(user_item, user_bundle, bundle_item))
+
+    def _positions(self, query: str) -> _Pairs:
+        """Returns the two columns of a query."""
+        columns = self._database.execute(f"SELECT a, b FROM ({query}) AS pairs(a, b)").fetchnumpy()
+        return columns["a"], columns["b"]
 
     def write(self, building: Path, shard_rows: int) -> None:
         """Write the layout. The tables must have been loaded."""
@@ -304,6 +317,20 @@ class _Tables:
     def _ids(self, kind: str, start: int = 0, stop: int = 2**62) -> pa.Array:
         query = f"SELECT id FROM {kind}_ids WHERE rowid >= {start} AND rowid < {stop} ORDER BY rowid"
         return pa.concat_arrays([batch.column(0).cast(pa.string()) for batch in self._stream(query)])
+
+
+def _few_positions(user_item: _Pairs, user_bundle: _Pairs, bundle_item: _Pairs) -> BundleDataset:
+    """Returns a data set of only those users, items and bundles that these pairs have, in the same order."""
+    pairs = (user_item, user_bundle, bundle_item)
+    every = ((user_item[0], user_bundle[0]), (user_item[1], bundle_item[1]), (user_bundle[1], bundle_item[0]))
+    users, items, bundles = (np.unique(np.concatenate(parts)) for parts in every)
+    matrices = (
+        binary_matrix(np.searchsorted(rows, one), np.searchsorted(columns, other), (len(rows), len(columns)))
+        for (one, other), rows, columns in zip(
+            pairs, (users, users, bundles), (items, bundles, items), strict=True
+        )
+    )
+    return BundleDataset.numbered(*matrices)
 
 
 def _shard_lists(batches: Iterator[pa.RecordBatch], size: int, shard_rows: int) -> Iterator[pa.Array]:

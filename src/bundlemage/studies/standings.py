@@ -118,13 +118,12 @@ class DataFacts:
     notes: tuple[str, ...]
     leakage: float = 0.0
     """The share of held-out pairs that users' items give away if histories are used as given."""
+    leakage_by_chance: float = 0.0
+    """The same share for bundles that these users do not have."""
     histories: str = "as given"
     """How histories were used: `as given` or `without held-out`."""
-
-    @property
-    def about_leakage(self) -> str:
-        """The leakage in words, and what was done about it."""
-        return told(self.leakage, self.histories)
+    about_leakage: str = ""
+    """The leakage in words, and what was done about it."""
 
     @classmethod
     def of(cls, split: Split) -> DataFacts:
@@ -145,7 +144,9 @@ class DataFacts:
             generation_cases=len(split.generation or ()),
             notes=data.notes,
             leakage=split.leakage.share,
+            leakage_by_chance=split.leakage.by_chance,
             histories=split.histories,
+            about_leakage=told(split.leakage, split.histories),
         )
 
 

@@ -155,6 +155,7 @@ class Study:
             "best": asdict(self.best) if self.best else None,
             "importance": dict(self.importance) if self.importance else None,
             "leakage": self.leakage.share,
+            "leakage_by_chance": self.leakage.by_chance,
             "histories": self.histories,
             "trials": [asdict(trial) for trial in self.trials],
             "asked": self.asked,
