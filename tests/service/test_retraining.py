@@ -31,6 +31,7 @@ from bundlemage.retraining.comparison import DECISIVE, compare_matching
 from bundlemage.retraining.holding_out import hold_out
 from bundlemage.retraining.purchases import Purchases, choose_purchases
 from bundlemage.retraining.run import Retrained, retrain
+from bundlemage.retraining.unseen import learned_by
 from bundlemage.scorecard import Scorecard, scorecard
 from bundlemage.store.records import Bundle, CatalogueChange, InteractionRecord, Item
 from bundlemage.store.repository import Store
@@ -116,7 +117,8 @@ def purchases_of(
     store: Store, dataset: BundleDataset, serving: Recommender, stock: Stock | None = None
 ) -> Purchases:
     """The cases of a dataset whose purchases have no times."""
-    return choose_purchases(store, dataset, serving, stock or stock_of(dataset), 30, np.random.default_rng(0))
+    learned, random = learned_by(serving), np.random.default_rng(0)
+    return choose_purchases(store, dataset, learned, stock or stock_of(dataset), 30, random)
 
 
 def asked(split: Split) -> Names:

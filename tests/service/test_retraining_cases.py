@@ -20,7 +20,7 @@ from bundlemage.models.registry import MODELS
 from bundlemage.retraining.holding_out import completions_of, hold_out, questions_of
 from bundlemage.retraining.purchases import Purchases, choose_purchases
 from bundlemage.retraining.run import retrain
-from bundlemage.retraining.unseen import new_bundles
+from bundlemage.retraining.unseen import learned_by, new_bundles
 from bundlemage.store.records import Bundle, InteractionRecord, Served
 from bundlemage.store.repository import Store
 from tests.buying_shop import tried
@@ -61,7 +61,7 @@ def shown(store: Store, user: str | None, ids: tuple[str, ...], at: datetime, **
 def chosen(store: Store, serving: BundleDataset, min_cases: int = 1) -> Purchases:
     model = Recommender("popularity", device="cpu").fit(serving, SplitPlan("none"), progress=False)
     stock, random = EMPTY.after(store.catalogue()), np.random.default_rng(0)
-    return choose_purchases(store, store.dataset(), model, stock, min_cases, random)
+    return choose_purchases(store, store.dataset(), learned_by(model), stock, min_cases, random)
 
 
 # ── Prompted or not ──────────────────────────────────────────────────────────────────────────────────
@@ -245,11 +245,12 @@ def test_generation_does_not_learn_the_bundles_that_test_it(name: str, tmp_path:
     contents[rest] = 0
     serving = Recommender("popularity", device="cpu")
     serving.fit(early.with_interactions(bundle_item=contents.tocsr()), SplitPlan("none"), progress=False)
-    assert new_bundles(early, serving).tolist() == rest.tolist()
-    assert len(new_bundles(early, serving.fit(early, SplitPlan("none"), progress=False))) == 0
+    assert new_bundles(early, learned_by(serving)).tolist() == rest.tolist()
+    of_all = Recommender("popularity", device="cpu").fit(early, SplitPlan("none"), progress=False)
+    assert len(new_bundles(early, learned_by(of_all))) == 0
 
     store = Store.open(f"sqlite:///{tmp_path}/empty.db")
-    none = choose_purchases(store, early, serving, EMPTY, 1, np.random.default_rng(0))
+    none = choose_purchases(store, early, learned_by(of_all), EMPTY, 1, np.random.default_rng(0))
     store.close()
     split = hold_out(early, none, rest.astype(np.int32), SplitPlan("none", 0, 5), np.random.default_rng(0))
     assert split.generation is not None

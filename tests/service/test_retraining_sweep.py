@@ -77,7 +77,7 @@ def test_a_model_in_use_stays(store: Store, tmp_path: Path) -> None:
     paths[3].mkdir()
     (paths[3] / "mine").write_text("another folder of the same name")
     # The record of the model that serves again is the newest one.
-    assert sweep(store, 1, needed={versions[4]}) == [paths[2]]
+    assert sweep(store, 1, needed={versions[4]}) == ((paths[2],), ())
     assert folders(tmp_path) == {"shop", *(paths[number].name for number in (0, 1, 3, 4))}
     assert store.model(versions[2]) is None
     assert store.model(versions[3]) is not None
@@ -93,7 +93,7 @@ def test_a_model_that_is_selected_at_the_last_moment_stays(
         return artifact_version(path)
 
     monkeypatch.setattr(sweeping, "artifact_version", selected)
-    assert sweep(store, 1) == []
+    assert sweep(store, 1) == ((), ())
     assert store.state().model == artifact_version(old)
 
 
