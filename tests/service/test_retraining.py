@@ -172,6 +172,8 @@ def test_more_purchases_make_a_better_model_and_it_is_published(
     assert "new item" in model.dataset.items
     assert "new bundle" in model.dataset.bundles
     assert model.config == Recommender.load(little_learned, device="cpu").config
+    assert model.held_out == 0
+    assert len(model.history) < 20 or model.history[-1].validation == {}  # the last training had no cases
 
     # All that is in the store has now had its part in the new model.
     again = retrain(store)
@@ -224,7 +226,7 @@ def test_too_few_users_to_ask_about(file_store: Store, little_learned: Path, tmp
 
     waiting = retrain(file_store, on_split=refuse)
     assert (waiting.published, waiting.cases, waiting.training) == (False, 29, None)
-    assert "29 users" in waiting.reason
+    assert "29 users have a bundle" in waiting.reason
     quick = {"epochs": 1}
     assert retrain(file_store, min_cases=29, models=tmp_path / "a", settings=quick).comparison is not None
 
@@ -234,6 +236,13 @@ def test_too_few_users_to_ask_about(file_store: Store, little_learned: Path, tmp
     assert forced.comparison is None
     assert forced.training is not None
     assert file_store.state().model == forced.version
+
+
+def test_a_single_case_is_too_few(file_store: Store, little_learned: Path) -> None:
+    open_early(file_store, little_learned)
+    sell(file_store, 1)
+    reason = retrain(file_store, min_cases=1).reason
+    assert reason.startswith("1 user has a bundle that is new to the serving model, and 2 are needed")
 
 
 # ── Who is asked about ───────────────────────────────────────────────────────────────────────────────
@@ -348,6 +357,9 @@ def test_what_cannot_work_is_said_before_training(
         retrain(file_store, tolerance=-1)
     with pytest.raises(UnsupportedError, match="--force"):
         retrain(file_store, settings={"tasks": "generation"})
+    for force in (False, True):
+        with pytest.raises(UnsupportedError, match=r"knows only the users .* service cannot serve it"):
+            retrain(file_store, model="bpr", force=force)
     (tmp_path / "file").write_text("")
     with pytest.raises(ArtifactError, match="no model can be written to"):
         retrain(file_store, models=tmp_path / "file" / "models")

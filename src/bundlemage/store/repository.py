@@ -86,6 +86,8 @@ class Store(CatalogueStore, HistoryStore):
 
     def select_model(self, version: str) -> bool:
         """Select a published model for serving. Returns False if it has no record any more."""
+        if not is_id(version):
+            return False
         with self._database.write() as connection:
             connection.scalar(select(clock.c.model).with_for_update())  # locks out `forget_model`
             if connection.scalar(select(models.c.version).where(models.c.version == version)) is None:
