@@ -71,7 +71,7 @@ def test_what_a_published_model_prints_and_what_nothing_new_does(
     good = run("retrain", *where)
     assert f"{USERS} purchases that are new to the serving model" in good.stderr
     assert "chosen at random" in good.stderr
-    assert "learning from 240 of 400 user-bundle pairs; if the new model is published" in good.stderr
+    assert "learning from 200 of 400 user-bundle pairs; if the new model is published" in good.stderr
     assert "warning" not in good.stderr
     assert "serving" in good.stdout
     assert f"over {USERS} cases it differs by +0." in " ".join(good.stdout.split())
