@@ -13,9 +13,10 @@ import pytest
 
 from bundlemage import Recommender
 from bundlemage.data.dataset import BundleDataset
-from bundlemage.data.splits import Split, SplitPlan
+from bundlemage.data.splits import Split, SplitPlan, leave_one_out
 from bundlemage.errors import UnsupportedError
 from bundlemage.live import EMPTY, record_of
+from bundlemage.models.auto import Auto
 from bundlemage.models.registry import MODELS
 from bundlemage.retraining.holding_out import completions_of, hold_out, questions_of
 from bundlemage.retraining.purchases import PLACES, Purchases, choose_purchases
@@ -23,6 +24,7 @@ from bundlemage.retraining.run import retrain
 from bundlemage.retraining.unseen import learned_by, new_bundles
 from bundlemage.store.records import Bundle, InteractionRecord, Served
 from bundlemage.store.repository import Store
+from bundlemage.training.closed_forms import CLOSED_FORMS
 from tests.buying_shop import BUNDLES, tried
 from tests.growing_shop import (
     ITEMS_OF_A_TASTE,
@@ -385,6 +387,33 @@ def test_generation_does_not_learn_the_bundles_that_test_it(name: str, tmp_path:
     )
     assert scores(without_buyers) == scores(changed)
     assert scores(without_buyers) != scores(replace(changed, generation=None))
+
+
+def test_the_parts_of_auto_do_not_learn_the_bundles_that_test_them(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The closed forms that complete bundles must not know the contents of the tested bundles."""
+    early = early_shop()
+    of_all = Recommender("popularity", device="cpu").fit(early, SplitPlan("none"), progress=False)
+    random = np.random.default_rng(0)
+    none = choose_purchases(store, early, learned_by(of_all), EMPTY, 1, random)
+    split = hold_out(early, none, np.arange(20, 40, dtype=np.int32), SplitPlan("none", 0, 5), random)
+    assert split.generation is not None
+    tested = split.generation.known_as
+    assert tested is not None
+    monkeypatch.setitem(CLOSED_FORMS, "generation", (("co-occurrence", {"user_weight": 0.0}),))
+    # A validation case, or `auto` would compare nothing; and BundleMage learns nothing, so it is not chosen.
+    users, bundles = (row[:1] for row in early.user_bundle.nonzero())
+    validation = leave_one_out(early, users, bundles, np.zeros(40, bool), 5, random)
+    split = replace(split, validation=validation)
+    model = Recommender("auto", device="cpu", embedding_dim=8, epochs=1, learning_rate=1e-9)
+    model.fit(split, progress=False, calibrate=False)
+    assert isinstance(model.model, Auto)
+    part = model.model.part("co-occurrence")
+    assert part is not None
+    learned = set(part.get_buffer("holders").tolist())
+    assert learned
+    assert not learned & set(tested.tolist())
 
 
 # ── Who wins ─────────────────────────────────────────────────────────────────────────────────────────
