@@ -61,24 +61,27 @@ class BuyingShop:
         recommender = Recommender(model, device="cpu", **settings)
         return recommender.fit(self.dataset, SplitPlan("none"), progress=False)
 
-    def trade(self, store: Store, model: Recommender, days: int, visits: float = 0.4) -> None:
-        """Let users visit the shop for some days. What they see and buy is recorded as by the service."""
+    def trade(
+        self, store: Store, model: Recommender, days: int, shown: int = SHOWN, visits: float = 0.4
+    ) -> None:
+        """Let users visit the shop for some days. What they see and buy is recorded as by the service. The
+        service returns the best `shown` bundles, and the users look at the first five."""
         live = Live(model, EMPTY.after(store.catalogue()), store.sales())
         version = store.state().model or ""
         for day in range(days):
             visitors = np.flatnonzero(self.random.random(len(self.wishes)) < visits)
             names = [f"u{user}" for user in visitors]
             histories = store.histories(names)
-            lists = live.recommend_many([histories[name] for name in names], SHOWN)
+            lists = live.recommend_many([histories[name] for name in names], shown)
             at = FIRST_DAY + timedelta(days=day)
-            shown, bought = [], []
+            served, bought = [], []
             for number, (user, name, answer) in enumerate(zip(visitors, names, lists, strict=True)):
                 ids = tuple(each.id for each in answer)
                 now = at + timedelta(minutes=number)
-                shown.append(Served(f"r{day}-{name}", "bundles", name, version, ids, now))
+                served.append(Served(f"r{day}-{name}", "bundles", name, version, ids, now))
                 bundle = self._chosen(user, histories[name], ids)
                 bought.append(InteractionRecord(name, "bundle", bundle, now + timedelta(seconds=30)))
-            store.add_served(shown)
+            store.add_served(served)
             store.add_interactions(bought)
 
     def _chosen(self, user: Any, history: Owned, ids: tuple[str, ...]) -> str:
@@ -112,24 +115,26 @@ class Trial:
     published: bool
     serving: float
     candidate: float
+    """Of the published model. If none was published: of the same kind of model, fitted on all data."""
     outcome: Retrained
 
 
 def tried(seed: int, serving: str, candidate: str | None, folder: Path, **size: Any) -> Trial:
     """Serve one model for some days, then retrain as another one, or as the same if `candidate` is None."""
-    size = {"users": 600, "days": 10, "bought": 6} | size
+    size = {"users": 600, "days": 10, "bought": 6, "shown": SHOWN} | size
     store = Store.open(f"sqlite:///{folder}/shop-{seed}.db")
     try:
         shop = BuyingShop.of(seed, size["users"], size["bought"])
         old = shop.trained(serving)
         shop.open(store, folder / f"model-{seed}", old)
-        shop.trade(store, old, size["days"])
-        # What the new model would be worth, whether it is published or not.
-        new = Recommender(candidate or serving, device="cpu")
-        new.fit(store.dataset(), SplitPlan("none"), progress=False)
-        truths = shop.truth(store, old), shop.truth(store, new)
+        shop.trade(store, old, size["days"], size["shown"])
         outcome = retrain(store, model=candidate, settings={"device": "cpu"})
         assert (store.state().model == outcome.version) == outcome.published
-        return Trial(outcome.published, *truths, outcome)
+        if outcome.path is not None:
+            new = Recommender.load(outcome.path, device="cpu")
+        else:
+            new = Recommender(candidate or serving, device="cpu")
+            new.fit(store.dataset(), SplitPlan("none"), progress=False)
+        return Trial(outcome.published, shop.truth(store, old), shop.truth(store, new), outcome)
     finally:
         store.close()

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from bundlemage import Recommender
 from bundlemage.artifact.files import artifact_version
+from bundlemage.data.splits import SplitPlan
+from bundlemage.store.records import InteractionRecord
 from bundlemage.store.repository import Store
 from tests.cli.run import run, run_json
-from tests.growing_shop import USERS, early_model, late_model, open_early, open_late, record_of, sell
+from tests.growing_shop import (
+    USERS,
+    early_model,
+    early_shop,
+    late_model,
+    open_early,
+    open_late,
+    record_of,
+    sell,
+)
 
 CRIPPLED = ["--set", "learning_rate=1e-9", "--set", "popularity_weight=0", "--epochs", "1"]
 
@@ -47,6 +60,7 @@ def test_what_a_published_model_prints_and_what_nothing_new_does(
     assert first["epochs"] == 20
     assert (first["prompted"], first["since"], first["new_bundles"], first["removed"]) == (0, None, 0, [])
     assert first["generation"] is None
+    assert (first["with_list"], first["not_removed"], first["warnings"]) == (0, [], [])
     assert first["test"][0]["protocol"] == "retrain"
 
     nothing_new = run("retrain", *where)
@@ -57,6 +71,8 @@ def test_what_a_published_model_prints_and_what_nothing_new_does(
     good = run("retrain", *where)
     assert f"{USERS} purchases that are new to the serving model" in good.stderr
     assert "chosen at random" in good.stderr
+    assert "learning from 200 of 400 user-bundle pairs; if the new model is published" in good.stderr
+    assert "warning" not in good.stderr
     assert "serving" in good.stdout
     assert f"over {USERS} cases it differs by +0." in " ".join(good.stdout.split())
     assert f"Published {store.state().model} as " in good.stdout
@@ -97,6 +113,22 @@ def test_another_model_and_only_so_many_old_ones(tmp_path: Path) -> None:
     store.close()
 
 
+def test_purchases_without_any_list_are_warned_about(tmp_path: Path) -> None:
+    store = Store.open(f"sqlite:///{tmp_path}/late.db")
+    store.import_dataset(early_shop())
+    model = Recommender("popularity", device="cpu").fit(early_shop(), SplitPlan("none"), progress=False)
+    store.publish(record_of(model.save(tmp_path / "shop")))
+    noon = datetime(2026, 5, 1, 12, tzinfo=UTC)
+    days = [
+        InteractionRecord(f"u{user}", "bundle", f"b{user % 40}", noon + timedelta(days=user))
+        for user in range(USERS)
+    ]
+    store.add_interactions(days)
+    said = run("retrain", "--db", tmp_path / "late.db", "--places", "5").stderr
+    assert "warning: the store has a list shown to the user before the purchase for 0 of the 5" in said
+    store.close()
+
+
 def test_whoever_comes_second_gets_one_message(store: Store, tmp_path: Path) -> None:
     with store.alone("retrain"):
         refused = run("retrain", "--db", tmp_path / "shop.db", code=2)
@@ -114,6 +146,8 @@ def test_whoever_comes_second_gets_one_message(store: Store, tmp_path: Path) -> 
         (["--db", "shop.db", "--set", "epoch=3"], "unknown setting 'epoch'"),
         (["--db", "shop.db", "--tolerance", "-1"], "tolerance"),
         (["--db", "shop.db", "--keep", "0"], "the number of models to keep is 0; it must be 1 or more"),
+        (["--db", "shop.db", "--places", "0"], "the number of places of a list is 0; it must be 1 or more"),
+        (["--db", "shop.db", "--model", "bpr", "--force"], "the service cannot serve it"),
         (["--db", "shop.db", "--model", "bundlemagic"], "bundlemagic"),
         (["--db", "shop.db", "--device", "abacus"], "unknown device 'abacus'"),
         (["--db", "oracle://shop"], "SQLite or PostgreSQL"),

@@ -407,7 +407,8 @@ def test_a_new_bundle_ranks_as_it_is_expected_to_sell(own: httpx.Client) -> None
     assert (changed["expected_sales"], changed["sells_like"]) == (None, "b0013")
     assert score() < high
     for body, words in (
-        ({"expected_sales": -1}, "is -1; the least is 0"),
+        ({"expected_sales": -1}, 'is -1; the least is 0"'),
+        ({"expected_sales": 2e12}, 'is 2000000000000.0; the most is 1,000,000,000,000"'),
         ({"expected_sales": "many"}, "should be a number"),
         ({"expected_sales": 3, "sells_like": "b0013"}, "give either 'expected_sales' or 'sells_like'"),
         ({"sells_like": "nowhere"}, "nowhere"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,20 @@ def test_only_a_few_wrong_elements_are_errors(kind: type[Body]) -> None:
             for many in ([wrong] * MANY_WRONG, {f"id {number}": wrong for number in range(MANY_WRONG)}):
                 # A dict is checked a hundred entries at a time.
                 assert errors_in(kind, {name: many}) <= FEW + 100, (name, wrong)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "fine"),
+    [(timedelta(hours=23), True), (timedelta(hours=25), False), (timedelta(days=365 * 7000), False)],
+)
+def test_the_time_of_an_interaction_is_at_most_a_day_ahead(ahead: timedelta, fine: bool) -> None:
+    at = (datetime.now(UTC) + ahead).astimezone(timezone(-timedelta(hours=12)))
+    body = {"interactions": [{"user_id": "u", "item_id": "i", "at": at.isoformat()}]}
+    if fine:
+        assert InteractionsIn.model_validate(body).interactions[0].at == at
+        return
+    with pytest.raises(ValidationError, match="more than a day in the future"):
+        InteractionsIn.model_validate(body)
 
 
 def test_known_fields_count_among_many_unknown_ones() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from bundlemage.artifact.files import artifact_version
 from bundlemage.data.folders import swap_in
-from bundlemage.errors import ArtifactError
+from bundlemage.errors import ArtifactError, UnsupportedError
 from bundlemage.live import Live, record_of
 from bundlemage.recommender import Recommender
 from bundlemage.service import answerer
@@ -263,6 +263,27 @@ def test_a_version_that_nobody_knows_or_that_was_overwritten(
     assert serving(client) == second
 
 
+def test_a_version_that_is_removed_while_it_is_loaded(
+    running: Inside, client: httpx.Client, second_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the sweep of a retraining."""
+    first, second = serving(client), record_of(second_model)
+    running.store.publish(second)
+    reload(client, first)
+    wait_until(lambda: serving(client) == first, "the first model")
+    whole = Live.warm
+
+    def removed(live: Live) -> Live:
+        assert running.store.forget_model(second.version)
+        return whole(live)
+
+    monkeypatch.setattr(Live, "warm", removed)
+    told = problem(client.post("/v1/models/reload", json={"version": second.version}), 404, second.version)
+    assert told["title"] == "No such model"
+    assert serving(client) == running.store.state().model == first
+    assert [model["version"] for model in ok(client.get("/v1/models"))["models"]] == [first]
+
+
 def test_a_model_of_another_shop_is_refused(
     running: Inside, client: httpx.Client, served: Path, tmp_path: Path
 ) -> None:
@@ -477,6 +498,23 @@ def test_a_published_model_that_is_gone_leaves_the_one_that_is_named(
     with inside(served, db) as running, running.client() as client:
         assert serving(client) == artifact_version(served)
         assert running.store.state().model == artifact_version(served)
+
+
+def test_a_published_model_that_cannot_be_served_leaves_the_one_that_is_named(
+    served: Path, sample_database: Path, tmp_path: Path
+) -> None:
+    db = copied(sample_database, tmp_path)
+    closed = Recommender("bpr", device="cpu", epochs=1)
+    closed.fit(Recommender.load(served, device="cpu").dataset, progress=False, calibrate=False)
+    store = Store.open(db)
+    store.publish(record_of(closed.save(tmp_path / "closed")))
+    store.close()
+    with pytest.raises(ArtifactError, match=r"knows only the users.*name it"), inside(None, db):
+        pass
+    with inside(served, db) as running, running.client() as client:
+        assert serving(client) == running.store.state().model == artifact_version(served)
+    with pytest.raises(UnsupportedError, match="knows only the users"):
+        inside(tmp_path / "closed", f"sqlite:///{tmp_path}/empty.db").__enter__()
 
 
 def test_a_database_that_was_put_back_is_followed_as_well(client: httpx.Client, running: Inside) -> None:

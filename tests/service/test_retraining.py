@@ -31,6 +31,7 @@ from bundlemage.retraining.comparison import DECISIVE, compare_matching
 from bundlemage.retraining.holding_out import hold_out
 from bundlemage.retraining.purchases import Purchases, choose_purchases
 from bundlemage.retraining.run import Retrained, retrain
+from bundlemage.retraining.unseen import learned_by
 from bundlemage.scorecard import Scorecard, scorecard
 from bundlemage.store.records import Bundle, CatalogueChange, InteractionRecord, Item
 from bundlemage.store.repository import Store
@@ -116,7 +117,8 @@ def purchases_of(
     store: Store, dataset: BundleDataset, serving: Recommender, stock: Stock | None = None
 ) -> Purchases:
     """The cases of a dataset whose purchases have no times."""
-    return choose_purchases(store, dataset, serving, stock or stock_of(dataset), 30, np.random.default_rng(0))
+    learned, random = learned_by(serving), np.random.default_rng(0)
+    return choose_purchases(store, dataset, learned, stock or stock_of(dataset), 30, random)
 
 
 def asked(split: Split) -> Names:
@@ -170,6 +172,8 @@ def test_more_purchases_make_a_better_model_and_it_is_published(
     assert "new item" in model.dataset.items
     assert "new bundle" in model.dataset.bundles
     assert model.config == Recommender.load(little_learned, device="cpu").config
+    assert model.held_out == 0
+    assert len(model.history) < 20 or model.history[-1].validation == {}  # the last training had no cases
 
     # All that is in the store has now had its part in the new model.
     again = retrain(store)
@@ -222,7 +226,7 @@ def test_too_few_users_to_ask_about(file_store: Store, little_learned: Path, tmp
 
     waiting = retrain(file_store, on_split=refuse)
     assert (waiting.published, waiting.cases, waiting.training) == (False, 29, None)
-    assert "29 users" in waiting.reason
+    assert "29 users have a bundle" in waiting.reason
     quick = {"epochs": 1}
     assert retrain(file_store, min_cases=29, models=tmp_path / "a", settings=quick).comparison is not None
 
@@ -232,6 +236,13 @@ def test_too_few_users_to_ask_about(file_store: Store, little_learned: Path, tmp
     assert forced.comparison is None
     assert forced.training is not None
     assert file_store.state().model == forced.version
+
+
+def test_a_single_case_is_too_few(file_store: Store, little_learned: Path) -> None:
+    open_early(file_store, little_learned)
+    sell(file_store, 1)
+    reason = retrain(file_store, min_cases=1).reason
+    assert reason.startswith("1 user has a bundle that is new to the serving model, and 2 are needed")
 
 
 # ── Who is asked about ───────────────────────────────────────────────────────────────────────────────
@@ -346,6 +357,9 @@ def test_what_cannot_work_is_said_before_training(
         retrain(file_store, tolerance=-1)
     with pytest.raises(UnsupportedError, match="--force"):
         retrain(file_store, settings={"tasks": "generation"})
+    for force in (False, True):
+        with pytest.raises(UnsupportedError, match=r"knows only the users .* service cannot serve it"):
+            retrain(file_store, model="bpr", force=force)
     (tmp_path / "file").write_text("")
     with pytest.raises(ArtifactError, match="no model can be written to"):
         retrain(file_store, models=tmp_path / "file" / "models")

@@ -13,17 +13,19 @@ import pytest
 
 from bundlemage import Recommender
 from bundlemage.data.dataset import BundleDataset
-from bundlemage.data.splits import Split, SplitPlan
+from bundlemage.data.splits import Split, SplitPlan, leave_one_out
 from bundlemage.errors import UnsupportedError
 from bundlemage.live import EMPTY, record_of
+from bundlemage.models.auto import Auto
 from bundlemage.models.registry import MODELS
 from bundlemage.retraining.holding_out import completions_of, hold_out, questions_of
-from bundlemage.retraining.purchases import Purchases, choose_purchases
+from bundlemage.retraining.purchases import PLACES, Purchases, choose_purchases
 from bundlemage.retraining.run import retrain
-from bundlemage.retraining.unseen import new_bundles
+from bundlemage.retraining.unseen import learned_by, new_bundles
 from bundlemage.store.records import Bundle, InteractionRecord, Served
 from bundlemage.store.repository import Store
-from tests.buying_shop import tried
+from bundlemage.training.closed_forms import CLOSED_FORMS
+from tests.buying_shop import BUNDLES, tried
 from tests.growing_shop import (
     ITEMS_OF_A_TASTE,
     TASTES,
@@ -58,10 +60,10 @@ def shown(store: Store, user: str | None, ids: tuple[str, ...], at: datetime, **
     store.add_served([Served(fields.get("id", "r"), fields.get("kind", "bundles"), user, "m", ids, at)])
 
 
-def chosen(store: Store, serving: BundleDataset, min_cases: int = 1) -> Purchases:
+def chosen(store: Store, serving: BundleDataset, min_cases: int = 1, places: int = PLACES) -> Purchases:
     model = Recommender("popularity", device="cpu").fit(serving, SplitPlan("none"), progress=False)
     stock, random = EMPTY.after(store.catalogue()), np.random.default_rng(0)
-    return choose_purchases(store, store.dataset(), model, stock, min_cases, random)
+    return choose_purchases(store, store.dataset(), learned_by(model), stock, min_cases, random, places)
 
 
 # ── Prompted or not ──────────────────────────────────────────────────────────────────────────────────
@@ -116,6 +118,49 @@ def test_too_few_unprompted_purchases_are_no_ground_to_train(store: Store, tmp_p
     forced = retrain(store, min_cases=3, force=True)
     assert forced.published
     assert forced.comparison is None
+
+
+def test_only_the_first_places_of_a_list_count_as_shown(store: Store) -> None:
+    before = store.dataset()
+    shown(store, "u1", ("b7", "b6", "b3", "b2"), NOON)
+    bought(store, "u1", "b3", NOON + HOUR)
+    found = chosen(store, before, places=2)
+    assert found.prompted == 0
+    assert found.cases[0].shown == {"b7", "b6"}
+    assert chosen(store, before, places=3).prompted == 1
+
+    bought(
+        store, "u2", "b3", NOON + HOUR, "x"
+    )  # the user has come from this list, so its place does not matter
+    shown(store, "u2", ("b7", "b6", "b3", "b2"), NOON, id="x")
+    assert chosen(store, before, places=2).prompted == 1
+
+
+def popularity(store: Store, path: Path, histories: str = "auto") -> Recommender:
+    """Publishes a model that has learned from all that the store has."""
+    plan = SplitPlan("none", histories=histories)
+    model = Recommender("popularity", device="cpu").fit(store.dataset(), plan, progress=False)
+    store.publish(record_of(model.save(path)))
+    return model
+
+
+def test_it_is_said_if_the_store_has_hardly_any_list(store: Store, tmp_path: Path) -> None:
+    popularity(store, tmp_path / "model")
+    for user in range(8):
+        bought(store, f"u{user}", "b3", NOON + user * HOUR)
+    without = retrain(store, min_cases=3, force=True)
+    assert without.comparison is not None
+    assert without.with_list == 0
+    (warning,) = without.warnings
+    assert "for 0 of the 4 cases" in warning
+    assert "mails" in warning
+
+    store.publish(record_of(tmp_path / "model"))
+    for user in range(8):
+        shown(store, f"u{user}", ("b2", "b4"), NOON)
+    known = retrain(store, min_cases=3, force=True)
+    assert (known.with_list, known.warnings) == (4, ())
+    assert retrain(store, min_cases=3).warnings == ()  # nothing was compared
 
 
 # ── The newest ───────────────────────────────────────────────────────────────────────────────────────
@@ -193,6 +238,66 @@ def test_a_history_lacks_the_items_that_give_the_bundle_away(store: Store) -> No
     assert questions_of(as_given, found) == list(found.cases)
 
 
+@pytest.mark.parametrize("others", [0, 150])
+def test_the_newest_items_do_not_give_a_bundle_away(store: Store, others: int) -> None:
+    """Here no item of the training data gives a bundle away. With `others`, few of the held-out pairs do."""
+    for number in range(others):
+        for bundle in ("b6", "b7"):
+            bought(store, f"v{number}", bundle, NOON - HOUR)
+    before = store.dataset()
+    for user in range(1, 8):
+        at = NOON + user * HOUR
+        bought(store, f"u{user}", "b2", at)
+        if user > 4:
+            moment = at - timedelta(seconds=1)
+            items = [InteractionRecord(f"u{user}", "item", name, moment) for name in ("i2", "i3")]
+            store.add_interactions(items)
+    found, dataset = chosen(store, before), store.dataset()
+    assert sum("i2" in case.history.items for case in found.cases) == 3
+    for histories in ("auto", "without held-out", "as given"):
+        plan = SplitPlan("none", 0, 3, histories=histories)
+        split = hold_out(dataset, found, NO_BUNDLE, plan, np.random.default_rng(0))
+        given_away = sum("i2" in case.history.items for case in questions_of(split, found))
+        assert given_away == (3 if histories == "as given" else 0)
+        assert split.plan == plan
+
+
+def test_a_purchase_in_the_far_future_is_no_case(store: Store, tmp_path: Path) -> None:
+    popularity(store, tmp_path / "model")
+    before = store.dataset()
+    for user in range(8):
+        bought(store, f"u{user}", "b3", NOON + user * HOUR)
+    expected = [(case.history, case.bundle) for case in chosen(store, before).cases]
+    for user in range(10):
+        bought(store, f"u{user}", "b4", datetime(9999, 1, 1, tzinfo=UTC))
+    found = chosen(store, before)
+    assert found.since == NOON + 4 * HOUR
+    assert [(case.history, case.bundle) for case in found.cases] == expected
+    assert {case.bundle for case in chosen(store, before, min_cases=9).cases} == {"b3"}  # also at random
+    outcome = retrain(store, min_cases=3, force=True)
+    assert outcome.path is not None
+    learned = Recommender.load(outcome.path, device="cpu").model.get_buffer("bundle_counts")
+    assert learned.tolist() == [1, 0, 0, 8, 10, 0, 0, 0]
+    assert retrain(store, min_cases=3).cases == 0  # it does not test each later model
+
+
+@pytest.mark.parametrize("histories", ["auto", "as given"])
+def test_a_published_model_has_learned_from_everything(store: Store, tmp_path: Path, histories: str) -> None:
+    popularity(store, tmp_path / "model", histories)
+    for user in range(8):
+        bought(store, f"u{user}", "b3", NOON + user * HOUR)
+    outcome = retrain(store, min_cases=3)
+    assert outcome.published
+    assert outcome.path is not None
+    assert outcome.reason.endswith("; it was then trained again on all 9 user-bundle pairs")
+    model = Recommender.load(outcome.path, device="cpu")
+    assert model.model.get_buffer("bundle_counts").tolist() == [1, 0, 0, 8, 0, 0, 0, 0]
+    assert model.held_out == 0
+    assert model.plan.histories == histories
+    assert model.metrics["final"]["held_out_before"] == 5  # four cases, and an earlier bundle of u0
+    assert model.metrics["retrain"]["reason"] == outcome.reason
+
+
 # ── Completing bundles ───────────────────────────────────────────────────────────────────────────────
 
 
@@ -245,11 +350,12 @@ def test_generation_does_not_learn_the_bundles_that_test_it(name: str, tmp_path:
     contents[rest] = 0
     serving = Recommender("popularity", device="cpu")
     serving.fit(early.with_interactions(bundle_item=contents.tocsr()), SplitPlan("none"), progress=False)
-    assert new_bundles(early, serving).tolist() == rest.tolist()
-    assert len(new_bundles(early, serving.fit(early, SplitPlan("none"), progress=False))) == 0
+    assert new_bundles(early, learned_by(serving)).tolist() == rest.tolist()
+    of_all = Recommender("popularity", device="cpu").fit(early, SplitPlan("none"), progress=False)
+    assert len(new_bundles(early, learned_by(of_all))) == 0
 
     store = Store.open(f"sqlite:///{tmp_path}/empty.db")
-    none = choose_purchases(store, early, serving, EMPTY, 1, np.random.default_rng(0))
+    none = choose_purchases(store, early, learned_by(of_all), EMPTY, 1, np.random.default_rng(0))
     store.close()
     split = hold_out(early, none, rest.astype(np.int32), SplitPlan("none", 0, 5), np.random.default_rng(0))
     assert split.generation is not None
@@ -283,6 +389,33 @@ def test_generation_does_not_learn_the_bundles_that_test_it(name: str, tmp_path:
     assert scores(without_buyers) != scores(replace(changed, generation=None))
 
 
+def test_the_parts_of_auto_do_not_learn_the_bundles_that_test_them(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The closed forms that complete bundles must not know the contents of the tested bundles."""
+    early = early_shop()
+    of_all = Recommender("popularity", device="cpu").fit(early, SplitPlan("none"), progress=False)
+    random = np.random.default_rng(0)
+    none = choose_purchases(store, early, learned_by(of_all), EMPTY, 1, random)
+    split = hold_out(early, none, np.arange(20, 40, dtype=np.int32), SplitPlan("none", 0, 5), random)
+    assert split.generation is not None
+    tested = split.generation.known_as
+    assert tested is not None
+    monkeypatch.setitem(CLOSED_FORMS, "generation", (("co-occurrence", {"user_weight": 0.0}),))
+    # A validation case, or `auto` would compare nothing; and BundleMage learns nothing, so it is not chosen.
+    users, bundles = (row[:1] for row in early.user_bundle.nonzero())
+    validation = leave_one_out(early, users, bundles, np.zeros(40, bool), 5, random)
+    split = replace(split, validation=validation)
+    model = Recommender("auto", device="cpu", embedding_dim=8, epochs=1, learning_rate=1e-9)
+    model.fit(split, progress=False, calibrate=False)
+    assert isinstance(model.model, Auto)
+    part = model.model.part("co-occurrence")
+    assert part is not None
+    learned = set(part.get_buffer("holders").tolist())
+    assert learned
+    assert not learned & set(tested.tolist())
+
+
 # ── Who wins ─────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -302,6 +435,13 @@ def test_a_shop_that_sells_what_it_shows_does_not_get_a_worse_model(seed: int, t
     found = tried(seed, "item-knn", "owned-share", tmp_path, users=400, days=8)
     assert found.candidate < found.serving - 0.1
     assert not found.published
+
+
+def test_a_shop_that_asks_for_long_lists_gets_the_better_model_too(tmp_path: Path) -> None:
+    """Its service returns all bundles, and its users look at the first five."""
+    found = tried(0, "owned-share", "item-knn", tmp_path, users=400, days=8, shown=BUNDLES)
+    assert found.candidate > found.serving + 0.1
+    assert found.published
 
 
 def test_a_model_that_cannot_complete_bundles_does_not_replace_one_that_can(tmp_path: Path) -> None:

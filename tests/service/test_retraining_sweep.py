@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,7 +78,7 @@ def test_a_model_in_use_stays(store: Store, tmp_path: Path) -> None:
     paths[3].mkdir()
     (paths[3] / "mine").write_text("another folder of the same name")
     # The record of the model that serves again is the newest one.
-    assert sweep(store, 1, needed={versions[4]}) == [paths[2]]
+    assert sweep(store, 1, needed={versions[4]}) == ((paths[2],), ())
     assert folders(tmp_path) == {"shop", *(paths[number].name for number in (0, 1, 3, 4))}
     assert store.model(versions[2]) is None
     assert store.model(versions[3]) is not None
@@ -93,8 +94,34 @@ def test_a_model_that_is_selected_at_the_last_moment_stays(
         return artifact_version(path)
 
     monkeypatch.setattr(sweeping, "artifact_version", selected)
-    assert sweep(store, 1) == []
+    assert sweep(store, 1) == ((), ())
     assert store.state().model == artifact_version(old)
+
+
+@pytest.mark.parametrize("step", ["rename", "rmtree"])
+def test_a_folder_that_cannot_be_removed_is_reported(
+    store: Store, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    paths = [retrained(store) for _ in range(3)]
+    hidden = paths[0].with_name(f".{paths[0].name}.removed")
+    refused = paths[0] if step == "rename" else hidden
+    whole: Any = Path.rename if step == "rename" else shutil.rmtree
+
+    def only_others(path: Path, *given: Any, **named: Any) -> Any:
+        if path == refused:
+            raise PermissionError(13, "Permission denied")
+        return whole(path, *given, **named)
+
+    monkeypatch.setattr(Path if step == "rename" else shutil, step, only_others)
+    outcome = retrain(store, force=True, keep=1, seed=60)
+    assert outcome.published
+    assert store.state().model == outcome.version
+    assert outcome.removed == (paths[1],)
+    assert outcome.not_removed == (refused,)
+    assert outcome.warnings == (
+        f"the folder {refused} of an old model cannot be removed. Remove it yourself",
+    )
+    assert refused.exists()
 
 
 KILLED = """

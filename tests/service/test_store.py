@@ -426,6 +426,19 @@ def test_a_model_can_be_published_only_if_nothing_was(store: Store) -> None:
     assert store.state().model == "b"
 
 
+def test_only_a_model_with_a_record_can_be_selected(store: Store) -> None:
+    first, second = (ModelRecord(version, f"models/{version}", "popularity") for version in ("v1", "v2"))
+    store.publish(first)
+    store.publish(second)
+    assert store.select_model("v1")
+    assert store.state().model == "v1"
+    assert store.forget_model("v2")
+    assert not store.select_model("v2")
+    assert not store.select_model("a\x00b")
+    assert store.state().model == "v1"
+    assert [record.version for record in store.models()] == ["v1"]
+
+
 def test_the_model_published_last_is_to_serve(store: Store) -> None:
     first = ModelRecord("v1", "models/v1", "bundlemage", {"ndcg@5": 0.25, "of": ["a"]}, NOON)
     store.publish(first)

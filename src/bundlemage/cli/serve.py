@@ -108,7 +108,7 @@ def _serve(settings: Settings, sockets: Sequence[socket.socket]) -> None:
         f"  the store  {show.plain(shop)}\n"
         "Ctrl-C stops the service. Every change that it has confirmed is on disk."
     )
-    if live.recommender.held_out and live.recommender.protocol != "retrain":
+    if live.recommender.held_out:
         show.warn(
             f"this model has not learned from {live.recommender.held_out:,} purchases, which were held out "
             "to test it. For a live shop, train it with --final, which learns from all"
@@ -325,6 +325,7 @@ def retrain(
     device: OtherDevice = None,
     models: Path | None = None,
     keep: int = 3,
+    places: int = 20,
     tolerance: float = 0.0,
     force: bool = False,
     as_json: AsJson = False,
@@ -332,8 +333,9 @@ def retrain(
     """Train the serving model again on the database's data, and publish it if it is not worse.
 
     Both models are tested on bundles that neither has learned from, and that had not been shown to the user
-    before the purchase. A running service switches to a published model by itself. The command is safe to run
-    from cron: only one training runs at a time, and if it is killed, the old model keeps serving.
+    before the purchase. The better one is trained again on all data before it is published. A running service
+    switches to it by itself. The command is safe to run from cron: only one training runs at a time, and if
+    it is killed, the old model keeps serving.
 
     Options:
         --model NAME: Train another model, with its default settings: 'bundlemage models' lists the names.
@@ -342,6 +344,7 @@ def retrain(
         --seed: Seed of the training, and of the choice of held-out cases.
         --models DIR: Folder for new models. Default: the folder of the serving model.
         --keep: How many models of retrainings to keep. The folders of older ones are removed.
+        --places: How many bundles at the top of a list count as shown to the user.
         --tolerance: How far the new model's nDCG@10 may be below the serving model's.
         --force: Publish the new model even if it is worse, or if nothing can be compared.
     """
@@ -360,15 +363,17 @@ def retrain(
             force=force,
             tolerance=tolerance,
             keep=keep,
+            places=places,
             seed=seed,
             on_split=_announce,
             progress=progress,
         )
+    show.warn(*outcome.warnings)
     if not as_json:
         _show(outcome, DECISIVE)
         return
     training = outcome.training
-    plain = ("published", "reason", "serving", "version", "cases", "prompted", "new_bundles")
+    plain = ("published", "reason", "serving", "version", "cases", "prompted", "with_list", "new_bundles")
     show.print_json(
         {
             **{name: getattr(outcome, name) for name in plain},
@@ -379,6 +384,8 @@ def retrain(
             "comparison": None if outcome.comparison is None else vars(outcome.comparison),
             "generation": None if outcome.generation is None else vars(outcome.generation),
             "removed": [str(path) for path in outcome.removed],
+            "not_removed": [str(path) for path in outcome.not_removed],
+            "warnings": outcome.warnings,
             "epochs": len(training.history) if training else 0,
             "seconds": round(training.seconds, 3) if training else 0.0,
             "device": training.device if training else None,
@@ -404,7 +411,11 @@ def _announce(split: Split, outcome: Retrained) -> None:
         show.note(f"nothing is compared with the serving model {outcome.serving}")
     if outcome.prompted:
         show.note(f"{outcome.prompted:,} others are left out: the bundle had been shown to the user before")
-    show.note(f"learning from {split.train.user_bundle.nnz:,} user-bundle pairs")
+    learned, known = split.train.user_bundle.nnz, split.dataset.user_bundle.nnz
+    show.note(
+        f"learning from {learned:,} of {known:,} user-bundle pairs; if the new model is published, it is "
+        "trained again on all of them"
+    )
 
 
 def _show(outcome: Retrained, decisive: str) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from scipy import sparse
 
 from bundlemage.data.dataset import BundleDataset, Positions, Vocabulary, binary_matrix, pairs_of, row_of
+from bundlemage.data.leakage import leakage
 from bundlemage.data.splits import MatchingCases, Split, SplitPlan, leave_one_out, new_completion_cases
 from bundlemage.retraining.purchases import Case, Pairs, Purchases, Random, one_of_each
 from bundlemage.store.records import Owned
@@ -29,7 +30,9 @@ def hold_out(
     """Returns a split. Its test cases are those of `purchases`, and half of the `new` bundles.
 
     For each user with two or more earlier pairs, one of them is a validation case. The new model does not
-    learn the contents of the held-out bundles for generation, but it learns who bought them.
+    learn the contents of the held-out bundles for generation, but it learns who bought them. The split is
+    without the items of held-out bundles if the plan says so, or if it is `auto` and the items give away more
+    than 3% of the held-out pairs or of the cases.
     """
     users, bundles = pairs_of(dataset.user_bundle)
     rest = np.flatnonzero(~purchases.later_bundles)
@@ -50,7 +53,12 @@ def hold_out(
         user_bundle=binary_matrix(users[learned], bundles[learned], dataset.user_bundle.shape),
     )
     split = Split(dataset, train, cases_of(validation), cases_of(purchases.pairs), None, "retrain", plan)
-    split = plan.with_histories(split)
+    tested = binary_matrix(users[purchases.pairs], bundles[purchases.pairs], dataset.user_bundle.shape)
+    leaks = split.leakage.found or leakage(tested, dataset).found
+    if plan.histories == "without held-out" or (plan.histories == "auto" and leaks):
+        # Also if the training data has no such item: the histories of the cases are newer and may have it.
+        split = replace(plan, histories="without held-out").with_histories(split)
+        split = replace(split, histories="without held-out")
     return replace(split, generation=new_completion_cases(split, new, random) if len(new) else None)
 
 

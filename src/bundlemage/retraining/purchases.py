@@ -18,16 +18,20 @@ import numpy.typing as npt
 from scipy import sparse
 
 from bundlemage.data.dataset import BundleDataset, Positions, Vocabulary, pairs_of, row_of
+from bundlemage.data.splits import Split
 from bundlemage.live import Stock
-from bundlemage.recommender import Recommender
 from bundlemage.retraining.unseen import unseen_pairs
 from bundlemage.store.records import Owned, Sales
 from bundlemage.store.repository import Store
+from bundlemage.wire.requests import FUTURE
 
 CASE_SHARE, MOST_CASES = 1 / 2, 2_000
 """Of the users with a suitable purchase, the share whose newest purchase is a case, and the most cases."""
+PLACES = 20
+"""By default, this many bundles of a shown list count as shown: hardly anybody looks at the later ones."""
 LONG_AGO = np.iinfo(np.int64).min
 """Stands for the time of an interaction without a time. Such interactions were imported first."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _READ_AT_ONCE = 100_000
 Pairs = npt.NDArray[np.intp]
 """Indices of user-bundle pairs, in the order of a dataset's matrix."""
@@ -111,26 +115,31 @@ class Purchases:
 def choose_purchases(
     store: Store,
     dataset: BundleDataset,
-    serving: Recommender,
+    learned: Split,
     stock: Stock,
     min_cases: int,
     random: Random,
+    places: int = PLACES,
 ) -> Purchases:
-    """Returns the test cases for matching.
+    """Returns the test cases for matching. `learned` is what the serving model has learned (`learned_by`).
+    The first `places` bundles of a list count as shown.
 
     A purchase is suitable if it was in neither the training nor the validation data of the serving model, if
-    it was not prompted, if the bundle can be sold now, and if the user has another item or bundle. (All
-    models recommend the bestsellers to a user without a history.) The cases are the newest suitable purchases
-    of the users who bought last, and the new model learns only from what was bought before all of them. If
-    too few purchases have a time, or if all have the same, a random one of each user is a case.
+    it was not prompted, if its time is not in the future, if the bundle can be sold now, and if the user has
+    another item or bundle. (All models recommend the bestsellers to a user without a history.) The cases are
+    the newest suitable purchases of the users who bought last, and the tested model learns only from what was
+    bought before all of them. If too few purchases have a time, or if all have the same, a random one of each
+    user is a case.
     """
     users, bundles = pairs_of(dataset.user_bundle)
     entries = (stock.bundles.get(name) for name in dataset.bundles)
     for_sale = np.array([bool(entry and entry.items and stock.sellable(entry)) for entry in entries], bool)
     owns = np.diff(dataset.user_item.indptr) + np.diff(dataset.user_bundle.indptr)
-    suitable = unseen_pairs(dataset, serving) & for_sale[bundles] & (owns[users] > 1)
     times = Times.of(store, dataset)
-    lists = ShownLists(store, {dataset.users[user] for user in users[suitable].tolist()}, times.requests)
+    past = times.bundles <= _microseconds(datetime.now(UTC) + FUTURE)
+    suitable = unseen_pairs(dataset, learned) & for_sale[bundles] & (owns[users] > 1) & past
+    shown_to = {dataset.users[user] for user in users[suitable].tolist()}
+    lists = ShownLists(store, shown_to, times.requests, places)
     unprompted = suitable.copy()
     for pair in np.flatnonzero(suitable).tolist():
         user, bundle = dataset.users[users[pair]], dataset.bundles[bundles[pair]]
@@ -157,8 +166,12 @@ def choose_purchases(
         later_items,
         later_bundles,
         int(suitable.sum() - unprompted.sum()),
-        None if since is None else datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=since),
+        None if since is None else _EPOCH + timedelta(microseconds=since),
     )
+
+
+def _microseconds(at: datetime) -> int:
+    return (at - _EPOCH) // timedelta(microseconds=1)
 
 
 def _history(dataset: BundleDataset, pair: int, times: Times | None) -> Owned:
@@ -193,13 +206,15 @@ def _since(times: Microseconds, users: Positions, min_cases: int) -> int | None:
 class ShownLists:
     """The bundles that the service has shown to users, and when it showed each of them first."""
 
-    def __init__(self, store: Store, users: Iterable[str], requests: Mapping[int, str]) -> None:
+    def __init__(self, store: Store, users: Iterable[str], requests: Mapping[int, str], places: int) -> None:
+        """`requests` are the request ids of purchases. If a purchase names its list, every place of the list
+        counts. Otherwise only the first `places` do."""
         self._first: defaultdict[str, dict[str, int]] = defaultdict(dict)
         self._by_request: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
         named = set(requests.values())
         for user, request, at, ids in store.lists_shown_to(sorted(users)):
             first = self._first[user]
-            for bundle in ids:
+            for bundle in ids[:places]:
                 first[bundle] = min(at, first.get(bundle, at))
             if request in named:
                 self._by_request[user, request].update(ids)

@@ -28,9 +28,9 @@ from bundlemage.retraining.comparison import (
     compare_matching,
 )
 from bundlemage.retraining.holding_out import completions_of, hold_out, questions_of
-from bundlemage.retraining.purchases import choose_purchases
+from bundlemage.retraining.purchases import PLACES, choose_purchases
 from bundlemage.retraining.sweep import STAMP, sweep
-from bundlemage.retraining.unseen import new_bundles
+from bundlemage.retraining.unseen import learned_by, new_bundles
 from bundlemage.scorecard import scorecard
 from bundlemage.store.records import ModelRecord
 from bundlemage.store.repository import AnyModel, Store
@@ -41,6 +41,8 @@ MIN_CASES = 30
 """Default minimum number of test cases for a comparison."""
 KEEP = 3
 """Default number of models of retrainings whose folders are kept."""
+FEW_LISTS = 0.05
+"""If fewer of the cases have a list that was shown before, most lists are probably not in the store."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class Retrained:
     """The number of purchases that were left out because the bundle had been shown to the user before."""
     since: datetime | None = None
     """The cases are purchases since this time; None if they were drawn at random."""
+    with_list: int = 0
+    """The number of cases whose user had been shown a list before the purchase."""
     version: str | None = None
     """The version of the new model, if it was published."""
     path: Path | None = None
@@ -70,9 +74,29 @@ class Retrained:
     """The same for completing bundles. None if there were too few new bundles."""
     removed: tuple[Path, ...] = ()
     """The folders of old models that were removed."""
+    not_removed: tuple[Path, ...] = ()
+    """The folders of old models that should be removed, but the system did not allow it."""
     test: tuple[Evaluation, ...] = ()
     """The metrics of the new model and of the popularity baseline, with sampled negatives as candidates."""
     training: TrainingResult | None = None
+    """The training of the model that was tested. A published model was then trained again on all data."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What somebody should know or do."""
+        found = []
+        if self.comparison is not None and self.since and self.with_list < self.comparison.cases * FEW_LISTS:
+            cases = self.comparison.cases
+            found.append(
+                f"the store has a list shown to the user before the purchase for {self.with_list:,} of the "
+                f"{cases:,} cases. If the shop shows lists that the service did not return, such as those in "
+                "mails, the purchases that followed count as not prompted, and they favour the serving model"
+            )
+        found += [
+            f"the folder {path} of an old model cannot be removed. Remove it yourself"
+            for path in self.not_removed
+        ]
+        return tuple(found)
 
 
 def retrain(
@@ -85,6 +109,7 @@ def retrain(
     tolerance: float = 0.0,
     min_cases: int = MIN_CASES,
     keep: int = KEEP,
+    places: int = PLACES,
     seed: int | None = None,
     on_split: Callable[[Split, Retrained], None] = lambda *_: None,
     observers: Sequence[Observer] = (),
@@ -97,13 +122,15 @@ def retrain(
     `models`, by default the folder that holds the serving model. Its `DECISIVE` metric may be lower by at
     most `tolerance`, and it must not be clearly worse in completing bundles. If there are fewer than
     `min_cases` suitable purchases, nothing is trained. `force` trains and publishes in any case. After a
-    publication, all but the newest `keep` models of retrainings are removed. Raises `BusyError` if another
+    publication, all but the newest `keep` models of retrainings are removed. A bundle counts as shown to a
+    user if it was among the first `places` of a list. Raises `BusyError` if another
     retraining is running. `on_split` is called before training, with the split and what is known so far.
     """
     if not tolerance >= 0:
         raise ConfigError(f"the tolerance is {tolerance!r}; it must be 0 or more")
-    if keep < 1:
-        raise ConfigError(f"the number of models to keep is {keep!r}; it must be 1 or more")
+    for what, number in (("models to keep", keep), ("places of a list", places)):
+        if number < 1:
+            raise ConfigError(f"the number of {what} is {number!r}; it must be 1 or more")
     changed = {**(settings or {}), **({} if seed is None else {"seed": seed})}
     with store.alone("retrain"):
         # Wrong arguments are reported here, before hours of training.
@@ -118,24 +145,26 @@ def retrain(
         histories = serving.plan.histories
         plan = SplitPlan("none", candidate.config.seed, serving.plan.negatives, histories=histories)
         random = np.random.default_rng(plan.seed)
-        purchases = choose_purchases(store, dataset, serving, stock, max(min_cases, 2), random)
+        min_cases = max(min_cases, 2)  # a single case has no standard error
+        learned = learned_by(serving)
+        purchases = choose_purchases(store, dataset, learned, stock, min_cases, random, places)
         outcome = Retrained(False, "", record.version, len(purchases.cases), purchases.prompted)
-        enough = len(purchases.cases) >= max(min_cases, 2)  # a single case has no standard error
+        enough = len(purchases.cases) >= min_cases
         if not enough and not force:
             return replace(outcome, reason=_too_few(outcome, min_cases))
         if not enough or not comparable[Matcher]:
             purchases = purchases.left_out()
-        outcome = replace(outcome, since=purchases.since)
+        with_list = sum(bool(case.shown) for case in purchases.cases)
+        outcome = replace(outcome, since=purchases.since, with_list=with_list)
         new, completed = np.zeros(0, np.int32), False
         if purchases.cases and comparable[Completer]:
-            new = new_bundles(dataset, serving)
+            new = new_bundles(dataset, learned)
             outcome = replace(outcome, new_bundles=len(new))
-            completed = len(new) // 2 >= max(min_cases, 2)  # half of them are cases
+            completed = len(new) // 2 >= min_cases  # half of them are cases
         split = hold_out(dataset, purchases, new if completed else new[:0], plan, random)
         on_split(split, outcome)
         candidate.fit(split, observers=[*observers, EpochProgress(progress)], progress=False)
-        if candidate.training is not None and candidate.training.interrupted:
-            raise KeyboardInterrupt  # an unfinished model is not published
+        _check_finished(candidate)
         if purchases.cases:
             sales = purchases.earlier_sales(dataset)
             both = Live(serving, stock, sales), Live(candidate, stock, sales)
@@ -146,6 +175,8 @@ def retrain(
                 compared = compare_generation(*both, completions_of(split), progress)
                 outcome = replace(outcome, generation=compared)
         good, reason = _verdict(outcome, tolerance, store.state().model)
+        if good or force:
+            reason += f"; it was then trained again on all {dataset.user_bundle.nnz:,} user-bundle pairs"
         outcome = replace(
             outcome,
             reason=reason if good or not force else f"forced: {reason}",
@@ -154,10 +185,12 @@ def retrain(
         )
         if not good and not force:
             return outcome
-        outcome = _publish(store, candidate, outcome, folder, record, tolerance, force)
+        candidate.metrics = _metrics(outcome, tolerance)
+        final = _on_all_data(candidate, split, EpochProgress(progress))
+        outcome = _publish(store, final, outcome, folder, record, force)
         if outcome.published:
-            removed = sweep(store, keep, needed={record.version})
-            outcome = replace(outcome, removed=tuple(removed))
+            swept = sweep(store, keep, needed={record.version})
+            outcome = replace(outcome, removed=swept.removed, not_removed=swept.stuck)
         return outcome
 
 
@@ -170,9 +203,15 @@ def _candidate(serving: Recommender, model: str | None, changed: Mapping[str, An
 
 
 def _comparable(serving: Recommender, candidate: Recommender, force: bool) -> dict[type[Any], bool]:
-    """Returns the tasks in which both models can be compared. Raises `UnsupportedError` if the models cannot
-    recommend bundles, or if only the serving model completes bundles, unless the publication is forced."""
+    """Returns the tasks in which both models can be compared. Raises `UnsupportedError` if the service cannot
+    serve the candidate. Unless the publication is forced, it does so, too, if the models cannot recommend
+    bundles, or if only the serving model completes bundles."""
     model = build(candidate.model_name, candidate.config, Sizes.of(serving.dataset))
+    if not model.knows_new_users:
+        raise UnsupportedError(
+            f"{model.title} knows only the users it was trained on, so the service cannot serve it: "
+            "'bundlemage models' lists the models that it can serve, under 'new users'"
+        )
     tasks: dict[type[Any], bool] = {
         task: can(serving.model, task) and can(model, task) for task in (Matcher, Completer)
     }
@@ -190,14 +229,16 @@ def _comparable(serving: Recommender, candidate: Recommender, force: bool) -> di
 
 
 def _too_few(outcome: Retrained, min_cases: int) -> str:
-    prompted = (
-        f" ({outcome.prompted:,} other new purchases do not count, because the bundle had been shown to the "
-        "user before)"
-        if outcome.prompted
-        else ""
-    )
+    prompted = ""
+    if outcome.prompted:
+        do = "purchase does" if outcome.prompted == 1 else "purchases do"
+        prompted = (
+            f" ({outcome.prompted:,} other new {do} not count, because the bundle had been shown to the user "
+            "before)"
+        )
+    have = "user has" if outcome.cases == 1 else "users have"
     return (
-        f"{outcome.cases:,} users have a bundle that is new to the serving model{prompted}, and "
+        f"{outcome.cases:,} {have} a bundle that is new to the serving model{prompted}, and "
         f"{min_cases:,} are needed to compare, so nothing was trained. Wait for more purchases, or use "
         "--force to train and publish without comparing"
     )
@@ -215,7 +256,10 @@ def _verdict(outcome: Retrained, tolerance: float, serving: str | None) -> tuple
             f"in completing bundles {_in_words(generation, tolerance)}, which is more than {CLEARLY:g} "
             "standard errors"
         )
-    left_out = f"; {outcome.prompted:,} prompted purchases were left out" if outcome.prompted else ""
+    left_out = ""
+    if outcome.prompted:
+        were = "purchase was" if outcome.prompted == 1 else "purchases were"
+        left_out = f"; {outcome.prompted:,} prompted {were} left out"
     return matching.difference >= -tolerance, f"{_in_words(matching, tolerance)}{left_out}"
 
 
@@ -230,23 +274,41 @@ def _in_words(comparison: ModelComparison, tolerance: float) -> str:
     )
 
 
-def _publish(
-    store: Store,
-    candidate: Recommender,
-    outcome: Retrained,
-    folder: Path,
-    serving: ModelRecord,
-    tolerance: float,
-    force: bool,
-) -> Retrained:
-    """Save the candidate, then record it in the store. Until that moment the old model keeps serving."""
-    about: dict[str, Any] = {"instead_of": serving.version, "reason": outcome.reason}
+def _metrics(outcome: Retrained, tolerance: float) -> dict[str, Any]:
+    """Returns the metrics of the candidate, with the comparison."""
+    about: dict[str, Any] = {"instead_of": outcome.serving, "reason": outcome.reason}
     if outcome.comparison is not None:
         about |= {"decided_by": DECISIVE, "tolerance": tolerance, "prompted": outcome.prompted}
         about |= {"since": outcome.since.isoformat() if outcome.since else None, **vars(outcome.comparison)}
         about |= {"generation": vars(outcome.generation) if outcome.generation else None}
-    candidate.metrics = {"test": [row.to_json() for row in outcome.test], "retrain": about}
-    path = candidate.save(_new_folder(folder, Path(serving.path).name)).resolve()
+    return {"test": [row.to_json() for row in outcome.test], "retrain": about}
+
+
+def _on_all_data(candidate: Recommender, split: Split, epochs: EpochProgress) -> Recommender:
+    """Returns the same kind of model, trained on all data as by `Recommender.refit`. Its plan is that of the
+    candidate, so that the next retraining uses histories in the same way."""
+    settings = {**candidate.config.model_dump(mode="json"), **candidate.final_settings()}
+    final = Recommender(candidate.model_name, ensemble=candidate.ensemble, **settings)
+    final.fit(split.dataset, split.plan, observers=[epochs], progress=False, calibrate=False)
+    _check_finished(final)
+    return final.follow(candidate, split)
+
+
+def _check_finished(model: Recommender) -> None:
+    if model.training is not None and model.training.interrupted:
+        raise KeyboardInterrupt  # an unfinished model is not published
+
+
+def _publish(
+    store: Store,
+    model: Recommender,
+    outcome: Retrained,
+    folder: Path,
+    serving: ModelRecord,
+    force: bool,
+) -> Retrained:
+    """Save the model, then record it in the store. Until that moment the old model keeps serving."""
+    path = model.save(_new_folder(folder, Path(serving.path).name)).resolve()
     record = record_of(path)
     try:
         store.publish(record, instead_of=AnyModel.ANY if force else serving.version)

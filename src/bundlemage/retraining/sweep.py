@@ -8,6 +8,7 @@ from collections.abc import Container
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 from bundlemage.artifact.files import artifact_version
 from bundlemage.errors import ArtifactError
@@ -21,7 +22,14 @@ IN_USE_FOR = timedelta(days=1)
 _REMOVED = ".{name}.removed"
 
 
-def sweep(store: Store, keep: int, needed: Container[str] = ()) -> list[Path]:
+class Swept(NamedTuple):
+    """The folders that were removed, and those that could not be removed."""
+
+    removed: tuple[Path, ...]
+    stuck: tuple[Path, ...]
+
+
+def sweep(store: Store, keep: int, needed: Container[str] = ()) -> Swept:
     """Remove all but the newest `keep` models that retrainings made, and return their folders.
 
     A model stays if it is selected for serving, if it has answered lately, or if its version is `needed`. Its
@@ -30,19 +38,27 @@ def sweep(store: Store, keep: int, needed: Container[str] = ()) -> list[Path]:
     """
     in_use = store.models_in_use(datetime.now(UTC) - IN_USE_FOR)
     made = [record for record in store.models() if "retrain" in record.metrics and STAMP.search(record.path)]
-    present = [record for record in made if Path(record.path).exists()]
-    removed = []
+    present = [record for record in made if _exists(Path(record.path))]
+    removed, stuck = list[Path](), list[Path]()
     for record in made:
         path = Path(record.path)
         hidden = path.with_name(_REMOVED.format(name=path.name))
-        if record not in present:
-            if hidden.exists() and store.forget_model(record.version):  # a retraining was killed meanwhile
-                shutil.rmtree(hidden, ignore_errors=True)
-            continue
         stays = record in present[:keep] or record.version in in_use or record.version in needed
-        if not stays and _holds(path, record) and _remove(store, record, path, hidden):
-            removed.append(path)
-    return removed
+        try:
+            if record not in present:
+                if _exists(hidden) and store.forget_model(record.version):
+                    shutil.rmtree(hidden)  # a retraining was killed before this
+            elif not stays and _holds(path, record) and _remove(store, record, path, hidden):
+                removed.append(path)
+        except OSError:
+            stuck.append(hidden if _exists(hidden) else path)
+    return Swept(tuple(removed), tuple(stuck))
+
+
+def _exists(path: Path) -> bool:
+    with suppress(OSError):  # somebody else's folder
+        return path.exists()
+    return False
 
 
 def _holds(path: Path, record: ModelRecord) -> bool:
@@ -58,5 +74,5 @@ def _remove(store: Store, record: ModelRecord, path: Path, hidden: Path) -> bool
     if not store.forget_model(record.version):  # it was selected just now
         hidden.rename(path)
         return False
-    shutil.rmtree(hidden, ignore_errors=True)
+    shutil.rmtree(hidden)
     return True

@@ -10,7 +10,7 @@ from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.recommender import Recommender
 
 
-def _learned(serving: Recommender) -> Split:
+def learned_by(serving: Recommender) -> Split:
     """Returns the data that the serving model was trained and validated with, as a split."""
     split = serving.plan.divide(serving.dataset)
     if split.protocol == serving.protocol:
@@ -19,13 +19,14 @@ def _learned(serving: Recommender) -> Split:
     return SplitPlan("none").divide(serving.dataset)
 
 
-def unseen_pairs(dataset: BundleDataset, serving: Recommender) -> npt.NDArray[np.bool_]:
-    """Returns for each pair of the dataset whether the serving model was trained and validated without it."""
-    known, split = serving.dataset, _learned(serving)
-    seen = [split.train.user_bundle.nonzero()]
-    if split.validation is not None:
-        case, bundle = split.validation.positives.nonzero()
-        seen.append((split.validation.users[case], bundle))
+def unseen_pairs(dataset: BundleDataset, learned: Split) -> npt.NDArray[np.bool_]:
+    """Returns for each pair of the dataset whether the serving model was trained and validated without it.
+    `learned` is the result of `learned_by`."""
+    known = learned.dataset
+    seen = [learned.train.user_bundle.nonzero()]
+    if learned.validation is not None:
+        case, bundle = learned.validation.positives.nonzero()
+        seen.append((learned.validation.users[case], bundle))
     seen_users, seen_bundles = (np.concatenate(part) for part in zip(*seen, strict=True))
     users = _positions(known.users, dataset.users)[seen_users]
     bundles = _positions(known.bundles, dataset.bundles)[seen_bundles]
@@ -40,9 +41,10 @@ def _positions(ids: Vocabulary, vocabulary: Vocabulary) -> npt.NDArray[np.int64]
     return np.array([vocabulary.known_positions.get(name, -1) for name in ids], np.int64)
 
 
-def new_bundles(dataset: BundleDataset, serving: Recommender) -> Positions:
-    """Returns the bundles of two or more items whose contents the serving model was trained without."""
-    learned = _learned(serving).train
-    known = {learned.bundles[row] for row in np.flatnonzero(np.diff(learned.bundle_item.indptr)).tolist()}
+def new_bundles(dataset: BundleDataset, learned: Split) -> Positions:
+    """Returns the bundles of two or more items whose contents the serving model was trained without.
+    `learned` is the result of `learned_by`."""
+    train = learned.train
+    known = {train.bundles[row] for row in np.flatnonzero(np.diff(train.bundle_item.indptr)).tolist()}
     filled = np.flatnonzero(np.diff(dataset.bundle_item.indptr) > 1)
     return np.array([row for row in filled.tolist() if dataset.bundles[row] not in known], np.int32)

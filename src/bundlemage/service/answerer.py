@@ -37,7 +37,7 @@ from bundlemage.live import EMPTY, Live, Question, Stock, load_published
 from bundlemage.service.settings import Settings
 from bundlemage.service.shared import Shared
 from bundlemage.store.records import ModelRecord, Owned, Sales, Served
-from bundlemage.store.repository import AnyModel, Store
+from bundlemage.store.repository import Store
 from bundlemage.wire.answers import Known
 
 T = TypeVar("T")
@@ -184,31 +184,33 @@ class Answerer:
             self.failed[version] = str(error)
             log.exception("the published model %s cannot be loaded; the previous model still serves", version)
 
-    def load(
-        self, record: ModelRecord, *, publish: bool = True, instead_of: str | AnyModel = AnyModel.ANY
-    ) -> None:
+    def load(self, record: ModelRecord, *, publish: bool = True, instead_of: str | None = None) -> bool:
         """Load a model while the current one serves. Publish it if needed, then serve it instead.
 
         Without `publish`, nothing happens if another model was published in the meantime. If `instead_of` is
-        given but is not the published version, `SupersededError` is raised.
+        given but is not the published version, `SupersededError` is raised. If it is None, the record must be
+        one of the store: returns False, and serves nothing else, if it was deleted meanwhile.
         """
         with self._loading, self._shared.loading:
             published = self.store.state().model == record.version
             if not published and not publish:  # another model was published while this one waited
                 self._tried.pop(record.version, None)  # if published again, load it at once
-                return
+                return True
             following = None
             if (self._next or self.serving).record.version != record.version:
                 log.info("loading the model %s", record.version)
                 now = self.serving
                 following = _opened(record, now.stock, now.sales, folder=self._shared.folder)
-            if not published:
+            if not published and instead_of is not None:
                 self.store.publish(record, instead_of=instead_of)
+            elif not published and not self.store.select_model(record.version):
+                return False
             if following:
                 self._next = following
                 log.info("the model %s is loaded and serves", record.version)
             self.failed.pop(record.version, None)
             self._tried.pop(record.version, None)
+            return True
 
     # ── Housekeeping ─────────────────────────────────────────────────────────────────────────────
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from fastapi import FastAPI, Request
 
 from bundlemage import __version__
-from bundlemage.errors import ArtifactError, ConfigError, StoreError, SupersededError
+from bundlemage.errors import ArtifactError, ConfigError, StoreError, SupersededError, UnsupportedError
 from bundlemage.live import Live, record_of
 from bundlemage.progress import Progress, in_silence
 from bundlemage.recommender import Recommender
@@ -128,7 +128,9 @@ def open_live(settings: Settings, store: Store, progress: Progress = in_silence)
                 raise
     try:
         live = load_live(store, record, device)
-    except ArtifactError as error:  # the published model cannot be loaded
+    except (ArtifactError, UnsupportedError) as error:
+        if record.version != before:  # a model that is named here for the first time
+            raise
         other = record if settings.model is None else record_of(settings.model)
         if other.version == record.version:
             raise ArtifactError(

@@ -161,6 +161,10 @@ _LIMITS = {"less_than_equal": ("le", "the most is"), "greater_than_equal": ("ge"
 """For a kind of error of pydantic: where it holds the limit, and the words for it."""
 
 
+def _number(limit: float) -> str:
+    return f"{int(limit):,}" if limit == int(limit) else f"{limit:,}"
+
+
 def _field_error(fault: Mapping[str, Any]) -> FieldError:
     place, *path = fault["loc"]
     kind, value = fault["type"], fault.get("input")
@@ -177,7 +181,7 @@ def _field_error(fault: Mapping[str, Any]) -> FieldError:
     elif kind in _LIMITS:
         limit, words = _LIMITS[kind]
         found = value if isinstance(value, str) else _shorten.repr(value)
-        message = f"is {found:.60}; {words} {fault['ctx'][limit]:,}"
+        message = f"is {found:.60}; {words} {_number(fault['ctx'][limit])}"
     else:
         message = str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input ")
         if isinstance(value, bytes):

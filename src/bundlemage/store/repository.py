@@ -84,6 +84,17 @@ class Store(CatalogueStore, HistoryStore):
             insert_or_replace(connection, models, row)
             connection.execute(update(clock).values(model=record.version))
 
+    def select_model(self, version: str) -> bool:
+        """Select a published model for serving. Returns False if it has no record any more."""
+        if not is_id(version):
+            return False
+        with self._database.write() as connection:
+            connection.scalar(select(clock.c.model).with_for_update())  # locks out `forget_model`
+            if connection.scalar(select(models.c.version).where(models.c.version == version)) is None:
+                return False
+            connection.execute(update(clock).values(model=version))
+            return True
+
     def models(self) -> list[ModelRecord]:
         """Return all published models, newest first."""
         newest = select(models).order_by(models.c.published_at.desc(), models.c.version.desc())

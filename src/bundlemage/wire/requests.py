@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.resources import files
 from itertools import islice
@@ -37,6 +38,8 @@ MOST_OFF: Final = 0.99
 MOST_ERRORS: Final = 20
 """About as many errors are found in a body before its check stops. Each error takes time, and a body of a
 megabyte could have half a million. So lists of ids stop at their first error (`fail_fast`)."""
+FUTURE: Final = timedelta(days=1)
+"""An interaction may be dated this far ahead of the clock. A later time is an error."""
 PYTHON: Final = "python"
 """The validation context for values from Python code. Ids may then contain any characters, because the data
 of the shop decide which ids exist."""
@@ -276,15 +279,23 @@ class ScoreIn(Body):
 # ── The shop ─────────────────────────────────────────────────────────────────────────────────────
 
 
+def _not_in_the_future(at: datetime) -> datetime:
+    if at > datetime.now(UTC) + FUTURE:
+        raise ValueError(
+            "is more than a day in the future; give the time at which it happened, or leave it out"
+        )
+    return at
+
+
 class InteractionIn(Body):
     """A user took an item or a bundle."""
 
     user_id: BodyId
     item_id: BodyId | None = None
     bundle_id: BodyId | None = None
-    at: AwareDatetime | None = None
-    """The time of the interaction in ISO 8601, with a time zone. The default is now. It orders the user's
-    history."""
+    at: Annotated[AwareDatetime, AfterValidator(_not_in_the_future)] | None = None
+    """The time of the interaction in ISO 8601, with a time zone, at most a day ahead. The default is now. It
+    orders the user's history and decides which purchases test a retrained model."""
     request_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """The request id of the answer that recommended the item or bundle."""
 

@@ -20,7 +20,6 @@ from bundlemage.progress import Progress
 from bundlemage.service.problems import ApiError
 from bundlemage.service.routes.common import RequestId, TheService, allow
 from bundlemage.store.records import ServedSummary
-from bundlemage.store.repository import AnyModel
 from bundlemage.wire.answers import Exposure, Insights, ModelLine, Models, Reloaded, ServedOut, ServingModel
 from bundlemage.wire.requests import ReloadIn
 
@@ -57,12 +56,13 @@ async def reload(service: TheService, body: ReloadIn | None = None) -> Reloaded:
     version = body.version if body else None
 
     def load() -> None:
-        record = record_of(Path(before.path)) if version is None else service.store.model(version)
-        if record is None:
+        if version is None:  # what another process has published meanwhile stays
+            answerer.load(record_of(Path(before.path)), instead_of=before.version)
+            return
+        record = service.store.model(version)
+        if record is None or not answerer.load(record):  # a retraining may remove it while it is loaded
             detail = f"there is no model {version!r}: GET /v1/models lists all models"
             raise ApiError(404, "No such model", detail)
-        # What another process has published meanwhile stays, unless the caller names a version.
-        answerer.load(record, instead_of=before.version if version is None else AnyModel.ANY)
 
     await run_in_threadpool(load)
     serving = (await service.now()).record.version
