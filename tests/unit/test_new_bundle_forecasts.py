@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from benchmarks.buyers import Found, divided, forecasts, measure
 from bundlemage import Recommender, SplitPlan
@@ -26,7 +27,9 @@ from bundlemage.core.history import History
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.errors import ArtifactError
 from bundlemage.live import EMPTY, Live
-from bundlemage.models.base import Interactions, Matcher, require
+from bundlemage.models.base import Histories, Interactions, Matcher, require
+from bundlemage.models.blend import Blend
+from bundlemage.models.ragged import Ragged
 from bundlemage.sample.kinds import shop_of_kind
 from bundlemage.training.loop import train_members
 from bundlemage.training.probes import Probes, new_in
@@ -358,13 +361,29 @@ class TestCarried:
         assert new.calibration is None
         after = carried(before, old.model, new.model, shop, CPU)
         assert after is not None
-        assert (after.fit, after.activity) == (before.fit, before.activity)
+        assert after.activity == before.activity
         assert after.intercept != before.intercept
         old_total, old_above = self.total(old, before, shop)
         total, above = self.total(new, after, shop)
         assert total == pytest.approx(old_total, rel=1e-4)
         assert above == pytest.approx(old_above, abs=2)
         assert self.total(new, before, shop)[0] != pytest.approx(old_total, rel=1e-3)
+
+    def test_a_model_that_separates_bundles_more_is_not_surer(
+        self, shop: BundleDataset, old: Recommender
+    ) -> None:
+        """Its log-probabilities differ three times as much, in the same order."""
+
+        class Sharper(Blend):
+            def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
+                return 3 * super().score_bundles(histories, contents)
+
+        before = old.calibration
+        assert before is not None
+        sharper = Sharper([old.model], [1.0], [1.0], "sharper").eval()
+        after = carried(before, old.model, sharper, shop, CPU)
+        assert after is not None
+        assert after.fit == pytest.approx(before.fit / 3, rel=1e-3)
 
     def test_a_model_that_likes_other_bundles_is_refused(self, shop: BundleDataset, old: Recommender) -> None:
         assert old.calibration is not None

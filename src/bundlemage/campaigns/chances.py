@@ -12,11 +12,13 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy import sparse
 from torch import Tensor
 
 from bundlemage.core.answering import rows_at_a_time
 from bundlemage.core.ranking import top
 from bundlemage.data.dataset import BundleDataset, binary_matrix
+from bundlemage.data.leakage import without, without_items_of
 from bundlemage.data.splits import COLD_PROTOCOLS, PAD, Split
 from bundlemage.models.base import Histories, Interactions, Matcher, Model, SalesScorer, can, require
 from bundlemage.models.ragged import Contents, Ragged
@@ -135,8 +137,10 @@ def carried(
     """Returns the calibration of a model for another model of the same users and bundles, which has no
     validation cases of its own; None if the two models disagree too much about what users like.
 
-    The slopes stay as they are. The intercept changes, so that the chances of all users for all bundles that
-    they do not have add up to the same number as with the old model.
+    The slope of the log-probability changes, so that the bundles of a user differ as much in their odds as
+    with the old model: one that has learned from more data separates them more, which does not mean that
+    users are that much more predictable. The intercept changes, so that the chances of all users for all
+    bundles that they do not have add up to the same number as with the old model.
     """
     data = Interactions.of(dataset, device)
     contents, owned = data.bundle_item, data.user_bundle
@@ -150,23 +154,27 @@ def carried(
             histories = data.histories(users)
             asked = ~owned.rows(users).as_mask(width) & (contents.lengths > 0)
             counts = torch.log1p(histories.bundles.lengths.double())[:, None].expand(-1, width)
+            left = asked.sum(1, keepdim=True).clamp(min=1)
             logs = [
                 require(model, Matcher).bundle_scores(histories, contents).double().log_softmax(1)
                 for model in (old, new)
             ]
-            parts.append(torch.stack([each[asked] for each in (*logs, counts)]).cpu().numpy())
-    old_logs, new_logs, activity = np.concatenate(parts, axis=1)
+            means = [(each * asked).sum(1, keepdim=True) / left for each in logs]
+            apart = [each - mean for each, mean in zip(logs, means, strict=True)]
+            parts.append(torch.stack([each[asked] for each in (*logs, *apart, counts)]).cpu().numpy())
+    old_logs, new_logs, old_apart, new_apart, activity = np.concatenate(parts, axis=1)
     if rank_correlation(old_logs, new_logs) < LEAST_AGREEMENT:
         return None
+    slope = calibration.fit * float(old_apart.std() / max(new_apart.std(), 1e-12))
     before, after = (
-        calibration.intercept + calibration.fit * logs + calibration.activity * activity
-        for logs in (old_logs, new_logs)
+        calibration.intercept + fit * logs + calibration.activity * activity
+        for fit, logs in ((calibration.fit, old_logs), (slope, new_logs))
     )
     chances = sigmoid(before)
     shift = _shift(after, float(chances.sum()))
     above = int((chances > calibration.threshold).sum())
     threshold = threshold_of(sigmoid(after + shift), np.ones_like(after), above)
-    return replace(calibration, intercept=calibration.intercept + shift, threshold=threshold)
+    return replace(calibration, intercept=calibration.intercept + shift, fit=slope, threshold=threshold)
 
 
 def _shift(logits: Numbers, total: float) -> float:
@@ -266,14 +274,15 @@ class _Cases:
     def __init__(self, model: Model, split: Split, device: torch.device, seed: int) -> None:
         assert split.validation is not None
         self.model, self.device = model, device
-        self.data = Interactions.of(split.train, device)
         self.random = np.random.default_rng(seed)
         validation, shape = split.validation, split.dataset.user_bundle.shape
         case, bundles = validation.positives.nonzero()
         bought = binary_matrix(validation.users[case], bundles, shape)
+        known = split.train if split.protocol in COLD_PROTOCOLS else _without(bought, split)
+        self.data = Interactions.of(known, device)
         self.bought = Ragged.from_csr(bought, device)
         self.has = Ragged.from_csr(split.dataset.user_bundle, device)
-        sizes = np.diff(split.train.bundle_item.indptr)
+        sizes = np.diff(known.bundle_item.indptr)
         candidates = np.flatnonzero(sizes)  # the score of a bundle without items is meaningless
         self.new: Ragged | None = None
         if split.protocol in COLD_PROTOCOLS and validation.candidates is not None:
@@ -327,6 +336,16 @@ class _Cases:
         hits = others.gather(1, drawn)
         left = rest.sum(1, keepdim=True) - counted.sum(1, keepdim=True)
         yield drawn, hits * (left / hits.sum(1, keepdim=True).clamp(min=1))
+
+
+def _without(bought: sparse.csr_matrix, split: Split) -> BundleDataset:
+    """The shop before users bought these bundles. Histories are as complete as those of later questions: with
+    the shorter ones of the training data, chances of users with many bundles would be too high."""
+    dataset = split.dataset
+    before = dataset.with_interactions(user_bundle=without(dataset.user_bundle, bought))
+    if split.histories != "without held-out":
+        return before
+    return before.with_interactions(user_item=without_items_of(bought, dataset.bundle_item, before))
 
 
 def _table(logs: Tensor, bundles: Tensor, weights: Tensor | float, bought: int) -> Numbers:
