@@ -362,22 +362,18 @@ class _Cases:
         return _Learned(coefficients, sums, levels, resampled, dispersion)
 
     def _tells_apart(self, sums: Numbers, sales: Numbers) -> bool:
-        """Whether levels tell bundles that sell well from others, by more than chance explains, and forecasts
-        that differ are closer to the real numbers than one number. Numbers that differ by chance lead a
-        designer astray, so the correlation must be three standard errors above 0."""
-        if rank_correlation(_levels(sums), sales) <= 3 / math.sqrt(len(sales)):
-            return False
+        """Whether forecasts that differ by levels are closer to the real numbers of buyers than one number is,
+        by two standard errors of the squared errors. Each forecast is fitted without the bundle."""
         part_of = self._parts(len(sales))
-        errors = []
-        for apart in (True, False):
-            error = 0.0
-            for part in range(PARTS):
-                own, others = part_of == part, part_of != part
+        errors = np.empty((2, len(sales)))
+        for part in range(PARTS):
+            own, others = part_of == part, part_of != part
+            for row, apart in zip(errors, (True, False), strict=True):
                 found = _regression(sums[:, others], sales[others], apart)
                 forecasts = _expected(sums[:, own], _range(sums[:, others]), *found)
-                error += float(((forecasts - sales[own]) ** 2).sum())
-            errors.append(error)
-        return errors[0] < errors[1]
+                row[own] = (forecasts - sales[own]) ** 2
+        gains = errors[1] - errors[0]
+        return bool(gains.mean() > 2 * gains.std() / math.sqrt(len(gains)))
 
     def calibration(self) -> NewBundleCalibration:
         """The calibration from all held-out bundles, and what the check found."""
