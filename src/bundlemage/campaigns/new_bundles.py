@@ -362,8 +362,8 @@ class _Cases:
         return _Learned(coefficients, sums, levels, resampled, dispersion)
 
     def _tells_apart(self, sums: Numbers, sales: Numbers) -> bool:
-        """Whether forecasts that differ by levels are closer to the real numbers of buyers than one number is,
-        by two standard errors of the squared errors. Each forecast is fitted without the bundle."""
+        """Whether forecasts that differ by levels are closer to the real numbers of buyers than one number
+        is, by two standard errors of the squared errors. Each forecast is fitted without the bundle."""
         part_of = self._parts(len(sales))
         errors = np.empty((2, len(sales)))
         for part in range(PARTS):
