@@ -105,7 +105,7 @@ def measure(dataset: Any, seed: int, device: str, epochs: int | None, *, validat
     fitted = time.perf_counter()
     recommender.calibrate(split)
     calibrated = time.perf_counter()
-    calibration = recommender.new_bundle_calibration and recommender.new_bundle_calibration.calibration
+    calibration = recommender.new_bundle_calibration
     assert calibration is not None
     assert recommender.training is not None
     cases = split.validation if validation else split.test
@@ -123,7 +123,7 @@ def measure(dataset: Any, seed: int, device: str, epochs: int | None, *, validat
         rules={name: ranked(scores, bought) for name, scores in rules.items()},
         foretold=float(chances.sum()),
         correlation=float(spearmanr(chances.sum(0), bought.sum(0)).statistic),
-        calibration=asdict(calibration),
+        calibration={name: getattr(calibration, name) for name in ("intercept", "level", "activity", "fit")},
         epochs=len(recommender.history),
         best_epoch=recommender.training.best_epoch or 0,
         fit_seconds=round(fitted - started, 2),
@@ -135,7 +135,8 @@ def foretold(recommender: Recommender, split: Split, bundles: npt.NDArray[np.int
     """The chance of each user to take each bundle, by the histories of training."""  # [users, bundles]
     import torch
 
-    from bundlemage.campaigns.chances import new_log_probabilities
+    from bundlemage.campaigns.chances import new_log_probabilities, sigmoid
+    from bundlemage.campaigns.new_bundles import shifts
     from bundlemage.core.answering import rows_at_a_time, slices
     from bundlemage.models.base import Interactions
 
@@ -145,13 +146,14 @@ def foretold(recommender: Recommender, split: Split, bundles: npt.NDArray[np.int
     data = Interactions.of(split.train, device)
     new = data.bundle_item.rows(torch.from_numpy(bundles.astype(np.int64)).to(device))
     everyone = data.histories(torch.arange(len(data.user_item), device=device))
-    parts = []
+    parts, sums = [], np.zeros((3, len(bundles)))
     with torch.inference_mode():
         for histories in slices(everyone, rows_at_a_time(len(data.bundle_item), device)):
             logs = new_log_probabilities(model, histories, data.bundle_item, new)
-            chances = calibration.chances(logs, histories, len(data.bundle_item))
-            parts.append(chances.double().cpu().numpy())
-    return np.concatenate(parts)
+            sums += calibration.sums(logs, histories, torch.ones_like(logs), len(data.bundle_item))
+            parts.append(calibration.logits(logs, histories).cpu().numpy())
+    logits = np.concatenate(parts)
+    return sigmoid((logits + shifts(logits, calibration.expected(sums))).astype(np.float64))
 
 
 def plain_rules(split: Split, bundles: npt.NDArray[np.int32]) -> dict[str, Scores]:

@@ -2,11 +2,13 @@
 
 `python -m benchmarks.buyers --models bundlemage,owned-share`. A quarter of the bundles is removed from the
 data, as if they did not exist yet. The model is trained and calibrated on the rest, and forecasts how many of
-the users buy each removed bundle. The table compares the forecasts with the real numbers.
+the users buy each removed bundle. The table compares the forecasts with the real numbers of all seeds
+together. Users who have all items of a bundle before it exists count in neither.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from bundlemage.campaigns.new_bundles import ForecastGroup
+    from bundlemage.campaigns.chances import Numbers
     from bundlemage.data.dataset import BundleDataset, Positions
     from bundlemage.recommender import Recommender
 
@@ -28,23 +30,45 @@ SHARE = 4
 
 @dataclass(frozen=True)
 class Found:
-    """The forecasts for new bundles, and what really happened."""
+    """The forecasts for new bundles, and what really happened. Only users who lack an item count."""
 
-    kind: str
-    model: str
-    protocol: str
     reason: str | None
     """Why there is no forecast."""
-    expected: npt.NDArray[np.float64]  # [bundles]
-    observed: npt.NDArray[np.float64]  # [bundles]
-    covered: float
-    """The share of the bundles whose number of buyers lies in their interval."""
-    groups: tuple[ForecastGroup, ...]
+    numbers: Numbers  # [4, bundles]
+    """The real buyers, the expected ones, and the limits of the interval."""
+    apart: bool
+    """Whether forecasts differ between bundles."""
+
+    @property
+    def observed(self) -> Numbers:
+        real: Numbers = self.numbers[0]
+        return real
+
+    @property
+    def expected(self) -> Numbers:
+        expected: Numbers = self.numbers[1]
+        return expected
 
     @property
     def ratio(self) -> float:
         """All expected buyers divided by all real ones."""
         return float(self.expected.sum() / self.observed.sum())
+
+    @property
+    def covered(self) -> float:
+        """The share of the bundles whose number of buyers lies in their interval."""
+        return float(np.mean((self.numbers[2] <= self.observed) & (self.observed <= self.numbers[3])))
+
+    @property
+    def half_width(self) -> float:
+        """The median half of an interval's width, relative to the forecast."""
+        return float(np.median((self.numbers[3] - self.numbers[2]) / 2 / self.expected))
+
+    @property
+    def error(self) -> float:
+        """The mean squared error, relative to that of one number for all bundles: the mean forecast."""
+        one = self.expected.mean()
+        return float(((self.expected - self.observed) ** 2).mean() / ((one - self.observed) ** 2).mean())
 
 
 def main(
@@ -52,30 +76,45 @@ def main(
     models: Annotated[str, typer.Option(help="Models, by their names.")] = "bundlemage,owned-share",
     protocols: Annotated[str, typer.Option(help="Protocols of training.")] = "paper,none",
     epochs: Annotated[int | None, typer.Option(help="Fewer epochs, for a try.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the shop, of the new bundles and of training.")] = 0,
+    seeds: Annotated[str, typer.Option(help="Of the shop, of the new bundles and of training.")] = "0,1,2",
 ) -> None:
     """Forecast the buyers of new bundles in generated shops, and compare with the real buyers."""
-    table = Table(
-        "shop", "model", "protocol", "bundles", "expected", "real", "ratio", "in interval", "groups"
-    )
+    from bundlemage.cli.texts import seed_list
+
+    columns = ("bundles", "expected", "real", "ratio", "of each seed", "in interval", "± of interval")
+    table = Table("shop", "model", "protocol", *columns, "differ", "error")
     for kind in kinds.split(","):
         for model in models.split(","):
             for protocol in protocols.split(","):
                 settings = {} if epochs is None or model != "bundlemage" else {"epochs": epochs}
-                cells = _cells(measure(kind, model, protocol, seed, **settings))
+                found = [measure(kind, model, protocol, seed, **settings) for seed in seed_list(seeds)]
+                cells = [kind, model, protocol, *_cells(found)]
                 typer.echo(" | ".join(cells), err=True)
                 table.add_row(*cells)
     console = Console()
-    (console if console.is_terminal else Console(width=140)).print(table)
+    (console if console.is_terminal else Console(width=160)).print(table)
 
 
-def _cells(found: Found) -> list[str]:
-    first = [found.kind, found.model, found.protocol, f"{len(found.observed):,}"]
-    if found.reason is not None:
-        return [*first, "–", f"{found.observed.sum():,.0f}", "–", "–", found.reason]
-    good = sum(group.holds for group in found.groups)
-    total = [f"{found.expected.sum():,.1f}", f"{found.observed.sum():,.0f}", f"{found.ratio:.2f}"]
-    return [*first, *total, f"{found.covered:.0%}", f"{good} of {len(found.groups)}"]
+def _cells(found: Sequence[Found]) -> list[str]:
+    """The sums over the seeds. Seeds without a forecast are named by their reason only."""
+    each = [f"{one.ratio:.2f}" if one.reason is None else one.reason for one in found]
+    ready = [one for one in found if one.reason is None]
+    if not ready:
+        return ["–", "–", "–", "–", ", ".join(each), "–", "–", "–", "–"]
+    numbers = np.concatenate([one.numbers for one in ready], axis=1)
+    all_seeds = Found(None, numbers, apart=any(one.apart for one in ready))
+    differing = [one for one in ready if one.apart]
+    return [
+        f"{len(all_seeds.observed):,}",
+        f"{all_seeds.expected.sum():,.1f}",
+        f"{all_seeds.observed.sum():,.0f}",
+        f"{all_seeds.ratio:.2f}",
+        ", ".join(each),
+        f"{all_seeds.covered:.0%}",
+        f"{all_seeds.half_width:.0%}",
+        f"{len(differing)} of {len(ready)}",
+        ", ".join(f"{one.error:.2f}" for one in differing) or "–",
+    ]
 
 
 def divided(kind: str, seed: int) -> tuple[BundleDataset, BundleDataset, Positions]:
@@ -99,7 +138,6 @@ def divided(kind: str, seed: int) -> tuple[BundleDataset, BundleDataset, Positio
 
 def measure(kind: str, model: str, protocol: str, seed: int = 0, **settings: Any) -> Found:
     """Train on the shop without the new bundles, and forecast these."""
-    from bundlemage.campaigns.new_bundles import groups_of
     from bundlemage.data.splits import SplitPlan
     from bundlemage.recommender import Recommender
 
@@ -109,20 +147,20 @@ def measure(kind: str, model: str, protocol: str, seed: int = 0, **settings: Any
     recommender.fit(before, SplitPlan(protocol), progress=False)
     calibration = recommender.new_bundle_calibration
     assert calibration is not None
-    observed = np.bincount(shop.user_bundle.indices, minlength=len(shop.bundles))[new].astype(np.float64)
+    bought = shop.user_bundle[:, new].toarray() > 0
+    lacks, sums = scored(recommender, shop, new)
+    observed = (bought & lacks).sum(0).astype(np.float64)
     if calibration.reason is not None:
-        return Found(kind, model, protocol, calibration.reason, np.zeros(len(new)), observed, 0.0, ())
-    expected, resampled = forecasts(recommender, shop, new)
-    limits = [calibration.interval(totals) for totals in resampled]
-    inside = [low <= real <= high for (low, high), real in zip(limits, observed, strict=True)]
-    groups = groups_of(expected, observed, resampled, calibration.dispersion_of_sums)
-    return Found(kind, model, protocol, None, expected, observed, float(np.mean(inside)), groups)
+        return Found(calibration.reason, observed * [[1], [0], [0], [0]], apart=False)
+    limits = np.array([calibration.interval(column) for column in sums.T])
+    numbers = np.stack([observed, calibration.expected(sums), *limits.T])
+    return Found(None, numbers, apart=calibration.tells_apart)
 
 
-def forecasts(
+def scored(
     recommender: Recommender, shop: BundleDataset, new: Positions
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """The same numbers as those of `score_bundle`, for all new bundles at once."""  # [new], [new, resamples]
+) -> tuple[npt.NDArray[np.bool_], Numbers]:
+    """Which users lack an item of the new bundles, and the sums from which `score_bundle` forecasts."""
     import torch
 
     from bundlemage.campaigns.chances import new_log_probabilities
@@ -139,14 +177,7 @@ def forecasts(
         forecaster = require(recommender.model, Matcher).forecaster
         logs = new_log_probabilities(forecaster, everyone, contents, bundles)
         lacks = ~Owners(bundles, contents, len(shop.items)).have_all(everyone)
-        chances = calibration.chances(logs, everyone, len(contents)) * lacks
-        resampled = [
-            (calibration.resampled_chances(logs[:, n], everyone, len(contents)) * lacks[:, [n]])
-            .double()
-            .sum(0)
-            for n in range(len(new))
-        ]
-    return chances.double().sum(0).cpu().numpy(), torch.stack(resampled).cpu().numpy()
+        return lacks.cpu().numpy(), calibration.sums(logs, everyone, lacks, len(contents))
 
 
 if __name__ == "__main__":

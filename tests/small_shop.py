@@ -83,3 +83,18 @@ def datasets(draw: st.DrawFn, most: int = 12) -> BundleDataset:
         return draw(st.lists(row, min_size=count, max_size=count))
 
     return dataset_of(rows(users, items), rows(users, bundles), rows(bundles, items), items)
+
+
+def shop_of_unequal_tastes(seed: int = 0) -> BundleDataset:
+    """Each user has one of eight tastes, and few bundles of other tastes. Some tastes have many users and
+    some few, so the items of a new bundle tell how well it sells. Bundle n has the taste n % 8."""
+    random = np.random.default_rng(seed)
+    tastes, items, bundles, users = 8, 20, 200, 400
+    share = np.array([8, 6, 4, 3, 2, 1, 1, 0.5])
+    taste = random.choice(tastes, users, p=share / share.sum())
+    taste_of = np.arange(bundles) % tastes
+    contents = [(own * items + random.choice(items, 4, replace=False)).tolist() for own in taste_of]
+    weights = np.where(taste_of == taste[:, None], 20.0, 1.0)
+    bought = [random.choice(bundles, 4, replace=False, p=each / each.sum()).tolist() for each in weights]
+    single = [(own * items + random.choice(items, 5, replace=False)).tolist() for own in taste]
+    return dataset_of(single, bought, contents, tastes * items)

@@ -33,7 +33,7 @@ from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import Source, Split, SplitPlan
 from bundlemage.errors import ArtifactError, ConfigError
 from bundlemage.evaluation import Evaluation, case_metrics, evaluation_of
-from bundlemage.models.auto import LEARNED, Auto, AutoConfig
+from bundlemage.models.auto import Auto, AutoConfig
 from bundlemage.models.base import Interactions, Matcher, Model, SalesScorer, Sizes, can, require
 from bundlemage.models.blend import Blend
 from bundlemage.models.config import LearnedConfig, ModelConfig
@@ -199,10 +199,9 @@ class Recommender(Asker):
 
     def _probes(self, split: Split) -> Probes:
         epochs = 0 if self.training is None else self.training.best_epoch
-        name, config = self.model_name, self.config
-        if isinstance(config, AutoConfig) and config.learns:  # as `Auto.forecaster`
-            name, config = LEARNED, config.learned()
-        return Probes(name, config, split, self.shop.device, epochs=epochs, members=self.ensemble)
+        return Probes(
+            self.model_name, self.config, split, self.shop.device, epochs=epochs, members=self.ensemble
+        )
 
     def _find_assumed_sales(self, probes: Probes) -> None:
         if can(self.model, SalesScorer) and self.new_bundle_credit is None:

@@ -181,7 +181,7 @@ class TestFitting:
         model = Recommender(**SETTINGS).fit(small_shop(bundles=30))
         credit = credit_of(model)
         assert credit.sales == credit.median
-        assert "fewer than 40 bundles have a buyer" in str(credit)
+        assert "fewer than 40 bundles with items have a buyer" in str(credit)
 
     def test_so_does_a_shop_where_everyone_has_one_bundle(self) -> None:
         shop = dataset_of(
@@ -190,6 +190,15 @@ class TestFitting:
         credit = credit_of(Recommender(**SETTINGS | {"epochs": 1}).fit(shop, SplitPlan("none")))
         assert (credit.sales, credit.median) == (1, 1)
         assert "too few users have bought two bundles" in str(credit)
+
+    def test_so_does_a_shop_where_the_held_out_bundles_have_no_buyer(
+        self, shop: BundleDataset, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        probes = Probes("popularity", Recommender("popularity").config, _none_sold(shop), _CPU, epochs=1)
+        probes.parts = [np.arange(len(shop.bundles) - 20, len(shop.bundles), dtype=np.int32)]
+        found = find_assumed_sales(Recommender(**SETTINGS).config, probes)
+        assert found.sales == found.median
+        assert "none of the 20 bundles held out of training has a buyer" in str(found)
 
     def test_models_without_a_term_for_sales_have_none(self, shop: BundleDataset) -> None:
         plain = Recommender(**SETTINGS | {"epochs": 1, "popularity_weight": 0.0}).fit(shop)
@@ -292,6 +301,13 @@ class TestSaying:
 
 
 _CPU = torch.device("cpu")
+
+
+def _none_sold(shop: BundleDataset) -> Split:
+    """The last twenty bundles have no buyer."""
+    matrix = shop.user_bundle.tolil()
+    matrix[:, -20:] = 0
+    return SplitPlan("none").divide(shop.with_interactions(user_bundle=matrix.tocsr()))
 
 
 def _ndcg(model: Recommender, split: Split) -> float:

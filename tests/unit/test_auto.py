@@ -15,6 +15,8 @@ import torch
 
 from bundlemage import History, Recommender, SplitPlan
 from bundlemage import scorecard as scorecard_module
+from bundlemage.campaigns.chances import new_log_probabilities
+from bundlemage.campaigns.new_bundles import calibrate_new_bundles
 from bundlemage.core.shop import Recommendation
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import Split, new_completion_cases
@@ -341,6 +343,29 @@ class TestAnswers:
         factors = [0.0 if n == number else f for n, f in enumerate(model_of(mixed).matching)]
         completes = Blend(list(model_of(mixed).members), factors, model_of(mixed).generation, "x")  # type: ignore[arg-type]
         assert not can(completes, Gated)
+
+    def test_its_probes_are_models_of_the_same_parts(
+        self, mixed: Recommender, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Assumed sales are tuned on the blend that is served, and the forecast on its `forecaster`."""
+        split = SplitPlan("none").divide(small_shop(users=200, bundles=60))
+        parts = mixed.config.model_dump(mode="json")["parts"]
+        model = Recommender("auto", **QUICK | {"parts": parts}).fit(split, progress=False, calibrate=False)
+        probes = model._probes(split)
+        probe = probes.first.model
+        assert isinstance(probe, Auto)
+        shares = [[(part.model, part.matching) for part in own.parts] for own in (probe, model_of(model))]
+        assert shares[0] == shares[1]
+        assert len(weights(model, "matching")) > 1
+        asked: list[Any] = []
+
+        def scored(forecaster: Any, *others: Any) -> Any:
+            asked.append(forecaster)
+            return new_log_probabilities(forecaster, *others)
+
+        monkeypatch.setattr("bundlemage.campaigns.new_bundles.new_log_probabilities", scored)
+        assert calibrate_new_bundles(probes).reason is None
+        assert asked[0] is probe.part(LEARNED)
 
     def test_it_has_no_gate(self, closed: Recommender) -> None:
         with pytest.raises(UnsupportedError, match="gate"):

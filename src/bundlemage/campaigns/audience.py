@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bundlemage.campaigns.chances import Numbers, new_log_probabilities, normaliser
-from bundlemage.campaigns.new_bundles import RESAMPLES, NewBundleCalibration, Owners
+from bundlemage.campaigns.new_bundles import NewBundleCalibration, Owners, shifts
 from bundlemage.core.answering import nearest
 from bundlemage.core.filters import Filter, Shelf
 from bundlemage.core.history import Id
@@ -78,15 +78,16 @@ def forecast(
     audience = _Audience(forecaster, shop, user_batches, calibration, count, progress)
     shorter = [inside[:n] + inside[n + 1 :] for n in range(len(inside))] if len(inside) > 1 else []
     scored = audience.score([inside, *shorter], max(k, BEST_USERS))
-    totals, best = scored.totals, scored.best
+    worth, best = audience.worth(scored.sums), scored.best
     weakest, replacement = None, None
     if shorter:
-        place = int(np.argmax(totals[1:]))
-        without = audience.expected(totals[1 + place])
+        place = int(np.argmax(worth[1:]))
         name, title = shop.dataset.items[inside[place]], shop.item_shelf.title(inside[place])
+        without = audience.if_told_apart(worth[1 + place])
         weakest = ForecastWeakest(id=name, title=title, without=without)
-        replacement = _replacement(audience, shorter[place], inside, totals[0], best.histories, notes)
-    expected, (low, high) = audience.expected(totals[0]), audience.interval(scored.resampled, scored.users)
+        replacement = _replacement(audience, shorter[place], inside, worth[0], best.histories, notes)
+    chances, above = audience.chances(scored)
+    expected, (low, high) = audience.expected(scored.sums), audience.interval(scored.sums)
     threshold = audience.threshold
     return BundleForecast(
         items=tuple(ForecastItem(**_named(shop.item_shelf, n)) for n in inside),
@@ -97,12 +98,12 @@ def forecast(
         expected=expected,
         low=low,
         high=high,
-        above=None if threshold is None else scored.above,
+        above=above,
         threshold=threshold,
         expected_takings=None if expected is None or price is None else expected * price,
         people=tuple(
-            ForecastPerson(id=name, chance=None if threshold is None else chance, score=score)
-            for name, chance, score in zip(best.ids, best.chances.tolist(), best.scores.tolist(), strict=True)
+            ForecastPerson(id=name, chance=chance, score=score)
+            for name, chance, score in zip(best.ids, chances, best.scores.tolist(), strict=True)
         )[:k],
         nearest=near,
         weakest=weakest,
@@ -112,8 +113,9 @@ def forecast(
 
 
 ALIKE = (
-    "A check found no sign that forecasts tell which new bundles sell better than others in this shop: take "
-    "the number as that of a typical new bundle."
+    "A check on bundles held out of training found no sign that forecasts tell which new bundles sell better "
+    "than others in this shop. So the number is that of a typical new bundle, and no number is given for the "
+    "bundle with other items."
 )
 UNCALIBRATED = (
     "This model was saved by an earlier version or fitted with calibrate=False, so the number of buyers is "
@@ -179,10 +181,11 @@ def _nearest(
 
 @dataclass(frozen=True)
 class _Users:
-    """Some users, with their chances and scores for the first bundle in a call of `_Audience.score`."""
+    """Some users, with their scores for the first bundle in a call of `_Audience.score`."""
 
     ids: list[str]
-    chances: Tensor  # [users]
+    logits: Tensor  # [users]
+    """The higher, the likelier the user takes the bundle. -inf for a user who has all its items."""
     scores: Tensor  # [users]
     histories: Histories
 
@@ -191,33 +194,33 @@ class _Users:
         users = None if own.users is None or more.users is None else torch.cat([own.users, more.users])
         return _Users(
             self.ids + other.ids,
-            torch.cat([self.chances, other.chances]),
+            torch.cat([self.logits, other.logits]),
             torch.cat([self.scores, other.scores]),
             Histories(own.items.append(more.items), own.bundles.append(more.bundles), users),
         )
 
     def best(self, most: int) -> _Users:
-        """Returns at most `most` users, the best first. Users who have all items (chance -1) are left out."""
-        values, places = top(self.chances[None], min(most, len(self.ids)))
-        chosen = places[0][values[0] >= 0]
+        """Returns at most `most` users, the best first. Users who have all items are left out."""
+        values, places = top(self.logits[None], min(most, len(self.ids)))
+        chosen = places[0][values[0] > -torch.inf]
         ids = [self.ids[place] for place in chosen.tolist()]
-        return _Users(ids, self.chances[chosen], self.scores[chosen], self.histories.rows(chosen))
+        return _Users(ids, self.logits[chosen], self.scores[chosen], self.histories.rows(chosen))
 
 
 @dataclass(frozen=True)
 class _Scored:
     """All users, scored for several bundles."""
 
-    totals: Numbers  # [bundles]
-    """The sum of the users' chances for each bundle, or of probabilities without a calibration."""
-    resampled: Numbers  # [RESAMPLES]
-    """The sum of the users' chances for the first bundle, with each of the resampled coefficients."""
-    above: int
-    """The number of users with a chance for the first bundle above the threshold."""
-    users: int
-    """The number of all users."""
+    sums: Numbers  # [3, bundles]
+    """As `NewBundleCalibration.sums`. The last row is in proportion to the sum of the probabilities."""
+    logits: Tensor  # [users]
+    """As in `_Users`, of all users."""
     best: _Users
     """The best users for the first bundle."""
+
+    @property
+    def users(self) -> int:
+        return len(self.logits)
 
 
 class _Audience:
@@ -233,7 +236,7 @@ class _Audience:
         progress: Progress,
     ) -> None:
         self.model, self.shop = model, shop
-        self.calibration = calibration if calibration and calibration.calibration else None
+        self.calibration = calibration if calibration and calibration.reason is None else None
         self._user_batches, self._count, self._progress = user_batches, count, progress
         self._stage = "users"
         # Scoring all bundles of the shop is nearly all of the work, so it is done once for each batch. The
@@ -243,27 +246,46 @@ class _Audience:
     @property
     def threshold(self) -> float | None:
         """The chance above which a user belongs to the audience; None if there is no calibration."""
-        calibration = self.calibration and self.calibration.calibration
-        return calibration.threshold if calibration else None
+        return self.calibration.threshold if self.calibration else None
 
-    def expected(self, total: float) -> float | None:
-        return float(total) if self.calibration else None
+    def worth(self, sums: Numbers) -> Numbers:
+        """Numbers by which bundles are compared: the expected buyers if these tell bundles apart, else the
+        sums of the users' probabilities."""  # [bundles]
+        if self.calibration is not None and self.calibration.tells_apart:
+            return self.calibration.expected(sums)
+        worth: Numbers = sums[2]
+        return worth
 
-    def interval(self, totals: Numbers, users: int) -> tuple[int, int] | tuple[None, None]:
-        """The interval for the number of buyers, at most the number of users."""
+    def if_told_apart(self, worth: float) -> float | None:
+        """The number if it is one of expected buyers."""
+        return float(worth) if self.calibration is not None and self.calibration.tells_apart else None
+
+    def expected(self, sums: Numbers) -> float | None:
+        """The expected number of buyers of the first bundle."""
+        return float(self.calibration.expected(sums)[0]) if self.calibration else None
+
+    def interval(self, sums: Numbers) -> tuple[int, int] | tuple[None, None]:
+        """The interval for the number of buyers of the first bundle."""
+        return self.calibration.interval(sums[:, 0]) if self.calibration else (None, None)
+
+    def chances(self, scored: _Scored) -> tuple[list[float] | list[None], int | None]:
+        """The chances of the best users, and how many users have a chance above the threshold."""
         if self.calibration is None:
-            return None, None
-        low, high = self.calibration.interval(totals)
-        return min(low, users), min(high, users)
+            return [None] * len(scored.best.ids), None
+        total = self.calibration.expected(scored.sums)[:1]
+        shift = float(shifts(scored.logits[:, None].numpy(), total)[0])
+        above = int((torch.sigmoid(scored.logits + shift) > self.calibration.threshold).sum())
+        return torch.sigmoid(scored.best.logits + shift).tolist(), above
 
     def score(self, bundles: Sequence[Sequence[int]], best: int) -> _Scored:
         """Scores all users for several bundles."""
         new = Ragged.from_lists(bundles, self.shop.device)
         contents = self.shop.interactions.bundle_item
         owners = Owners(new, contents, len(self.shop.dataset.items))
-        totals = torch.zeros(len(bundles), dtype=torch.float64)
-        resampled = torch.zeros(RESAMPLES, dtype=torch.float64)
-        threshold, above, users, leading = self.threshold, 0, 0, None
+        # Without a calibration, only the sums of the probabilities are used.
+        calibration = self.calibration or NewBundleCalibration(0, 0, "none")
+        sums, logits, leading = np.zeros((3, len(bundles))), [], None
+        users = 0
         self._progress(self._stage, 0, self._count)
         for number, (ids, histories) in enumerate(self._user_batches()):
             if not len(ids):
@@ -274,23 +296,21 @@ class _Audience:
                     self._normalisers[number] = key, normaliser(self.model, histories, contents)
                 log_sums = self._normalisers[number][1]
                 logs = new_log_probabilities(self.model, histories, contents, new, log_sums)
-                have_all, chances = owners.have_all(histories), logs.exp()
-                if self.calibration is not None:
-                    chances = self.calibration.chances(logs, histories, len(contents))
-                    each = self.calibration.resampled_chances(logs[:, 0], histories, len(contents))
-                    resampled += each.masked_fill(have_all[:, :1], 0.0).cpu().double().sum(0)
-                chances = chances.masked_fill(have_all, 0.0)
-                totals += chances.cpu().double().sum(0)
-                first = chances[:, 0].masked_fill(have_all[:, 0], -1.0)
-                above += 0 if threshold is None else int((first > threshold).sum())
-                users += len(ids)
+                lacks = ~owners.have_all(histories)
+                sums += calibration.sums(logs, histories, lacks, len(contents))
+                first = (
+                    logs[:, :1] if self.calibration is None else calibration.logits(logs[:, :1], histories)
+                )
+                first = first.masked_fill(~lacks[:, :1], -torch.inf)[:, 0]
+                logits.append(first.float().cpu())
                 batch = _Users(list(ids), first, logs[:, 0].exp(), histories).best(best)
                 leading = batch if leading is None else leading.with_more(batch).best(best)
+            users += len(ids)
             self._progress(self._stage, users, self._count and max(users, self._count))
         if leading is None:
             raise ConfigError("the shop has no users, so a bundle has no audience")
         self._stage, self._count = "users, for a better item", users
-        return _Scored(totals.numpy(), resampled.numpy(), above, users, leading)
+        return _Scored(sums, torch.cat(logits), leading)
 
 
 # ── A better item ────────────────────────────────────────────────────────────────────
@@ -300,14 +320,14 @@ def _replacement(
     audience: _Audience,
     rest: tuple[int, ...],
     inside: tuple[int, ...],
-    total: float,
+    worth: float,
     histories: Histories,
     notes: list[str],
 ) -> ForecastReplacement | None:
     """Returns the item on sale that best replaces the weakest item; None if no item improves the forecast.
 
-    Tries the items that users with these `histories` would add to the `rest` of the bundle. `total` is the
-    forecast of the whole bundle.
+    Tries the items that users with these `histories` would add to the `rest` of the bundle. `worth` is that
+    of the whole bundle.
     """
     model, shop = audience.model, audience.shop
     if not can(model, Completer):
@@ -325,9 +345,9 @@ def _replacement(
         tried = places[0][values[0] > -torch.inf].tolist()
     if not tried:
         return None
-    totals = audience.score([(*rest, item) for item in tried], 1).totals
-    place = int(np.argmax(totals))
-    if totals[place] <= total:
+    found = audience.worth(audience.score([(*rest, item) for item in tried], 1).sums)
+    place = int(np.argmax(found))
+    if found[place] <= worth:
         return None
-    expected = audience.expected(totals[place])
+    expected = audience.if_told_apart(found[place])
     return ForecastReplacement(**_named(shop.item_shelf, tried[place]), expected=expected)

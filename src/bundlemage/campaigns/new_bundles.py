@@ -1,24 +1,25 @@
 """How many users buy a new bundle, learned from bundles that were held out of training.
 
 Probes (`training.probes`) are models that were trained without some bundles. They score these bundles as new
-ones for the users, and a logistic regression learns which of the users bought them. So a forecast adds up:
-the sum of all users' chances is the number of buyers that such a bundle has on average.
+ones for the users. Two things are learned from who bought them. A regression over the bundles says how many
+users buy a bundle. A logistic regression over the users says which ones: it distributes this number over the
+users. So a score that finds the right users, but not the bundles that sell, leads to no wrong numbers.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.special import betainc
+from scipy.optimize import minimize_scalar
+from scipy.special import betainc, logsumexp
 from torch import Tensor
 
 from bundlemage.campaigns.chances import (
-    Calibration,
     Numbers,
     logistic,
     most_users,
@@ -29,16 +30,14 @@ from bundlemage.campaigns.chances import (
     threshold_of,
 )
 from bundlemage.data.dataset import binary_matrix, pairs_of
-from bundlemage.models.base import Histories, Interactions
+from bundlemage.models.base import Histories, Interactions, Matcher, require
 from bundlemage.models.ragged import Ragged
-from bundlemage.training.probes import LEAST_BUNDLES, Probe, Probes, new_in, without_bundles
+from bundlemage.training.probes import TOO_FEW_BUNDLES, Probe, Probes, new_in, without_bundles
 
 LEAST_PURCHASES = 50
 """With fewer purchases of held-out bundles, no number of buyers is forecast."""
 SHARE = 0.9
 """The share of new bundles whose number of buyers lies in their interval."""
-CHECKED = 0.99
-"""The same share for the sums over many bundles that are checked. Chance alone should not fail a check."""
 RESAMPLES = 40
 """How often the regression is repeated with bundles that are drawn from the held-out ones."""
 PARTS = 5
@@ -46,37 +45,22 @@ PARTS = 5
 MOST_PAIRS = 2**21
 """The most pairs of a user and a held-out bundle that are scored. In a larger shop, users are drawn."""
 MOST_FITTED = 2**16
-"""The most pairs without a purchase that the regression uses. If there are more, it uses a sample."""
-GROUP = 8
-"""The fewest bundles in a group of bundles with similar forecasts. There are at most ten groups."""
+"""The most pairs without a purchase that the logistic regression uses, a sample if there are more."""
+AnyNumbers: TypeAlias = Numbers | npt.NDArray[np.float32]
 DISPERSIONS = (0.0, *np.geomspace(0.01, 20, 40).tolist())
+STEEPEST = 10.0
+"""The largest factor of a bundle's level."""
 LARGEST = 1e4
 """A larger coefficient cannot come from a regression, only from an altered file."""
 
 
 @dataclass(frozen=True)
-class ForecastGroup:
-    """Held-out bundles with similar forecasts: the forecast and the real number of their buyers."""
-
-    bundles: int
-    expected: float
-    observed: float
-    low: float
-    high: float
-    """Chance alone leaves `observed` between `low` and `high` in 99% of all cases."""
-
-    @property
-    def holds(self) -> bool:
-        """Whether the forecast and the real number differ by no more than chance explains."""
-        return self.low <= self.observed <= self.high
-
-
-@dataclass(frozen=True)
 class NewBundleCalibration:
-    """Turns scores of a new bundle into a number of buyers, with an interval.
+    """Turns scores of a new bundle into a number of buyers, with an interval, and into chances of the users.
 
-    It was learned from bundles that were treated as new. All figures are those of a check: the forecast of a
-    bundle was fitted without this bundle.
+    It was learned from bundles that were treated as new. A score enters as the lift: the logarithm of how
+    many times likelier the bundle is for the user than the mean bundle of the shop. Only users who lack an
+    item of the bundle count.
     """
 
     held_out: int
@@ -85,85 +69,123 @@ class NewBundleCalibration:
     """The real number of purchases of these bundles, without those by users who had all items anyway."""
     reason: str | None = None
     """Why no number of buyers is forecast; None if it is."""
-    expected: float | None = None
-    """The forecast for these bundles, compared with `purchases`."""
-    covered: float | None = None
-    """The share of these bundles whose number of buyers lies in their interval. It should be about 0.9."""
-    groups: tuple[ForecastGroup, ...] = ()
-    """The bundles in groups, from the lowest forecast to the highest."""
-    calibration: Calibration | None = None
-    """The chance that a user ever buys the bundle. In place of the log-probability it takes the lift: the
-    logarithm of how many times likelier the bundle is than the mean bundle of the shop."""
-    resampled: tuple[tuple[float, float, float], ...] = ()
-    """Other values of the intercept, `fit` and `activity` that the held-out bundles allow."""
+    correlation: float = 0.0
+    """Spearman's rank correlation between the levels of these bundles and their real numbers of buyers."""
+    error: float = 0.0
+    """How far the forecasts for these bundles were from the real numbers of buyers: the mean absolute
+    difference. Each forecast was fitted without the bundle."""
+    covered: float = 0.0
+    """The share of these bundles whose number of buyers was in an interval that was fitted without the
+    bundle. It should be about `SHARE`."""
+    fit: float = 1.0
+    """The factor of the user's lift. It tells users apart, and does not change the number of buyers of a
+    typical bundle."""
+    activity: float = 0.0
+    """The factor of the logarithm of 1 + the number of bundles that the user has."""
+    intercept: float = 0.0
+    level: float = 0.0
+    """The factor of the bundle's level, which is the logarithm of the users' mean exp(fit · lift). It is 0 if
+    the held-out bundles do not show that levels tell which bundles sell better: each bundle then has the
+    number of buyers of a typical one."""
+    threshold: float = 0.0
+    """Chosen so that as many pairs of a user and a held-out bundle have a higher chance as were bought."""
+    levels: tuple[float, float] = (0.0, 0.0)
+    """The lowest and the highest level of the held-out bundles. A bundle outside counts as the nearer one:
+    nothing is known about such bundles."""
+    resampled: tuple[tuple[float, float], ...] = ()
+    """Other values of `intercept` and `level` that the held-out bundles allow."""
     dispersion: float = 0.0
     """How much bundles differ from their forecasts beyond chance: the number of buyers has the variance
     mean + dispersion · mean². With this number, `SHARE` of the held-out bundles lie in their intervals."""
-    dispersion_of_sums: float = 0.0
-    """The same for sums over several bundles. A few bundles that sell far more than the rest count in it."""
-    correlation: float = 0.0
-    """Spearman's rank correlation between the forecast and the real numbers of buyers of these bundles."""
 
     def __post_init__(self) -> None:
-        spreads = (self.dispersion, self.dispersion_of_sums)
-        numbers = np.array([*spreads, self.correlation, *np.ravel(self.resampled)], np.float64)
-        if self.calibration is not None:
-            own = self.calibration
-            numbers = np.append(numbers, [own.intercept, own.fit, own.activity, own.threshold])
-        if not (np.abs(numbers) <= LARGEST).all() or min(spreads) < 0:
+        own = (self.intercept, self.level, self.activity, self.fit, self.threshold, self.dispersion)
+        check = (self.correlation, self.error, self.covered)
+        numbers = np.array([*own, *check, *self.levels, *np.ravel(self.resampled)])
+        if not (np.abs(numbers) <= LARGEST).all() or min(self.level, self.dispersion) < 0:
             raise ValueError(
-                f"a coefficient is outside -{LARGEST:g} to {LARGEST:g}, or a dispersion negative"
+                f"a coefficient is outside -{LARGEST:g} to {LARGEST:g}, or a level or dispersion is negative"
             )
-        if len(self.resampled) != (0 if self.calibration is None else RESAMPLES):
-            raise ValueError(f"a calibration needs {RESAMPLES} resampled coefficients")
-        if (self.calibration is None) != (self.reason is not None):
-            raise ValueError("there must be either a calibration or a reason why there is none")
+        if len(self.resampled) != (RESAMPLES if self.reason is None else 0):
+            raise ValueError(
+                f"there must be {RESAMPLES} resampled coefficients, or a reason why there are none"
+            )
 
     @property
     def tells_apart(self) -> bool:
-        """Whether the forecasts tell bundles that sell well from others, by more than chance explains."""
-        return self.correlation > 2 / math.sqrt(max(1, self.held_out))
+        """Whether forecasts differ between bundles, because the check found that levels tell them apart."""
+        return self.level > 0
 
-    def chances(self, logs: Tensor, histories: Histories, bundles: int) -> Tensor:
-        """The chances of users [rows, n] from log-probabilities in a shop with this many bundles."""
-        assert self.calibration is not None
-        return self.calibration.chances(logs + math.log(max(1, bundles)), histories.bundles.lengths)
+    def sums(self, logs: Tensor, histories: Histories, lacks: Tensor, bundles: int) -> Numbers:
+        """Sums over users, of which `expected` makes numbers of buyers. Those of several batches are added.
 
-    def resampled_chances(self, logs: Tensor, histories: Histories, bundles: int) -> Tensor:
-        """The chances [rows, RESAMPLES] for one bundle with each of `resampled`; `logs` has [rows]."""
-        intercept, fit, activity = logs.new_tensor(self.resampled).T
-        lifts, counts = logs + math.log(max(1, bundles)), torch.log1p(histories.bundles.lengths.to(logs))
-        return torch.sigmoid(intercept + fit * lifts[:, None] + activity * counts[:, None])
+        `logs` [rows, n] are log-probabilities in a shop with this many bundles. `lacks` [rows, n] marks users
+        who lack an item.
+        """  # [3, n]
+        lifts = (logs.double() + math.log(max(1, bundles))).cpu().numpy()
+        counts = torch.log1p(histories.bundles.lengths.double()).cpu().numpy()
+        return _sums(lifts, counts, lacks.double().cpu().numpy(), self.fit, self.activity)
 
-    def interval(self, totals: Numbers) -> tuple[int, int]:
-        """The interval for the number of buyers. `totals` are the sums of `resampled_chances`."""
-        low, high = interval(totals, self.dispersion)
-        return int(low), int(high)
+    def expected(self, sums: Numbers) -> Numbers:
+        """The expected numbers of buyers."""  # [n]
+        return _expected(sums, self.levels, self.intercept, self.level)
+
+    def interval(self, sums: Numbers) -> tuple[int, int]:
+        """The interval for the number of buyers of one bundle. `sums` has [3]."""
+        means = np.array([_expected(sums, self.levels, *each) for each in self.resampled])
+        low, high = interval(means, self.dispersion)
+        return int(min(low, sums[0])), int(min(high, sums[0]))
+
+    def logits(self, logs: Tensor, histories: Histories) -> Tensor:
+        """The log-odds [rows, n] that users buy bundles, apart from a constant for each bundle."""
+        return self.fit * logs + self.activity * torch.log1p(histories.bundles.lengths.to(logs))[:, None]
 
     @property
     def in_short(self) -> str:
         """A sentence or two."""
         if self.reason is not None:
             return f"The model does not forecast how many users would buy a new bundle: {self.reason}."
-        only = "" if self.tells_apart else " They do not tell which of two new bundles sells better."
+        tells = "They tell which of two new bundles sells better"
+        if not self.tells_apart:
+            tells = "They do not tell which of two new bundles sells better, so each has a typical number"
         return (
-            f"Forecasts for new bundles were checked on {self.held_out:,} bundles held out of training: "
-            f"{self.expected:,.1f} purchases were forecast in total, and there were {self.purchases:,.0f}."
-            f"{only}"
+            f"Forecasts for new bundles were checked on {self.held_out:,} bundles held out of training. "
+            f"These had {self.purchases / self.held_out:,.1f} buyers on average, and forecasts were wrong by "
+            f"{self.error:,.1f} on average. {tells} (rank correlation {self.correlation:.2f})."
         )
 
     def __str__(self) -> str:
         """A paragraph for the model card."""
         if self.reason is not None:
             return self.in_short
-        of = f"the forecast interval for {self.covered:.0%} of these bundles"
+        of = f"an interval that was fitted without the bundle for {self.covered:.0%} of these bundles"
         return f"{self.in_short} The number of buyers was in {of}."
 
 
-def interval(means: Numbers, dispersion: Numbers | float, share: float = SHARE) -> tuple[Numbers, Numbers]:
+def _sums(lifts: AnyNumbers, counts: AnyNumbers, weights: AnyNumbers, fit: float, activity: float) -> Numbers:
+    """For each bundle, three sums over the users who lack an item: of 1, of exp(activity · count) and of
+    exp(fit · lift)."""
+    active = weights * np.exp(activity * counts)[:, None]
+    parts = (weights, active, weights * np.exp(fit * lifts.astype(np.float64)))
+    return np.stack([part.sum(0, dtype=np.float64) for part in parts])
+
+
+def _levels(sums: Numbers) -> Numbers:
+    levels: Numbers = np.log(np.maximum(sums[2], 1e-99) / np.maximum(sums[0], 1e-99))
+    return levels
+
+
+def _expected(sums: Numbers, levels: tuple[float, float], intercept: float, level: float) -> Numbers:
+    """The expected numbers of buyers. No bundle has more than users."""
+    expected = np.exp(intercept + level * np.clip(_levels(sums), *levels)) * sums[1]
+    limited: Numbers = np.minimum(sums[0], expected)
+    return limited
+
+
+def interval(means: Numbers, dispersion: float, share: float = SHARE) -> tuple[Numbers, Numbers]:
     """The interval [...] that has this share of the numbers of buyers. The true mean is one of `means`
     [..., n]; around it the number has a negative binomial distribution."""
-    size = 1 / np.maximum(np.asarray(dispersion, np.float64), 1e-6)[..., None]
+    size = 1 / max(dispersion, 1e-6)
     chance = size / (size + np.maximum(means, 1e-12))
 
     def quantile(below: float) -> Numbers:
@@ -181,8 +203,7 @@ def interval(means: Numbers, dispersion: Numbers | float, share: float = SHARE) 
 def calibrate_new_bundles(probes: Probes) -> NewBundleCalibration:
     """Learns how many users buy a new bundle, from the bundles that the probes did not know."""
     if not probes.parts:
-        why = f"fewer than {LEAST_BUNDLES} bundles have a buyer, too few to hold any out"
-        return NewBundleCalibration(0, 0, why)
+        return NewBundleCalibration(0, 0, TOO_FEW_BUNDLES)
     held_out = np.concatenate(probes.parts)
     purchases = int(probes.split.dataset.user_bundle[:, held_out].nnz)
     if purchases >= LEAST_PURCHASES:
@@ -229,7 +250,8 @@ class _Scored:
     bought: npt.NDArray[np.bool_]  # [users, bundles]
     weights: npt.NDArray[np.float32]  # [users, bundles]
     """How many users each user stands for. It is 0 if the user has all items of the bundle without it."""
-    activity: npt.NDArray[np.float32]  # [users]
+    counts: npt.NDArray[np.float32]  # [users]
+    """The logarithm of 1 + the number of bundles that the user has."""
     sales: Numbers  # [bundles]
     """The number of buyers, without those who had all items."""
 
@@ -249,13 +271,14 @@ class _Scored:
         bought = whole.user_bundle[:, probe.new]
         counts = np.diff(whole.user_bundle.indptr)
         owners, contents = Owners(new, data.bundle_item, data.items), data.bundle_item
-        most = min(most_users(probe.model, len(contents)), MOST_PAIRS // len(new) // len(probes.parts))
+        forecaster = require(probe.model, Matcher).forecaster
+        most = min(most_users(forecaster, len(contents)), MOST_PAIRS // len(new) // len(probes.parts))
         took, random = np.diff(bought.indptr) > 0, np.random.default_rng(probes.seed)
         parts: list[tuple[npt.NDArray[Any], ...]] = []
         with torch.inference_mode():
             for batch, weight in sampled_users(took, max(2, most), len(contents), device, random):
                 histories = data.histories(torch.from_numpy(batch).to(device))
-                logs = new_log_probabilities(probe.model, histories, contents, new)
+                logs = new_log_probabilities(forecaster, histories, contents, new)
                 lifts = logs.float().cpu().numpy() + np.float32(math.log(len(contents)))
                 lacks = ~owners.have_all(histories).cpu().numpy()
                 weights = np.float32(weight) * lacks.astype(np.float32)
@@ -268,128 +291,175 @@ class _Scored:
             sales *= int((taken & (weights > 0)).sum()) / max(1, int(taken.sum()))
         return cls(lifts, taken, weights, np.log1p(counts, dtype=np.float32), sales)
 
-    def expected(self, coefficients: Numbers) -> Numbers:
-        """The forecast number of buyers of each bundle."""  # [bundles]
-        intercept, fit, activity = coefficients.astype(np.float32)
-        logits = fit * self.lifts + (intercept + activity * self.activity)[:, None]
-        total: Numbers = (sigmoid(logits) * self.weights).sum(0, dtype=np.float64)
-        return total
+
+@dataclass(frozen=True)
+class _Learned:
+    """What some of the held-out bundles tell."""
+
+    coefficients: dict[str, Any]
+    sums: Numbers  # [3, bundles]
+    """Of all bundles."""
+    levels: tuple[float, float]
+    resampled: tuple[tuple[float, float], ...]
+    dispersion: float
+
+    @property
+    def expected(self) -> Numbers:
+        """The forecasts for all bundles."""  # [bundles]
+        return _expected(self.sums, self.levels, self.coefficients["intercept"], self.coefficients["level"])
+
+    def intervals(self) -> tuple[Numbers, Numbers]:
+        means = np.stack([_expected(self.sums, self.levels, *each) for each in self.resampled], axis=1)
+        return interval(means, self.dispersion)
 
 
 class _Cases:
-    """All held-out bundles. The regression that fits their sales, and the check of its forecasts."""
+    """All held-out bundles: what they tell about the next ones, and a check of it."""
 
     def __init__(self, scored: list[_Scored], seed: int) -> None:
         self.scored, self.random = scored, np.random.default_rng([seed, 1])
         self.sales = np.concatenate([part.sales for part in scored])  # [bundles]
+        self.part_of = self._parts(len(self.sales))
         tables, first = [], 0
         total = sum(part.lifts.size for part in scored)
         for part in scored:
+            total_weights = np.maximum(part.weights.sum(0, dtype=np.float64), 1e-12)
+            means = (part.lifts * part.weights).sum(0, dtype=np.float64) / total_weights
             chosen = part.bought | (self.random.random(part.bought.shape) < MOST_FITTED / total)
             row, column = np.nonzero(chosen & (part.weights > 0))
             bought = part.bought[row, column]
             weights = part.weights[row, column] * np.where(bought, 1, max(1.0, total / MOST_FITTED))
-            tables.append((part.lifts[row, column], part.activity[row], weights, bought, column + first))
+            lifts = part.lifts[row, column] - means[column]  # only differences between users count
+            tables.append((lifts, part.counts[row], weights, bought, column + first))
             first += len(part.sales)
-        lifts, activity, self.weights, bought, self.bundle = (
+        lifts, counts, self.weights, bought, self.bundle = (
             np.concatenate(column) for column in zip(*tables, strict=True)
         )
         self.bought = bought > 0
-        self.features = np.stack([np.ones_like(lifts), lifts, activity], axis=1).astype(np.float64)
+        self.features = np.stack([np.ones_like(lifts), lifts, counts], axis=1).astype(np.float64)
 
-    def fitted(self, times: Numbers, start: Numbers) -> tuple[Numbers, Numbers]:
-        """The coefficients if each bundle counts `times`, and the forecasts of all bundles."""
-        used = times[self.bundle] > 0
-        weights = (self.weights * times[self.bundle])[used]
+    def _parts(self, count: int) -> npt.NDArray[np.int64]:
+        return self.random.permutation(np.arange(count) % PARTS)
+
+    def learned(self, chosen: npt.NDArray[np.intp]) -> _Learned:
+        """What the chosen bundles tell. The others may serve as a check."""
+        used = np.isin(self.bundle, chosen)
         prior = np.array([0.0, 1.0, 0.0])
-        found = logistic(self.features[used], self.bought[used], weights, prior, start)
-        expected = np.concatenate([part.expected(found) for part in self.scored])
-        # The regression may have used a sample of the pairs. The sum over all pairs should be right as well.
-        ratio = max(times @ self.sales, 0.5) / max(times @ expected, 1e-12)
-        return found + np.array([np.log(ratio), 0.0, 0.0]), expected * ratio
+        _, fit, activity = logistic(
+            self.features[used], self.bought[used], self.weights[used], prior
+        ).tolist()
+        sums = np.concatenate(
+            [_sums(part.lifts, part.counts, part.weights, fit, activity) for part in self.scored], axis=1
+        )
+        own, sales = sums[:, chosen], self.sales[chosen]
+        apart = self._tells_apart(own, sales)
+        intercept, level = _regression(own, sales, apart)
+        draws = self.random.integers(len(chosen), size=(RESAMPLES, len(chosen)))
+        resampled = tuple(_regression(own[:, draw], sales[draw], apart) for draw in draws)
+        levels = _range(own)
+        dispersion = _dispersion(_expected(own, levels, intercept, level), sales)
+        coefficients = {"fit": fit, "activity": activity, "intercept": intercept, "level": level}
+        return _Learned(coefficients, sums, levels, resampled, dispersion)
+
+    def _tells_apart(self, sums: Numbers, sales: Numbers) -> bool:
+        """Whether forecasts that differ by levels are closer to the real numbers of buyers than one number
+        is, by two standard errors of the squared errors. Each forecast is fitted without the bundle."""
+        part_of = self._parts(len(sales))
+        errors = np.empty((2, len(sales)))
+        for part in range(PARTS):
+            own, others = part_of == part, part_of != part
+            for row, apart in zip(errors, (True, False), strict=True):
+                found = _regression(sums[:, others], sales[others], apart)
+                forecasts = _expected(sums[:, own], _range(sums[:, others]), *found)
+                row[own] = (forecasts - sales[own]) ** 2
+        gains = errors[1] - errors[0]
+        return bool(gains.mean() > 2 * gains.std() / math.sqrt(len(gains)))
 
     def calibration(self) -> NewBundleCalibration:
         """The calibration from all held-out bundles, and what the check found."""
         count = len(self.sales)
-        own, _ = self.fitted(np.ones(count), np.array([0.0, 1.0, 0.0]))
-        part_of = self.random.permutation(np.arange(count) % PARTS)
-        expected = np.empty(count)  # of each bundle, fitted without it
+        expected, low, high = np.empty((3, count))  # of each bundle, learned without it
         for part in range(PARTS):
-            expected[part_of == part] = self.fitted((part_of != part).astype(float), own)[1][part_of == part]
-        draws = [self.random.integers(count, size=count) for _ in range(RESAMPLES)]
-        again = [self.fitted(np.bincount(draw, minlength=count).astype(float), own) for draw in draws]
-        forecasts = np.stack([forecast for _, forecast in again], axis=1)  # [bundles, RESAMPLES]
-        dispersion, covered = _dispersion(expected, self.sales)
-        of_sums = _variance(expected, self.sales)
-        groups = groups_of(expected, self.sales, forecasts, of_sums)
-        why = _doubt(_group(expected, self.sales, forecasts, of_sums), groups)
-        figures = (count, round(self.sales.sum()), why, float(expected.sum()), covered, groups)
-        if why is not None:
-            return NewBundleCalibration(*figures)
-        resampled = tuple((float(a), float(b), float(c)) for (a, b, c), _ in again)
-        correlation = rank_correlation(expected, self.sales)
-        own_calibration = self._with_threshold(own)
-        return NewBundleCalibration(*figures, own_calibration, resampled, dispersion, of_sums, correlation)
+            own = self.part_of == part
+            learned = self.learned(np.flatnonzero(~own))
+            for values, all_values in zip(
+                (expected, low, high), (learned.expected, *learned.intervals()), strict=True
+            ):
+                values[own] = all_values[own]
+        learned = self.learned(np.arange(count))
+        return NewBundleCalibration(
+            held_out=count,
+            purchases=round(self.sales.sum()),
+            correlation=rank_correlation(_levels(learned.sums), self.sales),
+            error=float(np.abs(expected - self.sales).mean()),
+            covered=float(np.mean((low <= self.sales) & (self.sales <= high))),
+            threshold=self._threshold(learned),
+            levels=learned.levels,
+            resampled=learned.resampled,
+            dispersion=learned.dispersion,
+            **learned.coefficients,
+        )
 
-    def _with_threshold(self, coefficients: Numbers) -> Calibration:
-        chances = sigmoid(self.features @ coefficients)
-        threshold = threshold_of(chances, self.weights.astype(np.float64), float(self.sales.sum()))
-        intercept, fit, activity = coefficients.tolist()
-        return Calibration(intercept, fit, activity, threshold)
+    def _threshold(self, learned: _Learned) -> float:
+        chances, first = [], 0
+        for part in self.scored:
+            expected = learned.expected[first : first + len(part.sales)]
+            logits = learned.coefficients["fit"] * part.lifts
+            logits += (learned.coefficients["activity"] * part.counts)[:, None]
+            chances.append(sigmoid(logits + shifts(logits, expected, part.weights)).ravel())
+            first += len(part.sales)
+        weights = np.concatenate([part.weights.ravel() for part in self.scored])
+        return threshold_of(
+            np.concatenate(chances).astype(np.float64), weights.astype(np.float64), float(self.sales.sum())
+        )
 
 
-def _dispersion(expected: Numbers, sales: Numbers) -> tuple[float, float]:
-    """The smallest dispersion with which SHARE of the bundles lie in their intervals, and the share."""
+def shifts(
+    logits: npt.NDArray[np.float32], totals: Numbers, weights: npt.NDArray[np.float32] | None = None
+) -> npt.NDArray[np.float32]:
+    """The numbers to add to the columns of `logits` [users, n], so that their chances add up to `totals`."""
+    low, high = np.full(len(totals), -200.0), np.full(len(totals), 200.0)
+    for _ in range(40):
+        middle = (low + high) / 2
+        chances = sigmoid(logits + middle.astype(np.float32))
+        sums = (chances if weights is None else chances * weights).sum(0, dtype=np.float64)
+        low, high = np.where(sums < totals, middle, low), np.where(sums < totals, high, middle)
+    found: npt.NDArray[np.float32] = ((low + high) / 2).astype(np.float32)
+    return found
+
+
+def _range(sums: Numbers) -> tuple[float, float]:
+    levels = _levels(sums)
+    return float(levels.min()), float(levels.max())
+
+
+def _regression(sums: Numbers, sales: Numbers, apart: bool) -> tuple[float, float]:
+    """The intercept and the level of a Poisson regression. The forecasts of its bundles add up to their
+    sales. Without `apart`, the level is 0."""
+    levels, active = _levels(sums), np.maximum(sums[1], 1e-99)
+    total = max(float(sales.sum()), 0.5)
+
+    def log_sum(level: float) -> float:
+        """The logarithm of the sum of the forecasts with the intercept 0."""
+        return float(logsumexp(level * levels, b=active))
+
+    level = 0.0
+    if apart:
+
+        def unlikely(level: float) -> float:
+            return float(total * log_sum(level) - level * (sales @ levels))
+
+        level = float(minimize_scalar(unlikely, bounds=(0.0, STEEPEST), method="bounded").x)
+    return math.log(total) - log_sum(level), level
+
+
+def _dispersion(expected: Numbers, sales: Numbers) -> float:
+    """The smallest dispersion with which SHARE of the bundles lie in their intervals."""
     covered = []
     for dispersion in DISPERSIONS:
         low, high = interval(expected[:, None], dispersion)
         covered.append(float(np.mean((low <= sales) & (sales <= high))))
         if covered[-1] >= SHARE:
             break
-    best = int(np.argmax(covered))
-    return DISPERSIONS[best], covered[best]
-
-
-def _variance(expected: Numbers, sales: Numbers) -> float:
-    """The dispersion that has the variance of the bundles around their forecasts. For sums over bundles it is
-    better than that of `_dispersion`: a few bundles that are far outside their intervals count, too."""
-    excess = ((sales - expected) ** 2 - expected).sum() / max((expected**2).sum(), 1e-12)
-    return max(0.0, float(excess))
-
-
-def groups_of(
-    expected: Numbers, sales: Numbers, resampled: Numbers, dispersion: float
-) -> tuple[ForecastGroup, ...]:
-    """Bundles in groups, from the lowest forecast to the highest: the sums of their forecasts and sales.
-
-    `resampled` [bundles, n] has other forecasts that are possible, and `dispersion` is that of sums.
-    """
-    order = np.argsort(expected, kind="stable")
-    return tuple(
-        _group(expected[chosen], sales[chosen], resampled[chosen], dispersion)
-        for chosen in np.array_split(order, max(1, min(10, len(order) // GROUP)))
-    )
-
-
-def _group(expected: Numbers, sales: Numbers, resampled: Numbers, dispersion: float) -> ForecastGroup:
-    """Some bundles together. The dispersions of the bundles partly cancel out in their sum."""
-    total = float(expected.sum())
-    of_sum = dispersion * float((expected**2).sum()) / max(total, 1e-12) ** 2
-    low, high = interval(resampled.sum(0), of_sum, CHECKED)
-    return ForecastGroup(len(sales), total, float(sales.sum()), float(low), float(high))
-
-
-def _doubt(total: ForecastGroup, groups: tuple[ForecastGroup, ...]) -> str | None:
-    """Returns why the forecasts are not to be trusted; None if the check found nothing."""
-    if not total.holds:
-        return (
-            f"in a check on {total.bundles:,} bundles held out of training, {total.expected:,.1f} purchases "
-            f"were forecast, and there were {total.observed:,.0f}: chance does not explain the difference"
-        )
-    wrong = sum(not group.holds for group in groups)
-    if wrong > 1:
-        return (
-            f"in a check on {total.bundles:,} bundles held out of training, the forecasts for {wrong} of "
-            f"{len(groups)} groups of bundles were further from the real numbers than chance explains"
-        )
-    return None
+    best: float = DISPERSIONS[int(np.argmax(covered))]
+    return best

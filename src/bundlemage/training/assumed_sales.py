@@ -23,7 +23,7 @@ from bundlemage.evaluation import cases_at_a_time, ranking_metrics
 from bundlemage.models.base import Interactions, SalesScorer, require
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ragged import Contents, Ragged
-from bundlemage.training.probes import LEAST_BUNDLES, Probes
+from bundlemage.training.probes import TOO_FEW_BUNDLES, Probes
 
 K = 20
 TRIED = 25
@@ -94,8 +94,11 @@ def find_assumed_sales(config: ModelConfig, probes: Probes) -> AssumedSales:
     if setting != "fit":
         return AssumedSales(float(setting), median, "as the settings say")
     if not probes.parts:
-        return _unfitted(median, f"fewer than {LEAST_BUNDLES} bundles have a buyer, too few to hold any out")
+        return _unfitted(median, TOO_FEW_BUNDLES)
     probe = probes.first
+    users, bundles = pairs_of(split.train.user_bundle[:, probe.new])
+    if not len(users):
+        return _unfitted(median, f"none of the {len(probe.new):,} bundles held out of training has a buyer")
     if not probe.unseen.nnz:
         return _unfitted(
             median, "too few users have bought two bundles to measure how much known bundles lose"
@@ -110,7 +113,6 @@ def find_assumed_sales(config: ModelConfig, probes: Probes) -> AssumedSales:
         others = np.searchsorted(probe.known, random.permutation(split.new_bundles))
         added = max(0, len(others) - len(probe.new))
         new[others[:added]], absent[others[added:]] = True, True
-    users, bundles = pairs_of(split.train.user_bundle[:, probe.new])
     chosen_users = random.permutation(np.unique(users))[:MOST_CASES]
     asked = np.isin(users, chosen_users)
     cases = (

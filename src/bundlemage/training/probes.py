@@ -26,7 +26,8 @@ from bundlemage.models.registry import make_config
 from bundlemage.training.loop import train_members
 
 LEAST_BUNDLES = 40
-"""If fewer bundles have a buyer, none is held out: all are needed for training."""
+"""If fewer bundles with items have a buyer, none is held out: all are needed for training."""
+TOO_FEW_BUNDLES = f"fewer than {LEAST_BUNDLES} bundles with items have a buyer, too few to hold any out"
 HELD_OUT, MOST_SHARE, MOST_HELD_OUT = 0.1, 0.2, 500
 """The share of the bundles that one probe does without. It is larger, up to the second number, in a small
 shop. The third number is the most bundles."""

@@ -169,14 +169,15 @@ class ForecastWeakest(Out):
     id: str
     title: str | None
     without: float | None
-    """The expected audience of the bundle without this item."""
+    """The expected number of buyers without this item. Null if forecasts do not tell bundles apart; 'note'
+    says why."""
 
 
 class ForecastReplacement(ForecastItem):
     """An item that would do better than the weakest one."""
 
     expected: float | None
-    """The expected audience of the bundle with this item instead."""
+    """The expected number of buyers with this item instead. Null if forecasts do not tell bundles apart."""
 
 
 class BundleForecast(Out):
