@@ -90,6 +90,15 @@ def test_every_route_is_described_in_words(document: dict[str, Any]) -> None:
     assert len(set(ids)) == len(ids)
 
 
+def test_a_route_is_named_by_a_sentence(document: dict[str, Any]) -> None:
+    """And not by the name of a function, as /docs would show it otherwise."""
+    operations = [each for path in document["paths"].values() for each in path.values()]
+    summaries = {each["summary"] for each in operations}
+    assert "Explain why bundles fit a user, or why an item fits a bundle" in summaries
+    assert not summaries & {"Gate", "Work Of", "Score", "Bundles For User"}
+    assert all(" ".join(each["description"].split()).startswith(each["summary"]) for each in operations)
+
+
 def test_every_request_has_an_example_that_holds(document: dict[str, Any]) -> None:
     for name, operation in operations(document):
         for parameter in operation.get("parameters", ()):

@@ -91,7 +91,7 @@ class TestFitting:
         assert credit.at_median is not None
         assert credit.at_credit["new_ndcg"] > credit.at_median["new_ndcg"]
         assert credit.at_credit["known_ndcg"] >= (1 - MOST_LOST) * credit.at_median["known_ndcg"]
-        assert f"as if it had sold {credit.sales:,.4g} times" in str(credit)
+        assert f"as if it had sold {round(credit.sales):,} time" in str(credit)
         assert f"{credit.at_credit['new_ndcg']:.4f}" in str(credit)
 
     def test_it_follows_from_the_seed_and_the_training_data(self, shop: BundleDataset, split: Split) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from http import HTTPStatus
@@ -200,6 +201,10 @@ def install(app: FastAPI) -> None:
     @cache  # every request with a query string looks up its parameters in the document
     def document() -> dict[str, Any]:
         described = plain_document()
+        for operation in (each for path in described["paths"].values() for each in path.values()):
+            # The first sentence of the docstring; FastAPI would take the name of the function.
+            sentence = re.split(r"\.\s", operation["description"], maxsplit=1)[0]
+            operation["summary"] = " ".join(sentence.split()).removesuffix(".")
         schemas = described.setdefault("components", {}).setdefault("schemas", {})
         problem = ProblemOut.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas.update(problem.pop("$defs"), ProblemOut=problem)

@@ -59,7 +59,8 @@ class AssumedSales:
     @property
     def in_short(self) -> str:
         """One sentence."""
-        return f"A new bundle is ranked as if it had sold {self.sales:,.4g} times."
+        times = round(self.sales)
+        return f"A new bundle is ranked as if it had sold {times:,} time{'' if times == 1 else 's'}."
 
     def __str__(self) -> str:
         """A paragraph for the model card."""

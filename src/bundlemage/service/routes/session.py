@@ -33,7 +33,7 @@ class LoginIn(Body):
     """The complete text of the key."""
 
 
-@router.get("", responses=responses(403, 429, 503), summary="Whether a login is needed")
+@router.get("", responses=responses(403, 429, 503))
 async def session(request: Request, service: TheService) -> SessionOut:
     """Whether a login is needed, and the caller's role. This route needs no key: the page calls it first."""
     role: Role | None = None
@@ -45,7 +45,7 @@ async def session(request: Request, service: TheService) -> SessionOut:
     return SessionOut(login_required=await service.security.keys_are_on(), role=role)
 
 
-@router.post("", status_code=204, responses=responses(401, 403, 409, 413, 422, 429, 503), summary="Log in")
+@router.post("", status_code=204, responses=responses(401, 403, 409, 413, 422, 429, 503))
 async def log_in(request: Request, service: TheService, login: LoginIn) -> Response:
     """Check the key, and set a cookie that replaces it until the session ends."""
     security = service.security
@@ -58,7 +58,7 @@ async def log_in(request: Request, service: TheService, login: LoginIn) -> Respo
     return answer
 
 
-@router.delete("", status_code=204, responses=responses(403, 429, 503), summary="Log out")
+@router.delete("", status_code=204, responses=responses(403, 429, 503))
 async def log_out(request: Request, service: TheService) -> Response:
     """End the session of the cookie. Without a cookie, nothing happens."""
     token = session_token(request)
