@@ -206,6 +206,7 @@ def _best_rival(
     command: Command | None,
 ) -> Iterator[str]:
     """A sentence about the best of the other models, if it is better or about as good."""
+    kind = " as a mean over held-out bundles" if task == "generation" else ""
     ps = [paired_p(values, figures) for _, values in others]
     corrected = holm([1.0 if p is None else p for p in ps])
     mean = float(figures.mean())
@@ -216,7 +217,6 @@ def _best_rival(
     ]
     if better:
         best, values = max(better, key=lambda pair: float(pair[1].mean()))
-        kind = " as a mean over held-out bundles" if task == "generation" else ""
         text = (
             f"In {task} {best.model.title} is better than {own.model.title}: nDCG@5{kind} "
             f"{values.mean():.4f} against {mean:.4f}, {_apart(values, figures)} more."
@@ -227,7 +227,7 @@ def _best_rival(
         return
     place = int(np.argmax([values.mean() for _, values in others]))
     (best, values), p = others[place], ps[place]
-    versus = f"nDCG@5 {values.mean():.4f} against {mean:.4f}, {_apart(values, figures)}"
+    versus = f"nDCG@5{kind} {values.mean():.4f} against {mean:.4f}, {_apart(values, figures)}"
     if values.mean() > mean:
         yield (
             f"In {task} {best.model.title} is higher than {own.model.title}, but within chance: "
