@@ -173,7 +173,7 @@ def test_more_purchases_make_a_better_model_and_it_is_published(
     assert "new bundle" in model.dataset.bundles
     assert model.config == Recommender.load(little_learned, device="cpu").config
     assert model.held_out == 0
-    assert len(model.history) < 20 or model.history[-1].validation == {}  # the last training had no cases
+    assert model.history[-1].validation  # the curve is that of the training with validation cases
 
     # All that is in the store has now had its part in the new model.
     again = retrain(store)

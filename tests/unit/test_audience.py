@@ -24,6 +24,7 @@ from bundlemage.campaigns.chances import Calibration, calibrate, logistic
 from bundlemage.core.answering import slices
 from bundlemage.core.shop import Shop, Trade
 from bundlemage.data.dataset import BundleDataset, binary_matrix
+from bundlemage.data.leakage import without
 from bundlemage.data.splits import MatchingCases, Split
 from bundlemage.errors import ConfigError, UnknownIdError, UnsupportedError
 from bundlemage.models.base import Histories, Interactions, Matcher, Model, SalesScorer, Sizes, require
@@ -85,17 +86,19 @@ def planted(users: int, bundles: int, seed: int = 0) -> tuple[Planted, Split]:
 
 def expected_and_real(model: Model, split: Split, found: Calibration) -> tuple[float, int, int]:
     """Buyers of validation as foretold and as they were, and how many pairs lie above the threshold. Only
-    users of validation cases count."""
-    data = Interactions.of(split.train, CPU)
+    users of validation cases count. Histories lack only what these users bought in validation."""
+    assert split.validation is not None
+    case, bundles = split.validation.positives.nonzero()
+    bought = binary_matrix(split.validation.users[case], bundles, split.dataset.user_bundle.shape)
+    before = without(split.dataset.user_bundle, bought)
+    data = Interactions.of(split.dataset.with_interactions(user_bundle=before), CPU)
     histories = data.histories(torch.arange(len(split.dataset.users)))
     with torch.inference_mode():
         logs = require(model, Matcher).score_bundles(histories, data.bundle_item).log_softmax(1)
         chances = found.chances(logs, histories.bundles.lengths).double().numpy()
-    assert split.validation is not None
-    case, bundles = split.validation.positives.nonzero()
     real = np.zeros(chances.shape, bool)
     real[split.validation.users[case], bundles] = True
-    known = np.diff(split.train.bundle_item.indptr) > 0
+    known = np.diff(split.dataset.bundle_item.indptr) > 0
     counted = (real | (split.dataset.user_bundle.toarray() == 0)) & known & real.any(1, keepdims=True)
     return chances[counted].sum(), int(real.sum()), int((chances[counted] > found.threshold).sum())
 

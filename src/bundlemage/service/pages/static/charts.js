@@ -54,6 +54,7 @@ function chart({ name, height, points, draw, say, table, near, first = 0 }) {
     "aria-label": `${name}. Arrow keys go from point to point.`,
     "aria-valuemin": 1,
     "aria-valuemax": points,
+    "aria-valuenow": first + 1,
     style: { height: `${height}px` },
   });
   let at = first;
