@@ -136,18 +136,24 @@ class Recommender(Asker):
         self.held_out = split.dataset.user_bundle.nnz - split.train.user_bundle.nnz
         return self
 
-    def refit(self, split: Split, *, progress: bool = True) -> Recommender:
+    def refit(
+        self, split: Split, *, observers: Sequence[Observer] = (), progress: bool = True
+    ) -> Recommender:
         """Return the same kind of model, trained on all data. It is the one to serve.
 
         `split` is the one used by `fit`. The new model is trained for as many epochs as were best, and `auto`
-        keeps its choice. Its metrics are those of this model, which has not seen the test cases.
+        keeps its choice. Its metrics are those of this model, which has not seen the test cases. After Ctrl-C
+        there is no such model: `KeyboardInterrupt` is raised.
         """
         final = Recommender(
             self.model_name,
             ensemble=self.ensemble,
             **{**self.config.model_dump(mode="json"), **self.final_settings()},
         )
-        final.fit(split.dataset, SplitPlan("none"), calibrate=False, progress=progress)
+        plan = replace(split.plan, protocol="none")
+        final.fit(split.dataset, plan, observers=observers, calibrate=False, progress=progress)
+        if final.training is not None and final.training.interrupted:
+            raise KeyboardInterrupt
         return final.follow(self, split)
 
     def final_settings(self) -> dict[str, Any]:

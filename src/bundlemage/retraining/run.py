@@ -186,7 +186,7 @@ def retrain(
         if not good and not force:
             return outcome
         candidate.metrics = _metrics(outcome, tolerance)
-        final = _on_all_data(candidate, split, EpochProgress(progress))
+        final = candidate.refit(split, observers=[EpochProgress(progress)], progress=False)
         outcome = _publish(store, final, outcome, folder, record, force)
         if outcome.published:
             swept = sweep(store, keep, needed={record.version})
@@ -282,16 +282,6 @@ def _metrics(outcome: Retrained, tolerance: float) -> dict[str, Any]:
         about |= {"since": outcome.since.isoformat() if outcome.since else None, **vars(outcome.comparison)}
         about |= {"generation": vars(outcome.generation) if outcome.generation else None}
     return {"test": [row.to_json() for row in outcome.test], "retrain": about}
-
-
-def _on_all_data(candidate: Recommender, split: Split, epochs: EpochProgress) -> Recommender:
-    """Returns the same kind of model, trained on all data as by `Recommender.refit`. Its plan is that of the
-    candidate, so that the next retraining uses histories in the same way."""
-    settings = {**candidate.config.model_dump(mode="json"), **candidate.final_settings()}
-    final = Recommender(candidate.model_name, ensemble=candidate.ensemble, **settings)
-    final.fit(split.dataset, split.plan, observers=[epochs], progress=False, calibrate=False)
-    _check_finished(final)
-    return final.follow(candidate, split)
 
 
 def _check_finished(model: Recommender) -> None:
