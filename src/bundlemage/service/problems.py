@@ -203,8 +203,8 @@ def install(app: FastAPI) -> None:
         described = plain_document()
         for operation in (each for path in described["paths"].values() for each in path.values()):
             # The first sentence of the docstring; FastAPI would take the name of the function.
-            sentence = re.split(r"\.\s", operation["description"], maxsplit=1)[0]
-            operation["summary"] = " ".join(sentence.split()).removesuffix(".")
+            sentence = re.split(r"\.\s", operation.get("description", ""), maxsplit=1)[0]
+            operation["summary"] = " ".join(sentence.split()).removesuffix(".") or operation["summary"]
         schemas = described.setdefault("components", {}).setdefault("schemas", {})
         problem = ProblemOut.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas.update(problem.pop("$defs"), ProblemOut=problem)
