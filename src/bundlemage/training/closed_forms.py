@@ -24,7 +24,7 @@ CLOSED_FORMS: Mapping[str, tuple[tuple[str, Mapping[str, Any]], ...]] = {
 }
 """The closed forms of each task, with the settings that are tried. Each takes seconds."""
 LARGEST_SYSTEM, LARGE_SYSTEM = 6_000, 2_500
-"""EASE inverts a matrix of this size at most: it takes about five seconds on two cores. If it is larger than
+"""EASE inverts a matrix of this size at most: a larger one would take minutes. If it is larger than
 the second number, only the default settings are tried."""
 MOST_PAIRED = 30_000
 """ItemKNN compares at most this many bundles with each other."""
