@@ -59,7 +59,7 @@ EXTRA = {
     "user_item": {"qty": ["1", "2", "3"], "when": ["2024", "2024", "2025"]},
     "user_bundle": {"order_id": ["1", "2"]},
     "bundle_item": {"position": ["1", "2", "3"]},
-    "items": {"cost": ["1", "2"], "colour": ["red", "blue"]},
+    "items": {"cost": ["1", "2"], "colour": ["red", "blue"], "currency": ["EUR", "EUR"]},
     "bundles": {"intent": ["gift", ""], "image_url": ["", ""], "stock": ["1", "2"]},
 }
 """Columns that are not used."""
@@ -135,7 +135,7 @@ def test_every_reader_accepts_the_same_names_and_says_the_same(tmp_path: Path) -
         ("user_item.csv", ("qty", "when")),
         ("user_bundle.csv", ("order_id",)),
         ("bundle_item.csv", ("position",)),
-        ("items.csv", ("cost",)),
+        ("items.csv", ("cost", "currency")),
         ("items.csv", ("colour",)),
         ("bundles.csv", ("image_url",)),
         ("bundles.csv", ("intent", "stock")),
