@@ -406,7 +406,6 @@ def test_the_progress_of_a_forecast_is_told(
             (now,) = client.work()
             assert (now.request_id, now.done, now.of) == ("f-1", 2 * PAGE, everybody)
             assert now.seconds_left is not None
-            assert now.seconds_left > 0
             held.let_all_go()
             assert asked.result().request_id == "f-1"
         assert client.progress("f-1") is None
@@ -414,6 +413,19 @@ def test_the_progress_of_a_forecast_is_told(
             problem(plain.get("/v1/work/f-1"), 404, "'f-1'")
         with pytest.raises(ConfigError, match="a request id is"):
             client.design(SOMEONE, request_id="two words")
+
+
+def test_the_time_left_follows_from_the_speed_of_the_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    job = lanes.Job("forecast", "f-2", lambda: False)
+    job.progress("users", 100, 800)
+    assert job.described().seconds_left is None
+    now += 2
+    job.progress("users", 300, 800)
+    assert (job.described().seconds, job.described().seconds_left) == (2, 5)
+    job.progress("users, for a better item", 0, 800)
+    assert job.described().seconds_left is None
 
 
 def test_python_tells_the_progress_of_designs_and_forecasts(recommender: Recommender) -> None:
