@@ -27,6 +27,7 @@ from bundlemage.progress import Progress, in_silence
 from bundlemage.retrieval import LEAST_BUNDLES, BundleIndex, IndexReport, build_index
 from bundlemage.wire.design import DesignRequest
 from bundlemage.wire.design_answers import BundleForecast, Designs, Explanation
+from bundlemage.wire.shop import ShopSettings
 
 Row = TypeVar("Row")
 Pages: TypeAlias = Callable[[], Iterable[Mapping[str, History]]]
@@ -71,6 +72,8 @@ class Asker:
         self.new_bundle_calibration: NewBundleCalibration | None = None
         """Turns scores of a new bundle into a number of buyers; None for a model of an earlier version, and
         after `fit(…, calibrate=False)`."""
+        self.shop_settings = ShopSettings()
+        """How answers treat what users own and what is sold out, and how prices are written."""
         self._fitted: tuple[Model, Shop] | None = None
         self._index: BundleIndex | None = None
 

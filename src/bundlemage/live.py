@@ -409,6 +409,7 @@ class Live(Asker):
         self.recommender, self.record = recommender, record
         self.calibration = recommender.calibration
         self.new_bundle_calibration = recommender.new_bundle_calibration
+        self.shop_settings = recommender.shop_settings
         self.stock, self.sales = stock, sales
         known = model.known_sales().cpu() if can(model, SalesScorer) else None
         self._rows = BundleRows.of(recommender.dataset, recommender.shop.device, known)

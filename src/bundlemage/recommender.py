@@ -45,6 +45,7 @@ from bundlemage.training.devices import resolve_device
 from bundlemage.training.history import EpochProgress, EpochRecord, Observer, kept
 from bundlemage.training.loop import TrainingResult, train_members
 from bundlemage.training.probes import Probes
+from bundlemage.wire.shop import ShopSettings
 
 Sales: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """The number of sales of each item, and of each bundle."""
@@ -173,6 +174,7 @@ class Recommender(Asker):
         """
         self.metrics = {**measured.metrics, "final": {"held_out_before": measured.held_out}}
         self.choice, self.history = measured.choice, measured.history
+        self.shop_settings = measured.shop_settings
         if isinstance(measured.config, LearnedConfig):  # a later training finds its own number of epochs
             self.config = self.config.model_copy(update={"epochs": measured.config.epochs})
         if measured.calibration is not None:
@@ -274,6 +276,7 @@ class Recommender(Asker):
             "new_bundle_audience": None if of_new is None else asdict(of_new),
             "new_bundle_credit": None if assumed is None else assumed.to_json(),
             "choice": None if self.choice is None else self.choice.to_json(),
+            "shop": self.shop_settings.model_dump(mode="json"),
         }
         artifact = Artifact(
             config=config,
@@ -338,6 +341,7 @@ class Recommender(Asker):
             loaded.held_out = typed(int, config.get("held_out", 0))
             choice = config.get("choice")
             loaded.choice = None if choice is None else typed(Choice, choice)
+            loaded.shop_settings = ShopSettings.of(config.get("shop", {}))  # earlier versions had none
             model = restored(loaded.model_name, loaded.config, sizes, members, artifact.weights)
         except Exception as error:  # a damaged or forged model may fail in any way
             reason = one_line(error).rstrip(".")
